@@ -3,7 +3,8 @@
 use burn::tensor::Device;
 use burn_autodiff::Autodiff;
 use burn_backend::backend::BackendTypes;
-use burn_flex::{Flex, FlexTensor};
+use burn_backend::Shape;
+use burn_flex::{Flex, FlexTensor, Layout};
 use distribute_device::DeviceKind;
 use distribute_strategy::Strategy;
 
@@ -34,4 +35,9 @@ pub(crate) fn is_whole(tensor: &FlexTensor) -> bool {
 /// Returns a tensor that is contiguous and covers the whole of its buffer: the same one, or a copy.
 pub(crate) fn whole(tensor: FlexTensor) -> FlexTensor {
     if is_whole(&tensor) { tensor } else { tensor.to_contiguous() }
+}
+
+/// Returns a contiguous tensor on the same buffer with another shape of as many elements.
+pub(crate) fn reshaped(tensor: &FlexTensor, shape: Shape) -> FlexTensor {
+    FlexTensor::from_arc(tensor.data_arc(), Layout::contiguous(shape), tensor.dtype())
 }

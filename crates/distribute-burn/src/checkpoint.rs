@@ -14,24 +14,31 @@ use crate::{Burn, BurnTensor, Model, Result};
 
 /// Saves every variable once, under its path: parameters unchanged, and the mean over replicas for statistics that
 /// replicas compute from their own examples. Parameters of all replicas are compared first, so a model whose copies
-/// differ is never saved.
+/// differ is never saved. Sharded variables are saved whole, gathered by the chief one after another.
 impl<M: Module + Sync + 'static> Checkpointed for Model<M> {
     fn save(&self, strategy: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError> {
         self.parameters().check_whole()?;
         self.audit(strategy).map_err(Classified::new)?;
         self.read_statistics().map_err(Classified::new)?;
         for variable in self.variables() {
-            snapshot.put::<Burn, _>(MODEL, variable.name(), &whole(strategy, variable).map_err(Classified::new)?)?;
+            let whole = match variable.layout() {
+                Some(_) => variable.whole_on_chief(strategy),
+                None => whole(strategy, variable).map(Some),
+            };
+            if let Some(whole) = whole.map_err(Classified::new)? {
+                snapshot.put::<Burn, _>(MODEL, variable.name(), &whole)?;
+            }
         }
         Ok(())
     }
 
     fn load(&self, _: &Strategy, snapshot: &Snapshot) -> Result<(), BoxError> {
         for variable in self.variables() {
-            let saved = snapshot.get::<Burn, _>(MODEL, variable.name(), &variable.components()[0])?;
+            let (like, shape) = (&variable.components()[0], variable.shape());
+            let saved = snapshot.get_shaped::<Burn, _>(MODEL, variable.name(), like, &shape)?;
             variable.overwrite(&saved)?;
         }
-        self.write_statistics().map_err(Classified::new)?;
+        self.write_statistics();
         self.parameters().set_torn(false);
         Ok(())
     }

@@ -56,6 +56,24 @@ pub enum Error {
         /// The path of the first such parameter.
         path: String,
     },
+    /// A sharded weight was used outside `run` in a process that does not have all its parts.
+    #[error(
+        "the weight {name:?} is sharded over several processes, and the model was called outside run; call it inside, or \
+         take a module with whole weights by Model::to_module"
+    )]
+    OutsideRun {
+        /// The variable's name.
+        name: String,
+    },
+    /// An optimizer of burn computes with whole parameters, and these are sharded.
+    #[error(
+        "{optimizer} computes with whole parameters, such as their norms or rows, and the strategy shards them; use an \
+         optimizer that treats every element alike, such as Adam"
+    )]
+    NotElementwise {
+        /// The optimizer.
+        optimizer: String,
+    },
     /// Parameters were frozen or unfrozen while the model had an optimizer.
     #[error("the model has an optimizer; freeze and unfreeze parameters before one is built, or after it is dropped")]
     FrozenLate,

@@ -17,18 +17,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use burn::module::{Module, Param, ParamId, Reparameterization, Reparameterizer};
 use burn::tensor::{Device, Tensor};
 use burn_autodiff::checkpoint::base::Checkpointer;
-use burn_autodiff::checkpoint::strategy::NoCheckpointing;
+use burn_autodiff::checkpoint::strategy::{BalancedCheckpointing, CheckpointStrategy, NoCheckpointing};
 use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, Ops, OpsKind};
+use burn_autodiff::ops::{Backward, ComputePropertyDone, Ops, OpsKind, OpsPrep};
 use burn_backend::backend::AutodiffBackend;
 use burn_backend::ops::FloatTensorOps;
-use burn_backend::{FloatDType, TensorMetadata};
+use burn_backend::{DType, FloatDType, Scalar};
 use burn_flex::{Flex, FlexTensor};
-use distribute_optim::backend::Tape;
+use distribute_optim::backend::{ShardLayout, Tape};
 use parking_lot::Mutex;
 
 use crate::BurnTensor;
 use crate::backend::{Diff, DiffTensor};
+use crate::gather::{Gathers, Regather};
 use crate::tensor::tensor_on;
 
 /// The depth by which the tokens of two uses differ. More operations than this between two parameters delay their
@@ -40,6 +41,7 @@ pub(crate) struct Uses {
     tape: Arc<Tape<BurnTensor>>,
     tokens: Vec<DiffTensor>,
     step: Mutex<Step>,
+    pub(crate) gathers: Gathers,
 }
 
 /// The uses since the last backward.
@@ -59,15 +61,17 @@ struct Parameter {
 }
 
 thread_local! {
-    /// The replicas whose gradients backward has taken on this thread.
-    static TAKEN: RefCell<Vec<Arc<Uses>>> = const { RefCell::new(Vec::new()) };
+    /// The replicas whose parameters were used on this thread since its last backward.
+    static USED: RefCell<Vec<Arc<Uses>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Reports the gradients of parameters some uses of which the loss did not depend on.
-pub(crate) fn end_backward() {
-    for uses in TAKEN.take() {
-        uses.end_backward();
-    }
+/// Runs a backward pass, and reports the gradients of parameters some uses of which the loss did not depend on.
+pub(crate) fn around_backward<R>(backward: impl FnOnce() -> R) -> R {
+    let used = USED.take();
+    used.iter().for_each(|uses| uses.gathers.warn_of_kept());
+    let result = backward();
+    used.iter().for_each(|uses| uses.end_backward());
+    result
 }
 
 impl Uses {
@@ -82,11 +86,16 @@ impl Uses {
                 token.clone()
             })
             .collect();
-        Arc::new(Uses { tape, tokens, step: Mutex::default() })
+        Arc::new(Uses { tape, tokens, step: Mutex::default(), gathers: Gathers::default() })
     }
 
     /// Counts a use of a parameter, and returns the use's token.
-    fn begin(&self, index: usize) -> Option<&DiffTensor> {
+    fn begin(self: &Arc<Uses>, index: usize) -> Option<&DiffTensor> {
+        USED.with_borrow_mut(|used| {
+            if !used.iter().any(|uses| Arc::ptr_eq(uses, self)) {
+                used.push(self.clone());
+            }
+        });
         let mut step = self.step.lock();
         step.count += 1;
         step.of_parameters.entry(index).or_default().uses += 1;
@@ -94,15 +103,10 @@ impl Uses {
     }
 
     /// Takes the gradient of one use. Returns it if no optimizer waits for gradients.
-    fn take(self: &Arc<Uses>, index: usize, gradient: FlexTensor) -> Option<FlexTensor> {
+    fn take(&self, index: usize, gradient: FlexTensor) -> Option<FlexTensor> {
         if !self.tape.is_recording() {
             return Some(gradient);
         }
-        TAKEN.with_borrow_mut(|taken| {
-            if !taken.iter().any(|uses| Arc::ptr_eq(uses, self)) {
-                taken.push(self.clone());
-            }
-        });
         let complete = {
             let mut step = self.step.lock();
             let parameter = step.of_parameters.entry(index).or_default();
@@ -127,6 +131,7 @@ impl Uses {
             step.of_parameters.into_iter().filter_map(|(index, parameter)| Some((index, parameter.sum?))).collect();
         rest.sort_by_key(|(index, _)| std::cmp::Reverse(*index));
         rest.into_iter().for_each(|(index, sum)| self.report(index, sum));
+        self.gathers.end_step();
     }
 
     fn report(&self, index: usize, gradient: FlexTensor) {
@@ -140,15 +145,56 @@ impl std::fmt::Debug for Uses {
     }
 }
 
-/// One replica's copy of a variable, as its model uses it.
-#[derive(Debug)]
+/// One replica's copy of a variable, or its part, as its model uses it.
 pub(crate) struct Copy {
     pub(crate) index: usize,
+    pub(crate) name: String,
     pub(crate) id: ParamId,
     pub(crate) value: BurnTensor,
+    /// How the variable is divided among replicas, if it is.
+    pub(crate) layout: Option<ShardLayout>,
+    /// The parts of all replicas of this process.
+    pub(crate) parts: Vec<BurnTensor>,
     /// Whether gradients are computed for it.
     pub(crate) trained: Arc<AtomicBool>,
     pub(crate) uses: Arc<Uses>,
+}
+
+impl Copy {
+    fn is_trained(&self) -> bool {
+        self.trained.load(Ordering::Acquire)
+    }
+
+    /// Returns the whole value.
+    fn whole(self: &Arc<Copy>) -> FlexTensor {
+        match &self.layout {
+            Some(layout) => given(self.index).unwrap_or_else(|| self.uses.gathers.whole(self, layout, true)),
+            None => self.value.flex(),
+        }
+    }
+}
+
+impl std::fmt::Debug for Copy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Copy").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+thread_local! {
+    /// The whole values of sharded variables, while a module that has them is made on this thread.
+    static GIVEN: RefCell<HashMap<usize, FlexTensor>> = RefCell::default();
+}
+
+fn given(index: usize) -> Option<FlexTensor> {
+    GIVEN.with_borrow(|given| given.get(&index).cloned())
+}
+
+/// Runs `make`, in which sharded variables have these whole values.
+pub(crate) fn with_whole<R>(values: HashMap<usize, FlexTensor>, make: impl FnOnce() -> R) -> R {
+    let before = GIVEN.replace(values);
+    let made = make();
+    GIVEN.set(before);
+    made
 }
 
 /// The name of the parameters' replacement, in the paths of burn's visitors.
@@ -165,18 +211,35 @@ impl Reparameterization for Hook {
     const NAME: &'static str = NAME;
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        let Copy { index, value, trained, uses, .. } = &*self.copy;
-        let (value, device) = (value.flex(), base.device());
-        if !trained.load(Ordering::Acquire) {
-            return tensor_on(value, &device);
+        let copy = &self.copy;
+        let device = base.device();
+        let is_sharded = copy.layout.is_some();
+        // Backward needs a sharded weight again even if it is frozen, so its use must be in the graph.
+        if !copy.is_trained() && !is_sharded {
+            return tensor_on(copy.whole(), &device);
         }
-        let Ok(base) = base.try_into_primitive::<Diff>() else { return tensor_on(value, &device) };
-        let token = uses.begin(*index).unwrap_or(&base).node();
-        let prepared = Take.prepare::<NoCheckpointing>([base.node(), token]).compute_bound();
-        Tensor::from_primitive::<Diff>(match prepared.stateful() {
-            OpsKind::Tracked(prepared) => prepared.finish(self.copy.clone(), value),
-            OpsKind::UnTracked(prepared) => prepared.finish(value),
+        let Ok(base) = base.try_into_primitive::<Diff>() else { return tensor_on(copy.whole(), &device) };
+        let token = copy.uses.begin(copy.index).unwrap_or(&base).node();
+        let value = copy.whole();
+        let nodes = [base.node(), token];
+        Tensor::from_primitive::<Diff>(if is_sharded {
+            let prepared = Take.prepare::<BalancedCheckpointing>(nodes).memory_bound();
+            finished(prepared.retro_forward(Regather(copy.clone())).parents([&base]), copy, value)
+        } else {
+            finished(Take.prepare::<NoCheckpointing>(nodes).compute_bound(), copy, value)
         })
+    }
+}
+
+/// Records a use in the graph.
+fn finished<C: CheckpointStrategy>(
+    prepared: OpsPrep<Take, Flex, Arc<Copy>, C, 2, ComputePropertyDone>,
+    copy: &Arc<Copy>,
+    value: FlexTensor,
+) -> DiffTensor {
+    match prepared.stateful() {
+        OpsKind::Tracked(prepared) => prepared.finish(copy.clone(), value),
+        OpsKind::UnTracked(prepared) => prepared.finish(value),
     }
 }
 
@@ -190,6 +253,9 @@ impl Backward<Flex, 2> for Take {
     fn backward(self, ops: Ops<Arc<Copy>, 2>, gradients: &mut Gradients, _: &mut Checkpointer) {
         let gradient = gradients.consume::<Flex>(&ops.node);
         let copy = &ops.state;
+        if !copy.is_trained() {
+            return;
+        }
         if let (Some(gradient), Some(parent)) = (copy.uses.take(copy.index, gradient), &ops.parents[0]) {
             // For a program that calls backward itself.
             gradients.register::<Flex>(parent.id, gradient);
@@ -212,11 +278,10 @@ impl Reparameterizer for Attach<'_> {
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<Hook>) {
         let Some(copy) = self.copies.get(path) else { return (param, None) };
-        let value = copy.value.flex();
-        let device = param.lazy_device();
-        let trained = param.is_require_grad();
-        let base = placeholder::<D>(&value, &device).set_require_grad(trained);
-        let mut param = replaced(param, base);
+        let (shape, device) = (param.lazy_shape(), param.lazy_device());
+        let is_tracked = copy.layout.is_some() || param.is_require_grad();
+        let base = placeholder::<D>(shape.as_slice(), copy.value.flex().dtype(), &device);
+        let mut param = replaced(param, base.set_require_grad(is_tracked));
         param.id = copy.id;
         (param, Some(Hook { copy: copy.clone() }))
     }
@@ -227,13 +292,9 @@ pub(crate) fn replaced<const D: usize>(param: Param<Tensor<D>>, value: Tensor<D>
     param.map(|_| value)
 }
 
-/// Returns a tensor of NaN with the shape of another, of one element in memory.
-fn placeholder<const D: usize>(like: &FlexTensor, device: &Device) -> Tensor<D> {
-    let element = Flex::float_full(
-        vec![1; D].into(),
-        burn_backend::Scalar::from(f32::NAN),
-        &Default::default(),
-        like.dtype().into(),
-    );
-    tensor_on(Flex::float_expand(element, like.shape()), device)
+/// Returns a tensor of NaN, of one element in memory.
+pub(crate) fn placeholder<const D: usize>(shape: &[usize], dtype: DType, device: &Device) -> Tensor<D> {
+    let nan = Scalar::from(f32::NAN);
+    let element = Flex::float_full(vec![1; D].into(), nan, &Default::default(), dtype.into());
+    tensor_on(Flex::float_expand(element, shape.to_vec().into()), device)
 }

@@ -38,6 +38,8 @@ mod backend;
 mod checkpoint;
 mod context;
 mod error;
+mod extract;
+mod gather;
 mod hook;
 mod library;
 mod model;

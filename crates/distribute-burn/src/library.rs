@@ -27,9 +27,7 @@ impl TensorLibrary for Burn {
         if !loss.clone().try_into_primitive::<Diff>().is_ok_and(|loss| loss.is_tracked()) {
             return Err(distribute_optim::Error::NoGradient.into());
         }
-        let gradients = loss.backward();
-        hook::end_backward();
-        Ok(gradients)
+        Ok(hook::around_backward(|| loss.backward()))
     }
 
     /// Every parameter reports its gradient while backward runs, or at its end.

@@ -2,19 +2,19 @@
 
 use std::any::Any;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::module::{Module, ParamId};
 use burn::tensor::Device;
 use distribute_optim::Trainable;
-use distribute_optim::backend::{Parameters, Tape, Variable, check_and_share};
+use distribute_optim::backend::{Parameters, Tape, Variable, check_and_share, compare};
 use distribute_strategy::{Recoverable, ReplicaArgs, Strategy, counted};
 use distribute_types::{FNV64, fnv1a_64};
-use distribute_values::TensorStorage;
 
 use crate::backend::device_of;
-use crate::hook::{Attach, Copy, Uses};
+use crate::extract::extract;
+use crate::hook::{Attach, Copy, Uses, with_whole};
 use crate::statistics::Statistics;
 use crate::visit::{Described, describe, read};
 use crate::{Burn, BurnTensor, Error, Result};
@@ -47,31 +47,24 @@ impl BurnStrategy for Strategy {
             for (replica, model) in models.iter().enumerate().skip(1) {
                 check_alike(&described, &describe(model)?, replica)?;
             }
-            let (variables, of_path) = variables(self, &models[0], &described)?;
+            // Before values are exchanged; check_and_share also compares their types.
+            let lines: Vec<String> = described.iter().map(ToString::to_string).collect();
+            compare::<Burn>(self, &lines)?;
+            let (first, variables, of_path) = extract(self, models.remove(0), &described)?;
+            models.insert(0, first);
             check_and_share(self, &variables)?;
             let trained: Vec<Arc<AtomicBool>> =
                 variables.iter().map(|variable| Arc::new(AtomicBool::new(variable.is_trainable()))).collect();
             let tapes: Vec<Arc<Tape<BurnTensor>>> = (0..replicas).map(|_| Tape::new()).collect();
-            let replicas: Vec<M> = models
-                .into_iter()
-                .zip(&tapes)
-                .enumerate()
-                .map(|(local, (model, tape))| {
-                    let uses = Uses::new(tape.clone(), of_path.len());
-                    let copy = |index: &usize| {
-                        let (value, trained) = (variables[*index].components()[local].clone(), trained[*index].clone());
-                        let id = id_of(variables[*index].name());
-                        Arc::new(Copy { index: *index, id, value, trained, uses: uses.clone() })
-                    };
-                    let used = of_path.iter().filter(|(_, index)| !variables[**index].is_statistic());
-                    let copies = used.map(|(path, index)| (path.clone(), copy(index))).collect();
-                    model.apply_reparameterization(Attach { copies: &copies })
-                })
-                .collect();
-            let replicas = Arc::new(replicas);
+            let attached = models.into_iter().zip(&tapes).enumerate().map(|(local, (model, tape))| {
+                let copies = copies(&variables, &trained, local, &Uses::new(tape.clone(), of_path.len()));
+                let used = of_path.iter().filter_map(|(path, index)| Some((path.clone(), copies[*index].clone()?)));
+                model.apply_reparameterization(Attach { copies: &used.collect() })
+            });
+            let replicas = Arc::new(attached.collect::<Vec<M>>());
             let statistics = Statistics::of(&replicas, &variables).map(Arc::new);
             if let Some(statistics) = &statistics {
-                statistics.write_all()?;
+                statistics.write_all();
                 let recoverable: Arc<dyn Recoverable> = statistics.clone();
                 self.recover(Arc::downgrade(&recoverable));
             }
@@ -83,33 +76,29 @@ impl BurnStrategy for Strategy {
     }
 }
 
-/// Creates the variables of a model with the first replica's values, and returns the index of each path's variable:
-/// several paths have the same one if weights are tied.
-fn variables<M: Module>(
-    strategy: &Strategy,
-    model: &M,
-    described: &[Described],
-) -> Result<(Vec<Variable<Burn>>, HashMap<String, usize>)> {
-    let mut variables: Vec<Variable<Burn>> = Vec::new();
-    let (mut of_path, mut of_id) = (HashMap::new(), HashMap::new());
-    for (described, value) in described.iter().zip(read(model)?) {
-        if let Some(index) = of_id.get(&described.id) {
-            of_path.insert(described.path.clone(), *index);
-            continue;
-        }
-        let mut variable = Variable::new(described.path.clone(), described.is_statistic);
-        for local in 0..strategy.num_local_replicas() {
-            let is_shared = strategy.shares_variables() && !described.is_statistic;
-            variable.push(if local == 0 || is_shared { value.tensor.clone() } else { value.tensor.copied()? });
-        }
-        if !value.is_trained {
-            variable.freeze();
-        }
-        of_id.insert(described.id, variables.len());
-        of_path.insert(described.path.clone(), variables.len());
-        variables.push(variable);
-    }
-    Ok((variables, of_path))
+/// Returns one replica's copies by variable, without those of running statistics, which layers hold themselves.
+fn copies(
+    variables: &[Variable<Burn>],
+    trained: &[Arc<AtomicBool>],
+    local: usize,
+    uses: &Arc<Uses>,
+) -> Vec<Option<Arc<Copy>>> {
+    let copy = |(index, (variable, trained)): (usize, (&Variable<Burn>, &Arc<AtomicBool>))| {
+        let copy = Copy {
+            index,
+            name: variable.name().to_owned(),
+            id: id_of(variable.name()),
+            value: variable.components()[local].clone(),
+            layout: variable.layout().cloned(),
+            parts: variable.layout().map_or_else(Vec::new, |_| variable.components().to_vec()),
+            trained: trained.clone(),
+            uses: uses.clone(),
+        };
+        (!variable.is_statistic()).then(|| Arc::new(copy))
+    };
+    let copies: Vec<Option<Arc<Copy>>> = variables.iter().zip(trained).enumerate().map(copy).collect();
+    uses.gathers.set_copies(copies.iter().map(|copy| copy.as_ref().map_or_else(Weak::new, Arc::downgrade)).collect());
+    copies
 }
 
 /// Returns the id of the parameters of a variable. burn draws ids at random; these are equal on all replicas and in all
@@ -135,6 +124,9 @@ fn check_alike(first: &[Described], other: &[Described], replica: usize) -> Resu
 /// Pass a reference to it to `run`; each replica then gets its own copy, a plain module of burn. Its parameters are
 /// used by [`val`](burn::module::Param::val), as burn's modules do; the values that the module itself holds are
 /// placeholders of NaN. [`to_module`](Model::to_module) returns a module with the values inside, to be saved by burn.
+///
+/// Under a strategy that shards parameters, a large one is gathered when it is used, dropped afterwards, and gathered
+/// again when backward needs it.
 pub struct Model<M> {
     replicas: Arc<Vec<M>>,
     parameters: Arc<Parameters<Burn>>,
@@ -168,7 +160,11 @@ impl<M: Module + Sync + 'static> Model<M> {
     }
 
     /// Returns a module of burn that is independent of the strategy, with the values of this moment, to be saved by
-    /// burn's recorders or to be used elsewhere. Running statistics are the first replica's.
+    /// burn or to be used elsewhere. Running statistics are the first replica's. Every process calls this, outside
+    /// `run`.
+    ///
+    /// # Errors
+    /// [`Error::Collective`] if weights are sharded and a process is missing or fails.
     ///
     /// # Examples
     /// ```
@@ -179,13 +175,17 @@ impl<M: Module + Sync + 'static> Model<M> {
     ///
     /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
     /// let model = strategy.scope(|device| LinearConfig::new(3, 1).init(device))?;
-    /// let module: Linear = model.to_module().valid();
+    /// let module: Linear = model.to_module(&strategy)?.valid();
     /// assert_eq!(module.num_params(), 4);
     /// # Ok::<(), Error>(())
     /// ```
-    pub fn to_module(&self) -> M {
+    pub fn to_module(&self, strategy: &Strategy) -> Result<M> {
+        let mut wholes = HashMap::new();
+        for (index, variable) in self.variables().iter().enumerate().filter(|(_, variable)| variable.layout().is_some()) {
+            wholes.insert(index, variable.whole(strategy)?.flex());
+        }
         // Validation has running statistics of its own.
-        self.first().valid().materialize().train()
+        Ok(with_whole(wholes, || self.first().valid().materialize().train()))
     }
 
     /// Copies the values of a module, such as a pretrained one that burn has loaded, to all replicas. Every process
@@ -201,7 +201,8 @@ impl<M: Module + Sync + 'static> Model<M> {
                 variable.overwrite(&value.tensor)?;
             }
         }
-        self.write_statistics()
+        self.write_statistics();
+        Ok(())
     }
 
     /// Compares the variables of all replicas in all processes, bit for bit, except running statistics. They are equal
@@ -249,7 +250,7 @@ impl<M: Module + Sync + 'static> Model<M> {
     /// Returns the number of elements of all trainable variables.
     pub fn num_parameters(&self) -> usize {
         let trainable = self.variables().iter().filter(|variable| variable.is_trainable());
-        trainable.map(|variable| variable.components()[0].shape().iter().product::<usize>()).sum()
+        trainable.map(|variable| variable.shape().iter().product::<usize>()).sum()
     }
 
     /// Brings the variables of running statistics up to date with the layers, which write their own.
@@ -258,8 +259,10 @@ impl<M: Module + Sync + 'static> Model<M> {
     }
 
     /// Brings the layers' running statistics up to date with the variables.
-    pub(crate) fn write_statistics(&self) -> Result<()> {
-        self.statistics.as_ref().map_or(Ok(()), |statistics| statistics.write_all())
+    pub(crate) fn write_statistics(&self) {
+        if let Some(statistics) = &self.statistics {
+            statistics.write_all();
+        }
     }
 
     /// Returns the index of each parameter's variable, by the parameter's id.

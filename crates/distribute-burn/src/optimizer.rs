@@ -1,17 +1,19 @@
 //! burn's own optimizers over all replicas.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::{GradientsParams, ModuleOptimizer};
-use burn::tensor::{Bytes, Tensor};
+use burn::tensor::{Bytes, Device, Tensor};
 use burn_backend::ops::FloatTensorOps;
-use burn_flex::Flex;
+use burn_flex::{Flex, FlexTensor};
 use distribute_optim::Trainable;
 use distribute_optim::backend::{LibraryOptimizer, Parameters, Reduced};
 use parking_lot::Mutex;
 
+use crate::backend::{reshaped, whole};
 use crate::hook::replaced;
 use crate::tensor::{flex_of, tensor_on};
 use crate::{Burn, BurnTensor, Error, Model, Optimizer, Result};
@@ -23,8 +25,13 @@ impl<M: Module + Sync + 'static> Model<M> {
     /// Each replica has its own state, which is equal on all. The optimizers of this crate, such as
     /// [`Adam`](crate::Adam), write parameters in place and are faster.
     ///
+    /// Under a strategy that shards parameters, the optimizer sees this replica's part of each large parameter, with
+    /// all its elements in the last dimension, and its state is a part too. So it must treat every element alike; this
+    /// is tried before the first step. Its state can then not be saved in checkpoints.
+    ///
     /// # Errors
-    /// [`Error::Optim`] if the learning rate is out of range.
+    /// [`Error::Optim`] if the learning rate is out of range; [`Error::NotElementwise`] for LAMB, Muon and others that
+    /// compute with whole parameters, if these are sharded.
     ///
     /// # Examples
     /// ```
@@ -50,9 +57,15 @@ impl<M: Module + Sync + 'static> Model<M> {
         learning_rate: f64,
         describe: impl Into<String>,
     ) -> Result<Optimizer> {
+        let description = describe.into();
+        let is_sharded = self.variables().iter().any(|variable| variable.layout().is_some());
+        if is_sharded && !is_elementwise(&optimizer) {
+            return Err(Error::NotElementwise { optimizer: description });
+        }
         let replicas = self.replicas().iter().map(|_| Mutex::new(optimizer.clone())).collect();
         let library = OwnOptimizer {
-            description: describe.into(),
+            description,
+            is_sharded,
             models: self.replicas().clone(),
             parameters: self.parameters().clone(),
             index_of: self.index_of_ids(),
@@ -65,6 +78,8 @@ impl<M: Module + Sync + 'static> Model<M> {
 /// One of burn's optimizers, with a state for each replica.
 struct OwnOptimizer<M> {
     description: String,
+    /// Whether parameters, and thus its state, are parts.
+    is_sharded: bool,
     models: Arc<Vec<M>>,
     parameters: Arc<Parameters<Burn>>,
     /// The index of each parameter's variable, by the parameter's id, which is equal on all replicas.
@@ -99,6 +114,11 @@ impl<M: Module + Sync + 'static> LibraryOptimizer<Burn> for OwnOptimizer<M> {
     }
 
     fn save(&self) -> Result<Vec<u8>> {
+        if self.is_sharded {
+            let problem = "it is in parts, which burn does not gather; use an optimizer of this crate, such as Adam, \
+                           whose state is saved whole";
+            return Err(Error::OptimizerState { action: "saved", problem: problem.to_owned() });
+        }
         let state = self.replicas[0].lock().into_bytes();
         let problem = |error| Error::OptimizerState { action: "saved", problem: format!("{error:?}") };
         Ok(state.map_err(problem)?.to_vec())
@@ -139,7 +159,7 @@ impl<M> ModuleMapper for Load<'_, M> {
         match self.copies.of(&param) {
             Some((_, copy)) => {
                 let device = param.lazy_device();
-                replaced(param, tensor_on(copy.flex(), &device).require_grad())
+                replaced(param, tensor_on(in_rank::<D>(&copy.flex()), &device).require_grad())
             }
             None => param,
         }
@@ -160,7 +180,7 @@ impl<M> ModuleVisitor for Give<'_, M> {
             let (gradient, dtype) = (gradient.flex(), copy.flex().dtype());
             // Gradients of 16 bits come in 32.
             let gradient = if gradient.dtype() == dtype { gradient } else { Flex::float_cast(gradient, dtype.into()) };
-            self.params.register(param.id, Tensor::<D>::from_primitive::<Flex>(gradient));
+            self.params.register(param.id, Tensor::<D>::from_primitive::<Flex>(in_rank::<D>(&gradient)));
         }
     }
 }
@@ -178,9 +198,56 @@ impl<M> ModuleVisitor for Store<'_, M> {
         let Some((index, copy)) = self.copies.of(param) else { return };
         if self.seen.insert(index) {
             match flex_of(param.base()) {
-                Ok(updated) => copy.replace(updated),
+                Ok(updated) => {
+                    let shape = copy.flex().layout().shape().clone();
+                    copy.replace(reshaped(&whole(updated), shape));
+                }
                 Err(error) => self.outcome = Err(error.into()),
             }
         }
     }
+}
+
+/// Returns a part of a variable in the rank of the whole; a whole variable has it.
+fn in_rank<const D: usize>(tensor: &FlexTensor) -> FlexTensor {
+    if tensor.layout().shape().num_dims() == D {
+        return tensor.clone();
+    }
+    let mut shape = vec![1; D];
+    if let Some(last) = shape.last_mut() {
+        *last = tensor.layout().num_elements();
+    }
+    reshaped(tensor, shape.into())
+}
+
+/// A module of one parameter.
+#[derive(Module, Debug)]
+struct Trial {
+    weight: Param<Tensor<2>>,
+}
+
+/// Returns whether steps on a matrix and on its halves give the same values.
+fn is_elementwise(optimizer: &ModuleOptimizer) -> bool {
+    const ROWS: usize = 128;
+    let device = Device::flex();
+    let ramp = |range: Range<usize>, shape: [usize; 2], scale: f32| {
+        let element = |at: usize| scale * ((at * 37 % 101) as f32 / 50.0 - 1.01);
+        Tensor::<1>::from_floats(&range.map(element).collect::<Vec<f32>>()[..], &device).reshape(shape)
+    };
+    let stepped = |range: Range<usize>, shape: [usize; 2]| {
+        let mut optimizer = optimizer.clone();
+        let weight = Tensor::from_inner(ramp(range.clone(), shape, 0.5)).require_grad();
+        let mut trial = Trial { weight: Param::from_tensor(weight) };
+        for scale in [1.0, -0.3] {
+            let mut gradients = GradientsParams::new();
+            gradients.register(trial.weight.id, ramp(range.clone(), shape, scale));
+            trial = optimizer.step(0.1, trial, gradients);
+        }
+        trial.weight.val().inner().into_data().try_into_vec::<f32>().unwrap_or_default()
+    };
+    let len = ROWS * ROWS;
+    let whole = stepped(0..len, [ROWS, ROWS]);
+    let mut halves = stepped(0..len / 2, [1, len / 2]);
+    halves.extend(stepped(len / 2..len, [1, len / 2]));
+    whole.len() == halves.len() && whole.iter().zip(&halves).all(|(a, b)| (a - b).abs() <= 1e-5 * (1.0 + a.abs()))
 }

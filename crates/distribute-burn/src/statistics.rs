@@ -51,12 +51,11 @@ impl<M: Module + Sync + 'static> Statistics<M> {
     }
 
     /// Copies the variables' values to the layers.
-    pub(crate) fn write_all(&self) -> Result<()> {
+    pub(crate) fn write_all(&self) {
         for local in 0..self.replicas.len() {
             let values: Vec<FlexTensor> = self.components.iter().map(|components| components[local].flex()).collect();
             self.set(local, &values);
         }
-        Ok(())
     }
 
     /// Returns the values of one replica's layers.

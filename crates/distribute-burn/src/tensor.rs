@@ -1,6 +1,7 @@
 //! burn's tensors as distributed values, and the tensors that optimizers write in place.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::tensor::{DType as BurnType, Device, Float, Int, Tensor};
 use burn_backend::TensorData;
@@ -22,12 +23,19 @@ pub enum Burn {}
 /// burn's own tensors are values: an operation makes a new one. A clone of a `BurnTensor` is another handle on the same
 /// elements. A [`Tensor`] that was [made](BurnTensor::to_tensor) from it keeps the elements of that moment.
 #[derive(Clone, Debug)]
-pub struct BurnTensor(Arc<RwLock<FlexTensor>>);
+pub struct BurnTensor(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    tensor: RwLock<FlexTensor>,
+    /// The number of writes.
+    version: AtomicU64,
+}
 
 impl BurnTensor {
     /// Copies the elements only if they are not contiguous.
     pub(crate) fn new(tensor: FlexTensor) -> BurnTensor {
-        BurnTensor(Arc::new(RwLock::new(whole(tensor))))
+        BurnTensor(Arc::new(Shared { tensor: RwLock::new(whole(tensor)), version: AtomicU64::new(0) }))
     }
 
     /// Returns the elements as a tensor of burn, without a copy and outside the graph. A later write to this tensor
@@ -48,31 +56,37 @@ impl BurnTensor {
 
     /// Returns a handle on the elements as they are now.
     pub(crate) fn flex(&self) -> FlexTensor {
-        self.0.read().clone()
+        self.0.tensor.read().clone()
+    }
+
+    /// Returns a number that every write increases.
+    pub(crate) fn version(&self) -> u64 {
+        self.0.version.load(Ordering::Acquire)
     }
 
     /// Takes the elements of another tensor of the same shape and type, without a copy.
     pub(crate) fn replace(&self, tensor: FlexTensor) {
-        *self.0.write() = whole(tensor);
+        *self.0.tensor.write() = whole(tensor);
+        self.0.version.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Returns whether no other handle reads or writes the elements.
     pub(crate) fn is_alone(&self) -> bool {
-        Arc::strong_count(&self.0) == 1 && self.0.read().is_unique()
+        Arc::strong_count(&self.0) == 1 && self.0.tensor.read().is_unique()
     }
 }
 
 impl TensorStorage<Burn> for BurnTensor {
     fn dtype(&self) -> distribute_values::Result<DType> {
-        dtype_of(self.0.read().dtype())
+        dtype_of(self.0.tensor.read().dtype())
     }
 
     fn shape(&self) -> Vec<usize> {
-        self.0.read().layout().shape().as_slice().to_vec()
+        self.0.tensor.read().layout().shape().as_slice().to_vec()
     }
 
     fn read(&self, visit: &mut dyn FnMut(BufferRef<'_>)) -> distribute_values::Result<()> {
-        see(&self.0.read(), visit)
+        see(&self.0.tensor.read(), visit)
     }
 
     /// Copies the elements first if a tensor of burn shares them.
@@ -80,13 +94,14 @@ impl TensorStorage<Burn> for BurnTensor {
         fn show<E: burn_backend::Element + Element>(tensor: &mut FlexTensor, visit: &mut dyn FnMut(BufferMut<'_>)) {
             visit(BufferMut::from(tensor.storage_mut::<E>()));
         }
-        let mut tensor = self.0.write();
+        let mut tensor = self.0.tensor.write();
+        self.0.version.fetch_add(1, Ordering::AcqRel);
         with_dtype!(dtype_of(tensor.dtype())?, E => show::<E>(&mut tensor, visit));
         Ok(())
     }
 
     fn beside(&self, shape: &[usize], elements: BufferRef<'_>) -> distribute_values::Result<BurnTensor> {
-        Ok(BurnTensor(Arc::new(RwLock::new(made(shape, elements)?))))
+        Ok(BurnTensor::new(made(shape, elements)?))
     }
 }
 

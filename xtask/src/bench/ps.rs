@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::peers::installed;
 use super::processes::Children;
 use super::spread::spread;
-use super::train::Mlp;
+use super::train::candle::Mlp;
 use crate::error::text;
 
 /// Examples of a step.

@@ -1,23 +1,22 @@
-//! `cargo xtask bench train`: samples per second of the MLP 784-256-128-10.
+//! `cargo xtask bench train`: samples per second of small models, for each tensor library.
 
 use std::time::{Duration, Instant};
 
-use candle_core::{DType, Device, Module, Result as CandleResult, Tensor};
-use candle_nn::{Linear, VarBuilder, VarMap, linear};
 use clap::{Args, ValueEnum};
-use distribute::Error;
-use distribute::candle::{Fit, SparseCategoricalCrossentropy};
 use distribute::collectives::on_local_ranks;
 use distribute::prelude::*;
-use distribute::train::callbacks::ModelCheckpoint;
 use serde::{Deserialize, Serialize};
 
 use super::processes;
 use super::spread::spread;
 use crate::error::text;
 
-/// Examples of each replica's step.
-const BATCH: usize = 64;
+mod burn;
+pub(super) mod candle;
+mod data;
+
+/// Steps before the measurement.
+const WARM_UP: usize = 20;
 
 #[derive(Args)]
 pub(crate) struct Flags {
@@ -27,8 +26,17 @@ pub(crate) struct Flags {
     /// Rounds; each measures every arrangement once, so that all see the same noise.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
+    /// Tensor libraries.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "candle")]
+    library: Vec<Library>,
+    /// Models. `wide` has 268 MB of parameters and is for burn only: mirrored and fully sharded, and their memory.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "mlp")]
+    model: Vec<Model>,
+    /// Processes of the arrangements of several processes.
+    #[arg(long, default_value_t = 2)]
+    processes: usize,
     /// The comparison: with `fit`, `Trainer::fit` with and without checkpoints to a custom loop; with `audit`, steps
-    /// whose parameters are compared never, as by default, and always.
+    /// whose parameters are compared never, as by default, and always. Both are of candle's MLP.
     #[arg(long, value_enum, default_value = "all")]
     api: Api,
     /// One JSON object a line.
@@ -43,8 +51,50 @@ enum Api {
     Audit,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Library {
+    Candle,
+    Burn,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Model {
+    /// 784-256-128-10.
+    Mlp,
+    /// Two convolutions of 16 and 32 channels with max-pooling, and a linear layer, on 28 × 28 pixels.
+    Cnn,
+    /// Two pre-norm blocks of width 128 with four heads, on 32 tokens.
+    Transformer,
+    /// Four square layers of width 4096.
+    Wide,
+}
+
+impl Model {
+    /// Examples of each replica's step.
+    fn batch(self) -> usize {
+        match self {
+            Model::Mlp | Model::Cnn => 64,
+            Model::Transformer => 16,
+            Model::Wide => 64,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Model::Mlp => "mlp-784-256-128-10",
+            Model::Cnn => "cnn-16-32",
+            Model::Transformer => "transformer-2x128",
+            Model::Wide => "wide-4x4096",
+        }
+    }
+}
+
 #[derive(Args)]
 pub(crate) struct RankFlags {
+    #[arg(long, value_enum)]
+    library: Library,
+    #[arg(long, value_enum)]
+    model: Model,
     /// The measurement of this process.
     #[arg(long)]
     arrangement: String,
@@ -55,47 +105,56 @@ pub(crate) struct RankFlags {
 #[derive(Serialize, Deserialize)]
 struct Row {
     bench: String,
+    library: String,
     model: String,
     strategy: String,
     replicas: usize,
     processes: usize,
     batch: usize,
     samples_per_s: f64,
-    /// To the first row, per replica.
+    /// To the first row of the same library and model, per replica.
     ratio: f64,
+    /// The largest resident memory of the first process.
+    peak_mib: f64,
 }
 
-pub(super) struct Mlp([Linear; 3]);
+/// A way to train: its name, its description, replicas and processes.
+type Arrangement = (&'static str, &'static str, usize, usize);
 
-impl Mlp {
-    pub(super) fn new(vb: &VarBuilder<'_>) -> CandleResult<Mlp> {
-        Ok(Mlp([linear(784, 256, vb.pp("fc1"))?, linear(256, 128, vb.pp("fc2"))?, linear(128, 10, vb.pp("fc3"))?]))
-    }
-}
-
-impl Module for Mlp {
-    fn forward(&self, x: &Tensor) -> CandleResult<Tensor> {
-        let [fc1, fc2, fc3] = &self.0;
-        fc3.forward(&fc2.forward(&fc1.forward(x)?.relu()?)?.relu()?)
-    }
-}
-
-pub(crate) fn run(flags: &Flags) -> Result<(), String> {
-    let arrangements = match flags.api {
-        Api::All => [
-            ("candle", "plain candle, two independent processes", 2, 2),
-            ("one", "Mirrored", 1, 1),
-            ("mirrored", "Mirrored", 2, 1),
-            ("fit", "Mirrored, Trainer::fit", 2, 1),
-            ("workers", "MultiWorkerMirrored", 2, 2),
-        ]
-        .as_slice(),
-        Api::Fit => &[
+fn arrangements(flags: &Flags, library: Library, model: Model) -> Result<Vec<Arrangement>, String> {
+    let processes = flags.processes;
+    let fits = library == Library::Candle && model == Model::Mlp;
+    Ok(match flags.api {
+        Api::Fit | Api::Audit if !fits => return Err("--api fit and audit are of candle's MLP".to_owned()),
+        Api::All if model == Model::Wide && library == Library::Candle => {
+            return Err("the model wide is for burn: give --library burn".to_owned());
+        }
+        Api::All if model == Model::Wide => vec![
+            ("workers", "MultiWorkerMirrored", processes, processes),
+            ("sharded", "FullySharded", processes, processes),
+        ],
+        Api::All => {
+            let mut all = vec![
+                ("independent", "no strategy, independent processes", 2, 2),
+                ("one", "Mirrored", 1, 1),
+                ("mirrored", "Mirrored", 2, 1),
+            ];
+            if fits {
+                all.push(("fit", "Mirrored, Trainer::fit", 2, 1));
+            }
+            all.push(("workers", "MultiWorkerMirrored", processes, processes));
+            if library == Library::Burn {
+                all.push(("mirrored-own", "Mirrored, burn's own AdamW", 2, 1));
+                all.push(("sharded", "FullySharded", processes, processes));
+            }
+            all
+        }
+        Api::Fit => vec![
             ("mirrored", "Mirrored, a loop of one's own", 2, 1),
             ("fit", "Mirrored, Trainer::fit", 2, 1),
             ("checkpoints", "Mirrored, fit, saving every 50 steps", 2, 1),
         ],
-        Api::Audit => &[
+        Api::Audit => vec![
             ("audit-never", "Mirrored, never audited", 2, 1),
             ("mirrored", "Mirrored, audited by default", 2, 1),
             ("audit-always", "Mirrored, audited in every step", 2, 1),
@@ -103,179 +162,149 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
             ("workers", "MultiWorkerMirrored, audited by default", 2, 2),
             ("workers-audit-always", "MultiWorkerMirrored, audited in every step", 2, 2),
         ],
-    };
+    })
+}
+
+pub(crate) fn run(flags: &Flags) -> Result<(), String> {
+    if !flags.json {
+        println!(
+            "{:<7} {:<19} {:<42} {:>8} {:>9} {:>5} {:>10} {:>6} {:>9}",
+            "library", "model", "strategy", "replicas", "processes", "batch", "samples/s", "ratio", "peak MiB"
+        );
+    }
+    for library in &flags.library {
+        for model in &flags.model {
+            measure(flags, *library, *model, &arrangements(flags, *library, *model)?)?;
+        }
+    }
+    Ok(())
+}
+
+fn measure(flags: &Flags, library: Library, model: Model, arrangements: &[Arrangement]) -> Result<(), String> {
     let mut rates: Vec<Vec<f64>> = vec![Vec::new(); arrangements.len()];
+    let mut peaks: Vec<f64> = vec![0.0; arrangements.len()];
+    let named = |value: Option<clap::builder::PossibleValue>| value.map_or_else(String::new, |v| v.get_name().to_owned());
+    let (of_library, of_model) = (named(library.to_possible_value()), named(model.to_possible_value()));
     for _ in 0..flags.rounds {
-        for ((name, _, _, count), rates) in arrangements.iter().zip(&mut rates) {
-            let arguments: Vec<String> =
-                ["bench", "rank", "train", "--arrangement", name, "--seconds", &flags.seconds.to_string()]
-                    .map(str::to_owned)
-                    .into();
-            let limit = Duration::from_secs_f64(flags.seconds * 4.0 + 60.0);
+        for (index, (name, _, _, count)) in arrangements.iter().enumerate() {
+            let seconds = flags.seconds.to_string();
+            let arguments = ["bench", "rank", "train", "--library", &of_library, "--model", &of_model]
+                .into_iter()
+                .chain(["--arrangement", name, "--seconds", &seconds])
+                .map(str::to_owned)
+                .collect::<Vec<String>>();
+            let limit = Duration::from_secs_f64(flags.seconds * 8.0 + 120.0);
             processes::run(*count, &arguments, "auto", "auto", limit, |line| {
-                rates.push(line.trim().parse::<f64>().map_err(|error| format!("{error}: {line}"))?);
+                let mut numbers = line.split_whitespace().map(str::parse::<f64>);
+                let (Some(Ok(rate)), Some(Ok(peak))) = (numbers.next(), numbers.next()) else {
+                    return Err(format!("{line:?} is not a rate and a size"));
+                };
+                rates[index].push(rate);
+                peaks[index] = peaks[index].max(peak);
                 Ok(())
             })?;
         }
     }
     let medians: Vec<f64> = rates.into_iter().map(|rates| spread(rates).0).collect();
-    if !flags.json {
-        println!(
-            "{:<42} {:>8} {:>9} {:>6} {:>12} {:>6}",
-            "strategy", "replicas", "processes", "batch", "samples/s", "ratio"
-        );
-    }
-    for ((_, strategy, replicas, processes), rate) in arrangements.iter().zip(&medians) {
+    for ((_, strategy, replicas, processes), (rate, peak)) in arrangements.iter().zip(medians.iter().zip(peaks)) {
         let row = Row {
             bench: "train".to_owned(),
-            model: "mlp-784-256-128-10".to_owned(),
+            library: of_library.clone(),
+            model: model.name().to_owned(),
             strategy: (*strategy).to_owned(),
             replicas: *replicas,
             processes: *processes,
-            batch: BATCH,
+            batch: model.batch(),
             samples_per_s: *rate,
             ratio: rate / (medians[0] * *replicas as f64 / arrangements[0].2 as f64),
+            peak_mib: peak,
         };
         match flags.json {
             true => println!("{}", serde_json::to_string(&row).map_err(text)?),
             false => println!(
-                "{:<42} {:>8} {:>9} {:>6} {:>12.0} {:>6.2}",
-                row.strategy, row.replicas, row.processes, row.batch, row.samples_per_s, row.ratio
+                "{:<7} {:<19} {:<42} {:>8} {:>9} {:>5} {:>10.0} {:>6.2} {:>9.0}",
+                row.library,
+                row.model,
+                row.strategy,
+                row.replicas,
+                row.processes,
+                row.batch,
+                row.samples_per_s,
+                row.ratio,
+                row.peak_mib
             ),
         }
     }
     Ok(())
 }
 
-/// One process of one arrangement; rank 0 prints samples per second of all replicas.
+/// One process of one arrangement; rank 0 prints samples per second of all replicas, and its largest resident memory.
 pub(crate) fn run_rank(flags: &RankFlags) -> Result<(), String> {
     let time = Duration::from_secs_f64(flags.seconds);
-    let rate = match flags.arrangement.as_str() {
-        "candle" => plain_candle(time),
-        "one" => MirroredStrategy::builder()
-            .build()
-            .map_err(text)
-            .and_then(|strategy| ours(&strategy, time, None).map_err(text)),
-        name @ ("mirrored" | "audit-never" | "audit-always") => MirroredStrategy::builder()
-            .devices(["CPU:0", "CPU:1"])
-            .build()
-            .map_err(text)
-            .and_then(|strategy| ours(&strategy, time, audit_every(name)).map_err(text)),
-        api @ ("fit" | "checkpoints") => MirroredStrategy::builder()
-            .devices(["CPU:0", "CPU:1"])
-            .build()
-            .map_err(text)
-            .and_then(|strategy| fit(&strategy, time, api == "checkpoints").map_err(text)),
-        name @ ("workers" | "workers-audit-never" | "workers-audit-always") => MultiWorkerMirroredStrategy::builder()
-            .build()
-            .map_err(text)
-            .and_then(|strategy| ours(&strategy, time, audit_every(name)).map_err(text)),
-        other => Err(format!("arrangement {other:?} is not known")),
+    let rate = match flags.library {
+        Library::Candle => candle::run(&flags.arrangement, flags.model, time),
+        Library::Burn => burn::run(&flags.arrangement, flags.model, time),
     }?;
-    println!("{rate}");
+    println!("{rate} {}", peak_mib());
     Ok(())
 }
 
-/// Examples and their classes, the same for all arrangements.
-fn data(examples: usize) -> CandleResult<(Tensor, Tensor)> {
-    let pixels: Vec<f32> = (0..examples * 784).map(|i| ((i * 2_654_435_761) % 1000) as f32 / 1000.0).collect();
-    let labels: Vec<u32> = (0..examples).map(|i| (i * 7 % 10) as u32).collect();
-    Ok((Tensor::from_vec(pixels, (examples, 784), &Device::Cpu)?, Tensor::from_vec(labels, examples, &Device::Cpu)?))
+/// Returns the largest resident memory of this process so far, in MiB; 0 where the kernel does not tell.
+fn peak_mib() -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<f64>().ok());
+    kib.unwrap_or(0.0) / 1024.0
 }
 
-/// Trains without distribution: candle's own model, loss and AdamW. The other process does the same; they meet only to
-/// begin and to end at the same time.
-fn plain_candle(time: Duration) -> Result<f64, String> {
+/// Builds the strategy of an arrangement.
+fn strategy_of(arrangement: &str) -> Result<Strategy, String> {
+    match arrangement {
+        "one" => MirroredStrategy::builder().build(),
+        name if name.starts_with("workers") => MultiWorkerMirroredStrategy::builder().build(),
+        "sharded" => FullyShardedStrategy::builder().build(),
+        _ => MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build(),
+    }
+    .map_err(text)
+}
+
+/// Makes steps without a strategy for some time. The other process does the same; they meet only to begin and to end at
+/// the same time. Returns the samples per second of both.
+fn independent<E: std::fmt::Display>(
+    time: Duration,
+    batch: usize,
+    mut step: impl FnMut(usize) -> Result<(), E>,
+) -> Result<f64, String> {
     let group = ProcessGroup::from_env().map_err(text)?;
-    let steps = || -> CandleResult<f64> {
-        use candle_nn::Optimizer as _;
-        let (x, y) = data(BATCH * 32)?;
-        let variables = VarMap::new();
-        let model = Mlp::new(&VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu))?;
-        let mut optimizer = candle_nn::AdamW::new(
-            variables.all_vars(),
-            candle_nn::ParamsAdamW { lr: 1e-3, weight_decay: 0.0, ..Default::default() },
-        )?;
-        let mut step = |index: usize| -> CandleResult<()> {
-            let start = index % 32 * BATCH;
-            let logits = model.forward(&x.narrow(0, start, BATCH)?)?;
-            optimizer.backward_step(&candle_nn::loss::cross_entropy(&logits, &y.narrow(0, start, BATCH)?)?)
-        };
-        (0..50).try_for_each(&mut step)?;
-        group.barrier().map_err(candle_core::Error::wrap)?;
-        let started = Instant::now();
-        let mut count = 0;
-        while started.elapsed() < time {
-            step(count)?;
-            count += 1;
-        }
-        Ok((count * BATCH) as f64 / started.elapsed().as_secs_f64())
-    };
-    let mut rate = [steps().map_err(text)?];
+    (0..WARM_UP).try_for_each(&mut step).map_err(text)?;
+    group.barrier().map_err(text)?;
+    let started = Instant::now();
+    let mut count = 0;
+    while started.elapsed() < time {
+        step(count).map_err(text)?;
+        count += 1;
+    }
+    let mut rate = [(count * batch) as f64 / started.elapsed().as_secs_f64()];
     group.all_reduce(&mut rate, ReduceOp::Sum).map_err(text)?;
     Ok(rate[0])
 }
 
-/// After how many steps an arrangement compares its parameters, where that is not left to the default.
-fn audit_every(arrangement: &str) -> Option<u64> {
-    match arrangement {
-        name if name.ends_with("never") => Some(0),
-        name if name.ends_with("always") => Some(1),
-        _ => None,
-    }
-}
-
-fn ours(strategy: &Strategy, time: Duration, audit_every: Option<u64>) -> distribute::Result<f64> {
-    let replicas = strategy.num_replicas_in_sync();
-    let global_batch = BATCH * replicas;
-    let data = Dataset::from_tensor_slices(data(global_batch * 32)?).batch(global_batch).repeat_forever();
-    let model = strategy.scope(|vb| Mlp::new(&vb))?;
-    let optimizer = Adam::new(1e-3).build(&model)?;
-    let optimizer = match audit_every {
-        Some(steps) => optimizer.audit_every(steps),
-        None => optimizer,
-    };
-    let mut batches = strategy.distribute_dataset(&data)?.iter();
-    let mut step = || -> distribute::Result<()> {
-        let Some(batch) = batches.next() else { return Ok(()) };
-        strategy.run((&model, &optimizer, batch?), |ctx, (model, optimizer, (x, y))| {
-            let loss = ctx.average_loss(&cross_entropy_per_example(&model.forward(&x)?, &y)?, global_batch)?;
-            Ok(optimizer.minimize(ctx, &loss)?)
-        })?;
-        Ok(())
-    };
-    (0..50).try_for_each(|_| step())?;
+/// Makes steps under a strategy for about some time. Returns the samples per second of all replicas.
+fn in_step<E: std::fmt::Display>(
+    strategy: &Strategy,
+    time: Duration,
+    global_batch: usize,
+    mut step: impl FnMut(usize) -> Result<(), E>,
+) -> Result<f64, String> {
+    (0..WARM_UP).try_for_each(&mut step).map_err(text)?;
     // Workers must make the same number of steps, so time decides only through an estimate that they share.
     let started = Instant::now();
-    (0..50).try_for_each(|_| step())?;
-    let own = started.elapsed().as_secs_f64() / 50.0;
-    let estimate = on_local_ranks(&strategy.groups(), |_, group| group.start().all_reduce(vec![own], ReduceOp::Max))?;
-    let estimate = estimate.map_or(own, |estimate| estimate[0]);
-    let count = ((time.as_secs_f64() / estimate) as usize).max(50);
+    (0..WARM_UP).try_for_each(&mut step).map_err(text)?;
+    let own = started.elapsed().as_secs_f64() / WARM_UP as f64;
+    let estimate = on_local_ranks(&strategy.groups(), |_, group| group.start().all_reduce(vec![own], ReduceOp::Max));
+    let estimate = estimate.map_err(text)?.map_or(own, |estimate| estimate[0]);
+    let count = ((time.as_secs_f64() / estimate) as usize).max(5);
     let started = Instant::now();
-    (0..count).try_for_each(|_| step())?;
+    (0..count).try_for_each(&mut step).map_err(text)?;
     Ok((count * global_batch) as f64 / started.elapsed().as_secs_f64())
-}
-
-/// The same training without a loop of its own; with checkpoints, if wanted, every 50 steps.
-fn fit(strategy: &Strategy, time: Duration, checkpoints: bool) -> distribute::Result<f64> {
-    let folder = tempfile::tempdir().map_err(Error::program)?;
-    let global_batch = BATCH * strategy.num_replicas_in_sync();
-    let data = Dataset::from_tensor_slices(data(global_batch * 32)?).batch(global_batch);
-    let adam = |model: &_| Adam::new(1e-3).build(model);
-    let metrics = distribute::train::metrics::Metrics::new();
-    let mut trainer = Trainer::new(strategy, |vb| Mlp::new(&vb), adam, SparseCategoricalCrossentropy, metrics)?;
-    let mut run = |passes: usize| -> distribute::Result<Duration> {
-        let started = Instant::now();
-        let fit = match checkpoints {
-            true => Fit::epochs(1).callback(ModelCheckpoint::new(folder.path()).every_steps(50).keep(2)),
-            false => Fit::epochs(1),
-        };
-        trainer.fit(&data.clone().repeat(passes), fit)?;
-        Ok(started.elapsed())
-    };
-    run(2)?;
-    let estimate = run(2)?.as_secs_f64() / 2.0;
-    let passes = ((time.as_secs_f64() / estimate) as usize).max(2);
-    Ok((passes * 32 * global_batch) as f64 / run(passes)?.as_secs_f64())
 }

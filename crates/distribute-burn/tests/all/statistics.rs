@@ -77,7 +77,7 @@ fn a_module_outside_the_strategy_has_the_trained_values() {
     let model = scope::<Normalised>(&strategy);
     let optimizer = Adam::new(0.01).build(&model).unwrap();
     train(&strategy, &model, &optimizer, 4);
-    let module = model.to_module();
+    let module = model.to_module(&strategy).unwrap();
     let x = noise(&Device::flex());
     let inside = model.first().valid().forward(x.clone()).into_data().try_to_vec::<f32>().unwrap();
     let outside = module.valid().forward(x).into_data().try_to_vec::<f32>().unwrap();

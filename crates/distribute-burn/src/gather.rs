@@ -1,0 +1,193 @@
+//! Sharded weights: gathered when the model uses them, dropped after the use, and gathered again in backward.
+//!
+//! The weight that follows in the order of the step before is gathered ahead. All replicas must gather in the same
+//! order, so whether something is gathered ahead depends on that order alone, never on time.
+
+use std::sync::{Arc, Weak};
+
+use burn_autodiff::NodeId;
+use burn_autodiff::checkpoint::retro_forward::RetroForward;
+use burn_autodiff::checkpoint::state::BackwardStates;
+use burn_backend::TensorData;
+use burn_flex::FlexTensor;
+use distribute_collectives::Error as CollectiveError;
+use distribute_device::{BufferRef, DType};
+use distribute_optim::backend::{Gathering, ShardLayout, start_gather};
+use distribute_strategy::{ShardGroups, get_replica_context, raise};
+use distribute_types::with_dtype;
+use distribute_values::TensorStorage;
+use parking_lot::Mutex;
+
+use crate::hook::Copy;
+use crate::tensor::made;
+use crate::{Error, Result};
+
+/// The most gathers that are remembered, of forward passes that no backward follows.
+const LONGEST: usize = 1 << 16;
+
+/// The gathers of one replica.
+#[derive(Default)]
+pub(crate) struct Gathers(Mutex<Order>);
+
+#[derive(Default)]
+struct Order {
+    /// The variables that the step before has gathered, in order.
+    last: Vec<usize>,
+    /// The position in it that follows the newest gather; `None` if that was not as expected.
+    expected: Option<usize>,
+    now: Vec<usize>,
+    ahead: Option<Ahead>,
+    copies: Vec<Weak<Copy>>,
+    /// The weights that forward has gathered.
+    live: Vec<(Weak<Copy>, Weak<burn_backend::Bytes>)>,
+    /// Whether a warning has named weights that forward keeps.
+    warned: bool,
+}
+
+/// A weight that is being gathered before it is used.
+struct Ahead {
+    index: usize,
+    /// The version of the part that was sent.
+    version: u64,
+    pending: Pending,
+}
+
+type Pending = Box<dyn FnOnce() -> Result<FlexTensor, CollectiveError> + Send>;
+
+impl Gathers {
+    /// Sets the replica's copies, by variable.
+    pub(crate) fn set_copies(&self, copies: Vec<Weak<Copy>>) {
+        self.0.lock().copies = copies;
+    }
+
+    /// Returns the whole of a weight: in a replica from all replicas, outside from the parts of this process.
+    ///
+    /// A failure ends the replica: burn's interface has no place for an error.
+    pub(crate) fn whole(&self, copy: &Arc<Copy>, layout: &ShardLayout, forward: bool) -> FlexTensor {
+        let Some(context) = get_replica_context() else { return assembled(copy, layout) };
+        let Some(groups) = context.shard_groups() else { return assembled(copy, layout) };
+        match self.gathered(copy, layout, &groups) {
+            Ok(whole) => {
+                if forward {
+                    self.0.lock().live.push((Arc::downgrade(copy), Arc::downgrade(&whole.data_arc())));
+                }
+                whole
+            }
+            Err(error) => raise(error.into()),
+        }
+    }
+
+    fn gathered(
+        &self,
+        copy: &Arc<Copy>,
+        layout: &ShardLayout,
+        groups: &ShardGroups,
+    ) -> Result<FlexTensor, CollectiveError> {
+        let pending = {
+            let mut order = self.0.lock();
+            let pending = match order.ahead.take() {
+                Some(ahead) if ahead.index == copy.index && ahead.version == copy.value.version() => ahead.pending,
+                // Something else is used than was expected.
+                _ => start(copy, layout, groups)?,
+            };
+            if let Some(next) = order.advance(copy.index)
+                && let Some(layout) = &next.layout
+            {
+                let (index, version) = (next.index, next.value.version());
+                order.ahead = Some(Ahead { index, version, pending: start(&next, layout, groups)? });
+            }
+            pending
+        };
+        pending()
+    }
+
+    /// Ends a step: its order is what the next one is expected to repeat. Nothing that was gathered before an update is
+    /// used after it.
+    pub(crate) fn end_step(&self) {
+        let mut order = self.0.lock();
+        order.last = std::mem::take(&mut order.now);
+        (order.expected, order.ahead) = (None, None);
+        order.live.clear();
+    }
+
+    /// Warns about weights that are still in memory at the end of the forward pass.
+    pub(crate) fn warn_of_kept(&self) {
+        let mut order = self.0.lock();
+        let kept = order.live.iter().filter(|(_, memory)| memory.strong_count() > 0);
+        let mut names: Vec<String> = kept.filter_map(|(copy, _)| Some(copy.upgrade()?.name.clone())).collect();
+        names.dedup();
+        if !names.is_empty() && !std::mem::replace(&mut order.warned, true) {
+            distribute_notice::warn!(
+                "{} stay in memory from forward to backward, because an operation keeps them: one that burn does not \
+                 compute again, such as an explicit transpose before a matmul. They take the memory that sharding was \
+                 to save; let the operation use the weight itself, or enable gradient_checkpointing on the device",
+                names.join(", ")
+            );
+        }
+        order.live.clear();
+    }
+}
+
+impl Order {
+    /// Records a gather, and returns the copy that is expected to be gathered next.
+    fn advance(&mut self, index: usize) -> Option<Arc<Copy>> {
+        let at = match self.expected {
+            Some(at) if self.last.get(at) == Some(&index) => Some(at),
+            // A forward pass begins, also after one without backward.
+            _ if self.last.first() == Some(&index) => {
+                self.now.clear();
+                Some(0)
+            }
+            _ => None,
+        };
+        if self.now.len() >= LONGEST {
+            self.now.clear();
+        }
+        self.now.push(index);
+        self.expected = at.map(|at| at + 1);
+        let next = *self.last.get(self.expected?)?;
+        self.copies.get(next)?.upgrade()
+    }
+}
+
+/// Starts to gather the whole of a weight.
+fn start(copy: &Copy, layout: &ShardLayout, groups: &ShardGroups) -> Result<Pending, CollectiveError> {
+    let part = copy.value.flex();
+    let shape = layout.shape().to_vec();
+    let dtype = copy.value.dtype().unwrap_or(DType::F32);
+    with_dtype!(dtype, T => {
+        let gathering: Gathering<T> = start_gather(groups, &copy.name, layout, part.storage::<T>())?;
+        Ok(Box::new(move || Ok(FlexTensor::from_data(TensorData::new(gathering.wait()?, shape)))))
+    })
+}
+
+/// Returns the whole of a weight from the parts of this process, if it has all.
+fn assembled(copy: &Copy, layout: &ShardLayout) -> FlexTensor {
+    let whole = || -> Result<FlexTensor> {
+        if copy.parts.len() < layout.parts() {
+            return Err(Error::OutsideRun { name: copy.name.clone() });
+        }
+        with_dtype!(copy.value.dtype()?, T => {
+            let mut whole: Vec<T> = Vec::with_capacity(layout.len());
+            for part in &copy.parts[..layout.parts()] {
+                whole.extend(part.to_elements::<T>()?);
+            }
+            whole.truncate(layout.len());
+            Ok(made(layout.shape(), BufferRef::from(&whole[..]))?)
+        })
+    };
+    #[expect(clippy::panic, reason = "the interface of burn has no place for an error, and burn panics too")]
+    whole().unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Gathers a weight again when backward needs it.
+#[derive(Debug)]
+pub(crate) struct Regather(pub(crate) Arc<Copy>);
+
+impl RetroForward for Regather {
+    fn forward(&self, states: &mut BackwardStates, out: NodeId) {
+        if let Some(layout) = &self.0.layout {
+            states.save(out, self.0.uses.gathers.whole(&self.0, layout, false));
+        }
+    }
+}
