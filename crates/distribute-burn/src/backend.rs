@@ -2,8 +2,8 @@
 
 use burn::tensor::Device;
 use burn_autodiff::Autodiff;
-use burn_backend::backend::BackendTypes;
 use burn_backend::Shape;
+use burn_backend::backend::BackendTypes;
 use burn_flex::{Flex, FlexTensor, Layout};
 use distribute_device::DeviceKind;
 use distribute_strategy::Strategy;

@@ -79,12 +79,7 @@ impl ModuleMapper for Extract<'_> {
 }
 
 /// Creates a variable with the value of the first replica: of a sharded one, with the chief's.
-fn variable(
-    strategy: &Strategy,
-    described: &Described,
-    value: FlexTensor,
-    is_trained: bool,
-) -> Result<Variable<Burn>> {
+fn variable(strategy: &Strategy, described: &Described, value: FlexTensor, is_trained: bool) -> Result<Variable<Burn>> {
     let shape = value.layout().shape().as_slice().to_vec();
     let layout = if described.is_statistic { None } else { ShardLayout::of(strategy, &shape) };
     let mut variable = match layout {

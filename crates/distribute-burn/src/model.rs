@@ -2,8 +2,8 @@
 
 use std::any::Any;
 use std::collections::HashMap;
-use std::sync::{Arc, Weak};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use burn::module::{Module, ParamId};
 use burn::tensor::Device;
@@ -181,7 +181,8 @@ impl<M: Module + Sync + 'static> Model<M> {
     /// ```
     pub fn to_module(&self, strategy: &Strategy) -> Result<M> {
         let mut wholes = HashMap::new();
-        for (index, variable) in self.variables().iter().enumerate().filter(|(_, variable)| variable.layout().is_some()) {
+        for (index, variable) in self.variables().iter().enumerate().filter(|(_, variable)| variable.layout().is_some())
+        {
             wholes.insert(index, variable.whole(strategy)?.flex());
         }
         // Validation has running statistics of its own.
@@ -198,7 +199,7 @@ impl<M: Module + Sync + 'static> Model<M> {
         check_alike(&own, &given, 0)?;
         for (described, value) in given.iter().zip(read(module)?) {
             if let Some(variable) = self.variables().iter().find(|variable| variable.name() == described.path) {
-                variable.overwrite(&value.tensor)?;
+                variable.overwrite(&value)?;
             }
         }
         self.write_statistics();

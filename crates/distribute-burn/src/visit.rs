@@ -24,13 +24,6 @@ impl std::fmt::Display for Described {
     }
 }
 
-/// A parameter's value.
-pub(crate) struct Value {
-    pub(crate) tensor: BurnTensor,
-    /// Whether burn computes its gradient.
-    pub(crate) is_trained: bool,
-}
-
 /// Describes the parameters of a module in the order in which burn visits them, without initializing them.
 pub(crate) fn describe<M: Module>(module: &M) -> Result<Vec<Described>> {
     // Running statistics are visited as parameters are, but take no reparameterization.
@@ -52,7 +45,7 @@ pub(crate) fn describe<M: Module>(module: &M) -> Result<Vec<Described>> {
 }
 
 /// Reads the values of the parameters that [`describe`] lists, in the same order. Initializes them.
-pub(crate) fn read<M: Module>(module: &M) -> Result<Vec<Value>> {
+pub(crate) fn read<M: Module>(module: &M) -> Result<Vec<BurnTensor>> {
     let mut reader = Reader { values: Ok(Vec::new()) };
     module.visit(&mut reader);
     reader.values
@@ -99,16 +92,14 @@ impl ModuleVisitor for Seen {
 }
 
 struct Reader {
-    values: Result<Vec<Value>>,
+    values: Result<Vec<BurnTensor>>,
 }
 
 impl ModuleVisitor for Reader {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let Ok(values) = &mut self.values {
-            let value = param.base();
-            let is_trained = value.is_require_grad();
-            match flex_of(value) {
-                Ok(flex) => values.push(Value { tensor: BurnTensor::new(flex), is_trained }),
+            match flex_of(param.base()) {
+                Ok(flex) => values.push(BurnTensor::new(flex)),
                 Err(error) => self.values = Err(error.into()),
             }
         }

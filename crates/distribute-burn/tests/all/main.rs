@@ -4,4 +4,5 @@
 mod common;
 mod equality;
 mod optimizers;
+mod sharded;
 mod statistics;

@@ -1,0 +1,222 @@
+//! Fully sharded parameters, with the models unchanged.
+
+use std::time::{Duration, Instant};
+
+use burn::module::Module;
+use burn::optim::{AdamConfig, ModuleOptimizer, SgdConfig};
+use burn::tensor::Device;
+use distribute_burn::{Adam, BurnContext, Clip, Error, Lamb, Model, Optimizer, Sgd};
+use distribute_train::checkpoint::{Checkpointed, Snapshot};
+
+use crate::common::*;
+
+fn equal_mirrored_and_sharded<M: Classifier>(build: impl Fn(&Model<M>) -> Result<Optimizer, Error>) {
+    let strategy = mirrored(2);
+    let model = scope::<M>(&strategy);
+    let losses = train(&strategy, &model, &build(&model).unwrap(), 12);
+    let parameters = values(&model, 0);
+    for replicas in [2, 3, 4] {
+        let strategy = sharded(replicas);
+        let model = scope::<M>(&strategy);
+        let of_sharded = train(&strategy, &model, &build(&model).unwrap(), 12);
+        let wholes = wholes(&strategy, &model);
+        if replicas == 2 {
+            // A sum of two is the same in any order.
+            assert_eq!(of_sharded, losses);
+            assert_eq!(wholes, parameters);
+        } else {
+            assert_close(&losses, &of_sharded, 2e-4, "losses");
+            for ((name, mirrored), (_, sharded)) in parameters.iter().zip(&wholes) {
+                assert_close(mirrored, sharded, 2e-3, name);
+            }
+        }
+    }
+}
+
+#[test]
+fn an_mlp_trains_alike_mirrored_and_sharded() {
+    equal_mirrored_and_sharded::<Mlp>(|model| Adam::new(0.01).build(model));
+}
+
+#[test]
+fn tied_weights_train_alike_mirrored_and_sharded() {
+    equal_mirrored_and_sharded::<Tied>(|model| Adam::new(0.01).build(model));
+}
+
+#[test]
+fn a_convolution_trains_alike_mirrored_and_sharded() {
+    equal_mirrored_and_sharded::<Convolution>(|model| Adam::new(0.01).build(model));
+}
+
+#[test]
+fn attention_trains_alike_mirrored_and_sharded() {
+    equal_mirrored_and_sharded::<Attention>(|model| Sgd::new(0.1).momentum(0.9).build(model));
+}
+
+#[test]
+fn normalisation_trains_alike_mirrored_and_sharded() {
+    // Each replica normalises its own rows, so the number of replicas matters.
+    let run = |strategy| {
+        let model = scope::<Normalised>(&strategy);
+        let optimizer = Adam::new(0.01).build(&model).unwrap();
+        (train(&strategy, &model, &optimizer, 8), wholes(&strategy, &model))
+    };
+    assert_eq!(run(mirrored(2)), run(sharded(2)));
+}
+
+#[test]
+fn burns_own_optimizers_update_parts() {
+    equal_mirrored_and_sharded::<Tied>(|model| model.optimizer(AdamConfig::new().init(), 0.01, "Adam"));
+    equal_mirrored_and_sharded::<Convolution>(|model| model.optimizer(SgdConfig::new().init(), 0.05, "SGD"));
+}
+
+#[test]
+fn optimizers_that_need_whole_parameters_are_refused() {
+    let model = scope::<Mlp>(&sharded(2));
+    let lamb: ModuleOptimizer = burn::optim::LambConfig::new().init();
+    let Err(error) = model.optimizer(lamb, 0.01, "LAMB") else { panic!("LAMB was accepted") };
+    assert!(error.to_string().starts_with("LAMB computes with whole parameters"), "{error}");
+    let muon: ModuleOptimizer = burn::optim::MuonConfig::new().init();
+    assert!(model.optimizer(muon, 0.01, "Muon").is_err());
+    let clipping = burn::grad_clipping::GradientClippingConfig::Norm(0.1);
+    let clipped: ModuleOptimizer = SgdConfig::new().with_gradient_clipping(clipping.into()).init();
+    assert!(model.optimizer(clipped, 0.01, "SGD with clipping of each norm").is_err());
+    assert!(Lamb::new(0.01).build(&model).is_err());
+    assert!(model.optimizer(SgdConfig::new().init(), 0.01, "SGD").is_ok());
+}
+
+#[test]
+fn half_of_the_model_is_frozen() {
+    let run = |strategy| {
+        let mut model = scope::<Mlp>(&strategy);
+        model.freeze(|name| name.starts_with("hidden.0") || name.starts_with("hidden.2")).unwrap();
+        let optimizer = Adam::new(0.01).build(&model).unwrap();
+        (train(&strategy, &model, &optimizer, 6), wholes(&strategy, &model))
+    };
+    assert_eq!(run(mirrored(2)), run(sharded(2)));
+}
+
+#[test]
+fn clipping_by_the_global_norm_and_accumulation() {
+    let run = |strategy: distribute_strategy::Strategy| {
+        let model = scope::<Mlp>(&strategy);
+        let optimizer = Sgd::new(0.1).build(&model).unwrap().clip(Clip::GlobalNorm(0.05)).unwrap();
+        let device = Device::flex().autodiff();
+        for step in 0..4 {
+            let pieces = cut(&batch(step, 24), 4, &device);
+            let stepped = strategy.run_with((&model, &optimizer), |context, (model, optimizer)| {
+                for part in 0..2 {
+                    let (x, y) = pieces[context.replica_id() * 2 + part].clone();
+                    let loss = context.average_loss(losses(model.forward(x), y), 24);
+                    if part == 0 {
+                        optimizer.accumulate(context, &loss)?
+                    } else {
+                        optimizer.minimize(context, &loss)?
+                    }
+                }
+                Ok::<_, Error>(())
+            });
+            stepped.unwrap();
+        }
+        (optimizer.gradient_norm().unwrap() as f32, wholes(&strategy, &model))
+    };
+    let (norm, parameters) = run(mirrored(2));
+    let (norm_of_parts, of_parts) = run(sharded(2));
+    assert_close(&[norm], &[norm_of_parts], 1e-6, "norm");
+    for ((name, mirrored), (_, sharded)) in parameters.iter().zip(&of_parts) {
+        assert_close(mirrored, sharded, 1e-5, name);
+    }
+}
+
+#[test]
+fn a_checkpoint_is_restored_on_other_numbers_of_replicas_and_other_strategies() {
+    let from = sharded(2);
+    let model = scope::<Attention>(&from);
+    let optimizer = Adam::new(0.01).build(&model).unwrap();
+    train(&from, &model, &optimizer, 3);
+    let mut snapshot = Snapshot::new(3);
+    model.save(&from, &mut snapshot).unwrap();
+    optimizer.save(&from, &mut snapshot).unwrap();
+    let parameters = wholes(&from, &model);
+    let losses = train(&from, &model, &optimizer, 3);
+    for (to, exact) in [(sharded(2), true), (mirrored(2), true), (sharded(3), false), (one(), false)] {
+        let restored = scope::<Attention>(&to);
+        let optimizer = Adam::new(0.5).build(&restored).unwrap();
+        restored.load(&to, &snapshot).unwrap();
+        optimizer.load(&to, &snapshot).unwrap();
+        assert_eq!(wholes(&to, &restored), parameters);
+        let continued = train(&to, &restored, &optimizer, 3);
+        if exact {
+            assert_eq!(continued, losses);
+        } else {
+            assert_close(&losses, &continued, 2e-3, "losses");
+        }
+    }
+}
+
+#[test]
+fn a_module_outside_the_strategy_has_whole_weights() {
+    let strategy = sharded(3);
+    let model = scope::<Mlp>(&strategy);
+    let optimizer = Adam::new(0.01).build(&model).unwrap();
+    train(&strategy, &model, &optimizer, 3);
+    let module = model.to_module(&strategy).unwrap();
+    let other = scope::<Mlp>(&mirrored(2));
+    other.load_module(&module).unwrap();
+    assert_eq!(values(&other, 1), wholes(&strategy, &model));
+    // In one process the model works outside run too.
+    let x = noise(&Device::flex());
+    let inside = model.first().valid().forward(x.clone()).into_data().try_into_vec::<f32>().unwrap();
+    assert_eq!(inside, module.valid().forward(x).into_data().try_into_vec::<f32>().unwrap());
+}
+
+#[test]
+fn evaluation_between_steps_uses_the_newest_weights() {
+    let strategy = sharded(2);
+    let model = scope::<Mlp>(&strategy);
+    let optimizer = Adam::new(0.05).build(&model).unwrap();
+    for _ in 0..4 {
+        train(&strategy, &model, &optimizer, 1);
+        let module = model.to_module(&strategy).unwrap().valid();
+        let x = noise(&Device::flex());
+        let expected = module.forward(x.clone()).into_data().try_into_vec::<f32>().unwrap();
+        for _ in 0..3 {
+            let outputs = strategy.run_with(&model, |_, model| {
+                Ok::<_, Error>(model.valid().forward(x.clone()).into_data().try_into_vec::<f32>().unwrap_or_default())
+            });
+            for output in outputs.unwrap().values() {
+                assert_eq!(*output, expected);
+            }
+        }
+    }
+}
+
+/// Fails when backward asks for a weight, as a replica whose machine is lost.
+#[test]
+fn a_replica_that_fails_before_backward_leaves_the_others_with_an_error_that_names_it() {
+    let strategy = sharded(3);
+    let model = scope::<Mlp>(&strategy);
+    let optimizer = Adam::new(0.01).build(&model).unwrap();
+    train(&strategy, &model, &optimizer, 2);
+    let before = wholes(&strategy, &model);
+    let began = Instant::now();
+    let told = parking_lot::Mutex::new(Vec::new());
+    let failed = strategy.run_with((&model, &optimizer), |context, (model, optimizer)| {
+        let loss = model.forward(noise(&context.burn_device()?)).sum();
+        if context.replica_id() == 1 {
+            return Err(Error::NoExamples { what: "test a failure" });
+        }
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| optimizer.minimize(context, &loss)));
+        told.lock().push(context.group().failure().map_or_else(String::new, |error| error.to_string()));
+        outcome.unwrap_or_else(|payload| std::panic::resume_unwind(payload))
+    });
+    let error = failed.unwrap_err();
+    assert!(matches!(error, Error::NoExamples { .. }), "{error}");
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    let told = told.into_inner();
+    assert_eq!(told.len(), 2);
+    assert!(told.iter().all(|told| told.contains("replica 1 failed")), "{told:?}");
+    // The step was not made, and the next one works.
+    assert_eq!(wholes(&strategy, &model), before);
+    train(&strategy, &model, &optimizer, 2);
+}
