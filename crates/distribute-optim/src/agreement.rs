@@ -1,6 +1,6 @@
 //! Agreement of all workers on the model: the same variables, with the chief's values.
 
-use distribute_collectives::{Difference, Rank, first_difference, on_local_ranks};
+use distribute_collectives::{Difference, ProcessGroup, Rank, first_difference, on_local_ranks};
 use distribute_strategy::{ReplicaContext, Strategy};
 use distribute_values::TensorStorage;
 use twox_hash::XxHash3_64;
@@ -33,7 +33,8 @@ pub fn share<'a, L: TensorLibrary>(
     if strategy.topology().workers() == 1 {
         return Ok(());
     }
-    let variables: Vec<&Variable<L>> = variables.into_iter().collect();
+    // Parts of sharded variables come from the chief already when they are created.
+    let variables: Vec<&Variable<L>> = variables.into_iter().filter(|variable| variable.layout().is_none()).collect();
     let groups = strategy.groups();
     // The bytes are copied first, since the program may read its parameters while the broadcast runs.
     let mut all = Vec::new();
@@ -90,7 +91,20 @@ pub fn audit<L: TensorLibrary>(strategy: &Strategy, parameters: &Parameters<L>) 
         Ok(group.start().all_gather(own, all)?)
     })?;
     let [_, all] = gathered.unwrap_or_default();
-    compare_digests(parameters, &all)
+    compare_digests(compared(parameters), &all, |replica| replica)?;
+    let Some(sharding) = strategy.sharding().filter(|sharding| sharding.mirrors > 1) else { return Ok(()) };
+    let gathered = strategy.on_shard_groups(|local, groups| {
+        let own = part_digests(parameters, local)?;
+        let start =
+            |group: &ProcessGroup| group.start().all_gather(own.clone(), vec![0; own.len() * group.world_size()]);
+        Ok::<_, L::Error>(groups.mirrors().map(start).transpose()?)
+    })?;
+    for (local, gathered) in gathered.into_iter().enumerate() {
+        let [_, all] = gathered.unwrap_or_default();
+        let part = sharding.part_of(strategy.topology().first_replica() + local);
+        compare_digests(sharded(parameters), &all, |mirror| mirror * sharding.parts + part)?;
+    }
+    Ok(())
 }
 
 /// Compares copies like [`audit`]; every replica calls this inside `run`.
@@ -105,13 +119,31 @@ pub(crate) fn audit_replica<L: TensorLibrary>(
     let own = digests(parameters, context.local_replica_id())?;
     let mut all = vec![0; own.len() * group.world_size()];
     group.all_gather(&own, &mut all)?;
-    compare_digests(parameters, &all)
+    compare_digests(compared(parameters), &all, |replica| replica)?;
+    let (sharding, groups) = (context.strategy().sharding(), context.shard_groups());
+    let (Some(sharding), Some(groups)) = (sharding, groups) else { return Ok(()) };
+    let Some(mirrors) = groups.mirrors() else { return Ok(()) };
+    let own = part_digests(parameters, context.local_replica_id())?;
+    let mut all = vec![0; own.len() * mirrors.world_size()];
+    mirrors.all_gather(&own, &mut all)?;
+    let part = sharding.part_of(context.replica_id());
+    compare_digests(sharded(parameters), &all, |mirror| mirror * sharding.parts + part)
+}
+
+/// Returns the sharded variables, whose parts are equal on replicas that mirror each other.
+fn sharded<L: TensorLibrary>(parameters: &Parameters<L>) -> impl Iterator<Item = &Variable<L>> {
+    parameters.variables().iter().filter(|variable| variable.layout().is_some())
+}
+
+/// Returns one digest for each part that a replica holds.
+fn part_digests<L: TensorLibrary>(parameters: &Parameters<L>, local: usize) -> Result<Vec<u64>, L::Error> {
+    sharded(parameters).map(|variable| digest::<L>(&variable.components()[local])).collect()
 }
 
 /// Returns the variables whose copies are equal on all replicas. Statistics may differ: each replica computes them from
-/// its own examples.
+/// its own examples. Replicas have different parts of sharded variables.
 fn compared<L: TensorLibrary>(parameters: &Parameters<L>) -> impl Iterator<Item = &Variable<L>> {
-    parameters.variables().iter().filter(|variable| !variable.is_statistic())
+    parameters.variables().iter().filter(|variable| !variable.is_statistic() && variable.layout().is_none())
 }
 
 /// Returns one digest for each copy that a replica holds.
@@ -119,15 +151,20 @@ fn digests<L: TensorLibrary>(parameters: &Parameters<L>, local: usize) -> Result
     compared(parameters).map(|variable| digest::<L>(&variable.components()[local])).collect()
 }
 
-/// Returns an error if some replica's digests differ from the first replica's. `all` has the replicas' digests one
-/// after another.
-fn compare_digests<L: TensorLibrary>(parameters: &Parameters<L>, all: &[u64]) -> Result<(), L::Error> {
-    let mut replicas = all.chunks_exact(compared(parameters).count().max(1));
+/// Returns an error if some replica's digests differ from the first replica's. `all` has the digests of `variables` on
+/// one replica after another; `name` returns a replica's id.
+fn compare_digests<'p, L: TensorLibrary>(
+    variables: impl Iterator<Item = &'p Variable<L>>,
+    all: &[u64],
+    name: impl Fn(usize) -> usize,
+) -> Result<(), L::Error> {
+    let variables: Vec<&Variable<L>> = variables.collect();
+    let mut replicas = all.chunks_exact(variables.len().max(1));
     let Some(first) = replicas.next() else { return Ok(()) };
     let differs = |of: &[u64]| first.iter().zip(of).position(|(a, b)| a != b);
     // The first variable that differs on any replica, and the first replica where it does.
     let found = (1..).zip(replicas).filter_map(|(replica, of)| Some((differs(of)?, replica))).min();
-    match found.and_then(|(index, replica)| Some((compared(parameters).nth(index)?, replica))) {
+    match found.and_then(|(index, replica)| Some((variables.get(index)?, name(replica)))) {
         None => Ok(()),
         Some((variable, replica)) => Err(Error::Diverged { name: variable.name().to_owned(), replica }.into()),
     }

@@ -4,11 +4,13 @@ use distribute_device::{BufferMut, Element};
 use distribute_values::{TensorStorage, with_storage};
 
 use crate::library::{dtype, wide};
+use crate::parameters::overwrite;
 use crate::{Error, TensorLibrary, Trainable, Variable, is_short};
 
 /// The exponential moving average of a model's trainable variables, which often evaluates better than the last values.
 ///
-/// Replicas' copies are equal, so one average per process is kept, and no communication is needed.
+/// Replicas' copies are equal, so one average per process is kept, and no communication is needed. The averages of
+/// sharded variables are sharded too.
 ///
 /// # Examples
 /// ```
@@ -34,10 +36,11 @@ use crate::{Error, TensorLibrary, Trainable, Variable, is_short};
 pub struct Ema<L: TensorLibrary> {
     decay: f64,
     updates: u64,
-    /// The averages by variable; `None` for variables that are not trained.
-    averages: Vec<Option<L::Tensor>>,
-    /// The values of averaged variables while the averages take their place.
-    held: Option<Vec<L::Tensor>>,
+    /// The averages by variable: one, or of a sharded variable one for each local replica's part; none for variables
+    /// that are not trained.
+    averages: Vec<Vec<L::Tensor>>,
+    /// The values of averaged variables while the averages take their place, in the same form.
+    held: Option<Vec<Vec<L::Tensor>>>,
 }
 
 impl<L: TensorLibrary> Ema<L> {
@@ -50,8 +53,8 @@ impl<L: TensorLibrary> Ema<L> {
         if !(0.0..1.0).contains(&decay) {
             return Err(Error::Setting { what: "the decay of Ema", given: decay, expected: "from 0 to below 1" }.into());
         }
-        let average = |variable: &Variable<L>| -> Result<Option<L::Tensor>, L::Error> {
-            Ok(if variable.is_trainable() { Some(copy::<L>(&variable.components()[0])?) } else { None })
+        let average = |variable: &Variable<L>| -> Result<Vec<L::Tensor>, L::Error> {
+            different(variable).iter().filter(|_| variable.is_trainable()).map(copy::<L>).collect()
         };
         let averages = model.parameters().variables().iter().map(average).collect::<Result<Vec<_>, L::Error>>()?;
         Ok(Ema { decay, updates: 0, averages, held: None })
@@ -67,9 +70,9 @@ impl<L: TensorLibrary> Ema<L> {
         let averaged = model.parameters().variables().iter().zip(&self.averages);
         // Everything that may fail comes first, so that all averages are updated or none is.
         let pairs: Result<Vec<[L::Tensor; 2]>, L::Error> = averaged
-            .filter_map(|(variable, average)| Some((variable, average.as_ref()?)))
-            .map(|(variable, average)| {
-                let value = L::detach(&variable.components()[0]);
+            .flat_map(|(variable, averages)| different(variable).iter().zip(averages))
+            .map(|(component, average)| {
+                let value = L::detach(component);
                 Ok([average.clone(), L::cast(&value, dtype::<L>(average)?)?])
             })
             .collect();
@@ -91,23 +94,36 @@ impl<L: TensorLibrary> Ema<L> {
     /// # Errors
     /// The library's error if a variable cannot be read or written.
     pub fn swap(&mut self, model: &impl Trainable<Library = L>) -> Result<(), L::Error> {
-        let averaged =
-            || model.parameters().variables().iter().zip(&self.averages).filter(|(_, average)| average.is_some());
         let (given, held) = match &self.held {
             // The values are kept until all variables are restored.
             Some(values) => (values.clone(), None),
             None => {
-                let values: distribute_values::Result<Vec<L::Tensor>> =
-                    averaged().map(|(variable, _)| L::detach(&variable.components()[0]).copied()).collect();
-                (self.averages.iter().flatten().cloned().collect(), Some(values?))
+                let copied = |(variable, averages): (&Variable<L>, &Vec<L::Tensor>)| {
+                    different(variable).iter().zip(averages).map(|(value, _)| L::detach(value).copied()).collect()
+                };
+                let averaged = model.parameters().variables().iter().zip(&self.averages);
+                let values: distribute_values::Result<Vec<Vec<L::Tensor>>> = averaged.map(copied).collect();
+                (self.averages.clone(), Some(values?))
             }
         };
-        for ((variable, _), given) in averaged().zip(&given) {
-            variable.overwrite(&L::cast(given, dtype::<L>(&variable.components()[0])?)?)?;
+        for (variable, given) in model.parameters().variables().iter().zip(&given) {
+            for (local, given) in given.iter().enumerate() {
+                let given = L::cast(given, dtype::<L>(&variable.components()[local])?)?;
+                match variable.layout() {
+                    Some(_) => overwrite::<L>(&variable.components()[local..=local], &given)?,
+                    None => variable.overwrite(&given)?,
+                }
+            }
         }
         self.held = held;
         Ok(())
     }
+}
+
+/// Returns the components of a variable whose values may differ: all of a sharded one, else the first.
+fn different<L: TensorLibrary>(variable: &Variable<L>) -> &[L::Tensor] {
+    let all = variable.components();
+    if variable.layout().is_some() { all } else { all.get(..1).unwrap_or(all) }
 }
 
 /// Returns a copy, widened to f32 if the elements have 16 bits.

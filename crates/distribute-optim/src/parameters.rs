@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use distribute_strategy::Strategy;
+use distribute_types::with_dtype;
 use distribute_values::{TensorStorage, with_storage};
 
 use crate::tape::{Sink, Tape};
-use crate::{Error, TensorLibrary};
+use crate::{Error, ShardLayout, TensorLibrary};
 
 /// The variables of a model, as optimizers and checkpoints need them.
 #[derive(Debug)]
@@ -34,12 +35,15 @@ pub struct Variable<L: TensorLibrary> {
     components: Vec<L::Tensor>,
     trainable: bool,
     statistic: bool,
+    /// How it is divided among replicas; `None` if every replica has the whole of it.
+    layout: Option<ShardLayout>,
 }
 
 impl<L: TensorLibrary> Clone for Variable<L> {
     fn clone(&self) -> Variable<L> {
-        let Variable { name, components, trainable, statistic } = self;
-        Variable { name: name.clone(), components: components.clone(), trainable: *trainable, statistic: *statistic }
+        let Variable { name, components, trainable, statistic, layout } = self;
+        let (name, components, layout) = (name.clone(), components.clone(), layout.clone());
+        Variable { name, components, trainable: *trainable, statistic: *statistic, layout }
     }
 }
 
@@ -47,7 +51,27 @@ impl<L: TensorLibrary> Variable<L> {
     /// Creates a variable that has no components yet. A `statistic` is a variable that a layer writes itself, from its
     /// replica's examples; it is never trained.
     pub fn new(name: impl Into<String>, statistic: bool) -> Variable<L> {
-        Variable { name: name.into(), components: Vec::new(), trainable: !statistic, statistic }
+        Variable { name: name.into(), components: Vec::new(), trainable: !statistic, statistic, layout: None }
+    }
+
+    /// Creates a sharded variable that has no components yet. Each replica's component is its part, with its padding:
+    /// a tensor of any shape with as many elements as the layout's
+    /// [`part_len`](crate::backend::ShardLayout::part_len).
+    ///
+    /// While backward runs, its *whole* gradient is reported to the [`Tape`](crate::backend::Tape), in the whole shape
+    /// or any other with as many elements; the optimizer reduces it to parts at once.
+    pub fn sharded(name: impl Into<String>, layout: ShardLayout) -> Variable<L> {
+        Variable { layout: Some(layout), ..Variable::new(name, false) }
+    }
+
+    /// Returns how the variable is divided among replicas; `None` if every replica has the whole of it.
+    pub fn layout(&self) -> Option<&ShardLayout> {
+        self.layout.as_ref()
+    }
+
+    /// Returns the shape of the whole variable.
+    pub fn shape(&self) -> Vec<usize> {
+        self.layout.as_ref().map_or_else(|| self.components[0].shape(), |layout| layout.shape().to_vec())
     }
 
     /// Adds the component of the next local replica. Replicas that share a variable pass handles on one storage.
@@ -76,12 +100,13 @@ impl<L: TensorLibrary> Variable<L> {
         self.statistic
     }
 
-    /// Writes a value of the same type and shape to all components.
+    /// Writes a value of the same type and shape to all components; to those of a sharded variable, their parts of it.
     ///
     /// # Errors
-    /// [`distribute_values::Error::Tensor`] if the storage cannot be written.
+    /// [`distribute_values::Error::Tensor`] if the storage cannot be written;
+    /// [`distribute_values::Error::Device`] if a sharded variable's value has another number of elements.
     pub fn overwrite(&self, value: &L::Tensor) -> distribute_values::Result<()> {
-        overwrite::<L>(&self.components, value)
+        overwrite_parts::<L>(&self.components, self.layout.as_ref(), value)
     }
 }
 
@@ -165,9 +190,38 @@ pub fn overwrite<L: TensorLibrary>(components: &[L::Tensor], value: &L::Tensor) 
     Ok(())
 }
 
+/// Writes a whole value of the same type to the components of a variable or a slot that may be sharded.
+///
+/// # Errors
+/// [`distribute_values::Error::Tensor`] if the storage cannot be written; [`distribute_values::Error::Device`] if the
+/// value of a sharded one has another number of elements.
+pub fn overwrite_parts<L: TensorLibrary>(
+    components: &[L::Tensor],
+    layout: Option<&ShardLayout>,
+    value: &L::Tensor,
+) -> distribute_values::Result<()> {
+    let Some(layout) = layout else { return overwrite::<L>(components, value) };
+    let given: usize = value.shape().iter().product();
+    if given != layout.len() {
+        return Err(distribute_device::Error::OutOfRange { start: 0, end: layout.len(), len: given }.into());
+    }
+    with_dtype!(value.dtype()?, T => {
+        let whole = value.to_elements::<T>()?;
+        for (local, component) in components.iter().enumerate() {
+            let part = layout.cut(&whole, layout.part_of(local));
+            let mut outcome = Ok(());
+            component.write(&mut |mut buffer| {
+                outcome = buffer.as_mut_slice::<T>().map(|own| own.iter_mut().zip(&part).for_each(|(a, b)| *a = *b));
+            })?;
+            outcome?;
+        }
+    });
+    Ok(())
+}
+
 /// Formats a variable's name, shape and type, as they are compared between workers.
 pub(crate) fn describe<L: TensorLibrary>(variable: &Variable<L>) -> String {
-    let tensor = &variable.components[0];
-    let dtype = tensor.dtype().map_or_else(|error| error.to_string(), |dtype| format!("{dtype:?}"));
-    format!("{} {:?} {dtype}", variable.name, tensor.shape())
+    let dtype = variable.components[0].dtype().map_or_else(|error| error.to_string(), |dtype| format!("{dtype:?}"));
+    let sharded = variable.layout().map_or_else(String::new, |layout| format!(" in {} parts", layout.parts()));
+    format!("{} {:?} {dtype}{sharded}", variable.name, variable.shape())
 }

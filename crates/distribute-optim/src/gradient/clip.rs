@@ -43,33 +43,36 @@ impl Clip {
     /// # Errors
     /// The library's error if a gradient's storage cannot be accessed.
     pub fn apply<L: TensorLibrary>(self, gradients: &mut [Reduced<L>]) -> Result<Option<f64>, L::Error> {
-        let tensors: Vec<L::Tensor> = gradients.iter().map(|reduced| reduced.gradient.clone()).collect();
-        match self {
-            Clip::Value(limit) => {
-                for tensor in &tensors {
-                    change::<L>(tensor, |x| x.clamp(-limit, limit))?;
-                }
-                Ok(None)
-            }
-            Clip::Norm(limit) => {
-                for tensor in &tensors {
-                    let norm = square_sum::<L>(tensor)?.sqrt();
-                    scale_down::<L>(tensor, norm, limit)?;
-                }
-                Ok(None)
-            }
-            Clip::GlobalNorm(limit) => {
-                let mut sum = 0.0;
-                for tensor in &tensors {
-                    sum += square_sum::<L>(tensor)?;
-                }
-                let norm = sum.sqrt();
-                for tensor in &tensors {
-                    scale_down::<L>(tensor, norm, limit)?;
-                }
-                Ok(Some(norm))
+        let norm = self.norm(gradients, 0.0)?;
+        self.apply_with(gradients, norm)?;
+        Ok(norm)
+    }
+
+    /// Returns the global norm of gradients, and of others whose squares have the sum `others`, if this kind needs it.
+    pub(crate) fn norm<L: TensorLibrary>(self, gradients: &[Reduced<L>], others: f64) -> Result<Option<f64>, L::Error> {
+        let Clip::GlobalNorm(_) = self else { return Ok(None) };
+        let mut sum = 0.0;
+        for reduced in gradients {
+            sum += square_sum::<L>(&reduced.gradient)?;
+        }
+        Ok(Some((sum + others).sqrt()))
+    }
+
+    /// Limits gradients in place, given their [`norm`](Clip::norm).
+    pub(crate) fn apply_with<L: TensorLibrary>(
+        self,
+        gradients: &mut [Reduced<L>],
+        norm: Option<f64>,
+    ) -> Result<(), L::Error> {
+        for reduced in gradients {
+            let gradient = &reduced.gradient;
+            match self {
+                Clip::Value(limit) => change::<L>(gradient, |x| x.clamp(-limit, limit))?,
+                Clip::Norm(limit) => scale_down::<L>(gradient, square_sum::<L>(gradient)?.sqrt(), limit)?,
+                Clip::GlobalNorm(limit) => scale_down::<L>(gradient, norm.unwrap_or(0.0), limit)?,
             }
         }
+        Ok(())
     }
 }
 
@@ -78,7 +81,7 @@ fn scale_down<L: TensorLibrary>(tensor: &L::Tensor, norm: f64, limit: f64) -> Re
 }
 
 /// Returns the sum of squares, computed in f64 and always in the same order.
-fn square_sum<L: TensorLibrary>(tensor: &L::Tensor) -> Result<f64, L::Error> {
+pub(crate) fn square_sum<L: TensorLibrary>(tensor: &L::Tensor) -> Result<f64, L::Error> {
     fn sum<T: Element + Into<f64>>(buffer: &BufferMut<'_>) -> f64 {
         buffer.as_slice::<T>().map_or(0.0, |all| all.iter().map(|x| (*x).into() * (*x).into()).sum())
     }
