@@ -230,22 +230,24 @@ struct Trial {
 fn is_elementwise(optimizer: &ModuleOptimizer) -> bool {
     const ROWS: usize = 128;
     let device = Device::flex();
-    let ramp = |range: Range<usize>, shape: [usize; 2], scale: f32| {
-        let element = |at: usize| scale * ((at * 37 % 101) as f32 / 50.0 - 1.01);
+    let len = ROWS * ROWS;
+    // The second half of the parameters is larger than the first, relative to its gradients.
+    let ramp = |range: Range<usize>, shape: [usize; 2], scale: f32, growth: f32| {
+        let element =
+            |at: usize| scale * (1.0 + growth * at as f32 / len as f32) * ((at * 37 % 101) as f32 / 50.0 - 1.01);
         Tensor::<1>::from_floats(&range.map(element).collect::<Vec<f32>>()[..], &device).reshape(shape)
     };
     let stepped = |range: Range<usize>, shape: [usize; 2]| {
         let mut optimizer = optimizer.clone();
-        let weight = Tensor::from_inner(ramp(range.clone(), shape, 0.5)).require_grad();
+        let weight = Tensor::from_inner(ramp(range.clone(), shape, 0.5, 4.0)).require_grad();
         let mut trial = Trial { weight: Param::from_tensor(weight) };
-        for scale in [1.0, -0.3] {
+        for scale in [1.0, 0.7] {
             let mut gradients = GradientsParams::new();
-            gradients.register(trial.weight.id, ramp(range.clone(), shape, scale));
+            gradients.register(trial.weight.id, ramp(range.clone(), shape, scale, 0.0));
             trial = optimizer.step(0.1, trial, gradients);
         }
         trial.weight.val().inner().into_data().try_into_vec::<f32>().unwrap_or_default()
     };
-    let len = ROWS * ROWS;
     let whole = stepped(0..len, [ROWS, ROWS]);
     let mut halves = stepped(0..len / 2, [1, len / 2]);
     halves.extend(stepped(len / 2..len, [1, len / 2]));

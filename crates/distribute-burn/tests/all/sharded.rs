@@ -202,11 +202,13 @@ fn a_replica_that_fails_before_backward_leaves_the_others_with_an_error_that_nam
     let began = Instant::now();
     let told = parking_lot::Mutex::new(Vec::new());
     let failed = strategy.run_with((&model, &optimizer), |context, (model, optimizer)| {
-        let loss = model.forward(noise(&context.burn_device()?)).sum();
+        let x = noise(&context.burn_device()?);
         if context.replica_id() == 1 {
+            let _ = model.forward(x).sum();
             return Err(Error::NoExamples { what: "test a failure" });
         }
-        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| optimizer.minimize(context, &loss)));
+        let step = || optimizer.minimize(context, &model.forward(x).sum());
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(step));
         told.lock().push(context.group().failure().map_or_else(String::new, |error| error.to_string()));
         outcome.unwrap_or_else(|payload| std::panic::resume_unwind(payload))
     });
