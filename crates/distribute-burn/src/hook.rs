@@ -74,18 +74,27 @@ pub(crate) fn around_backward<R>(backward: impl FnOnce() -> R) -> R {
     result
 }
 
+/// The tokens of this process, in the order of their depth. Models share them: each takes some kilobytes.
+static TOKENS: Mutex<Vec<DiffTensor>> = Mutex::new(Vec::new());
+
+fn tokens(count: usize) -> Vec<DiffTensor> {
+    let mut tokens = TOKENS.lock();
+    while tokens.len() < count {
+        let mut token = match tokens.last() {
+            Some(token) => token.clone(),
+            None => Diff::from_inner(Flex::float_zeros([1].into(), &Default::default(), FloatDType::F32)),
+        };
+        for _ in 0..DEPTH_PER_USE {
+            token = Diff::float_neg(token);
+        }
+        tokens.push(token);
+    }
+    tokens[..count].to_vec()
+}
+
 impl Uses {
     pub(crate) fn new(tape: Arc<Tape<BurnTensor>>, parameters: usize) -> Arc<Uses> {
-        let zero = Flex::float_zeros([1].into(), &Default::default(), FloatDType::F32);
-        let mut token: DiffTensor = Diff::from_inner(zero);
-        let tokens = (0..parameters)
-            .map(|_| {
-                for _ in 0..DEPTH_PER_USE {
-                    token = Diff::float_neg(token.clone());
-                }
-                token.clone()
-            })
-            .collect();
+        let tokens = tokens(parameters);
         Arc::new(Uses { tape, tokens, step: Mutex::default(), gathers: Gathers::default() })
     }
 

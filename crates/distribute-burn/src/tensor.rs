@@ -103,6 +103,20 @@ impl TensorStorage<Burn> for BurnTensor {
     fn beside(&self, shape: &[usize], elements: BufferRef<'_>) -> distribute_values::Result<BurnTensor> {
         Ok(BurnTensor::new(made(shape, elements)?))
     }
+
+    fn into_elements<T: Element>(self) -> distribute_values::Result<Vec<T>> {
+        let held = match Arc::try_unwrap(self.0) {
+            Ok(held) => held.tensor.into_inner(),
+            Err(shared) => return BurnTensor(shared).to_elements(),
+        };
+        if dtype_of(held.dtype())? != T::DTYPE {
+            return BurnTensor::new(held).to_elements();
+        }
+        match held.into_data().into_bytes().try_into_vec::<T>() {
+            Ok(elements) => Ok(elements),
+            Err(bytes) => Ok(BufferRef::from_bytes(T::DTYPE, &bytes)?.as_slice::<T>()?.to_vec()),
+        }
+    }
 }
 
 macro_rules! storage_of_tensors {

@@ -51,6 +51,15 @@ pub trait TensorStorage<L>: Clone + Send + Sync + Sized + 'static {
         copy.unwrap_or_else(|| Ok(self.clone()))
     }
 
+    /// Turns the tensor into a vector of its elements, in row-major order, without a copy if the library can and no
+    /// other handle shares the storage.
+    ///
+    /// # Errors
+    /// The errors of [`to_elements`](TensorStorage::to_elements) occur in the same cases.
+    fn into_elements<T: Element>(self) -> Result<Vec<T>> {
+        self.to_elements()
+    }
+
     /// Copies the elements to a vector, in row-major order.
     ///
     /// # Errors

@@ -119,12 +119,12 @@ impl<L: TensorLibrary> PartsStep<L> {
     pub(crate) fn push(&mut self, index: usize, gradient: L::Tensor) -> Result<(), L::Error> {
         if self.is_announcing() {
             self.announce(index as u32)?;
-            self.launch(index, Some(&gradient))?;
+            self.launch(index, Some(gradient))?;
         } else {
             self.waiting.insert(index, gradient);
             while let Some(next) = self.next(false)?.filter(|next| self.waiting.contains_key(next)) {
                 let gradient = self.waiting.remove(&next);
-                self.launch(next, gradient.as_ref())?;
+                self.launch(next, gradient)?;
                 self.listen()?;
             }
         }
@@ -139,7 +139,7 @@ impl<L: TensorLibrary> PartsStep<L> {
         }
         while let Some(next) = self.next(true)? {
             let gradient = self.waiting.remove(&next);
-            self.launch(next, gradient.as_ref())?;
+            self.launch(next, gradient)?;
             self.listen()?;
         }
         Ok(())
@@ -153,7 +153,7 @@ impl<L: TensorLibrary> PartsStep<L> {
         let late = (0..count).filter(|index| flags.came(*index) && !launched.contains(index));
         for index in late.filter(|index| is_exchanged(&self.parameters.variables()[*index])).collect::<Vec<_>>() {
             let gradient = self.waiting.remove(&index);
-            self.launch(index, gradient.as_ref())?;
+            self.launch(index, gradient)?;
         }
         let is_first = matches!(self.order, Order::Announced(_));
         if is_first {
@@ -246,12 +246,12 @@ impl<L: TensorLibrary> PartsStep<L> {
     }
 
     /// Starts the reduction of a gradient, or of zeros.
-    fn launch(&mut self, index: usize, gradient: Option<&L::Tensor>) -> Result<(), L::Error> {
+    fn launch(&mut self, index: usize, gradient: Option<L::Tensor>) -> Result<(), L::Error> {
         let variable = &self.parameters.variables()[index];
         let layout = variable.layout().ok_or_else(|| elsewhere(variable.name()))?;
         let reduction: Box<dyn Reduction<L>> = with_dtype!(dtype::<L>(&variable.components()[0])?, T => {
             let whole = match gradient {
-                Some(gradient) => gradient.to_elements::<T>()?,
+                Some(gradient) => gradient.into_elements::<T>()?,
                 None => vec![T::default(); layout.len()],
             };
             Box::new(Stage::begin(self.groups.reductions(), tag(variable.name()), layout, whole)?)

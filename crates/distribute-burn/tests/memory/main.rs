@@ -1,0 +1,90 @@
+//! The memory of fully sharded parameters, counted by the allocator. The only test of its process.
+#![expect(unsafe_code, reason = "an allocator that counts")]
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::activation::relu;
+use burn::tensor::{Device, Tensor};
+use distribute_burn::{Adam, BurnContext, BurnStrategy, Error};
+use distribute_strategy::{FullyShardedStrategy, MirroredStrategy, Strategy};
+
+struct Counting;
+
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call is passed on to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let live = LIVE.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
+        PEAK.fetch_max(live, Ordering::Relaxed);
+        // SAFETY: the caller's promise is that of the system's allocator.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's promise is that of the system's allocator.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const WIDTH: usize = 512;
+const LAYERS: usize = 12;
+/// The bytes of one layer's weight and bias.
+const LAYER: usize = (WIDTH + 1) * WIDTH * 4;
+
+#[derive(Module, Debug)]
+struct Deep {
+    layers: Vec<Linear>,
+}
+
+impl Deep {
+    fn new(device: &Device) -> Deep {
+        Deep { layers: (0..LAYERS).map(|_| LinearConfig::new(WIDTH, WIDTH).init(device)).collect() }
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        self.layers.iter().fold(x, |x, layer| relu(layer.forward(x)))
+    }
+}
+
+/// Returns the most bytes that a model, its optimizer and its steps take, over all replicas of the process.
+fn peak(strategy: &Strategy) -> usize {
+    let before = LIVE.load(Ordering::Relaxed);
+    PEAK.store(before, Ordering::Relaxed);
+    let model = strategy.scope(Deep::new).unwrap();
+    let optimizer = Adam::new(1e-4).build(&model).unwrap();
+    for _ in 0..4 {
+        let step = strategy.run_with((&model, &optimizer), |context, (model, optimizer)| {
+            let x = Tensor::<2>::ones([2, WIDTH], &context.burn_device()?);
+            optimizer.minimize(context, &context.average_loss(model.forward(x).square(), 4))?;
+            Ok::<_, Error>(())
+        });
+        step.unwrap();
+    }
+    PEAK.load(Ordering::Relaxed) - before
+}
+
+/// Parameters, gradients and Adam's two slots: 1/w of them on each of w replicas, and four whole layers for a moment: a
+/// weight that is used, the next one, a gradient, and one on its way.
+#[test]
+fn each_replica_holds_its_share_and_four_layers() {
+    let devices = |replicas: usize| (0..replicas).map(|cpu| format!("CPU:{cpu}")).collect::<Vec<String>>();
+    let mirrored = peak(&MirroredStrategy::builder().devices(devices(2)).build().unwrap()) / 2;
+    assert!(mirrored >= 4 * LAYERS * LAYER, "{mirrored}");
+    for replicas in [2, 4] {
+        let strategy = FullyShardedStrategy::builder().devices(devices(replicas)).build().unwrap();
+        let each = peak(&strategy) / replicas;
+        let allowed = mirrored / replicas + 4 * LAYER;
+        println!("{replicas} replicas: {each} bytes each, {allowed} allowed, {mirrored} mirrored");
+        assert!(each <= allowed, "{replicas} replicas hold {each} bytes each, more than {allowed}");
+    }
+}
