@@ -1,0 +1,129 @@
+//! The example burn_fsdp_lm, whose parameters are sharded, in several processes.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use distribute_testkit::{Job, JobBuilder, Outcome, Ports, Signal, target_binary};
+
+const DEADLINE: Duration = Duration::from_secs(120);
+const SMALL: [&str; 6] = ["--width", "64", "--layers", "2", "--context", "32"];
+
+fn alone(args: &[&str]) -> JobBuilder {
+    Job::builder(target_binary("burn_fsdp_lm").unwrap()).args(args).env("RAYON_NUM_THREADS", "1")
+}
+
+fn workers(count: usize, args: &[&str]) -> JobBuilder {
+    let addresses = Ports::reserve(count).unwrap().addresses();
+    let config = move |rank| {
+        let task = format!(r#"{{"type": "worker", "index": {rank}}}"#);
+        vec![("TF_CONFIG".to_owned(), format!(r#"{{"cluster": {{"worker": {addresses:?}}}, "task": {task}}}"#))]
+    };
+    alone(args).tasks(count).task_env(config)
+}
+
+/// Runs the example; returns the losses of its steps.
+#[track_caller]
+fn losses(job: JobBuilder, folder: &Path, name: &str) -> Vec<f32> {
+    let file = folder.join(name);
+    let outcomes = job.args(SMALL).args(["--losses", file.to_str().unwrap()]).start().unwrap().wait_all(DEADLINE).unwrap();
+    assert!(outcomes.iter().all(Outcome::success), "{outcomes:?}");
+    fs::read_to_string(&file).unwrap().lines().map(|line| line.parse().unwrap()).collect()
+}
+
+#[track_caller]
+fn assert_close(a: &[f32], b: &[f32]) {
+    assert_eq!(a.len(), b.len());
+    assert!(a.iter().zip(b).all(|(a, b)| (a - b).abs() <= 2e-3 * a.abs()), "{a:?}\n{b:?}");
+}
+
+#[test]
+fn sharded_and_mirrored_replicas_learn_the_same_in_one_process_and_in_several() {
+    let folder = tempfile::tempdir().unwrap();
+    let losses = |job: JobBuilder, name: &str| losses(job, folder.path(), name);
+    let steps = ["--steps", "12"];
+    let one = losses(alone(&steps).arg("--mirrored"), "one");
+    let mirrored = losses(alone(&steps).args(["--mirrored", "--devices", "CPU:0,CPU:1"]), "mirrored");
+    let threads = losses(alone(&steps).args(["--devices", "CPU:0,CPU:1"]), "threads");
+    let processes = losses(workers(2, &steps), "processes");
+    // A sum of two is the same in any order.
+    assert_eq!(threads, mirrored);
+    assert_eq!(processes, mirrored);
+    assert!(one[11] < one[0] - 0.5, "{one:?}");
+    for other in [&mirrored, &losses(workers(4, &steps), "four")] {
+        assert_close(&one, other);
+    }
+    let hybrid = workers(2, &steps).args(["--devices", "CPU:0,CPU:1", "--hybrid"]);
+    assert_close(&one, &losses(hybrid, "hybrid"));
+}
+
+#[test]
+fn a_checkpoint_of_four_processes_is_restored_by_two_and_by_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let saved = folder.path().join("checkpoint");
+    let part = |job: JobBuilder, name: &str| {
+        let copy = folder.path().join(format!("{name}-checkpoint"));
+        let _ = std::process::Command::new("cp").arg("-r").args([&saved, &copy]).status();
+        losses(job.args(["--checkpoint", copy.to_str().unwrap()]), folder.path(), name)
+    };
+    losses(workers(4, &["--steps", "6", "--checkpoint", saved.to_str().unwrap()]), folder.path(), "first");
+    let steps = ["--steps", "5"];
+    let four = part(workers(4, &steps), "four");
+    let two = part(workers(2, &steps), "two");
+    let mirrored = part(alone(&steps).arg("--mirrored"), "mirrored");
+    assert_close(&four, &two);
+    assert_close(&four, &mirrored);
+}
+
+/// A frozen process makes the others wait in the gather of a weight, in forward or in backward; then it is killed.
+#[test]
+fn survivors_of_a_kill_during_a_gather_name_the_killed_rank() {
+    for after in [200, 700] {
+        let steps = ["--steps", "100000", "--width", "128", "--layers", "3"];
+        let mut job = workers(3, &steps).start().unwrap();
+        let began = Instant::now();
+        while !job.printed(0).contains("step   11") {
+            assert!(began.elapsed() < DEADLINE, "no step: {:?}", job.printed(0));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        std::thread::sleep(Duration::from_millis(after));
+        job.kill(1, Signal::STOP).unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        job.kill(1, Signal::KILL).unwrap();
+        let killed = Instant::now();
+        for rank in [0, 2] {
+            let survivor = job.wait(rank, DEADLINE).unwrap();
+            assert_eq!(survivor.code, Some(138), "{survivor:?}");
+            assert!(survivor.stderr.contains("lost worker:1"), "{survivor:?}");
+        }
+        assert!(killed.elapsed() < Duration::from_secs(15), "{:?}", killed.elapsed());
+    }
+}
+
+/// The memory of each process is limited to less than a whole model, its gradients and its state take.
+#[test]
+fn a_model_that_does_not_fit_the_memory_of_one_process_trains_on_four() {
+    const LIMIT_KIB: &str = "150000";
+    let limited = |job: fn(&[&str]) -> JobBuilder, args: &[&str]| {
+        let program = target_binary("burn_fsdp_lm").unwrap();
+        let shell = format!("ulimit -d {LIMIT_KIB} && exec {} \"$@\"", program.display());
+        let mut all = vec!["-c", shell.as_str(), "burn_fsdp_lm"];
+        all.extend(["--width", "512", "--layers", "4", "--context", "16", "--batch", "4", "--steps", "2"]);
+        all.extend(args);
+        job(&all)
+    };
+    let shell = |args: &[&str]| Job::builder("sh").args(args).env("RAYON_NUM_THREADS", "1");
+    let alone = limited(shell, &["--mirrored"]).start().unwrap().wait_all(DEADLINE).unwrap();
+    assert!(!alone[0].success(), "a whole copy fits: {alone:?}");
+    let four = |args: &[&str]| {
+        let addresses = Ports::reserve(4).unwrap().addresses();
+        let config = move |rank| {
+            let task = format!(r#"{{"type": "worker", "index": {rank}}}"#);
+            vec![("TF_CONFIG".to_owned(), format!(r#"{{"cluster": {{"worker": {addresses:?}}}, "task": {task}}}"#))]
+        };
+        Job::builder("sh").args(args).env("RAYON_NUM_THREADS", "1").tasks(4).task_env(config)
+    };
+    let sharded = limited(four, &[]).start().unwrap().wait_all(DEADLINE).unwrap();
+    assert!(sharded.iter().all(Outcome::success), "{sharded:?}");
+    assert!(sharded[0].stdout.contains("last loss"), "{sharded:?}");
+}
