@@ -45,6 +45,7 @@ mod error;
 mod input;
 mod intra_op;
 mod merge;
+mod mesh;
 mod mirrored;
 mod multi_worker;
 mod one_device;

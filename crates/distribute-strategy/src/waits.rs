@@ -62,7 +62,8 @@ impl Replicas {
         let (groups, further) = (self.groups(), self.graph_groups());
         let of_replica = |(local, group): (usize, &ProcessGroup)| {
             let further = further.get(local).and_then(Option::as_ref).map_or(Duration::ZERO, |group| group.waited());
-            group.waited() + further
+            let tensor = self.tensor_group(local).map_or(Duration::ZERO, |group| group.waited());
+            group.waited() + further + tensor
         };
         let collectives = groups.iter().enumerate().map(of_replica).min().unwrap_or_default();
         Waits { collectives, input: self.input_wait.total() }
