@@ -11,3 +11,4 @@ pub use crate::parameters::{Parameters, Variable, overwrite};
 pub use crate::plan::{Plan, warn_untrained};
 pub use crate::step_counts::StepCounts;
 pub use crate::tape::{Sink, Tape};
+pub use crate::tensor_split::{Pieces, TensorSplit};

@@ -4,11 +4,13 @@ use distribute_device::{BufferMut, Element};
 use distribute_values::{TensorStorage, with_storage};
 
 use crate::library::{dtype, wide};
+use crate::parameters::overwrite;
 use crate::{Error, TensorLibrary, Trainable, Variable, is_short};
 
 /// The exponential moving average of a model's trainable variables, which often evaluates better than the last values.
 ///
-/// Replicas' copies are equal, so one average per process is kept, and no communication is needed.
+/// Replicas' copies are equal, so one average per process is kept, and no communication is needed. Of a variable that is
+/// split among tensor ranks, that is one of each part.
 ///
 /// # Examples
 /// ```
@@ -34,10 +36,10 @@ use crate::{Error, TensorLibrary, Trainable, Variable, is_short};
 pub struct Ema<L: TensorLibrary> {
     decay: f64,
     updates: u64,
-    /// The averages by variable; `None` for variables that are not trained.
-    averages: Vec<Option<L::Tensor>>,
+    /// The averages by variable: one, or one of each part of a split variable; none of variables that are not trained.
+    averages: Vec<Vec<L::Tensor>>,
     /// The values of averaged variables while the averages take their place.
-    held: Option<Vec<L::Tensor>>,
+    held: Option<Vec<Vec<L::Tensor>>>,
 }
 
 impl<L: TensorLibrary> Ema<L> {
@@ -50,8 +52,10 @@ impl<L: TensorLibrary> Ema<L> {
         if !(0.0..1.0).contains(&decay) {
             return Err(Error::Setting { what: "the decay of Ema", given: decay, expected: "from 0 to below 1" }.into());
         }
-        let average = |variable: &Variable<L>| -> Result<Option<L::Tensor>, L::Error> {
-            Ok(if variable.is_trainable() { Some(copy::<L>(&variable.components()[0])?) } else { None })
+        let average = |variable: &Variable<L>| -> Result<Vec<L::Tensor>, L::Error> {
+            let parts = variable.tensor_split().map_or(1, |split| split.parts());
+            let parts = if variable.is_trainable() { parts } else { 0 };
+            variable.components()[..parts].iter().map(copy::<L>).collect()
         };
         let averages = model.parameters().variables().iter().map(average).collect::<Result<Vec<_>, L::Error>>()?;
         Ok(Ema { decay, updates: 0, averages, held: None })
@@ -64,14 +68,11 @@ impl<L: TensorLibrary> Ema<L> {
     pub fn update(&mut self, model: &impl Trainable<Library = L>) -> Result<(), L::Error> {
         let n = self.updates as f64;
         let decay = self.decay.min((1.0 + n) / (10.0 + n));
-        let averaged = model.parameters().variables().iter().zip(&self.averages);
+        let all = model.parameters().variables().iter().zip(&self.averages);
         // Everything that may fail comes first, so that all averages are updated or none is.
-        let pairs: Result<Vec<[L::Tensor; 2]>, L::Error> = averaged
-            .filter_map(|(variable, average)| Some((variable, average.as_ref()?)))
-            .map(|(variable, average)| {
-                let value = L::detach(&variable.components()[0]);
-                Ok([average.clone(), L::cast(&value, dtype::<L>(average)?)?])
-            })
+        let pairs: Result<Vec<[L::Tensor; 2]>, L::Error> = all
+            .flat_map(|(variable, averages)| variable.components().iter().zip(averages))
+            .map(|(value, average)| Ok([average.clone(), L::cast(&L::detach(value), dtype::<L>(average)?)?]))
             .collect();
         for pair in pairs? {
             with_storage::<L, L::Tensor>(&pair, &mut |buffers| {
@@ -91,19 +92,28 @@ impl<L: TensorLibrary> Ema<L> {
     /// # Errors
     /// The library's error if a variable cannot be read or written.
     pub fn swap(&mut self, model: &impl Trainable<Library = L>) -> Result<(), L::Error> {
-        let averaged =
-            || model.parameters().variables().iter().zip(&self.averages).filter(|(_, average)| average.is_some());
+        let variables = model.parameters().variables();
         let (given, held) = match &self.held {
             // The values are kept until all variables are restored.
             Some(values) => (values.clone(), None),
             None => {
-                let values: distribute_values::Result<Vec<L::Tensor>> =
-                    averaged().map(|(variable, _)| L::detach(&variable.components()[0]).copied()).collect();
-                (self.averages.iter().flatten().cloned().collect(), Some(values?))
+                let values = |(variable, averages): (&Variable<L>, &Vec<L::Tensor>)| {
+                    let values = variable.components().iter().zip(averages);
+                    values.map(|(value, _)| L::detach(value).copied()).collect()
+                };
+                let values: distribute_values::Result<Vec<Vec<_>>> =
+                    variables.iter().zip(&self.averages).map(values).collect();
+                (self.averages.clone(), Some(values?))
             }
         };
-        for ((variable, _), given) in averaged().zip(&given) {
-            variable.overwrite(&L::cast(given, dtype::<L>(&variable.components()[0])?)?)?;
+        for (variable, given) in variables.iter().zip(&given) {
+            let parts = given.len();
+            for (place, given) in given.iter().enumerate() {
+                let value = L::cast(given, dtype::<L>(&variable.components()[0])?)?;
+                for component in variable.components().iter().skip(place).step_by(parts) {
+                    overwrite::<L>(std::slice::from_ref(component), &value)?;
+                }
+            }
         }
         self.held = held;
         Ok(())

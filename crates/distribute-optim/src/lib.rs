@@ -50,6 +50,7 @@ mod rule;
 mod settings;
 mod step_counts;
 mod tape;
+mod tensor_split;
 
 pub use agreement::audit;
 pub use ema::Ema;

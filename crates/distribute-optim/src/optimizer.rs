@@ -14,10 +14,11 @@ use self::states::States;
 use crate::exchange::SlotShard;
 use crate::gradient::{Clip, LossScale, Scaling};
 use crate::library::{bytes, dtype, wide};
+use crate::parameters::overwrite_split;
 use crate::rule::{OptimizerDescription, UpdateRule};
 use crate::settings::{FixedSettings, Settings};
 use crate::step_counts::SavedCounts;
-use crate::{Error, Parameters, StepCounts, TensorLibrary, Trainable, Variable, is_short};
+use crate::{Error, Parameters, StepCounts, TensorLibrary, Trainable, Variable, is_short, tensor_split};
 
 mod builders;
 mod replica;
@@ -83,6 +84,11 @@ impl<L: TensorLibrary> Optimizer<L> {
         description.check()?;
         let OptimizerDescription { learning_rate, rule } = description;
         let parameters = model.parameters().clone();
+        if !rule.is_elementwise() && parameters.variables().iter().any(|variable| variable.tensor_split().is_some()) {
+            let (what, other) = ("this optimizer", "variables that are split among tensor ranks");
+            let why = "it looks at the norms of whole variables; use AdamW";
+            return Err(Error::Combination { what, other, why }.into());
+        }
         let options = VariableOptions::on_write(Aggregation::Mean);
         // Each slot has one component per replica, made from the variable's, or one that all replicas share.
         let slot = |variable: &Variable<L>, name: &str, make: &MakeSlot<'_, L>| {
@@ -210,6 +216,14 @@ impl<L: TensorLibrary> Optimizer<L> {
 
     /// Returns the optimizer if its settings can be combined.
     fn combined(self) -> Result<Optimizer<L>, Error> {
+        if matches!(self.compression, Compression::TopK(_) | Compression::Custom(_))
+            && self.parameters.variables().iter().any(|variable| variable.tensor_split().is_some())
+        {
+            // Gradients that are not split would be rounded differently on each rank.
+            let (what, other) = ("compression of whole buckets", "variables that are split among tensor ranks");
+            let why = "what a bucket loses depends on the parts in it; use Compression::Bf16, F16 or PowerSgd";
+            return Err(Error::Combination { what, other, why });
+        }
         let refuse = |other, why| Err(Error::Combination { what: "zero1", other, why });
         match self.clip {
             _ if !self.sharded => Ok(self),
@@ -223,6 +237,10 @@ impl<L: TensorLibrary> Optimizer<L> {
             _ if self.has_short_parameters() => refuse(
                 "parameters of 16 bits",
                 "their copies in f32 would have to be sharded too; leave one of them out",
+            ),
+            _ if self.parameters.tensor_ranks > 1 => refuse(
+                "tensor parallelism",
+                "its state is split among the ranks of tensor groups already; leave one of them out",
             ),
             _ if self.parameters.shared => {
                 refuse("a strategy whose replicas share variables", "there is one copy of the state already")
@@ -336,7 +354,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         OptimizerState { steps, learning_rate: self.learning_rate(), loss_scale, good_steps, counts }
     }
 
-    /// Restores the state of a checkpoint. Slots are restored separately, by [`slots`](Optimizer::slots) or
+    /// Restores the state of a checkpoint. Slots are restored separately, by [`restore_slots`](Optimizer::restore_slots) or
     /// [`set_sharded_slots`](Optimizer::set_sharded_slots).
     pub fn set_state(&self, state: &OptimizerState) {
         self.set_learning_rate(state.learning_rate);
@@ -362,7 +380,30 @@ impl<L: TensorLibrary> Optimizer<L> {
         if self.sharded {
             return self.gathered_slots(groups);
         }
-        Ok(self.slots().map(|slot| (slot.name().to_owned(), slot.components()[0].clone())).collect())
+        let all = self.parameters.variables().iter().zip(&self.slots);
+        let all = all.flat_map(|(variable, slots)| slots.iter().map(|slot| (variable.tensor_split(), slot)));
+        let whole = |(split, slot): (_, &DistributedVariable<L::Tensor>)| {
+            Ok((slot.name().to_owned(), tensor_split::whole::<L>(slot.components(), split)?))
+        };
+        all.map(whole).collect()
+    }
+
+    /// Restores slots of which every replica has whole ones, or its tensor group the parts. `saved` returns the value of
+    /// a slot from its name, a tensor of its library and type, and its whole shape.
+    ///
+    /// # Errors
+    /// The errors of `saved`, and [`distribute_values::Error::Tensor`] if a slot cannot be written.
+    pub fn restore_slots<E: From<distribute_values::Error>>(
+        &self,
+        mut saved: impl FnMut(&str, &L::Tensor, &[usize]) -> Result<L::Tensor, E>,
+    ) -> Result<(), E> {
+        for (variable, slots) in self.parameters.variables().iter().zip(&self.slots) {
+            for slot in slots {
+                let value = saved(slot.name(), &slot.components()[0], &variable.shape())?;
+                overwrite_split::<L>(slot.components(), variable.tensor_split(), &value)?;
+            }
+        }
+        Ok(())
     }
 
     /// Returns the names of all slots if they are sharded, each with a tensor of its shape.

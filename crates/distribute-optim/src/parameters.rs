@@ -8,6 +8,7 @@ use distribute_strategy::Strategy;
 use distribute_values::{TensorStorage, with_storage};
 
 use crate::tape::{Sink, Tape};
+use crate::tensor_split::{self, TensorSplit};
 use crate::{Error, TensorLibrary};
 
 /// The variables of a model, as optimizers and checkpoints need them.
@@ -20,6 +21,8 @@ pub struct Parameters<L: TensorLibrary> {
     pub(crate) shared: bool,
     /// Whether all replicas are in this process.
     pub(crate) alone: bool,
+    /// The number of ranks of each tensor group.
+    pub(crate) tensor_ranks: usize,
     /// Whether a failure has left no replica with complete parameters; reset when values are loaded.
     torn: AtomicBool,
     /// An object that must live as long as the model.
@@ -34,12 +37,15 @@ pub struct Variable<L: TensorLibrary> {
     components: Vec<L::Tensor>,
     trainable: bool,
     statistic: bool,
+    /// How it is split among the ranks of each tensor group; `None` if every rank has the whole of it.
+    split: Option<TensorSplit>,
 }
 
 impl<L: TensorLibrary> Clone for Variable<L> {
     fn clone(&self) -> Variable<L> {
-        let Variable { name, components, trainable, statistic } = self;
-        Variable { name: name.clone(), components: components.clone(), trainable: *trainable, statistic: *statistic }
+        let Variable { name, components, trainable, statistic, split } = self;
+        let (name, components) = (name.clone(), components.clone());
+        Variable { name, components, trainable: *trainable, statistic: *statistic, split: *split }
     }
 }
 
@@ -47,7 +53,34 @@ impl<L: TensorLibrary> Variable<L> {
     /// Creates a variable that has no components yet. A `statistic` is a variable that a layer writes itself, from its
     /// replica's examples; it is never trained.
     pub fn new(name: impl Into<String>, statistic: bool) -> Variable<L> {
-        Variable { name: name.into(), components: Vec::new(), trainable: !statistic, statistic }
+        Variable { name: name.into(), components: Vec::new(), trainable: !statistic, statistic, split: None }
+    }
+
+    /// Creates a variable that is split among the ranks of each tensor group, and has no components yet. The component
+    /// of a rank is its part.
+    pub fn split_among(name: impl Into<String>, split: TensorSplit) -> Variable<L> {
+        Variable { split: Some(split), ..Variable::new(name, false) }
+    }
+
+    /// Returns how the variable is split among the ranks of each tensor group; `None` if every rank has the whole of
+    /// it.
+    pub fn tensor_split(&self) -> Option<TensorSplit> {
+        self.split
+    }
+
+    /// Returns the shape of the whole variable.
+    pub fn shape(&self) -> Vec<usize> {
+        let shape = self.components[0].shape();
+        self.split.map_or_else(|| shape.clone(), |split| split.whole_shape(&shape))
+    }
+
+    /// Returns the whole variable: this process's first component, or the parts of its first tensor group, joined in a
+    /// new tensor.
+    ///
+    /// # Errors
+    /// [`distribute_values::Error::Tensor`] if a part cannot be read or the whole cannot be created.
+    pub fn whole(&self) -> distribute_values::Result<L::Tensor> {
+        tensor_split::whole::<L>(&self.components, self.split)
     }
 
     /// Adds the component of the next local replica. Replicas that share a variable pass handles on one storage.
@@ -76,12 +109,13 @@ impl<L: TensorLibrary> Variable<L> {
         self.statistic
     }
 
-    /// Writes a value of the same type and shape to all components.
+    /// Writes a value of the same type and of the whole [`shape`](Variable::shape) to all components: to those of a
+    /// split variable, their parts of it.
     ///
     /// # Errors
     /// [`distribute_values::Error::Tensor`] if the storage cannot be written.
     pub fn overwrite(&self, value: &L::Tensor) -> distribute_values::Result<()> {
-        overwrite::<L>(&self.components, value)
+        overwrite_split::<L>(&self.components, self.split, value)
     }
 }
 
@@ -98,7 +132,8 @@ impl<L: TensorLibrary> Parameters<L> {
         let (shared, alone) = (strategy.shares_variables(), strategy.topology().workers() == 1);
         let mut tapes = tapes;
         tapes.resize_with(strategy.num_local_replicas(), Tape::new);
-        Parameters { variables, tapes, shared, alone, torn: AtomicBool::new(false), held }
+        let tensor_ranks = strategy.tensor_parallel();
+        Parameters { variables, tapes, shared, alone, tensor_ranks, torn: AtomicBool::new(false), held }
     }
 
     /// Returns the variables, in order of creation.
@@ -165,9 +200,21 @@ pub fn overwrite<L: TensorLibrary>(components: &[L::Tensor], value: &L::Tensor) 
     Ok(())
 }
 
+/// Writes a whole value to the components of a variable, or of one of its slots, which may be split.
+pub(crate) fn overwrite_split<L: TensorLibrary>(
+    components: &[L::Tensor],
+    split: Option<TensorSplit>,
+    value: &L::Tensor,
+) -> distribute_values::Result<()> {
+    match split {
+        Some(split) => tensor_split::overwrite_parts::<L>(components, split, value),
+        None => overwrite::<L>(components, value),
+    }
+}
+
 /// Formats a variable's name, shape and type, as they are compared between workers.
 pub(crate) fn describe<L: TensorLibrary>(variable: &Variable<L>) -> String {
-    let tensor = &variable.components[0];
-    let dtype = tensor.dtype().map_or_else(|error| error.to_string(), |dtype| format!("{dtype:?}"));
-    format!("{} {:?} {dtype}", variable.name, tensor.shape())
+    let dtype = variable.components[0].dtype().map_or_else(|error| error.to_string(), |dtype| format!("{dtype:?}"));
+    let split = variable.split.map_or_else(String::new, |split| format!(" on {} tensor ranks", split.parts()));
+    format!("{} {:?} {dtype}{split}", variable.name, variable.shape())
 }

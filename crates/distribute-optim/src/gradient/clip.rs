@@ -38,11 +38,25 @@ impl Clip {
         check(what, limit, limit > 0.0, "above 0, such as 1.0")
     }
 
+    /// Returns whether the norms of whole gradients are needed.
+    pub(crate) fn needs_norms(self) -> bool {
+        !matches!(self, Clip::Value(_))
+    }
+
     /// Limits gradients in place. Returns their global norm if it was computed.
     ///
     /// # Errors
     /// The library's error if a gradient's storage cannot be accessed.
     pub fn apply<L: TensorLibrary>(self, gradients: &mut [Reduced<L>]) -> Result<Option<f64>, L::Error> {
+        self.apply_with(gradients, |reduced| square_sum::<L>(&reduced.gradient))
+    }
+
+    /// Limits gradients like [`apply`](Clip::apply); `square_sum` returns the sum of squares of a whole gradient.
+    pub(crate) fn apply_with<L: TensorLibrary>(
+        self,
+        gradients: &mut [Reduced<L>],
+        square_sum: impl Fn(&Reduced<L>) -> Result<f64, L::Error>,
+    ) -> Result<Option<f64>, L::Error> {
         let tensors: Vec<L::Tensor> = gradients.iter().map(|reduced| reduced.gradient.clone()).collect();
         match self {
             Clip::Value(limit) => {
@@ -52,16 +66,16 @@ impl Clip {
                 Ok(None)
             }
             Clip::Norm(limit) => {
-                for tensor in &tensors {
-                    let norm = square_sum::<L>(tensor)?.sqrt();
+                for (tensor, reduced) in tensors.iter().zip(gradients.iter()) {
+                    let norm = square_sum(reduced)?.sqrt();
                     scale_down::<L>(tensor, norm, limit)?;
                 }
                 Ok(None)
             }
             Clip::GlobalNorm(limit) => {
                 let mut sum = 0.0;
-                for tensor in &tensors {
-                    sum += square_sum::<L>(tensor)?;
+                for reduced in gradients.iter() {
+                    sum += square_sum(reduced)?;
                 }
                 let norm = sum.sqrt();
                 for tensor in &tensors {
@@ -78,7 +92,7 @@ fn scale_down<L: TensorLibrary>(tensor: &L::Tensor, norm: f64, limit: f64) -> Re
 }
 
 /// Returns the sum of squares, computed in f64 and always in the same order.
-fn square_sum<L: TensorLibrary>(tensor: &L::Tensor) -> Result<f64, L::Error> {
+pub(crate) fn square_sum<L: TensorLibrary>(tensor: &L::Tensor) -> Result<f64, L::Error> {
     fn sum<T: Element + Into<f64>>(buffer: &BufferMut<'_>) -> f64 {
         buffer.as_slice::<T>().map_or(0.0, |all| all.iter().map(|x| (*x).into() * (*x).into()).sum())
     }

@@ -157,7 +157,13 @@ impl<L: TensorLibrary> States<L> {
         let outcome = match (whole, self.plan.get()) {
             // Together the replicas have all parts.
             (_, Some(plan)) if sharded && all_own && self.parameters.alone => complete(plan, &self.parameters),
-            (Some(whole), _) if !sharded => broken.iter().try_for_each(|local| self.copy(whole, *local)),
+            // From the same place of another tensor group, whose parts are those of this one.
+            (Some(_), _) if !sharded => broken.iter().try_for_each(|local| {
+                let ranks = self.parameters.tensor_ranks;
+                let mut mates = (local % ranks..changes.len()).step_by(ranks);
+                let whole = mates.find(|mate| changes[*mate] == Change::Whole).ok_or(Error::Torn)?;
+                self.copy(whole, *local)
+            }),
             _ => Err(Error::Torn.into()),
         };
         match outcome {

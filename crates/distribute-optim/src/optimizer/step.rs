@@ -15,7 +15,7 @@ use crate::agreement::audit_replica;
 use crate::exchange::{
     Exchange, GradientShard, OnDevice, Reducer, ShardedStep, StepFlags, SumOnDevice, Summed, Update, WholeStep,
 };
-use crate::gradient::{Accumulated, Reduced, Scaling, change, is_finite};
+use crate::gradient::{Accumulated, Clip, Reduced, Scaling, SquaresOfParts, change, is_finite, square_sum};
 use crate::library::dtype;
 use crate::plan::Plan;
 use crate::rule::{Real, UpdateRule};
@@ -49,9 +49,24 @@ impl<L: TensorLibrary> Optimizer<L> {
             counts.advance(summed.variables(self.parameters.variables().len()));
             counts
         };
+        let needs_norms = self.clip.is_some_and(Clip::needs_norms) || scaling.is_some();
+        let summed = match summed {
+            // The norms of split gradients are computed on the host.
+            Summed::OnDevice(sum) if needs_norms && context.tensor_group().is_some() => {
+                Summed::Whole(L::Devices::into_tensors(sum, &self.parameters, local)?)
+            }
+            other => other,
+        };
+        let squares = {
+            let gradients = match &summed {
+                Summed::Whole(gradients) if needs_norms => Some(&gradients[..]),
+                _ => None,
+            };
+            SquaresOfParts::agree(context, &self.parameters, gradients)?
+        };
         let committed = match summed {
             Summed::Whole(gradients) => {
-                self.commit(context, local, counts, || self.apply_whole(local, counts, scaling, gradients))?
+                self.commit(context, local, counts, || self.apply_whole(local, counts, scaling, gradients, &squares))?
             }
             Summed::Sharded(shards, flags) => self.apply_sharded(context, local, counts, scaling, shards, flags)?,
             Summed::OnDevice(sum) => {
@@ -142,7 +157,8 @@ impl<L: TensorLibrary> Optimizer<L> {
         if self.clip.is_none() && scaling.is_none() && L::Devices::apply(&sum, &update)? {
             return Ok(Applied { finite: true, gradient_norm: None });
         }
-        self.apply_whole(local, counts, scaling, L::Devices::into_tensors(sum, parameters, local)?)
+        let gradients = L::Devices::into_tensors(sum, parameters, local)?;
+        self.apply_whole(local, counts, scaling, gradients, &SquaresOfParts::default())
     }
 
     fn apply_sharded(
@@ -198,14 +214,20 @@ impl<L: TensorLibrary> Optimizer<L> {
         counts: &StepCounts,
         scaling: Option<Scaling>,
         mut gradients: Vec<Reduced<L>>,
+        squares: &SquaresOfParts,
     ) -> Result<Applied, L::Error> {
         if let Some(scaling) = scaling
-            && !unscale(&gradients, scaling.scale)?
+            && (!squares.are_finite() || !unscale(&gradients, scaling.scale)?)
         {
             return Ok(Applied { finite: false, gradient_norm: None });
         }
         let learning_rate = self.learning_rate();
-        let gradient_norm = self.clip.map_or(Ok(None), |clip| clip.apply(&mut gradients))?;
+        let scale = scaling.map_or(1.0, |scaling| scaling.scale);
+        let square_sum = |reduced: &Reduced<L>| match squares.of(reduced.index) {
+            Some(square) => Ok(square / (scale * scale)),
+            None => square_sum::<L>(&reduced.gradient),
+        };
+        let gradient_norm = self.clip.map_or(Ok(None), |clip| clip.apply_with(&mut gradients, square_sum))?;
         // All replicas have contributed their gradients, so none reads shared variables any more; one replica writes
         // them.
         if !self.parameters.shared || local == 0 {

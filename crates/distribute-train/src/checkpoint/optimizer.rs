@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use distribute_optim::backend::{TensorLibrary, overwrite};
+use distribute_optim::backend::TensorLibrary;
 use distribute_optim::{Optimizer, OptimizerState};
 use distribute_strategy::Strategy;
 use distribute_types::Classified;
@@ -22,10 +22,7 @@ impl<L: TensorLibrary> Checkpointed for Optimizer<L> {
     }
 
     fn load(&self, _: &Strategy, snapshot: &Snapshot) -> Result<(), BoxError> {
-        for slot in self.slots() {
-            let saved = snapshot.get::<L, _>(OPTIMIZER, slot.name(), &slot.components()[0])?;
-            overwrite::<L>(slot.components(), &saved)?;
-        }
+        self.restore_slots(|name, like, shape| snapshot.get_shaped::<L, _>(OPTIMIZER, name, like, shape))?;
         let mut whole = HashMap::new();
         for (name, like) in self.sharded_slots() {
             let saved = snapshot.get::<L, _>(OPTIMIZER, &name, like)?;

@@ -89,16 +89,25 @@ impl Snapshot {
     /// [`Error::Restore`] if it does not exist, or has another shape or type; [`Error::Values`] if it cannot be
     /// created.
     pub fn get<L, T: TensorStorage<L>>(&self, file: &str, name: &str, like: &T) -> Result<T> {
+        self.get_shaped(file, name, like, &like.shape())
+    }
+
+    /// Returns a tensor of a file, created by the library of `like`, whose type it must have, as it must the given
+    /// shape. For variables of which a replica has a part.
+    ///
+    /// # Errors
+    /// The errors of [`get`](Snapshot::get) occur in the same cases.
+    pub fn get_shaped<L, T: TensorStorage<L>>(&self, file: &str, name: &str, like: &T, shape: &[usize]) -> Result<T> {
         let wrong = |problem| Error::Restore { name: name.to_owned(), problem };
         let stored = self.files.get(file).and_then(|tensors| tensors.get(name));
         let stored = stored.ok_or_else(|| wrong(format!("the checkpoint's {file} has none of this name")))?;
-        let (dtype, shape) = (like.dtype()?, like.shape());
-        if (stored.dtype, &stored.shape) != (dtype, &shape) {
+        let dtype = like.dtype()?;
+        if (stored.dtype, &stored.shape[..]) != (dtype, shape) {
             let Stored { dtype: saved, shape: of, .. } = stored;
             return Err(wrong(format!("the checkpoint has {saved} {of:?}, and the program {dtype} {shape:?}")));
         }
         let elements = BufferRef::from_bytes(dtype, &stored.bytes).map_err(distribute_values::Error::from)?;
-        Ok(like.beside(&shape, elements)?)
+        Ok(like.beside(shape, elements)?)
     }
 
     /// Returns the type, the shape and the bytes of a file's tensor.
