@@ -11,7 +11,7 @@ use distribute_values::{Axis, CallContext, PerReplica, Structure, TensorStorage,
 
 use crate::merge::Rendezvous;
 use crate::recovery::Recovery;
-use crate::{Error, Recoverable, Result, Strategy};
+use crate::{Error, Recoverable, Result, ShardGroups, Strategy};
 
 /// The view that code inside a replica has of its strategy, with the operations of that replica.
 ///
@@ -130,6 +130,20 @@ impl ReplicaContext {
     /// Returns whether this replica has created its [`graph_group`](ReplicaContext::graph_group).
     pub fn has_graph_group(&self) -> bool {
         self.strategy.replicas().has_graph_group(self.local)
+    }
+
+    /// Returns this replica's ranks in the groups over which its strategy shards parameters; `None` if it does not.
+    pub fn shard_groups(&self) -> Option<Arc<ShardGroups>> {
+        self.strategy.replicas().shard_groups()?.get(self.local).cloned()
+    }
+
+    /// Drops a value after this replica's closure has ended and its peers have been told how.
+    ///
+    /// For operations in progress that a failing replica leaves behind: dropping a
+    /// [`Work`](distribute_collectives::Work) waits for it, and peers that wait for this replica elsewhere would not
+    /// make the call that it waits for.
+    pub fn drop_after_run(&self, value: impl Send + 'static) {
+        self.recovery.drop_after_run(Box::new(value));
     }
 
     /// Returns the group of all replicas' devices, for collectives in device memory. It is created on the first call.

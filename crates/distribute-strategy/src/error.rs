@@ -30,6 +30,12 @@ pub enum Error {
         /// The number of processes.
         processes: u32,
     },
+    /// Parameters cannot be sharded among the replicas as the settings say.
+    #[error("{problem}")]
+    Sharding {
+        /// The problem, and the remedy.
+        problem: String,
+    },
     /// A function was called in a context that does not allow it.
     #[error("{what} was called {place}; {remedy}")]
     Context {
@@ -173,7 +179,9 @@ impl ErrorClass for Error {
             Error::Cluster(error) => error.class(),
             Error::Input(error) => error.class(),
             Error::Device(error) => error.class(),
-            Error::Devices { .. } | Error::Alone { .. } | Error::SettingsDiffer { .. } => Class::CONFIGURATION,
+            Error::Devices { .. } | Error::Alone { .. } | Error::SettingsDiffer { .. } | Error::Sharding { .. } => {
+                Class::CONFIGURATION
+            }
             _ => Class::PERMANENT,
         }
     }

@@ -6,6 +6,7 @@
 //! - [`MirroredStrategy`]: several replicas in this process, each with its own copy of every variable.
 //! - [`CentralStorageStrategy`]: several replicas in this process that share one copy of every variable.
 //! - [`MultiWorkerMirroredStrategy`]: mirrored over several processes.
+//! - [`FullyShardedStrategy`]: replicas in one or several processes, each with a part of every large parameter.
 //!
 //! Code inside [`Strategy::run_with`] uses a [`ReplicaContext`]; code outside is in the cross-replica context and uses
 //! [`Strategy`] itself. Authors of strategies implement [`StrategyExtended`].
@@ -42,6 +43,7 @@ mod communication;
 mod context;
 mod devices;
 mod error;
+mod fully_sharded;
 mod input;
 mod intra_op;
 mod merge;
@@ -49,6 +51,7 @@ mod mesh;
 mod mirrored;
 mod multi_worker;
 mod one_device;
+mod raise;
 mod random;
 mod recoverable;
 mod recovery;
@@ -57,6 +60,7 @@ mod replicas;
 mod run;
 mod running;
 mod settings;
+mod sharding;
 mod step_header;
 mod strategy;
 mod waits;
@@ -69,14 +73,17 @@ pub use context::{
 };
 pub use distribute_types::{Topology, Waits};
 pub use error::{Error, Result};
+pub use fully_sharded::{FullyShardedBuilder, FullyShardedStrategy};
 pub use input::{DistributedDataset, DistributedIterator};
 pub use mirrored::{MirroredBuilder, MirroredStrategy};
 pub use multi_worker::{MultiWorkerMirroredBuilder, MultiWorkerMirroredStrategy};
 pub use one_device::{OneDeviceBuilder, OneDeviceStrategy};
+pub use raise::raise;
 pub use random::{RandomState, ReplicaRandom};
 pub use recoverable::{Recoverable, RecoveryError};
 pub use replicas::Replicas;
 pub use run::FailsWith;
+pub use sharding::{ShardGroups, Sharding};
 pub use step_header::{Request, StepHeader};
 pub use strategy::{Strategy, StrategyExtended, ValueContext};
 pub use waits::WeakStrategy;

@@ -15,6 +15,8 @@ pub(crate) struct Recovery {
     examples: Vec<AtomicBool>,
     /// Whether each has read its weight.
     weighed: Vec<AtomicBool>,
+    /// Values to drop after the replicas' closures have ended.
+    left: Mutex<Vec<Box<dyn Send>>>,
 }
 
 impl Recovery {
@@ -25,7 +27,19 @@ impl Recovery {
             states: (0..replicas).map(|_| Mutex::new(watched.clone())).collect(),
             examples: (0..replicas).map(|_| AtomicBool::new(true)).collect(),
             weighed: (0..replicas).map(|_| AtomicBool::new(false)).collect(),
+            left: Mutex::default(),
         }
+    }
+
+    /// Keeps a value until [`drop_left`](Recovery::drop_left).
+    pub(crate) fn drop_after_run(&self, value: Box<dyn Send>) {
+        self.left.lock().push(value);
+    }
+
+    /// Drops the values that replicas have left, after all of them have ended.
+    pub(crate) fn drop_left(&self) {
+        let left = std::mem::take(&mut *self.left.lock());
+        drop(left);
     }
 
     /// Saves the state that every run saves, on the replica's thread.

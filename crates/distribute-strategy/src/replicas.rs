@@ -13,7 +13,7 @@ use crate::running::Running;
 use crate::settings::Settings;
 use crate::step_header::StepAgreement;
 use crate::waits::InputWait;
-use crate::{Recoverable, Result, Topology};
+use crate::{Error, Recoverable, Result, ShardGroups, Topology};
 
 /// The replicas of this process: their devices, their threads and their ranks.
 pub struct Replicas {
@@ -32,6 +32,8 @@ pub struct Replicas {
     graph_groups: Mutex<Vec<Option<Arc<ProcessGroup>>>>,
     /// See [`ReplicaContext::tensor_group`](crate::ReplicaContext::tensor_group); one per rank, or none at all.
     tensor_groups: RwLock<Vec<Arc<ProcessGroup>>>,
+    /// The local replicas' groups for sharded parameters, if the strategy shards.
+    shard_groups: RwLock<Option<LocalShardGroups>>,
     pub(crate) input_wait: InputWait,
     options: Options,
     pub(crate) step: StepAgreement,
@@ -42,6 +44,13 @@ pub struct Replicas {
     handles: Mutex<Vec<Option<Arc<dyn Device>>>>,
     /// The groups of the replicas' devices; one per replica, made when first used.
     device_groups: Mutex<Vec<Option<Arc<DeviceGroup>>>>,
+}
+
+/// The groups of a strategy that shards parameters.
+struct LocalShardGroups {
+    parts: usize,
+    /// By local replica.
+    groups: Arc<Vec<Arc<ShardGroups>>>,
 }
 
 impl Replicas {
@@ -110,6 +119,7 @@ impl Replicas {
             groups,
             graph_groups,
             tensor_groups,
+            shard_groups: RwLock::default(),
             input_wait: InputWait::default(),
             options,
             step,
@@ -165,10 +175,41 @@ impl Replicas {
         Ok(group)
     }
 
-    /// Aborts a replica's tensor group, and its graph group and device group, if they were made.
+    /// Creates the groups for parameters of `parts` parts. Every process calls this, outside runs.
+    pub(crate) fn shard(&self, parts: usize) -> Result<()> {
+        let groups = self.groups();
+        let create = |group| -> Box<dyn FnOnce() -> Result<ShardGroups> + Send + '_> {
+            Box::new(move || ShardGroups::split(group, parts))
+        };
+        let created = self.threads.run(groups.iter().map(create).collect());
+        let created = created.into_iter().enumerate().map(|(local, outcome)| {
+            let panicked = |_| Error::ReplicaPanicked {
+                replica: self.id_of(local),
+                message: "in the creation of its groups".to_owned(),
+            };
+            outcome.map_err(panicked)?.map(Arc::new)
+        });
+        let created = created.collect::<Result<Vec<_>>>()?;
+        *self.shard_groups.write() = Some(LocalShardGroups { parts, groups: Arc::new(created) });
+        Ok(())
+    }
+
+    pub(crate) fn shard_groups(&self) -> Option<Arc<Vec<Arc<ShardGroups>>>> {
+        self.shard_groups.read().as_ref().map(|sharded| sharded.groups.clone())
+    }
+
+    fn shard_groups_of(&self, local: usize) -> Option<Arc<ShardGroups>> {
+        self.shard_groups()?.get(local).cloned()
+    }
+
+    /// Aborts a replica's tensor group, its groups for sharded parameters, its graph group and its device group, if they
+    /// were made.
     pub(crate) fn abort_further_groups(&self, local: usize, reason: &str, kind: FailureKind) {
         if let Some(group) = self.tensor_group(local) {
             group.abort(reason, kind);
+        }
+        if let Some(groups) = self.shard_groups_of(local) {
+            groups.abort(reason, kind);
         }
         if let Some(group) = &self.graph_groups.lock()[local] {
             group.abort(reason, kind);
@@ -188,6 +229,9 @@ impl Replicas {
         groups[local].set_idle(idle);
         if let Some(group) = self.tensor_group(local) {
             group.set_idle(idle);
+        }
+        if let Some(groups) = self.shard_groups_of(local) {
+            groups.set_idle(idle);
         }
         if let Some(group) = &self.graph_groups.lock()[local] {
             group.set_idle(idle);
@@ -255,6 +299,10 @@ impl Replicas {
             *self.tensor_groups.write() = tensor;
             self.graph_groups.lock().fill(None);
             self.device_groups.lock().fill(None);
+            let parts = self.shard_groups.read().as_ref().map(|sharded| sharded.parts);
+            if let Some(parts) = parts {
+                self.shard(parts)?;
+            }
         }
         Ok(())
     }

@@ -7,6 +7,7 @@ use distribute_values::PerReplica;
 
 use crate::context::{self, Frame};
 use crate::merge::Rendezvous;
+use crate::raise::catch_raised;
 use crate::recovery::Recovery;
 use crate::{Error, Examples, ReplicaArgs, ReplicaContext, Result, Strategy};
 
@@ -74,7 +75,7 @@ impl Strategy {
     /// which some replicas have no examples, see [`ReplicaContext::has_examples`].
     ///
     /// # Errors
-    /// - The first error of a replica. The others leave their collectives with an error that names it.
+    /// - The first error of a replica, returned or [raised](crate::raise). The others leave their collectives with an error that names it.
     /// - [`Error::ReplicaPanicked`] if a replica panicked.
     /// - [`Error::Collective`] if every replica returned `Ok` although a collective had failed.
     /// - [`Error::Busy`] if a run of another thread does not end in time.
@@ -137,7 +138,7 @@ impl Strategy {
                     // Also dropped if the body panics, so that no peer waits for this replica.
                     let mut ending = Ending { context: &context, rendezvous, reason: Some("it panicked".to_owned()) };
                     let frame = context::push(Frame::Replica(context.clone()));
-                    let outcome = context.begin().map_err(E::from).and_then(|()| body(&context, part));
+                    let outcome = catch_raised(|| context.begin().map_err(E::from).and_then(|()| body(&context, part)));
                     drop(frame);
                     ending.reason = outcome.as_ref().err().map(|error| {
                         first_failure.lock().get_or_insert(local);
@@ -149,6 +150,7 @@ impl Strategy {
             })
             .collect();
         let outcomes = replicas.threads.run(closures);
+        recovery.drop_left();
         replicas.set_idle(&groups, false);
         let first_failure = first_failure.into_inner();
         let mut values = Vec::with_capacity(outcomes.len());

@@ -11,7 +11,7 @@ use distribute_values::{
 };
 
 use crate::context::{self, Frame};
-use crate::{Error, Recoverable, Replicas, Result, Topology};
+use crate::{Error, Recoverable, Replicas, Result, ShardGroups, Sharding, Topology};
 
 /// The interface that authors of strategies implement.
 ///
@@ -61,6 +61,12 @@ pub trait StrategyExtended: Send + Sync {
     /// Returns whether all replicas of this process share one copy of every variable.
     fn shares_variables(&self) -> bool {
         false
+    }
+
+    /// Returns how parameters are sharded; `None` if every replica has whole ones. Only strategies of this crate shard,
+    /// since the groups for it are created with their [`Replicas`].
+    fn sharding(&self) -> Option<Sharding> {
+        None
     }
 }
 
@@ -138,6 +144,18 @@ impl Strategy {
     /// Returns whether all replicas of this process share one copy of every variable.
     pub fn shares_variables(&self) -> bool {
         self.extended.shares_variables()
+    }
+
+    /// Returns how this strategy shards parameters; `None` if every replica has whole ones. The integrations of tensor
+    /// libraries read it when they create a model's variables.
+    pub fn sharding(&self) -> Option<Sharding> {
+        self.extended.sharding()
+    }
+
+    /// Returns the local replicas' ranks in the groups of a strategy that shards parameters; `None` if it does not. For
+    /// code outside `run`; see [`ReplicaContext::shard_groups`](crate::ReplicaContext::shard_groups).
+    pub fn shard_groups(&self) -> Option<Arc<Vec<Arc<ShardGroups>>>> {
+        self.replicas().shard_groups()
     }
 
     /// Creates a variable with the components that this strategy gives it, all with the initial value of the first

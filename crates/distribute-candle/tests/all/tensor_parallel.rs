@@ -32,7 +32,8 @@ const EXAMPLES: usize = 12;
 /// A mesh of replicas with this many tensor ranks each.
 fn mesh(replicas: usize, ranks: usize) -> Strategy {
     let devices: Vec<String> = (0..replicas * ranks).map(|index| format!("CPU:{index}")).collect();
-    let communication = CommunicationOptions::default().timeout(Duration::from_secs(20));
+    // Several buckets, of which the first are reduced while backward goes through the layers that are split.
+    let communication = CommunicationOptions::default().timeout(Duration::from_secs(20)).bytes_per_pack(512);
     MirroredStrategy::builder().devices(devices).tensor_parallel(ranks).communication(communication).build().unwrap()
 }
 
@@ -74,7 +75,17 @@ impl Net {
     }
 
     fn losses(&self, x: &Tensor, y: &Tensor) -> candle_core::Result<Tensor> {
-        let words = self.words.forward(x)?;
+        self.losses_with(x, y, Ok)
+    }
+
+    /// Computes losses with an operation after the first layer, the last one that backward comes through.
+    fn losses_with(
+        &self,
+        x: &Tensor,
+        y: &Tensor,
+        after: impl Fn(Tensor) -> candle_core::Result<Tensor>,
+    ) -> candle_core::Result<Tensor> {
+        let words = after(self.words.forward(x)?)?;
         let x = (&words + self.down.forward(&self.up.forward(&words)?.tanh()?)?)?;
         let x = self.norm.forward(&x)?;
         let parts = self.qkv.forward(&x)?;
@@ -379,25 +390,24 @@ fn a_rank_that_fails_inside_a_layer_is_named_and_nothing_changes() {
     let (model, optimizer) = build(&strategy);
     train(&strategy, &model, &optimizer, 0..2);
     for failing in 0..4 {
-        for in_backward in [false, true] {
+        for place in [Failure::Forward, Failure::BackwardFirst, Failure::BackwardLast] {
             let before = whole(&model);
             let told = Mutex::new(Vec::new());
             let outcome =
                 strategy.run_with((&model, &optimizer, parts(&strategy, 2)), |context, (model, optimizer, (x, y))| {
-                    let fails = context.local_replica_id() == failing;
+                    let place = Some(place).filter(|_| context.local_replica_id() == failing);
                     let step = || {
-                        let words = model.words.forward(&x)?;
-                        if fails && !in_backward {
-                            candle_core::bail!("the layer has failed");
-                        }
-                        let loss = model.losses(&x, &y)?;
-                        let loss = if fails { loss.apply_op1(Broken)? } else { loss };
-                        Ok((words, loss))
+                        let losses = model.losses_with(&x, &y, |words| match place {
+                            Some(Failure::Forward) => candle_core::bail!("the layer has failed"),
+                            Some(Failure::BackwardLast) => words.apply_op1(Broken),
+                            _ => Ok(words),
+                        })?;
+                        let fails_first = place == Some(Failure::BackwardFirst);
+                        let losses = if fails_first { losses.apply_op1(Broken)? } else { losses };
+                        optimizer.minimize(context, &context.average_loss(&losses, EXAMPLES)?)
                     };
-                    let outcome = step()
-                        .map_err(Error::from)
-                        .and_then(|(_, losses)| optimizer.minimize(context, &context.average_loss(&losses, EXAMPLES)?));
-                    if !fails {
+                    let outcome: Result<(), Error> = step();
+                    if place.is_none() {
                         told.lock().push(outcome.as_ref().err().map(ToString::to_string));
                     }
                     outcome
@@ -415,6 +425,14 @@ fn a_rank_that_fails_inside_a_layer_is_named_and_nothing_changes() {
     let (other, its_optimizer) = build(&strategy);
     train(&strategy, &other, &its_optimizer, 0..6);
     assert_eq!(whole(&model), whole(&other));
+}
+
+/// The place where a rank fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Failure {
+    Forward,
+    BackwardFirst,
+    BackwardLast,
 }
 
 /// Fails in backward.

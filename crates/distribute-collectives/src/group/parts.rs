@@ -2,7 +2,7 @@
 
 use distribute_device::{BufferMut, BufferRef, Element};
 
-use super::{ProcessGroup, Work};
+use super::{ProcessGroup, Request, Work};
 use crate::engine::memory::Borrowed;
 use crate::{Operator, Rank, ReduceOp, Result};
 
@@ -34,20 +34,44 @@ use crate::{Operator, Rank, ReduceOp, Result};
 pub struct Parts<'a> {
     group: &'a ProcessGroup,
     counts: &'a [usize],
+    tag: u32,
 }
 
 impl ProcessGroup {
     /// Returns the operations on parts of different lengths. `counts` has one length per rank and is the same on all
     /// ranks, except in [`Parts::all_to_all`].
     pub fn parts<'a>(&'a self, counts: &'a [usize]) -> Parts<'a> {
-        Parts { group: self, counts }
+        Parts { group: self, counts, tag: 0 }
     }
 }
 
 impl<'a> Parts<'a> {
+    /// Marks an operation with a number that identifies its values, such as a digest of their name: if ranks pass
+    /// different ones, all of them get [`Error::Mismatch`](crate::Error::Mismatch), although the lengths are equal.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_collectives::ProcessGroup;
+    ///
+    /// let ranks = ProcessGroup::local(2)?;
+    /// std::thread::scope(|scope| {
+    ///     for group in &ranks {
+    ///         scope.spawn(move || {
+    ///             let tag = group.rank().0;                        // a mistake: ranks gather different values
+    ///             let outcome = group.parts(&[1, 1]).tag(tag).all_gather(&[1], &mut [0; 2]);
+    ///             assert!(outcome.is_err());
+    ///         });
+    ///     }
+    /// });
+    /// # Ok::<(), distribute_collectives::Error>(())
+    /// ```
+    pub fn tag(self, tag: u32) -> Parts<'a> {
+        Parts { tag, ..self }
+    }
+
     /// Returns the asynchronous forms of these operations.
     pub fn start(self) -> StartParts<'a> {
-        StartParts { group: self.group, counts: self.counts }
+        StartParts { parts: self }
     }
 
     /// Collects every rank's values, in rank order: rank r contributes `counts[r]` elements.
@@ -61,7 +85,10 @@ impl<'a> Parts<'a> {
     pub fn all_gather<T: Element>(self, input: &[T], output: &mut [T]) -> Result<()> {
         let (request, counts) =
             self.group.all_gather_request(T::DTYPE, input.len(), output.len(), Some(self.counts))?;
-        self.group.blocking(request, Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts))
+        self.group.blocking(
+            self.tag_request(request),
+            Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts),
+        )
     }
 
     /// Reduces every rank's input; rank r gets its part of the result, `counts[r]` elements.
@@ -78,7 +105,7 @@ impl<'a> Parts<'a> {
         output: &mut [T],
         op: impl Into<Operator<'o, T>>,
     ) -> Result<()> {
-        self.group.reduce_scatter_parts(input, output, Some(self.counts), op.into())
+        self.group.reduce_scatter_parts(input, output, Some(self.counts), op.into(), self.tag)
     }
 
     /// Collects every rank's values at the root, in rank order: rank r contributes `counts[r]` elements.
@@ -93,7 +120,10 @@ impl<'a> Parts<'a> {
     pub fn gather<T: Element>(self, input: &[T], output: &mut [T], root: Rank) -> Result<()> {
         let (request, counts) =
             self.group.gather_request(T::DTYPE, input.len(), output.len(), Some(self.counts), root)?;
-        self.group.blocking(request, Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts))
+        self.group.blocking(
+            self.tag_request(request),
+            Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts),
+        )
     }
 
     /// Sends each rank its part of the root's values: rank r gets `counts[r]` elements.
@@ -108,7 +138,10 @@ impl<'a> Parts<'a> {
     pub fn scatter<T: Element>(self, input: &[T], output: &mut [T], root: Rank) -> Result<()> {
         let (request, counts) =
             self.group.scatter_request(T::DTYPE, input.len(), output.len(), Some(self.counts), root)?;
-        self.group.blocking(request, Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts))
+        self.group.blocking(
+            self.tag_request(request),
+            Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts),
+        )
     }
 
     /// Sends `counts[s]` elements to each rank s, and receives `receive_counts[s]` elements from it.
@@ -123,7 +156,15 @@ impl<'a> Parts<'a> {
     pub fn all_to_all<T: Element>(self, input: &[T], output: &mut [T], receive_counts: &[usize]) -> Result<()> {
         let counts = Some((self.counts, receive_counts));
         let (request, counts) = self.group.all_to_all_request(T::DTYPE, input.len(), output.len(), counts)?;
-        self.group.blocking(request, Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts))
+        self.group.blocking(
+            self.tag_request(request),
+            Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts),
+        )
+    }
+
+    /// Adds the tag to the fingerprint of a call.
+    fn tag_request(self, request: Request) -> Request {
+        Request { layout: request.layout ^ self.tag, ..request }
     }
 }
 
@@ -136,8 +177,7 @@ impl<'a> Parts<'a> {
 /// if the group has been aborted already; other errors are returned by [`Work::wait`].
 #[derive(Clone, Copy, Debug)]
 pub struct StartParts<'a> {
-    group: &'a ProcessGroup,
-    counts: &'a [usize],
+    parts: Parts<'a>,
 }
 
 impl StartParts<'_> {
@@ -146,8 +186,9 @@ impl StartParts<'_> {
     /// # Errors
     /// The errors of every asynchronous operation: see [`StartParts`].
     pub fn all_gather<T: Element>(self, input: Vec<T>, output: Vec<T>) -> Result<Work<[Vec<T>; 2]>> {
-        let request = self.group.all_gather_request(T::DTYPE, input.len(), output.len(), Some(self.counts))?;
-        self.group.begin_apart(request, [input, output])
+        let request =
+            self.parts.group.all_gather_request(T::DTYPE, input.len(), output.len(), Some(self.parts.counts))?;
+        self.parts.group.begin_apart((self.parts.tag_request(request.0), request.1), [input, output])
     }
 
     /// Starts [`Parts::reduce_scatter`].
@@ -155,9 +196,14 @@ impl StartParts<'_> {
     /// # Errors
     /// The errors of every asynchronous operation: see [`StartParts`].
     pub fn reduce_scatter<T: Element>(self, input: Vec<T>, output: Vec<T>, op: ReduceOp) -> Result<Work<[Vec<T>; 2]>> {
-        let request =
-            self.group.reduce_scatter_request(T::DTYPE, input.len(), output.len(), Some(self.counts), op.into())?;
-        self.group.begin_apart(request, [input, output])
+        let request = self.parts.group.reduce_scatter_request(
+            T::DTYPE,
+            input.len(),
+            output.len(),
+            Some(self.parts.counts),
+            op.into(),
+        )?;
+        self.parts.group.begin_apart((self.parts.tag_request(request.0), request.1), [input, output])
     }
 
     /// Starts [`Parts::gather`].
@@ -165,8 +211,9 @@ impl StartParts<'_> {
     /// # Errors
     /// The errors of every asynchronous operation: see [`StartParts`].
     pub fn gather<T: Element>(self, input: Vec<T>, output: Vec<T>, root: Rank) -> Result<Work<[Vec<T>; 2]>> {
-        let request = self.group.gather_request(T::DTYPE, input.len(), output.len(), Some(self.counts), root)?;
-        self.group.begin_apart(request, [input, output])
+        let request =
+            self.parts.group.gather_request(T::DTYPE, input.len(), output.len(), Some(self.parts.counts), root)?;
+        self.parts.group.begin_apart((self.parts.tag_request(request.0), request.1), [input, output])
     }
 
     /// Starts [`Parts::scatter`].
@@ -174,8 +221,9 @@ impl StartParts<'_> {
     /// # Errors
     /// The errors of every asynchronous operation: see [`StartParts`].
     pub fn scatter<T: Element>(self, input: Vec<T>, output: Vec<T>, root: Rank) -> Result<Work<[Vec<T>; 2]>> {
-        let request = self.group.scatter_request(T::DTYPE, input.len(), output.len(), Some(self.counts), root)?;
-        self.group.begin_apart(request, [input, output])
+        let request =
+            self.parts.group.scatter_request(T::DTYPE, input.len(), output.len(), Some(self.parts.counts), root)?;
+        self.parts.group.begin_apart((self.parts.tag_request(request.0), request.1), [input, output])
     }
 
     /// Starts [`Parts::all_to_all`].
@@ -188,8 +236,8 @@ impl StartParts<'_> {
         output: Vec<T>,
         receive_counts: &[usize],
     ) -> Result<Work<[Vec<T>; 2]>> {
-        let counts = Some((self.counts, receive_counts));
-        let request = self.group.all_to_all_request(T::DTYPE, input.len(), output.len(), counts)?;
-        self.group.begin_apart(request, [input, output])
+        let counts = Some((self.parts.counts, receive_counts));
+        let request = self.parts.group.all_to_all_request(T::DTYPE, input.len(), output.len(), counts)?;
+        self.parts.group.begin_apart((self.parts.tag_request(request.0), request.1), [input, output])
     }
 }

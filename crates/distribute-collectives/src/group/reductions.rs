@@ -98,7 +98,7 @@ impl ProcessGroup {
         output: &mut [T],
         op: impl Into<Operator<'a, T>>,
     ) -> Result<()> {
-        self.reduce_scatter_parts(input, output, None, op.into())
+        self.reduce_scatter_parts(input, output, None, op.into(), 0)
     }
 
     /// Waits until every rank has called this.
@@ -115,9 +115,11 @@ impl ProcessGroup {
         output: &mut [T],
         counts: Option<&[usize]>,
         op: Operator<'_, T>,
+        tag: u32,
     ) -> Result<()> {
         let (request, counts) =
             self.reduce_scatter_request(T::DTYPE, input.len(), output.len(), counts, op.fingerprint())?;
+        let request = Request { layout: request.layout ^ tag, ..request };
         let borrowed = Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts);
         self.blocking(
             request,
