@@ -38,7 +38,7 @@ impl<M> Checkpointed for Model<M> {
 pub(crate) fn whole(strategy: &Strategy, variable: &Variable) -> Result<Tensor> {
     let components = variable.components();
     if !variable.is_statistic() || strategy.num_replicas_in_sync() == 1 || !components[0].dtype().is_float() {
-        return Ok(variable.whole()?);
+        return variable.whole(strategy);
     }
     Ok(strategy.reduce(ReduceOp::Mean, &PerReplica::new(components.to_vec()), Axis::None)?)
 }

@@ -1,6 +1,6 @@
 //! Agreement of all workers on the model: the same variables, with the chief's values.
 
-use distribute_collectives::{Difference, Rank, first_difference, on_each_local_rank, on_local_ranks};
+use distribute_collectives::{Difference, ProcessGroup, Rank, first_difference, on_each_local_rank, on_local_ranks};
 use distribute_strategy::{ReplicaContext, Strategy};
 use distribute_values::TensorStorage;
 use twox_hash::XxHash3_64;
@@ -33,7 +33,8 @@ pub fn share<'a, L: TensorLibrary>(
     if strategy.topology().workers() == 1 {
         return Ok(());
     }
-    let variables: Vec<&Variable<L>> = variables.into_iter().collect();
+    // Parts of sharded variables come from the chief already when they are created.
+    let variables: Vec<&Variable<L>> = variables.into_iter().filter(|variable| variable.layout().is_none()).collect();
     let (groups, ranks) = (strategy.groups(), strategy.tensor_parallel());
     // Ranks of equal place form a group. The first place sends its parts and all variables that are not split, the
     // others their parts.
@@ -106,7 +107,20 @@ pub fn audit<L: TensorLibrary>(strategy: &Strategy, parameters: &Parameters<L>) 
         Ok(group.start().all_gather(own, all)?)
     })?;
     let [_, all] = gathered.unwrap_or_default();
-    compare_digests(parameters, &all)
+    compare_digests(compared(parameters), parameters.tensor_ranks, &all, |replica| replica)?;
+    let Some(sharding) = strategy.sharding().filter(|sharding| sharding.mirrors > 1) else { return Ok(()) };
+    let gathered = strategy.on_shard_groups(|local, groups| {
+        let own = part_digests(parameters, local)?;
+        let start =
+            |group: &ProcessGroup| group.start().all_gather(own.clone(), vec![0; own.len() * group.world_size()]);
+        Ok::<_, L::Error>(groups.mirrors().map(start).transpose()?)
+    })?;
+    for (local, gathered) in gathered.into_iter().enumerate() {
+        let [_, all] = gathered.unwrap_or_default();
+        let part = sharding.part_of(strategy.topology().first_replica() + local);
+        compare_digests(sharded(parameters), 1, &all, |mirror| mirror * sharding.parts + part)?;
+    }
+    Ok(())
 }
 
 /// Compares copies like [`audit`]; every replica calls this inside `run`.
@@ -126,13 +140,31 @@ pub(crate) fn audit_replica<L: TensorLibrary>(
     }
     let mut all = vec![0; own.len() * group.world_size()];
     group.all_gather(&own, &mut all)?;
-    compare_digests(parameters, &all)
+    compare_digests(compared(parameters), parameters.tensor_ranks, &all, |replica| replica)?;
+    let (sharding, groups) = (context.strategy().sharding(), context.shard_groups());
+    let (Some(sharding), Some(groups)) = (sharding, groups) else { return Ok(()) };
+    let Some(mirrors) = groups.mirrors() else { return Ok(()) };
+    let own = part_digests(parameters, context.local_replica_id())?;
+    let mut all = vec![0; own.len() * mirrors.world_size()];
+    mirrors.all_gather(&own, &mut all)?;
+    let part = sharding.part_of(context.replica_id());
+    compare_digests(sharded(parameters), 1, &all, |mirror| mirror * sharding.parts + part)
+}
+
+/// Returns the sharded variables, whose parts are equal on replicas that mirror each other.
+fn sharded<L: TensorLibrary>(parameters: &Parameters<L>) -> impl Iterator<Item = &Variable<L>> {
+    parameters.variables().iter().filter(|variable| variable.layout().is_some())
+}
+
+/// Returns one digest for each part that a replica holds.
+fn part_digests<L: TensorLibrary>(parameters: &Parameters<L>, local: usize) -> Result<Vec<u64>, L::Error> {
+    sharded(parameters).map(|variable| digest::<L>(&variable.components()[local])).collect()
 }
 
 /// Returns the variables whose copies are equal on all replicas. Statistics may differ: each replica computes them from
-/// its own examples.
+/// its own examples. Replicas have different parts of sharded variables.
 fn compared<L: TensorLibrary>(parameters: &Parameters<L>) -> impl Iterator<Item = &Variable<L>> {
-    parameters.variables().iter().filter(|variable| !variable.is_statistic())
+    parameters.variables().iter().filter(|variable| !variable.is_statistic() && variable.layout().is_none())
 }
 
 /// Returns one digest for each copy that a replica holds.
@@ -141,11 +173,18 @@ fn digests<L: TensorLibrary>(parameters: &Parameters<L>, local: usize) -> Result
 }
 
 /// Returns an error if some replica's digests differ from the first replica's, or, for variables that are not split,
-/// those of its ranks from each other. `all` has the digests of the replicas' ranks one after another.
-fn compare_digests<L: TensorLibrary>(parameters: &Parameters<L>, all: &[u64]) -> Result<(), L::Error> {
-    let (count, ranks) = (compared(parameters).count().max(1), parameters.tensor_ranks);
-    let whole: Vec<bool> = compared(parameters).map(|variable| variable.tensor_split().is_none()).collect();
-    let name = |index: usize| compared(parameters).nth(index).map_or_else(String::new, |of| of.name().to_owned());
+/// those of its `ranks` from each other. `all` has the digests of `variables` on the ranks of one replica after another;
+/// `id` returns a replica's id.
+fn compare_digests<'p, L: TensorLibrary>(
+    variables: impl Iterator<Item = &'p Variable<L>>,
+    ranks: usize,
+    all: &[u64],
+    id: impl Fn(usize) -> usize,
+) -> Result<(), L::Error> {
+    let variables: Vec<&Variable<L>> = variables.collect();
+    let count = variables.len().max(1);
+    let whole: Vec<bool> = variables.iter().map(|variable| variable.tensor_split().is_none()).collect();
+    let name = |index: usize| variables.get(index).map_or_else(String::new, |of| of.name().to_owned());
     let mut replicas = all.chunks_exact(count * ranks);
     // The first variable that differs on any replica, and the first replica where it does.
     let differs = |replica: usize, of: &[u64]| {
@@ -157,14 +196,14 @@ fn compare_digests<L: TensorLibrary>(parameters: &Parameters<L>, all: &[u64]) ->
         ranks.filter_map(place).min()
     };
     if let Some((index, replica, place)) = (0..).zip(replicas.clone()).filter_map(|(at, of)| differs(at, of)).min() {
-        return Err(Error::RanksDiverged { name: name(index), replica, place }.into());
+        return Err(Error::RanksDiverged { name: name(index), replica: id(replica), place }.into());
     }
     let Some(first) = replicas.next() else { return Ok(()) };
     let differs = |of: &[u64]| (0..first.len()).filter(|at| first[*at] != of[*at]).map(|at| at % count).min();
     let found = (1..).zip(replicas).filter_map(|(replica, of)| Some((differs(of)?, replica))).min();
     match found {
         None => Ok(()),
-        Some((index, replica)) => Err(Error::Diverged { name: name(index), replica }.into()),
+        Some((index, replica)) => Err(Error::Diverged { name: name(index), replica: id(replica) }.into()),
     }
 }
 

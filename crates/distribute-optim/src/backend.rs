@@ -3,12 +3,19 @@
 //! An adapter implements [`TensorLibrary`] for its own marker type. It passes a model's variables as [`Parameters`],
 //! and each variable reports its gradient to a [`Tape`] while backward runs. [`DeviceExchange`] is for tensors in an
 //! accelerator's memory; libraries without such tensors use [`NoDevices`].
+//!
+//! Under a strategy that shards parameters an adapter creates large variables by [`Variable::sharded`], with the
+//! layout of [`ShardLayout::of`] and the parts of [`scatter_whole`]. It gathers the whole when the model uses it
+//! ([`start_gather`]), drops it afterwards, and reports the whole gradient to the tape. Everything else is the
+//! optimizer's: it reduces the gradient to parts, updates the replica's part, and its slots are parts too.
 
 pub use crate::agreement::{check_and_share, share};
 pub use crate::gradient::Reduced;
 pub use crate::library::{DeviceExchange, DeviceUpdate, NoDevices, TensorLibrary, is_short};
-pub use crate::parameters::{Parameters, Variable, overwrite};
+pub use crate::parameters::{Parameters, Variable, overwrite, overwrite_parts};
 pub use crate::plan::{Plan, warn_untrained};
+pub use crate::shard_layout::ShardLayout;
+pub use crate::sharding::{Gathering, scatter_whole, start_gather};
 pub use crate::step_counts::StepCounts;
 pub use crate::tape::{Sink, Tape};
 pub use crate::tensor_split::{Pieces, TensorSplit};

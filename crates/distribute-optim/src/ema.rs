@@ -9,8 +9,8 @@ use crate::{Error, TensorLibrary, Trainable, Variable, is_short};
 
 /// The exponential moving average of a model's trainable variables, which often evaluates better than the last values.
 ///
-/// Replicas' copies are equal, so one average per process is kept, and no communication is needed. Of a variable that is
-/// split among tensor ranks, that is one of each part.
+/// Replicas' copies are equal, so one average per process is kept, and no communication is needed. The averages of
+/// sharded variables are sharded too, and those of variables that are split among tensor ranks are split.
 ///
 /// # Examples
 /// ```
@@ -36,9 +36,10 @@ use crate::{Error, TensorLibrary, Trainable, Variable, is_short};
 pub struct Ema<L: TensorLibrary> {
     decay: f64,
     updates: u64,
-    /// The averages by variable: one, or one of each part of a split variable; none of variables that are not trained.
+    /// The averages by variable: one; one for each local replica's part of a sharded variable, and for each part of a
+    /// split one; none for variables that are not trained.
     averages: Vec<Vec<L::Tensor>>,
-    /// The values of averaged variables while the averages take their place.
+    /// The values of averaged variables while the averages take their place, in the same form.
     held: Option<Vec<Vec<L::Tensor>>>,
 }
 
@@ -53,9 +54,7 @@ impl<L: TensorLibrary> Ema<L> {
             return Err(Error::Setting { what: "the decay of Ema", given: decay, expected: "from 0 to below 1" }.into());
         }
         let average = |variable: &Variable<L>| -> Result<Vec<L::Tensor>, L::Error> {
-            let parts = variable.tensor_split().map_or(1, |split| split.parts());
-            let parts = if variable.is_trainable() { parts } else { 0 };
-            variable.components()[..parts].iter().map(copy::<L>).collect()
+            different(variable).iter().filter(|_| variable.is_trainable()).map(copy::<L>).collect()
         };
         let averages = model.parameters().variables().iter().map(average).collect::<Result<Vec<_>, L::Error>>()?;
         Ok(Ema { decay, updates: 0, averages, held: None })
@@ -118,6 +117,14 @@ impl<L: TensorLibrary> Ema<L> {
         self.held = held;
         Ok(())
     }
+}
+
+/// Returns the components of a variable whose values may differ: all of a sharded one, those of one tensor group of a
+/// split one, else the first.
+fn different<L: TensorLibrary>(variable: &Variable<L>) -> &[L::Tensor] {
+    let all = variable.components();
+    let first = variable.tensor_split().map_or(1, |split| split.parts());
+    if variable.layout().is_some() { all } else { all.get(..first).unwrap_or(all) }
 }
 
 /// Returns a copy, widened to f32 if the elements have 16 bits.

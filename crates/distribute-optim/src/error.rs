@@ -73,6 +73,12 @@ pub enum Error {
         /// The variable's name.
         name: String,
     },
+    /// A sharded variable was used under a strategy that does not shard it.
+    #[error("variable {name} is sharded, but not for this strategy; build the model under the strategy that trains it")]
+    ShardedElsewhere {
+        /// The variable's name.
+        name: String,
+    },
     /// Copies of a variable differ.
     #[error(
         "variable {name} of replica {replica} differs from replica 0's; something writes it inside replicas without an \

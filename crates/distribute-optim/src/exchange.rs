@@ -13,12 +13,14 @@ use crate::{DeviceExchange, Error, Parameters, TensorLibrary};
 
 mod device;
 mod flags;
+mod parts;
 mod payload;
 mod sharded;
 mod whole;
 
 pub(crate) use device::{OnDevice, SumOnDevice};
 pub(crate) use flags::StepFlags;
+pub(crate) use parts::{PartsOrder, PartsStep, is_exchanged};
 pub(crate) use payload::Payload;
 pub(crate) use sharded::{GradientShard, ShardedStep, SlotShard, Update, complete};
 pub(crate) use whole::WholeStep;
@@ -57,13 +59,63 @@ impl<L: TensorLibrary> Summed<L> {
     }
 }
 
+impl<L: TensorLibrary> InProgress<PartsStep<L>> {
+    /// Adds the whole gradient of a sharded variable.
+    pub(crate) fn push(&mut self, index: usize, gradient: L::Tensor) -> Result<(), L::Error> {
+        self.part.as_mut().map_or(Ok(()), |parts| parts.push(index, gradient))
+    }
+}
+
+/// A part of a step whose operations are in progress. If it is not taken, because the step fails, it is dropped after
+/// the replica's run has ended: dropping operations waits for them, and peers must learn of the failure first.
+pub(crate) struct InProgress<T: Send + 'static> {
+    context: ReplicaContext,
+    part: Option<T>,
+}
+
+impl<T: Send + 'static> InProgress<T> {
+    pub(crate) fn new(context: &ReplicaContext, part: Option<T>) -> InProgress<T> {
+        InProgress { context: context.clone(), part }
+    }
+}
+
+impl<T: Send + 'static> Drop for InProgress<T> {
+    fn drop(&mut self) {
+        if let Some(part) = self.part.take() {
+            self.context.drop_after_run(part);
+        }
+    }
+}
+
+/// The summed gradients of a step, by how they are exchanged.
+pub(crate) struct Sums<L: TensorLibrary> {
+    pub(crate) summed: Summed<L>,
+    /// This replica's parts of the gradients of sharded variables.
+    pub(crate) parts: Vec<Reduced<L>>,
+    /// The order in which these were reduced; `None` without sharded variables.
+    pub(crate) order: Option<PartsOrder>,
+}
+
+impl<L: TensorLibrary> Sums<L> {
+    /// Returns the indices, below `count`, of the variables that got a gradient on some replica.
+    pub(crate) fn variables(&self, count: usize) -> Vec<usize> {
+        let sharded = self.parts.iter().map(|reduced| reduced.index);
+        let mut all: Vec<usize> = self.summed.variables(count).into_iter().chain(sharded).collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+}
+
 /// The gradients of one replica in one step.
 pub(crate) struct Reducer<L: TensorLibrary> {
     settings: Settings,
     context: ReplicaContext,
     parameters: Arc<Parameters<L>>,
     plan: Arc<Plan>,
-    exchange: Box<dyn Exchange<L>>,
+    exchange: InProgress<Box<dyn Exchange<L>>>,
+    /// The exchange of sharded variables' gradients, if there are any.
+    parts: InProgress<PartsStep<L>>,
     /// Gradients of variables that are not in the plan.
     unplanned: Vec<Option<L::Tensor>>,
     failure: Option<L::Error>,
@@ -78,13 +130,15 @@ impl<L: TensorLibrary> Reducer<L> {
         plan: &Arc<Plan>,
         settings: Settings,
         exchange: Box<dyn Exchange<L>>,
+        parts: InProgress<PartsStep<L>>,
     ) -> Reducer<L> {
         Reducer {
             settings,
             context: context.clone(),
             parameters: parameters.clone(),
             plan: plan.clone(),
-            exchange,
+            exchange: InProgress::new(context, Some(exchange)),
+            parts,
             unplanned: vec![None; parameters.variables().len()],
             failure: None,
             communication: Duration::ZERO,
@@ -95,6 +149,12 @@ impl<L: TensorLibrary> Reducer<L> {
     pub(crate) fn push(&mut self, index: usize, gradient: L::Tensor) {
         if !self.parameters.variables()[index].is_trainable() {
             // Frozen.
+        } else if self.parameters.variables()[index].layout().is_some() {
+            if self.failure.is_none()
+                && let Err(error) = self.parts.push(index, gradient)
+            {
+                self.failure = Some(error);
+            }
         } else if !self.plan.buckets.contains(index) {
             self.unplanned[index] = Some(gradient);
         } else if self.failure.is_none()
@@ -111,12 +171,12 @@ impl<L: TensorLibrary> Reducer<L> {
 
     /// Pushes zeros for missing gradients and waits for all buckets. Returns the summed gradients and the time spent in
     /// collectives.
-    pub(crate) fn finish(mut self) -> Result<(Summed<L>, Duration), L::Error> {
+    pub(crate) fn finish(mut self) -> Result<(Sums<L>, Duration), L::Error> {
         if let Some(error) = self.failure.take() {
             return Err(error);
         }
         let variables = self.parameters.variables().len();
-        let came = |index: usize| self.exchange.has(index) || self.unplanned[index].is_some();
+        let came = |index: usize| self.has(index);
         let came: Vec<bool> = (0..variables).map(came).collect();
         for (index, came) in came.iter().enumerate() {
             if !came && self.plan.buckets.contains(index) {
@@ -124,15 +184,31 @@ impl<L: TensorLibrary> Reducer<L> {
             }
         }
         let flags = StepFlags::new(came.into_iter(), self.context.step_header(self.settings.digest()));
-        let Reducer { context, parameters, plan, exchange, settings, mut unplanned, mut communication, .. } = self;
+        let Reducer { context, parameters, plan, settings, mut unplanned, mut communication, .. } = self;
+        let (mut exchange, mut parts) = (self.exchange, self.parts);
         let group = context.group();
         let started = Instant::now();
+        if let Some(parts) = &mut parts.part {
+            parts.drain()?;
+        }
+        // An operation of its group that fails fails all of them, so nothing in it waits when it is dropped.
+        let exchange = exchange.part.take().ok_or(Error::NoGradient)?;
         let (mut summed, flags) = exchange.finish(group, flags)?;
+        let (sharded, order) = match &mut parts.part {
+            Some(parts) => {
+                let (sharded, order) = parts.finish(&flags)?;
+                (sharded, Some(order))
+            }
+            None => (Vec::new(), None),
+        };
         communication += started.elapsed();
         // All workers step with the same settings, and learn what the others have requested.
         context.check_settings(flags.header(), settings.digest(), || settings.lines())?;
         context.agree_on_step(flags.header());
-        let mut late = (0..variables).filter(|index| flags.came(*index) && !plan.buckets.contains(*index));
+        let is_late = |index: &usize| {
+            flags.came(*index) && !plan.buckets.contains(*index) && !is_exchanged(&parameters.variables()[*index])
+        };
+        let mut late = (0..variables).filter(is_late);
         match &mut summed {
             Summed::Whole(all) => {
                 // All replicas reduce these one by one.
@@ -155,18 +231,27 @@ impl<L: TensorLibrary> Reducer<L> {
                 }
             }
         }
-        Ok((summed, communication))
+        Ok((Sums { summed, parts: sharded, order }, communication))
     }
 
     /// Returns whether any gradient was pushed.
     pub(crate) fn has_any(&self) -> bool {
-        let variables = self.parameters.variables().len();
-        self.unplanned.iter().any(Option::is_some) || (0..variables).any(|index| self.exchange.has(index))
+        let parts = self.parts.part.as_ref().is_some_and(PartsStep::has_any);
+        parts || (0..self.parameters.variables().len()).any(|index| self.has(index))
+    }
+
+    /// Returns whether a variable's gradient was pushed.
+    fn has(&self, index: usize) -> bool {
+        self.exchange.part.as_ref().is_some_and(|exchange| exchange.has(index))
+            || self.unplanned[index].is_some()
+            || self.parts.part.as_ref().is_some_and(|parts| parts.has(index))
     }
 
     fn launch(&mut self, index: usize, gradient: L::Tensor) -> Result<(), L::Error> {
         let started = Instant::now();
-        self.exchange.push(self.context.group(), index, gradient)?;
+        if let Some(exchange) = &mut self.exchange.part {
+            exchange.push(self.context.group(), index, gradient)?;
+        }
         self.communication += started.elapsed();
         Ok(())
     }

@@ -48,6 +48,8 @@ mod parameters;
 mod plan;
 mod rule;
 mod settings;
+mod shard_layout;
+mod sharding;
 mod step_counts;
 mod tape;
 mod tensor_split;
@@ -61,7 +63,7 @@ pub use optimizer::{Adagrad, Adam, AdamW, Lamb, Optimizer, OptimizerState, Repli
 pub use parameters::Trainable;
 pub use rule::{AdamFactors, Float, OptimizerDescription, Real, UpdateRule};
 
-use backend::{DeviceExchange, DeviceUpdate, Parameters, StepCounts, TensorLibrary, Variable, is_short};
+use backend::{DeviceExchange, DeviceUpdate, Parameters, ShardLayout, StepCounts, TensorLibrary, Variable, is_short};
 
 // The examples of the README are tests of the crate.
 #[cfg(doctest)]

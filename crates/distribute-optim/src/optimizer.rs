@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use distribute_collectives::{Compression, FusedAllReduce, FusionOptions, ProcessGroup};
+use distribute_collectives::{Compression, FusedAllReduce, FusionOptions};
+use distribute_strategy::Strategy;
 use distribute_values::{Aggregation, DistributedVariable, TensorStorage, VariableOptions};
 use serde::{Deserialize, Serialize};
 
@@ -14,11 +15,11 @@ use self::states::States;
 use crate::exchange::SlotShard;
 use crate::gradient::{Clip, LossScale, Scaling};
 use crate::library::{bytes, dtype, wide};
-use crate::parameters::overwrite_split;
 use crate::rule::{OptimizerDescription, UpdateRule};
 use crate::settings::{FixedSettings, Settings};
+use crate::sharding::whole_on_chief;
 use crate::step_counts::SavedCounts;
-use crate::{Error, Parameters, StepCounts, TensorLibrary, Trainable, Variable, is_short, tensor_split};
+use crate::{Error, Parameters, ShardLayout, StepCounts, TensorLibrary, Trainable, Variable, is_short, tensor_split};
 
 mod builders;
 mod replica;
@@ -115,7 +116,7 @@ impl<L: TensorLibrary> Optimizer<L> {
             slots.push(of_variable);
         }
         let states = States::new(&parameters, &slots);
-        Ok(Optimizer {
+        let optimizer = Optimizer {
             rule,
             parameters,
             slots,
@@ -126,7 +127,8 @@ impl<L: TensorLibrary> Optimizer<L> {
             audit_every: AUDIT_EVERY,
             fixed: OnceLock::new(),
             states,
-        })
+        };
+        Ok(optimizer.combined()?)
     }
 
     /// Limits the gradients after they are summed over all replicas and before they are applied.
@@ -201,8 +203,11 @@ impl<L: TensorLibrary> Optimizer<L> {
     /// 5.1.
     pub fn zero1(self) -> Result<Optimizer<L>, L::Error> {
         // Whole slots are no longer needed.
+        let slots = self.parameters.variables().iter().zip(&self.slots);
+        let kept = slots.map(|(variable, slots)| if variable.layout().is_some() { slots.clone() } else { Vec::new() });
+        let slots: Vec<_> = kept.collect();
         self.states.shard();
-        Ok(Optimizer { sharded: true, slots: self.slots.iter().map(|_| Vec::new()).collect(), ..self }.combined()?)
+        Ok(Optimizer { sharded: true, slots, ..self }.combined()?)
     }
 
     /// Returns the size in bytes of the optimizer state that the first replica of this process keeps. Sharded state
@@ -223,6 +228,21 @@ impl<L: TensorLibrary> Optimizer<L> {
             let (what, other) = ("compression of whole buckets", "variables that are split among tensor ranks");
             let why = "what a bucket loses depends on the parts in it; use Compression::Bf16, F16 or PowerSgd";
             return Err(Error::Combination { what, other, why });
+        }
+        if self.parameters.variables().iter().any(|variable| variable.layout().is_some()) {
+            let refuse = |what, why| Err(Error::Combination { what, other: "a strategy that shards parameters", why });
+            match self.clip {
+                Some(Clip::Norm(_)) => {
+                    return refuse("Clip::Norm", "a replica sees parts of variables; use Clip::GlobalNorm");
+                }
+                _ if !self.rule.is_elementwise() => {
+                    return refuse("this optimizer", "it looks at the norms of whole variables; use AdamW");
+                }
+                _ if !matches!(self.compression, Compression::None) => {
+                    return refuse("compress", "gradients of sharded variables are reduced as they are; leave it out");
+                }
+                _ => {}
+            }
         }
         let refuse = |other, why| Err(Error::Combination { what: "zero1", other, why });
         match self.clip {
@@ -370,25 +390,40 @@ impl<L: TensorLibrary> Optimizer<L> {
         }
     }
 
-    /// Returns every slot as one tensor, with its name. Every process calls this.
+    /// Calls `visit` with the name of every slot and with the whole of it, one after another; those of sharded variables
+    /// are gathered by the chief, and visited in its process only. Every process calls this, outside `run`.
     ///
     /// # Errors
     /// [`Error::Torn`] if a failed step has left no replica with complete state; the collective's error if a process is
     /// missing or fails.
-    pub fn whole_slots(&self, groups: &[ProcessGroup]) -> Result<Vec<(String, L::Tensor)>, L::Error> {
+    pub fn visit_whole_slots(
+        &self,
+        strategy: &Strategy,
+        mut visit: impl FnMut(&str, &L::Tensor),
+    ) -> Result<(), L::Error> {
         self.states.check()?;
         if self.sharded {
-            return self.gathered_slots(groups);
+            for (name, slot) in self.gathered_slots(&strategy.groups())? {
+                visit(&name, &slot);
+            }
         }
-        let all = self.parameters.variables().iter().zip(&self.slots);
-        let all = all.flat_map(|(variable, slots)| slots.iter().map(|slot| (variable.tensor_split(), slot)));
-        let whole = |(split, slot): (_, &DistributedVariable<L::Tensor>)| {
-            Ok((slot.name().to_owned(), tensor_split::whole::<L>(slot.components(), split)?))
-        };
-        all.map(whole).collect()
+        for (variable, slots) in self.parameters.variables().iter().zip(&self.slots) {
+            for slot in slots {
+                let (name, components) = (slot.name(), slot.components());
+                match variable.layout() {
+                    None => visit(name, &tensor_split::whole::<L>(components, variable.tensor_split())?),
+                    Some(layout) => {
+                        if let Some(whole) = whole_on_chief::<L>(strategy, name, layout, components)? {
+                            visit(name, &whole);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
-    /// Restores slots of which every replica has whole ones, or its tensor group the parts. `saved` returns the value of
+    /// Restores all slots except [sharded ones](Optimizer::sharded_slots) from whole values. `saved` returns the value of
     /// a slot from its name, a tensor of its library and type, and its whole shape.
     ///
     /// # Errors
@@ -400,7 +435,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         for (variable, slots) in self.parameters.variables().iter().zip(&self.slots) {
             for slot in slots {
                 let value = saved(slot.name(), &slot.components()[0], &variable.shape())?;
-                overwrite_split::<L>(slot.components(), variable.tensor_split(), &value)?;
+                variable.overwrite_slot(slot.components(), &value)?;
             }
         }
         Ok(())
@@ -408,7 +443,8 @@ impl<L: TensorLibrary> Optimizer<L> {
 
     /// Returns the names of all slots if they are sharded, each with a tensor of its shape.
     pub fn sharded_slots(&self) -> Vec<(String, &L::Tensor)> {
-        let trainable = self.parameters.variables().iter().filter(|variable| self.sharded && variable.is_trainable());
+        let is_flat = |variable: &&Variable<L>| variable.is_trainable() && variable.layout().is_none();
+        let trainable = self.parameters.variables().iter().filter(|variable| self.sharded && is_flat(variable));
         let slots = |variable: &'_ Variable<L>| self.slot_names(variable.name());
         let named = |variable| slots(variable).into_iter().map(move |name| (name, &variable.components()[0]));
         trainable.flat_map(named).collect()
@@ -424,9 +460,17 @@ impl<L: TensorLibrary> Optimizer<L> {
         }
     }
 
-    /// Returns the optimizer's own variables: `fc1.weight/m` and so on.
+    /// Returns the optimizer's own variables: `fc1.weight/m` and so on. Those of a sharded variable are sharded too:
+    /// their components are the replicas' parts.
     pub fn slots(&self) -> impl Iterator<Item = &DistributedVariable<L::Tensor>> {
         self.slots.iter().flatten()
+    }
+
+    /// Returns the optimizer's own variables, each with the layout of its variable if that is sharded.
+    /// [`overwrite_parts`](crate::backend::overwrite_parts) restores either kind from a whole value.
+    pub fn slots_with_layouts(&self) -> impl Iterator<Item = (&DistributedVariable<L::Tensor>, Option<&ShardLayout>)> {
+        let variables = self.parameters.variables().iter().zip(&self.slots);
+        variables.flat_map(|(variable, slots)| slots.iter().map(|slot| (slot, variable.layout())))
     }
 
     /// Returns the time that this process's first replica has spent in steps.

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use distribute_strategy::Strategy;
+use distribute_types::with_dtype;
 use distribute_values::{TensorStorage, with_storage};
 
 use crate::tape::{Sink, Tape};
 use crate::tensor_split::{self, TensorSplit};
-use crate::{Error, TensorLibrary};
+use crate::{Error, ShardLayout, TensorLibrary};
 
 /// The variables of a model, as optimizers and checkpoints need them.
 #[derive(Debug)]
@@ -39,13 +40,15 @@ pub struct Variable<L: TensorLibrary> {
     statistic: bool,
     /// How it is split among the ranks of each tensor group; `None` if every rank has the whole of it.
     split: Option<TensorSplit>,
+    /// How it is divided among replicas; `None` if every replica has the whole of it.
+    layout: Option<ShardLayout>,
 }
 
 impl<L: TensorLibrary> Clone for Variable<L> {
     fn clone(&self) -> Variable<L> {
-        let Variable { name, components, trainable, statistic, split } = self;
-        let (name, components) = (name.clone(), components.clone());
-        Variable { name, components, trainable: *trainable, statistic: *statistic, split: *split }
+        let Variable { name, components, trainable, statistic, split, layout } = self;
+        let (name, components, layout) = (name.clone(), components.clone(), layout.clone());
+        Variable { name, components, trainable: *trainable, statistic: *statistic, split: *split, layout }
     }
 }
 
@@ -53,7 +56,14 @@ impl<L: TensorLibrary> Variable<L> {
     /// Creates a variable that has no components yet. A `statistic` is a variable that a layer writes itself, from its
     /// replica's examples; it is never trained.
     pub fn new(name: impl Into<String>, statistic: bool) -> Variable<L> {
-        Variable { name: name.into(), components: Vec::new(), trainable: !statistic, statistic, split: None }
+        Variable {
+            name: name.into(),
+            components: Vec::new(),
+            trainable: !statistic,
+            statistic,
+            split: None,
+            layout: None,
+        }
     }
 
     /// Creates a variable that is split among the ranks of each tensor group, and has no components yet. The component
@@ -68,19 +78,28 @@ impl<L: TensorLibrary> Variable<L> {
         self.split
     }
 
-    /// Returns the shape of the whole variable.
-    pub fn shape(&self) -> Vec<usize> {
-        let shape = self.components[0].shape();
-        self.split.map_or_else(|| shape.clone(), |split| split.whole_shape(&shape))
+    /// Creates a sharded variable that has no components yet. Each replica's component is its part, with its padding:
+    /// a tensor of any shape with as many elements as the layout's
+    /// [`part_len`](crate::backend::ShardLayout::part_len).
+    ///
+    /// While backward runs, its *whole* gradient is reported to the [`Tape`](crate::backend::Tape), in the whole shape
+    /// or any other with as many elements; the optimizer reduces it to parts at once.
+    pub fn sharded(name: impl Into<String>, layout: ShardLayout) -> Variable<L> {
+        Variable { layout: Some(layout), ..Variable::new(name, false) }
     }
 
-    /// Returns the whole variable: this process's first component, or the parts of its first tensor group, joined in a
-    /// new tensor.
-    ///
-    /// # Errors
-    /// [`distribute_values::Error::Tensor`] if a part cannot be read or the whole cannot be created.
-    pub fn whole(&self) -> distribute_values::Result<L::Tensor> {
-        tensor_split::whole::<L>(&self.components, self.split)
+    /// Returns how the variable is divided among replicas; `None` if every replica has the whole of it.
+    pub fn layout(&self) -> Option<&ShardLayout> {
+        self.layout.as_ref()
+    }
+
+    /// Returns the shape of the whole variable.
+    pub fn shape(&self) -> Vec<usize> {
+        match (&self.layout, self.split) {
+            (Some(layout), _) => layout.shape().to_vec(),
+            (None, Some(split)) => split.whole_shape(&self.components[0].shape()),
+            (None, None) => self.components[0].shape(),
+        }
     }
 
     /// Adds the component of the next local replica. Replicas that share a variable pass handles on one storage.
@@ -110,12 +129,21 @@ impl<L: TensorLibrary> Variable<L> {
     }
 
     /// Writes a value of the same type and of the whole [`shape`](Variable::shape) to all components: to those of a
-    /// split variable, their parts of it.
+    /// split or sharded variable, their parts of it.
     ///
     /// # Errors
-    /// [`distribute_values::Error::Tensor`] if the storage cannot be written.
+    /// [`distribute_values::Error::Tensor`] if the storage cannot be written;
+    /// [`distribute_values::Error::Device`] if a sharded variable's value has another number of elements.
     pub fn overwrite(&self, value: &L::Tensor) -> distribute_values::Result<()> {
-        overwrite_split::<L>(&self.components, self.split, value)
+        self.overwrite_slot(&self.components, value)
+    }
+
+    /// Writes a whole value to components that are divided as those of this variable, such as those of its slots.
+    pub(crate) fn overwrite_slot(&self, components: &[L::Tensor], value: &L::Tensor) -> distribute_values::Result<()> {
+        match self.split {
+            Some(split) => tensor_split::overwrite_parts::<L>(components, split, value),
+            None => overwrite_parts::<L>(components, self.layout.as_ref(), value),
+        }
     }
 }
 
@@ -200,21 +228,39 @@ pub fn overwrite<L: TensorLibrary>(components: &[L::Tensor], value: &L::Tensor) 
     Ok(())
 }
 
-/// Writes a whole value to the components of a variable, or of one of its slots, which may be split.
-pub(crate) fn overwrite_split<L: TensorLibrary>(
+/// Writes a whole value of the same type to the components of a variable or a slot that may be sharded.
+///
+/// # Errors
+/// [`distribute_values::Error::Tensor`] if the storage cannot be written; [`distribute_values::Error::Device`] if the
+/// value of a sharded one has another number of elements.
+pub fn overwrite_parts<L: TensorLibrary>(
     components: &[L::Tensor],
-    split: Option<TensorSplit>,
+    layout: Option<&ShardLayout>,
     value: &L::Tensor,
 ) -> distribute_values::Result<()> {
-    match split {
-        Some(split) => tensor_split::overwrite_parts::<L>(components, split, value),
-        None => overwrite::<L>(components, value),
+    let Some(layout) = layout else { return overwrite::<L>(components, value) };
+    let given: usize = value.shape().iter().product();
+    if given != layout.len() {
+        return Err(distribute_device::Error::OutOfRange { start: 0, end: layout.len(), len: given }.into());
     }
+    with_dtype!(value.dtype()?, T => {
+        let whole = value.to_elements::<T>()?;
+        for (local, component) in components.iter().enumerate() {
+            let part = layout.cut(&whole, layout.part_of(local));
+            let mut outcome = Ok(());
+            component.write(&mut |mut buffer| {
+                outcome = buffer.as_mut_slice::<T>().map(|own| own.iter_mut().zip(&part).for_each(|(a, b)| *a = *b));
+            })?;
+            outcome?;
+        }
+    });
+    Ok(())
 }
 
 /// Formats a variable's name, shape and type, as they are compared between workers.
 pub(crate) fn describe<L: TensorLibrary>(variable: &Variable<L>) -> String {
     let dtype = variable.components[0].dtype().map_or_else(|error| error.to_string(), |dtype| format!("{dtype:?}"));
     let split = variable.split.map_or_else(String::new, |split| format!(" on {} tensor ranks", split.parts()));
-    format!("{} {:?} {dtype}{split}", variable.name, variable.shape())
+    let sharded = variable.layout().map_or_else(String::new, |layout| format!(" in {} parts", layout.parts()));
+    format!("{} {:?} {dtype}{split}{sharded}", variable.name, variable.shape())
 }

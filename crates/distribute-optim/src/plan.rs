@@ -47,12 +47,14 @@ impl Plan {
             tensor.all_reduce(&mut present, ReduceOp::Max)?;
             tensor.broadcast(&mut order, Rank(0))?;
         }
-        let mut variables: Vec<usize> = (0..count).filter(|index| present[*index] == 1).collect();
-        // Variables that the first replica did not report follow at the end.
-        variables.sort_by_key(|index| (order[*index], *index));
-        if variables.is_empty() {
+        if !present.contains(&1) {
             return Err(Error::NoGradient.into());
         }
+        // Sharded variables are in no bucket.
+        let is_planned = |index: &usize| present[*index] == 1 && all[*index].layout().is_none();
+        let mut variables: Vec<usize> = (0..count).filter(is_planned).collect();
+        // Variables that the first replica did not report follow at the end.
+        variables.sort_by_key(|index| (order[*index], *index));
         let silent: Vec<&str> = all
             .iter()
             .zip(&present)
@@ -62,8 +64,7 @@ impl Plan {
         if !silent.is_empty() && context.replica_id() == 0 {
             warn_untrained::<L>(&silent);
         }
-        for index in &variables {
-            let variable = &all[*index];
+        for variable in all.iter().zip(&present).filter(|(_, present)| **present == 1).map(|(variable, _)| variable) {
             let dtype = dtype::<L>(&variable.components()[0])?;
             if !is_short(dtype) && !matches!(dtype, DType::F32 | DType::F64) {
                 return Err(Error::UntrainableType { name: variable.name().to_owned(), dtype }.into());

@@ -120,12 +120,13 @@ pub(crate) struct Update<'a, L: TensorLibrary> {
 }
 
 impl<L: TensorLibrary> Update<'_, L> {
-    /// Limits the gradients as [`Clip`] describes. Returns the global norm if it was computed.
-    pub(crate) fn clip(&self, clip: Clip, shards: &mut [GradientShard]) -> Result<Option<f64>, L::Error> {
+    /// Limits the gradients as [`Clip`] describes. Returns the global norm if it was computed; `others` is the sum of the
+    /// squares of this replica's parts of other gradients.
+    pub(crate) fn clip(&self, clip: Clip, shards: &mut [GradientShard], others: f64) -> Result<Option<f64>, L::Error> {
         let (factor, norm) = match clip {
             Clip::GlobalNorm(limit) => {
                 let squares: f64 = shards.iter().map(GradientShard::square_sum).sum();
-                let mut sum = [squares];
+                let mut sum = [squares + others];
                 self.group.all_reduce(&mut sum, ReduceOp::Sum)?;
                 let norm = sum[0].sqrt();
                 (if norm > limit { limit / norm } else { 1.0 }, Some(norm))

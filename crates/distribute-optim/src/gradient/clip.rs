@@ -48,42 +48,45 @@ impl Clip {
     /// # Errors
     /// The library's error if a gradient's storage cannot be accessed.
     pub fn apply<L: TensorLibrary>(self, gradients: &mut [Reduced<L>]) -> Result<Option<f64>, L::Error> {
-        self.apply_with(gradients, |reduced| square_sum::<L>(&reduced.gradient))
+        let square = |reduced: &Reduced<L>| square_sum::<L>(&reduced.gradient);
+        let norm = self.norm(gradients, 0.0, square)?;
+        self.apply_with(gradients, norm, square)?;
+        Ok(norm)
     }
 
-    /// Limits gradients like [`apply`](Clip::apply); `square_sum` returns the sum of squares of a whole gradient.
+    /// Returns the global norm of gradients, and of others whose squares have the sum `others`, if this kind needs it.
+    /// `square` returns the sum of squares of a whole gradient.
+    pub(crate) fn norm<L: TensorLibrary>(
+        self,
+        gradients: &[Reduced<L>],
+        others: f64,
+        square: impl Fn(&Reduced<L>) -> Result<f64, L::Error>,
+    ) -> Result<Option<f64>, L::Error> {
+        let Clip::GlobalNorm(_) = self else { return Ok(None) };
+        let mut sum = 0.0;
+        for reduced in gradients {
+            sum += square(reduced)?;
+        }
+        Ok(Some((sum + others).sqrt()))
+    }
+
+    /// Limits gradients in place, given their [`norm`](Clip::norm). `square` returns the sum of squares of a whole
+    /// gradient.
     pub(crate) fn apply_with<L: TensorLibrary>(
         self,
         gradients: &mut [Reduced<L>],
-        square_sum: impl Fn(&Reduced<L>) -> Result<f64, L::Error>,
-    ) -> Result<Option<f64>, L::Error> {
-        let tensors: Vec<L::Tensor> = gradients.iter().map(|reduced| reduced.gradient.clone()).collect();
-        match self {
-            Clip::Value(limit) => {
-                for tensor in &tensors {
-                    change::<L>(tensor, |x| x.clamp(-limit, limit))?;
-                }
-                Ok(None)
-            }
-            Clip::Norm(limit) => {
-                for (tensor, reduced) in tensors.iter().zip(gradients.iter()) {
-                    let norm = square_sum(reduced)?.sqrt();
-                    scale_down::<L>(tensor, norm, limit)?;
-                }
-                Ok(None)
-            }
-            Clip::GlobalNorm(limit) => {
-                let mut sum = 0.0;
-                for reduced in gradients.iter() {
-                    sum += square_sum(reduced)?;
-                }
-                let norm = sum.sqrt();
-                for tensor in &tensors {
-                    scale_down::<L>(tensor, norm, limit)?;
-                }
-                Ok(Some(norm))
+        norm: Option<f64>,
+        square: impl Fn(&Reduced<L>) -> Result<f64, L::Error>,
+    ) -> Result<(), L::Error> {
+        for reduced in gradients {
+            let gradient = &reduced.gradient;
+            match self {
+                Clip::Value(limit) => change::<L>(gradient, |x| x.clamp(-limit, limit))?,
+                Clip::Norm(limit) => scale_down::<L>(gradient, square(reduced)?.sqrt(), limit)?,
+                Clip::GlobalNorm(limit) => scale_down::<L>(gradient, norm.unwrap_or(0.0), limit)?,
             }
         }
+        Ok(())
     }
 }
 

@@ -8,7 +8,8 @@ use distribute_types::{Class, ErrorClass};
 use distribute_values::{Host, HostTensor, TensorStorage};
 
 use super::{NoDevices, TensorLibrary};
-use crate::{Parameters, Trainable, Variable};
+use crate::sharding::scatter_whole;
+use crate::{Parameters, ShardLayout, Trainable, Variable};
 
 /// The gradients that a program has computed, in the order of the model's variables; `None` for variables that the loss
 /// does not depend on.
@@ -37,15 +38,25 @@ pub struct HostLoss(pub Vec<Option<HostTensor<f32>>>);
 pub struct HostModel(Arc<Parameters<Host>>);
 
 impl HostModel {
-    /// Creates trainable variables with these names and values, with one component per replica of this process.
+    /// Creates trainable variables with these names and values, with one component per replica of this process. Under a
+    /// strategy that shards parameters, the components of large variables are the replicas' parts; every process then
+    /// calls this.
     ///
     /// # Errors
-    /// [`HostError::Values`] if a value cannot be copied.
+    /// [`HostError::Values`] if a value cannot be copied, [`HostError::Collective`] if a process is missing or fails.
     pub fn new<'a>(
         strategy: &Strategy,
         variables: impl IntoIterator<Item = (&'a str, HostTensor<f32>)>,
     ) -> Result<HostModel, HostError> {
         let variable = |(name, value): (&str, HostTensor<f32>)| {
+            if let Some(layout) = ShardLayout::of(strategy, &value.shape()) {
+                let parts = scatter_whole(strategy, name, &layout, value.to_elements::<f32>()?)?;
+                let mut variable = Variable::sharded(name, layout);
+                for part in parts {
+                    variable.push(HostTensor::new(&[part.len()], part)?);
+                }
+                return Ok(variable);
+            }
             let mut variable = Variable::new(name, false);
             for _ in 0..strategy.num_local_replicas() {
                 variable.push(if strategy.shares_variables() { value.clone() } else { value.copied()? });
@@ -56,7 +67,8 @@ impl HostModel {
         Ok(HostModel(Arc::new(Parameters::new(strategy, variables, Vec::new(), None))))
     }
 
-    /// Returns the elements of each variable on the first replica.
+    /// Returns the elements of each variable on the first replica, of sharded variables those of its part;
+    /// [`Variable::whole`] has all.
     ///
     /// # Errors
     /// [`HostError::Values`] if a value cannot be read.

@@ -10,7 +10,7 @@ use distribute_values::TensorStorage;
 use super::{Optimizer, filled_like};
 use crate::exchange::SlotShard;
 use crate::plan::Plan;
-use crate::{Error, TensorLibrary};
+use crate::{Error, TensorLibrary, Variable};
 
 /// The whole slots of one variable, in the order of [`UpdateRule::slots`](crate::UpdateRule::slots).
 type Slots<L> = Vec<<L as TensorLibrary>::Tensor>;
@@ -37,7 +37,8 @@ impl<L: TensorLibrary> Optimizer<L> {
             }
         }
         let variables = self.parameters.variables().iter().enumerate();
-        for (index, variable) in variables.filter(|(_, variable)| variable.is_trainable()) {
+        let flat = |(_, variable): &(usize, &Variable<L>)| variable.is_trainable() && variable.layout().is_none();
+        for (index, variable) in variables.filter(flat) {
             let component = &variable.components()[0];
             let initial = || -> Result<Vec<L::Tensor>, L::Error> {
                 // The variable has not got a gradient.

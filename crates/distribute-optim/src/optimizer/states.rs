@@ -10,11 +10,11 @@ use distribute_values::DistributedVariable;
 use parking_lot::Mutex;
 
 use super::StepTimes;
-use crate::exchange::{SlotShard, complete};
+use crate::exchange::{PartsOrder, SlotShard, complete};
 use crate::gradient::{Accumulated, Scaling};
 use crate::parameters::overwrite;
 use crate::plan::Plan;
-use crate::{Error, Parameters, StepCounts, TensorLibrary};
+use crate::{Error, Parameters, ShardLayout, StepCounts, TensorLibrary};
 
 /// The state of an optimizer on the replicas of this process, except parameters and slots.
 pub(super) struct States<L: TensorLibrary> {
@@ -22,6 +22,8 @@ pub(super) struct States<L: TensorLibrary> {
     /// Handles on the slots if every replica has whole ones.
     slots: Mutex<Vec<Vec<DistributedVariable<L::Tensor>>>>,
     pub(super) plan: OnceLock<Arc<Plan>>,
+    /// The order in which sharded variables' gradients are reduced, after the first step.
+    parts_order: Mutex<Option<PartsOrder>>,
     /// The states of the local replicas.
     pub(super) each: Vec<Mutex<ReplicaState<L>>>,
     /// Like the parameters' `torn`, for the slots.
@@ -112,6 +114,7 @@ impl<L: TensorLibrary> States<L> {
             parameters: parameters.clone(),
             slots: Mutex::new(slots.to_vec()),
             plan: OnceLock::new(),
+            parts_order: Mutex::default(),
             each: parameters.tapes.iter().map(|_| Mutex::default()).collect(),
             torn: AtomicBool::new(false),
         })
@@ -120,6 +123,16 @@ impl<L: TensorLibrary> States<L> {
     /// Applies `look` to the first replica's state.
     pub(super) fn first<R>(&self, look: impl FnOnce(&ReplicaState<L>) -> R) -> Option<R> {
         self.each.first().map(|state| look(&state.lock()))
+    }
+
+    /// Returns the order in which sharded variables' gradients are reduced; `None` before the first step.
+    pub(super) fn parts_order(&self) -> Option<PartsOrder> {
+        self.parts_order.lock().clone()
+    }
+
+    /// Sets that order, which is the same on all replicas, after a step.
+    pub(super) fn set_parts_order(&self, order: PartsOrder) {
+        *self.parts_order.lock() = Some(order);
     }
 
     /// Drops the handles on whole slots.
@@ -162,7 +175,7 @@ impl<L: TensorLibrary> States<L> {
                 let ranks = self.parameters.tensor_ranks;
                 let mut mates = (local % ranks..changes.len()).step_by(ranks);
                 let whole = mates.find(|mate| changes[*mate] == Change::Whole).ok_or(Error::Torn)?;
-                self.copy(whole, *local)
+                self.copy(&changes, whole, *local)
             }),
             _ => Err(Error::Torn.into()),
         };
@@ -190,10 +203,18 @@ impl<L: TensorLibrary> States<L> {
         self.first(|state| !state.shards.is_empty()).unwrap_or(false)
     }
 
-    /// Copies parameters and slots from one replica to another.
-    fn copy(&self, from: usize, to: usize) -> Result<(), L::Error> {
+    /// Copies parameters and slots from one replica to another; parts of sharded variables from one that mirrors it.
+    fn copy(&self, changes: &[Change], from: usize, to: usize) -> Result<(), L::Error> {
         let slots = self.slots.lock();
         for (variable, slots) in self.parameters.variables().iter().zip(slots.iter()) {
+            let mirrors = |layout: &ShardLayout| {
+                let is_mirror = |local: &usize| layout.part_of(*local) == layout.part_of(to);
+                (0..changes.len()).find(|local| changes[*local] == Change::Whole && is_mirror(local))
+            };
+            let from = match variable.layout() {
+                Some(layout) if variable.is_trainable() => mirrors(layout).ok_or(Error::Torn)?,
+                _ => from,
+            };
             let all = slots.iter().map(DistributedVariable::components).chain([variable.components()]);
             for components in all.filter(|_| variable.is_trainable()) {
                 overwrite::<L>(&components[to..=to], &L::detach(&components[from]))?;

@@ -13,13 +13,14 @@ use super::Optimizer;
 use super::states::Change;
 use crate::agreement::audit_replica;
 use crate::exchange::{
-    Exchange, GradientShard, OnDevice, Reducer, ShardedStep, StepFlags, SumOnDevice, Summed, Update, WholeStep,
+    Exchange, GradientShard, InProgress, OnDevice, PartsStep, Reducer, ShardedStep, StepFlags, SumOnDevice, Summed,
+    Sums, Update, WholeStep, is_exchanged,
 };
 use crate::gradient::{Accumulated, Clip, Reduced, Scaling, SquaresOfParts, change, is_finite, square_sum};
 use crate::library::dtype;
 use crate::plan::Plan;
 use crate::rule::{Real, UpdateRule};
-use crate::{DeviceExchange, DeviceUpdate, Error, StepCounts, TensorLibrary, is_short};
+use crate::{DeviceExchange, DeviceUpdate, Error, Parameters, StepCounts, TensorLibrary, is_short};
 
 /// The index of a variable, and its gradient.
 type Fired<L> = (usize, <L as TensorLibrary>::Tensor);
@@ -42,13 +43,18 @@ impl<L: TensorLibrary> Optimizer<L> {
             Some(plan) => self.backward(context, local, plan, loss, accumulated)?,
             None => self.first_backward(context, local, loss, accumulated)?,
         };
-        let (summed, communication) = reducer.finish()?;
+        let (sums, communication) = reducer.finish()?;
         let counts = &{
             // Flags and gradients are summed over all replicas, so the counts are the same everywhere.
             let mut counts = counts;
-            counts.advance(summed.variables(self.parameters.variables().len()));
+            counts.advance(sums.variables(self.parameters.variables().len()));
             counts
         };
+        let Sums { summed, parts, order } = sums;
+        let is_sharded = order.is_some();
+        if let Some(order) = order {
+            self.states.set_parts_order(order);
+        }
         let needs_norms = self.clip.is_some_and(Clip::needs_norms) || scaling.is_some();
         let summed = match summed {
             // The norms of split gradients are computed on the host.
@@ -57,20 +63,20 @@ impl<L: TensorLibrary> Optimizer<L> {
             }
             other => other,
         };
-        let squares = {
-            let gradients = match &summed {
-                Summed::Whole(gradients) if needs_norms => Some(&gradients[..]),
-                _ => None,
-            };
-            SquaresOfParts::agree(context, &self.parameters, gradients)?
-        };
         let committed = match summed {
             Summed::Whole(gradients) => {
-                self.commit(context, local, counts, || self.apply_whole(local, counts, scaling, gradients, &squares))?
+                let mut parts = self.parts(context, is_sharded, scaling, parts)?;
+                let split = needs_norms.then_some(&gradients[..]);
+                parts.squares_of_split = SquaresOfParts::agree(context, &self.parameters, split)?;
+                self.commit(context, local, counts, || self.apply_whole(local, counts, scaling, gradients, parts))?
             }
-            Summed::Sharded(shards, flags) => self.apply_sharded(context, local, counts, scaling, shards, flags)?,
+            Summed::Sharded(shards, flags) => {
+                self.apply_sharded(context, local, counts, scaling, (shards, flags), parts)?
+            }
             Summed::OnDevice(sum) => {
-                self.commit(context, local, counts, || self.apply_on_device(local, counts, scaling, sum))?
+                let parts = self.parts(context, is_sharded, scaling, parts)?;
+                SquaresOfParts::agree(context, &self.parameters, None)?;
+                self.commit(context, local, counts, || self.apply_on_device(local, counts, scaling, sum, parts))?
             }
         };
         if self.parameters.shared && committed {
@@ -141,6 +147,44 @@ impl<L: TensorLibrary> Optimizer<L> {
         Ok(finite)
     }
 
+    /// Divides the parts of sharded variables' gradients by the loss scale, and sums their squares over all replicas if
+    /// the settings need them.
+    fn parts(
+        &self,
+        context: &ReplicaContext,
+        is_sharded: bool,
+        scaling: Option<Scaling>,
+        gradients: Vec<Reduced<L>>,
+    ) -> Result<Parts<L>, L::Error> {
+        let needs_squares = scaling.is_some() || matches!(self.clip, Some(Clip::GlobalNorm(_)));
+        if !is_sharded || !needs_squares {
+            return Ok(Parts { gradients, squares: 0.0, squares_of_split: SquaresOfParts::default() });
+        }
+        let mut squares = [self.own_squares(context, scaling, &gradients)?];
+        context.group().all_reduce(&mut squares, ReduceOp::Sum)?;
+        Ok(Parts { gradients, squares: squares[0], squares_of_split: SquaresOfParts::default() })
+    }
+
+    /// Divides the parts of sharded variables' gradients by the loss scale, and returns the sum of their squares; 0 on
+    /// replicas that mirror others, so that every element is counted once.
+    fn own_squares(
+        &self,
+        context: &ReplicaContext,
+        scaling: Option<Scaling>,
+        gradients: &[Reduced<L>],
+    ) -> Result<f64, L::Error> {
+        let sharding = context.strategy().sharding();
+        let is_mirror = sharding.is_some_and(|sharding| sharding.shard_group_of(context.replica_id()) > 0);
+        let mut squares = 0.0;
+        for reduced in gradients {
+            if let Some(scaling) = scaling {
+                change::<L>(&reduced.gradient, |x| x / scaling.scale)?;
+            }
+            squares += if is_mirror { 0.0 } else { square_sum::<L>(&reduced.gradient)? };
+        }
+        Ok(squares)
+    }
+
     /// Updates all parameters by kernels, or one by one if the rule or the settings have no kernel.
     fn apply_on_device(
         &self,
@@ -148,6 +192,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         counts: &StepCounts,
         scaling: Option<Scaling>,
         sum: SumOnDevice<L>,
+        parts: Parts<L>,
     ) -> Result<Applied, L::Error> {
         let slots = |index: usize| -> Vec<L::Tensor> {
             self.slots[index].iter().map(|slot| slot.components()[local].clone()).collect()
@@ -155,10 +200,12 @@ impl<L: TensorLibrary> Optimizer<L> {
         let (parameters, rule, learning_rate) = (&*self.parameters, self.rule, self.learning_rate());
         let update = DeviceUpdate { parameters, local, rule, counts, learning_rate, slots: &slots };
         if self.clip.is_none() && scaling.is_none() && L::Devices::apply(&sum, &update)? {
+            for reduced in parts.gradients {
+                self.apply(local, counts.of(reduced.index), learning_rate, reduced)?;
+            }
             return Ok(Applied { finite: true, gradient_norm: None });
         }
-        let gradients = L::Devices::into_tensors(sum, parameters, local)?;
-        self.apply_whole(local, counts, scaling, gradients, &SquaresOfParts::default())
+        self.apply_whole(local, counts, scaling, L::Devices::into_tensors(sum, parameters, local)?, parts)
     }
 
     fn apply_sharded(
@@ -167,22 +214,29 @@ impl<L: TensorLibrary> Optimizer<L> {
         local: usize,
         counts: &StepCounts,
         scaling: Option<Scaling>,
-        mut gradients: Vec<GradientShard>,
-        flags: StepFlags,
+        (mut gradients, flags): (Vec<GradientShard>, StepFlags),
+        mut parts: Vec<Reduced<L>>,
     ) -> Result<bool, L::Error> {
         let plan = self.states.plan.get().ok_or(Error::NoGradient)?;
         let learning_rate = self.learning_rate();
         let (group, parameters, rule) = (context.group(), &*self.parameters, self.rule);
         let mut finite = true;
+        let squares = self.own_squares(context, scaling, &parts)?;
         if let Some(scaling) = scaling {
-            let mut all = [u8::from(gradients.iter().all(|shard| shard.square_sum().is_finite()))];
+            let shards = gradients.iter().all(|shard| shard.square_sum().is_finite());
+            let mut all = [u8::from(shards && squares.is_finite())];
             group.all_reduce(&mut all, ReduceOp::Min)?;
             finite = all[0] == 1;
             gradients.iter_mut().for_each(|shard| shard.change(|x| x / scaling.scale));
         }
         let update = Update { group, plan, parameters, rule, local, counts, learning_rate, flags };
         let gradient_norm = match self.clip {
-            Some(clip) if finite => update.clip(clip, &mut gradients)?,
+            Some(clip) if finite => {
+                let norm = update.clip(clip, &mut gradients, squares)?;
+                // Clip::Norm, which needs their squares, does not go with parts.
+                clip.apply_with(&mut parts, norm, |reduced| square_sum::<L>(&reduced.gradient))?;
+                norm
+            }
             _ => None,
         };
         self.commit(context, local, counts, || {
@@ -202,6 +256,9 @@ impl<L: TensorLibrary> Optimizer<L> {
                         state.change = Change::OwnPart;
                     }
                 }
+                for reduced in parts {
+                    self.apply(local, counts.of(reduced.index), learning_rate, reduced)?;
+                }
                 update.gather(gathering?)?;
             }
             Ok(Applied { finite, gradient_norm })
@@ -214,24 +271,33 @@ impl<L: TensorLibrary> Optimizer<L> {
         counts: &StepCounts,
         scaling: Option<Scaling>,
         mut gradients: Vec<Reduced<L>>,
-        squares: &SquaresOfParts,
+        mut parts: Parts<L>,
     ) -> Result<Applied, L::Error> {
+        let squares = &parts.squares_of_split;
         if let Some(scaling) = scaling
-            && (!squares.are_finite() || !unscale(&gradients, scaling.scale)?)
+            && !(squares.are_finite() && unscale(&gradients, scaling.scale)? && parts.squares.is_finite())
         {
             return Ok(Applied { finite: false, gradient_norm: None });
         }
         let learning_rate = self.learning_rate();
         let scale = scaling.map_or(1.0, |scaling| scaling.scale);
-        let square_sum = |reduced: &Reduced<L>| match squares.of(reduced.index) {
+        let square = |reduced: &Reduced<L>| match squares.of(reduced.index) {
             Some(square) => Ok(square / (scale * scale)),
             None => square_sum::<L>(&reduced.gradient),
         };
-        let gradient_norm = self.clip.map_or(Ok(None), |clip| clip.apply_with(&mut gradients, square_sum))?;
+        let gradient_norm = match self.clip {
+            Some(clip) => {
+                let norm = clip.norm(&gradients, parts.squares, square)?;
+                clip.apply_with(&mut gradients, norm, square)?;
+                clip.apply_with(&mut parts.gradients, norm, square)?;
+                norm
+            }
+            None => None,
+        };
         // All replicas have contributed their gradients, so none reads shared variables any more; one replica writes
         // them.
         if !self.parameters.shared || local == 0 {
-            for reduced in gradients {
+            for reduced in gradients.into_iter().chain(parts.gradients) {
                 self.apply(local, counts.of(reduced.index), learning_rate, reduced)?;
             }
         }
@@ -247,7 +313,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         loss: &L::Loss,
         accumulated: Accumulated<L>,
     ) -> Result<Reducer<L>, L::Error> {
-        let reducer = self.reducer(context, local, plan)?;
+        let reducer = self.reducer(context, local, plan, self.parts_step(context)?)?;
         let state = Arc::new(Mutex::new(Some((reducer, accumulated))));
         let sink = {
             let state = state.clone();
@@ -263,43 +329,72 @@ impl<L: TensorLibrary> Optimizer<L> {
         self.parameters.backward(local, sink, loss)?;
         // No other function takes the reducer.
         let (mut reducer, accumulated) = state.lock().take().ok_or(Error::NoGradient)?;
-        check_cut(context, reducer.has_any())?;
+        check_cut(context, &self.parameters, reducer.has_any())?;
         for (index, gradient) in accumulated.into_rest()? {
             reducer.push(index, gradient);
         }
         Ok(reducer)
     }
 
-    /// Runs the first backward, which shows which gradients there are and in which order, before anything is reduced.
+    /// Runs the first backward, which shows which gradients there are and in which order, before anything is reduced
+    /// but sharded variables' gradients, which a replica may not have the memory to keep.
     fn first_backward(
         &self,
         context: &ReplicaContext,
         local: usize,
         loss: &L::Loss,
-        mut accumulated: Accumulated<L>,
+        accumulated: Accumulated<L>,
     ) -> Result<Reducer<L>, L::Error> {
-        let mut fired = Vec::new();
-        for (index, gradient) in self.record(context, local, loss)? {
-            fired.push((index, accumulated.take_with(index, gradient)?));
-        }
-        fired.extend(accumulated.into_rest()?);
-        let order: Vec<usize> = fired.iter().map(|(index, _)| *index).collect();
         // Settings are compared first, because the operations themselves differ if, for example, one worker compresses.
         let scaling = self.states.each[local].lock().standing.scaling;
         context.compare_settings(self.settings(scaling).lines())?;
+        let parts = self.parts_step(context)?;
+        let first = First { parts, accumulated, fired: Vec::new(), order: Vec::new(), failure: None };
+        let state = Arc::new(Mutex::new(Some(first)));
+        let sink = {
+            let (state, parameters) = (state.clone(), self.parameters.clone());
+            Box::new(move |index, gradient| {
+                if let Some(first) = &mut *state.lock() {
+                    first.push(&parameters, index, gradient);
+                }
+            })
+        };
+        self.parameters.backward(local, sink, loss)?;
+        // No other function takes it.
+        let mut first = state.lock().take().ok_or(Error::NoGradient)?;
+        check_cut(context, &self.parameters, !first.order.is_empty())?;
+        for (index, gradient) in std::mem::take(&mut first.accumulated).into_rest()? {
+            first.push(&self.parameters, index, gradient);
+        }
+        let First { parts, fired, order, failure, .. } = first;
+        if let Some(failure) = failure {
+            return Err(failure);
+        }
         let agreed = Plan::agree(context, &self.parameters, &order)?;
         let plan = self.states.plan.get_or_init(|| agreed);
-        let mut reducer = self.reducer(context, local, plan)?;
+        let mut reducer = self.reducer(context, local, plan, parts)?;
         for (index, gradient) in fired {
             reducer.push(index, gradient);
         }
         Ok(reducer)
     }
 
-    fn reducer(&self, context: &ReplicaContext, local: usize, plan: &Arc<Plan>) -> Result<Reducer<L>, L::Error> {
+    /// Begins the exchange of sharded variables' gradients.
+    fn parts_step(&self, context: &ReplicaContext) -> Result<InProgress<PartsStep<L>>, L::Error> {
+        let step = PartsStep::begin(context, &self.parameters, self.states.parts_order())?;
+        Ok(InProgress::new(context, step))
+    }
+
+    fn reducer(
+        &self,
+        context: &ReplicaContext,
+        local: usize,
+        plan: &Arc<Plan>,
+        parts: InProgress<PartsStep<L>>,
+    ) -> Result<Reducer<L>, L::Error> {
         let scaling = self.states.each[local].lock().standing.scaling;
         let exchange = self.exchange(context, local, plan)?;
-        Ok(Reducer::new(context, &self.parameters, plan, self.settings(scaling), exchange))
+        Ok(Reducer::new(context, &self.parameters, plan, self.settings(scaling), exchange, parts))
     }
 
     /// Starts the exchange of one step's gradients.
@@ -356,7 +451,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         };
         self.parameters.backward(local, sink, loss)?;
         let fired = std::mem::take(&mut *fired.lock());
-        check_cut(context, !fired.is_empty())?;
+        check_cut(context, &self.parameters, !fired.is_empty())?;
         Ok(fired)
     }
 
@@ -384,8 +479,13 @@ impl<L: TensorLibrary> Optimizer<L> {
 
 /// Refuses the loss of a replica without examples if it was disconnected from the model: other replicas wait during
 /// backward for collectives that this replica would skip.
-fn check_cut(context: &ReplicaContext, has_gradients: bool) -> Result<(), Error> {
-    let is_cut = !has_gradients && !context.has_examples() && context.has_graph_group();
+fn check_cut<L: TensorLibrary>(
+    context: &ReplicaContext,
+    parameters: &Parameters<L>,
+    has_gradients: bool,
+) -> Result<(), Error> {
+    let waits = || context.has_graph_group() || parameters.variables().iter().any(|v| v.layout().is_some());
+    let is_cut = !has_gradients && !context.has_examples() && waits();
     if is_cut { Err(Error::CutLoss) } else { Ok(()) }
 }
 
@@ -424,6 +524,46 @@ fn unscale<L: TensorLibrary>(gradients: &[Reduced<L>], scale: f64) -> Result<boo
         change::<L>(&reduced.gradient, |x| x / scale)?;
     }
     Ok(true)
+}
+
+/// A replica's parts of the gradients of sharded variables, divided by the loss scale.
+struct Parts<L: TensorLibrary> {
+    gradients: Vec<Reduced<L>>,
+    /// The sum of the squares of all elements, over all replicas; 0 if the settings do not need it.
+    squares: f64,
+    /// The squares of the gradients of variables that are split among tensor ranks.
+    squares_of_split: SquaresOfParts,
+}
+
+/// The gradients of the first backward.
+struct First<L: TensorLibrary> {
+    parts: InProgress<PartsStep<L>>,
+    accumulated: Accumulated<L>,
+    /// The gradients of variables that are not sharded.
+    fired: Vec<Fired<L>>,
+    /// The order in which all gradients became complete.
+    order: Vec<usize>,
+    failure: Option<L::Error>,
+}
+
+impl<L: TensorLibrary> First<L> {
+    fn push(&mut self, parameters: &Parameters<L>, index: usize, gradient: L::Tensor) {
+        if self.failure.is_none()
+            && let Err(error) = self.try_push(parameters, index, gradient)
+        {
+            self.failure = Some(error);
+        }
+    }
+
+    fn try_push(&mut self, parameters: &Parameters<L>, index: usize, gradient: L::Tensor) -> Result<(), L::Error> {
+        let gradient = self.accumulated.take_with(index, gradient)?;
+        self.order.push(index);
+        match is_exchanged(&parameters.variables()[index]) {
+            true => self.parts.push(index, gradient)?,
+            false => self.fired.push((index, gradient)),
+        }
+        Ok(())
+    }
 }
 
 /// The outcome of applying a step.

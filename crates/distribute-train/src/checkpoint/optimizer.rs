@@ -14,9 +14,15 @@ use crate::BoxError;
 /// loss scale.
 impl<L: TensorLibrary> Checkpointed for Optimizer<L> {
     fn save(&self, strategy: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError> {
-        for (name, slot) in self.whole_slots(&strategy.groups()).map_err(Classified::new)? {
-            snapshot.put::<L, _>(OPTIMIZER, &name, &slot)?;
-        }
+        // Every process takes part to the end, whatever one slot's outcome is.
+        let mut outcome = Ok(());
+        let visited = self.visit_whole_slots(strategy, |name, slot| {
+            if outcome.is_ok() {
+                outcome = snapshot.put::<L, _>(OPTIMIZER, name, slot);
+            }
+        });
+        visited.map_err(Classified::new)?;
+        outcome?;
         snapshot.put_state(OPTIMIZER, &self.state())?;
         Ok(())
     }

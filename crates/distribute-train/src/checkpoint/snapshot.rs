@@ -92,8 +92,8 @@ impl Snapshot {
         self.get_shaped(file, name, like, &like.shape())
     }
 
-    /// Returns a tensor of a file, created by the library of `like`, whose type it must have, as it must the given
-    /// shape. For variables of which a replica has a part.
+    /// Returns a tensor of a file like [`get`](Snapshot::get), with a shape of its own instead of that of `like`: the
+    /// whole of a variable of which `like` is a part.
     ///
     /// # Errors
     /// The errors of [`get`](Snapshot::get) occur in the same cases.
@@ -102,7 +102,7 @@ impl Snapshot {
         let stored = self.files.get(file).and_then(|tensors| tensors.get(name));
         let stored = stored.ok_or_else(|| wrong(format!("the checkpoint's {file} has none of this name")))?;
         let dtype = like.dtype()?;
-        if (stored.dtype, &stored.shape[..]) != (dtype, shape) {
+        if (stored.dtype, stored.shape.as_slice()) != (dtype, shape) {
             let Stored { dtype: saved, shape: of, .. } = stored;
             return Err(wrong(format!("the checkpoint has {saved} {of:?}, and the program {dtype} {shape:?}")));
         }

@@ -94,7 +94,7 @@ fn a_model_that_no_replica_has_whole_is_not_trained_until_it_is_restored() {
     assert!(optimizer.states.settle().is_err());
     let error = step(&strategy, &optimizer).unwrap_err().to_string();
     assert!(error.contains("restore the newest checkpoint"), "{error}");
-    assert!(layer.parameters().check_whole().is_err() && optimizer.whole_slots(&strategy.groups()).is_err());
+    assert!(layer.parameters().check_whole().is_err() && optimizer.visit_whole_slots(&strategy, |_, _| ()).is_err());
     layer.parameters().set_torn(false);
     optimizer.set_state(&state);
     step(&strategy, &optimizer).unwrap();
