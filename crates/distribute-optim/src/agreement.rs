@@ -108,6 +108,13 @@ pub fn audit<L: TensorLibrary>(strategy: &Strategy, parameters: &Parameters<L>) 
     })?;
     let [_, all] = gathered.unwrap_or_default();
     compare_digests(compared(parameters), parameters.tensor_ranks, &all, |replica| replica)?;
+    if ranks > 1 {
+        let parts = (0..strategy.num_local_replicas()).map(|local| part_digests(parameters, local));
+        let parts = parts.collect::<Result<Vec<_>, L::Error>>()?;
+        for (replica, parts) in (strategy.topology().first_replica()..).zip(parts.chunks(ranks)) {
+            compare_digests(sharded(parameters), ranks, &parts.concat(), |_| replica)?;
+        }
+    }
     let Some(sharding) = strategy.sharding().filter(|sharding| sharding.mirrors > 1) else { return Ok(()) };
     let gathered = strategy.on_shard_groups(|local, groups| {
         let own = part_digests(parameters, local)?;
@@ -117,7 +124,7 @@ pub fn audit<L: TensorLibrary>(strategy: &Strategy, parameters: &Parameters<L>) 
     })?;
     for (local, gathered) in gathered.into_iter().enumerate() {
         let [_, all] = gathered.unwrap_or_default();
-        let part = sharding.part_of(strategy.topology().first_replica() + local);
+        let part = sharding.part_of(strategy.topology().first_replica() + local / ranks);
         compare_digests(sharded(parameters), 1, &all, |mirror| mirror * sharding.parts + part)?;
     }
     Ok(())
@@ -143,6 +150,12 @@ pub(crate) fn audit_replica<L: TensorLibrary>(
     compare_digests(compared(parameters), parameters.tensor_ranks, &all, |replica| replica)?;
     let (sharding, groups) = (context.strategy().sharding(), context.shard_groups());
     let (Some(sharding), Some(groups)) = (sharding, groups) else { return Ok(()) };
+    if let Some(tensor) = context.tensor_group() {
+        let own = part_digests(parameters, context.local_replica_id())?;
+        let mut all = vec![0; own.len() * tensor.world_size()];
+        tensor.all_gather(&own, &mut all)?;
+        compare_digests(sharded(parameters), tensor.world_size(), &all, |_| context.replica_id())?;
+    }
     let Some(mirrors) = groups.mirrors() else { return Ok(()) };
     let own = part_digests(parameters, context.local_replica_id())?;
     let mut all = vec![0; own.len() * mirrors.world_size()];
@@ -173,7 +186,8 @@ fn digests<L: TensorLibrary>(parameters: &Parameters<L>, local: usize) -> Result
 }
 
 /// Returns an error if some replica's digests differ from the first replica's, or, for variables that are not split,
-/// those of its `ranks` from each other. `all` has the digests of `variables` on the ranks of one replica after another;
+/// those of its `ranks` from each other. `all` has the digests of `variables` on the ranks of one replica after
+/// another;
 /// `id` returns a replica's id.
 fn compare_digests<'p, L: TensorLibrary>(
     variables: impl Iterator<Item = &'p Variable<L>>,

@@ -374,8 +374,8 @@ impl<L: TensorLibrary> Optimizer<L> {
         OptimizerState { steps, learning_rate: self.learning_rate(), loss_scale, good_steps, counts }
     }
 
-    /// Restores the state of a checkpoint. Slots are restored separately, by [`restore_slots`](Optimizer::restore_slots) or
-    /// [`set_sharded_slots`](Optimizer::set_sharded_slots).
+    /// Restores the state of a checkpoint. Slots are restored separately, by
+    /// [`restore_slots`](Optimizer::restore_slots) or [`set_sharded_slots`](Optimizer::set_sharded_slots).
     pub fn set_state(&self, state: &OptimizerState) {
         self.set_learning_rate(state.learning_rate);
         self.states.restored();
@@ -390,8 +390,8 @@ impl<L: TensorLibrary> Optimizer<L> {
         }
     }
 
-    /// Calls `visit` with the name of every slot and with the whole of it, one after another; those of sharded variables
-    /// are gathered by the chief, and visited in its process only. Every process calls this, outside `run`.
+    /// Calls `visit` with the name of every slot and with the whole of it, one after another; those of sharded
+    /// variables are gathered by the chief, and visited in its process only. Every process calls this, outside `run`.
     ///
     /// # Errors
     /// [`Error::Torn`] if a failed step has left no replica with complete state; the collective's error if a process is
@@ -411,9 +411,11 @@ impl<L: TensorLibrary> Optimizer<L> {
             for slot in slots {
                 let (name, components) = (slot.name(), slot.components());
                 match variable.layout() {
-                    None => visit(name, &tensor_split::whole::<L>(components, variable.tensor_split())?),
+                    None => visit(name, &tensor_split::whole::<L, _>(components, variable.tensor_split())?),
                     Some(layout) => {
-                        if let Some(whole) = whole_on_chief::<L>(strategy, name, layout, components)? {
+                        if let Some(whole) =
+                            whole_on_chief::<L>(strategy, name, (layout, variable.tensor_split()), components)?
+                        {
                             visit(name, &whole);
                         }
                     }
@@ -423,8 +425,8 @@ impl<L: TensorLibrary> Optimizer<L> {
         Ok(())
     }
 
-    /// Restores all slots except [sharded ones](Optimizer::sharded_slots) from whole values. `saved` returns the value of
-    /// a slot from its name, a tensor of its library and type, and its whole shape.
+    /// Restores all slots except [sharded ones](Optimizer::sharded_slots) from whole values. `saved` returns the value
+    /// of a slot from its name, a tensor of its library and type, and its whole shape.
     ///
     /// # Errors
     /// The errors of `saved`, and [`distribute_values::Error::Tensor`] if a slot cannot be written.

@@ -72,6 +72,14 @@ impl<L: TensorLibrary> Variable<L> {
         Variable { split: Some(split), ..Variable::new(name, false) }
     }
 
+    /// Shards the parts of a variable that is split among tensor ranks: `layout` is that of one rank's part, and the
+    /// component of a rank is the part of it that its replica has. The gradient that a rank reports is that of its part
+    /// of the split variable.
+    #[must_use]
+    pub fn with_sharded_parts(self, layout: ShardLayout) -> Variable<L> {
+        Variable { layout: Some(layout), ..self }
+    }
+
     /// Returns how the variable is split among the ranks of each tensor group; `None` if every rank has the whole of
     /// it.
     pub fn tensor_split(&self) -> Option<TensorSplit> {
@@ -96,7 +104,8 @@ impl<L: TensorLibrary> Variable<L> {
     /// Returns the shape of the whole variable.
     pub fn shape(&self) -> Vec<usize> {
         match (&self.layout, self.split) {
-            (Some(layout), _) => layout.shape().to_vec(),
+            (Some(layout), Some(split)) => split.whole_shape(layout.shape()),
+            (Some(layout), None) => layout.shape().to_vec(),
             (None, Some(split)) => split.whole_shape(&self.components[0].shape()),
             (None, None) => self.components[0].shape(),
         }
@@ -140,9 +149,18 @@ impl<L: TensorLibrary> Variable<L> {
 
     /// Writes a whole value to components that are divided as those of this variable, such as those of its slots.
     pub(crate) fn overwrite_slot(&self, components: &[L::Tensor], value: &L::Tensor) -> distribute_values::Result<()> {
-        match self.split {
-            Some(split) => tensor_split::overwrite_parts::<L>(components, split, value),
-            None => overwrite_parts::<L>(components, self.layout.as_ref(), value),
+        match (self.split, &self.layout) {
+            (Some(split), Some(layout)) => {
+                let ranks = split.parts();
+                for place in 0..ranks {
+                    let part = tensor_split::part::<L, _>(split, value, layout.shape(), place)?;
+                    let of_place = components.iter().enumerate().skip(place).step_by(ranks);
+                    overwrite_shards::<L>(of_place, layout, &part)?;
+                }
+                Ok(())
+            }
+            (Some(split), None) => tensor_split::overwrite_parts::<L, _>(components, split, value),
+            (None, layout) => overwrite_parts::<L>(components, layout.as_ref(), value),
         }
     }
 }
@@ -239,13 +257,22 @@ pub fn overwrite_parts<L: TensorLibrary>(
     value: &L::Tensor,
 ) -> distribute_values::Result<()> {
     let Some(layout) = layout else { return overwrite::<L>(components, value) };
+    overwrite_shards::<L>(components.iter().enumerate(), layout, value)
+}
+
+/// Writes their parts of a whole value to components, given with their indices in the process.
+fn overwrite_shards<'c, L: TensorLibrary>(
+    components: impl Iterator<Item = (usize, &'c L::Tensor)>,
+    layout: &ShardLayout,
+    value: &L::Tensor,
+) -> distribute_values::Result<()> {
     let given: usize = value.shape().iter().product();
     if given != layout.len() {
         return Err(distribute_device::Error::OutOfRange { start: 0, end: layout.len(), len: given }.into());
     }
     with_dtype!(value.dtype()?, T => {
         let whole = value.to_elements::<T>()?;
-        for (local, component) in components.iter().enumerate() {
+        for (local, component) in components {
             let part = layout.cut(&whole, layout.part_of(local));
             let mut outcome = Ok(());
             component.write(&mut |mut buffer| {

@@ -3,7 +3,7 @@
 use distribute_device::BufferRef;
 use distribute_values::TensorStorage;
 
-use crate::{Error, TensorLibrary};
+use crate::Error;
 
 /// How a variable is split among the ranks of each tensor group.
 ///
@@ -100,10 +100,10 @@ impl Pieces {
 ///
 /// # Errors
 /// [`distribute_values::Error::Tensor`] if a part cannot be read or the whole cannot be created.
-pub(crate) fn whole<L: TensorLibrary>(
-    components: &[L::Tensor],
+pub(crate) fn whole<L, T: TensorStorage<L>>(
+    components: &[T],
     split: Option<TensorSplit>,
-) -> distribute_values::Result<L::Tensor> {
+) -> distribute_values::Result<T> {
     let Some(split) = split else { return Ok(components[0].clone()) };
     let first = &components[0];
     let (dtype, shape) = (first.dtype()?, first.shape());
@@ -115,18 +115,42 @@ pub(crate) fn whole<L: TensorLibrary>(
     first.beside(&split.whole_shape(&shape), BufferRef::from_bytes(dtype, &whole)?)
 }
 
-/// Writes their parts of a whole value, of the same type and of the whole shape, to a process's components.
-pub(crate) fn overwrite_parts<L: TensorLibrary>(
-    components: &[L::Tensor],
+/// Joins the tensors of the ranks at each place to the whole that they are parts of.
+pub(crate) fn joined<L, T: TensorStorage<L>>(split: TensorSplit, parts: &[T]) -> distribute_values::Result<T> {
+    whole(parts, Some(split))
+}
+
+/// Returns the part of a whole value that the rank at `place` has; `shape` is that of a part.
+pub(crate) fn part<L, T: TensorStorage<L>>(
     split: TensorSplit,
-    value: &L::Tensor,
+    value: &T,
+    shape: &[usize],
+    place: usize,
+) -> distribute_values::Result<T> {
+    check_whole(split, &value.shape(), shape)?;
+    let dtype = value.dtype()?;
+    let mut part = Vec::new();
+    value.read(&mut |buffer| part = split.pieces(shape, dtype.size_bytes()).cut(buffer.as_bytes(), place))?;
+    value.beside(shape, BufferRef::from_bytes(dtype, &part)?)
+}
+
+fn check_whole(split: TensorSplit, given: &[usize], part: &[usize]) -> distribute_values::Result<()> {
+    let (got, expected) = (given.to_vec(), split.whole_shape(part));
+    if got == expected {
+        return Ok(());
+    }
+    let remedy = "write a value of the variable's whole shape";
+    Err(distribute_values::Error::Shape { what: "overwrite", replica: 0, got, expected, remedy })
+}
+
+/// Writes their parts of a whole value, of the same type and of the whole shape, to a process's components.
+pub(crate) fn overwrite_parts<L, T: TensorStorage<L>>(
+    components: &[T],
+    split: TensorSplit,
+    value: &T,
 ) -> distribute_values::Result<()> {
     let (shape, units) = (components[0].shape(), value.dtype()?.size_bytes());
-    let (got, expected) = (value.shape(), split.whole_shape(&shape));
-    if got != expected {
-        let remedy = "write a value of the variable's whole shape";
-        return Err(distribute_values::Error::Shape { what: "overwrite", replica: 0, got, expected, remedy });
-    }
+    check_whole(split, &value.shape(), &shape)?;
     let pieces = split.pieces(&shape, units);
     let mut parts: Vec<Vec<u8>> = Vec::new();
     value.read(&mut |buffer| {

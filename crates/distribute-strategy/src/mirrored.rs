@@ -126,9 +126,9 @@ impl MirroredBuilder {
     ///
     /// # Errors
     /// [`Error::Devices`](crate::Error::Devices) if the list is empty or names a device twice or one that replicas
-    /// cannot use, or if it cannot be divided into tensor groups. [`Error::Alone`](crate::Error::Alone) if this process is one of several, and has joined none of
-    /// them. The errors of device strings, of environment variables that cannot be read, and of starting the replicas'
-    /// group and threads.
+    /// cannot use, or if it cannot be divided into tensor groups. [`Error::Alone`](crate::Error::Alone) if this process
+    /// is one of several, and has joined none of them. The errors of device strings, of environment variables that
+    /// cannot be read, and of starting the replicas' group and threads.
     pub fn build(self) -> Result<Strategy> {
         let names = self.devices.unwrap_or_else(|| vec!["CPU:0".to_owned()]);
         let devices = check_devices("MirroredStrategy", names, self.table.as_ref())?;

@@ -202,8 +202,8 @@ impl Replicas {
         self.shard_groups()?.get(local).cloned()
     }
 
-    /// Aborts a replica's tensor group, its groups for sharded parameters, its graph group and its device group, if they
-    /// were made.
+    /// Aborts a replica's tensor group, its groups for sharded parameters, its graph group and its device group, if
+    /// they were made.
     pub(crate) fn abort_further_groups(&self, local: usize, reason: &str, kind: FailureKind) {
         if let Some(group) = self.tensor_group(local) {
             group.abort(reason, kind);

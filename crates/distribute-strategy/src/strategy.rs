@@ -316,8 +316,8 @@ impl Strategy {
         self.replicas().coordination.clone()
     }
 
-    /// Returns the local ranks of the group of all replicas. With tensor parallelism there is one group for each place in
-    /// a tensor group, and calls for all local ranks make the same operation in each of them.
+    /// Returns the local ranks of the group of all replicas. With tensor parallelism there is one group for each place
+    /// in a tensor group, and calls for all local ranks make the same operation in each of them.
     pub fn groups(&self) -> Arc<Vec<ProcessGroup>> {
         self.replicas().groups()
     }

@@ -208,7 +208,9 @@ impl<L: TensorLibrary> States<L> {
         let slots = self.slots.lock();
         for (variable, slots) in self.parameters.variables().iter().zip(slots.iter()) {
             let mirrors = |layout: &ShardLayout| {
-                let is_mirror = |local: &usize| layout.part_of(*local) == layout.part_of(to);
+                let ranks = self.parameters.tensor_ranks;
+                let is_mirror =
+                    |local: &usize| local % ranks == to % ranks && layout.part_of(*local) == layout.part_of(to);
                 (0..changes.len()).find(|local| changes[*local] == Change::Whole && is_mirror(local))
             };
             let from = match variable.layout() {

@@ -160,27 +160,33 @@ impl<L: TensorLibrary> Optimizer<L> {
         if !is_sharded || !needs_squares {
             return Ok(Parts { gradients, squares: 0.0, squares_of_split: SquaresOfParts::default() });
         }
-        let mut squares = [self.own_squares(context, scaling, &gradients)?];
+        let mut squares = self.own_squares(context, scaling, &gradients)?;
         context.group().all_reduce(&mut squares, ReduceOp::Sum)?;
-        Ok(Parts { gradients, squares: squares[0], squares_of_split: SquaresOfParts::default() })
+        if let Some(tensor) = context.tensor_group() {
+            // Of split variables, each rank has summed the squares of its part.
+            tensor.all_reduce(&mut squares[1..], ReduceOp::Sum)?;
+        }
+        Ok(Parts { gradients, squares: squares.iter().sum(), squares_of_split: SquaresOfParts::default() })
     }
 
-    /// Divides the parts of sharded variables' gradients by the loss scale, and returns the sum of their squares; 0 on
-    /// replicas that mirror others, so that every element is counted once.
+    /// Divides the parts of sharded variables' gradients by the loss scale, and returns the sum of their squares, apart
+    /// for those that are split among tensor ranks too; 0 on replicas that mirror others, so that every element is
+    /// counted once.
     fn own_squares(
         &self,
         context: &ReplicaContext,
         scaling: Option<Scaling>,
         gradients: &[Reduced<L>],
-    ) -> Result<f64, L::Error> {
+    ) -> Result<[f64; 2], L::Error> {
         let sharding = context.strategy().sharding();
         let is_mirror = sharding.is_some_and(|sharding| sharding.shard_group_of(context.replica_id()) > 0);
-        let mut squares = 0.0;
+        let mut squares = [0.0; 2];
         for reduced in gradients {
             if let Some(scaling) = scaling {
                 change::<L>(&reduced.gradient, |x| x / scaling.scale)?;
             }
-            squares += if is_mirror { 0.0 } else { square_sum::<L>(&reduced.gradient)? };
+            let is_split = self.parameters.variables()[reduced.index].tensor_split().is_some();
+            squares[usize::from(is_split)] += if is_mirror { 0.0 } else { square_sum::<L>(&reduced.gradient)? };
         }
         Ok(squares)
     }
@@ -221,7 +227,8 @@ impl<L: TensorLibrary> Optimizer<L> {
         let learning_rate = self.learning_rate();
         let (group, parameters, rule) = (context.group(), &*self.parameters, self.rule);
         let mut finite = true;
-        let squares = self.own_squares(context, scaling, &parts)?;
+        // There are no tensor ranks, among which variables would be split.
+        let squares: f64 = self.own_squares(context, scaling, &parts)?.iter().sum();
         if let Some(scaling) = scaling {
             let shards = gradients.iter().all(|shard| shard.square_sum().is_finite());
             let mut all = [u8::from(shards && squares.is_finite())];
