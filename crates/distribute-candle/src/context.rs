@@ -139,7 +139,8 @@ pub fn cross_entropy_per_example(logits: &Tensor, targets: &Tensor) -> candle_co
     nll_per_example(&candle_nn::ops::log_softmax(&logits, D::Minus1)?, targets)
 }
 
-/// Refuses an index, such as a target, that is not a class. candle treats the greatest number of a type as padding, with a loss of 0.
+/// Refuses an index, such as a target, that is not a class. candle treats the greatest number of a type as padding,
+/// with a loss of 0.
 pub(crate) fn check_classes(what: &str, targets: &Tensor, classes: usize) -> candle_core::Result<()> {
     if !targets.dtype().is_int() {
         candle_core::bail!("class indices are of {:?}; give u32, i64 or u8", targets.dtype());

@@ -291,8 +291,8 @@ impl SimpleBackend for ReplicaBackend {
         let split = variable.tensor_split();
         if split != request.map(|request| self.split(name, &shape, request)).transpose()? {
             let problem = format!(
-                "variable {name:?} is split among tensor ranks in one layer and not, or otherwise, in another; let both \
-                 layers be tensor-parallel ones with the same split, or give them different paths"
+                "variable {name:?} is split among tensor ranks in one layer and not, or otherwise, in another; let \
+                 both layers be tensor-parallel ones with the same split, or give them different paths"
             );
             return Err(candle_core::Error::Msg(problem));
         }

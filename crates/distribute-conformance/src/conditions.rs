@@ -4,7 +4,8 @@ use distribute::prelude::*;
 
 use crate::check::Stop;
 
-/// Returns the ids of the replicas that this process's components belong to: the ranks of a tensor group are one replica.
+/// Returns the ids of the replicas that this process's components belong to: the ranks of a tensor group are one
+/// replica.
 pub(crate) fn local_ids(strategy: &Strategy) -> Vec<usize> {
     let (first, ranks) = (strategy.topology().first_replica(), strategy.tensor_parallel());
     (0..strategy.num_local_replicas()).map(|local| first + local / ranks).collect()

@@ -176,8 +176,8 @@ impl Transformer {
     }
 }
 
-/// Maps (windows, length) characters to (windows, length, vocabulary) logits of the next characters: on each tensor rank,
-/// those of its part of the vocabulary.
+/// Maps (windows, length) characters to (windows, length, vocabulary) logits of the next characters: on each tensor
+/// rank, those of its part of the vocabulary.
 impl Module for Transformer {
     fn forward(&self, text: &Tensor) -> CandleResult<Tensor> {
         let length = text.dim(1)?;

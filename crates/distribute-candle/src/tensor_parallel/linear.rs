@@ -89,8 +89,8 @@ distribute_types::setters! {
 ///
 /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).tensor_parallel(2).build()?;
 /// let model = strategy.scope(|vb| {
-///     let (split, joined) =
-///         (ColumnParallelOptions::default().gather_output(false), RowParallelOptions::default().input_is_parallel(true));
+///     let split = ColumnParallelOptions::default().gather_output(false);
+///     let joined = RowParallelOptions::default().input_is_parallel(true);
 ///     Ok((column_parallel_linear(8, 32, split, vb.pp("up"))?, row_parallel_linear(32, 8, joined, vb.pp("down"))?))
 /// })?;
 /// assert_eq!(model.variables()[0].components()[0].dims(), [16, 8]);
@@ -141,8 +141,8 @@ pub struct RowParallelLinear {
 ///
 /// # Errors
 /// [`candle_core::Error`] if a variable cannot be created; it wraps
-/// [`Indivisible`](distribute_optim::Error::Indivisible) if `out_dim` is not a multiple of the number of ranks times the
-/// number of blocks.
+/// [`Indivisible`](distribute_optim::Error::Indivisible) if `out_dim` is not a multiple of the number of ranks times
+/// the number of blocks.
 ///
 /// # Cost
 /// Each rank of a process draws the whole weight once and keeps its part.

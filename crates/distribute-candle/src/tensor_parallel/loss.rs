@@ -29,8 +29,8 @@ use crate::losses::at_least_32_bits;
 /// Three numbers for each example are reduced over the ranks in forward, and nothing in backward.
 ///
 /// # Errors
-/// [`candle_core::Error`] if shapes or types do not fit or, on a CPU, a target is not a class; it wraps the collective's
-/// error if a rank is missing or fails.
+/// [`candle_core::Error`] if shapes or types do not fit or, on a CPU, a target is not a class; it wraps the
+/// collective's error if a rank is missing or fails.
 ///
 /// # Examples
 /// ```
@@ -59,8 +59,8 @@ pub fn vocab_parallel_cross_entropy_per_example(logits_part: &Tensor, targets: &
     let (examples, part) = logits.dims2()?;
     if targets.dims() != [examples] {
         candle_core::bail!(
-            "vocab_parallel_cross_entropy_per_example: the logits have {examples} examples, and the targets shape {:?}; \
-             give (examples, classes / ranks) and (examples)",
+            "vocab_parallel_cross_entropy_per_example: the logits have {examples} examples, and the targets shape \
+             {:?}; give (examples, classes / ranks) and (examples)",
             targets.dims()
         );
     }

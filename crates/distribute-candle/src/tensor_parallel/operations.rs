@@ -27,8 +27,8 @@ use crate::all_reduce::reduced;
 /// If one rank runs backward through the result, all must, in the same order with other calls in the group.
 ///
 /// # Errors
-/// [`candle_core::Error`] if candle refuses the tensor; in backward it wraps the collective's error if a rank is missing
-/// or fails.
+/// [`candle_core::Error`] if candle refuses the tensor; in backward it wraps the collective's error if a rank is
+/// missing or fails.
 ///
 /// # Examples
 /// ```

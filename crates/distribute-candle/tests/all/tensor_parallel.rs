@@ -603,7 +603,7 @@ fn a_whole_variable_inside_a_split_layer_needs_the_sum_of_its_gradient() {
     };
     let expected = step(&alone(), true).unwrap();
     close(&step(&mesh(1, 2), true).unwrap(), &expected, 1e-5, "copied");
-    // The audit after the first step names what has come apart.
+    // The audit after the first step names the copies that diverged.
     let told = step(&mesh(1, 2), false).unwrap_err().to_string();
     assert!(told.contains("variable scale of tensor rank 1 of replica 0"), "{told}");
 }
