@@ -10,8 +10,10 @@ use super::scatter_wholes;
 use crate::backend::{Parameters, TensorSplit, Variable};
 use crate::{Adam, AdamW, Clip, Ema, Error, HostError, HostLoss, LossScale, Optimizer, ShardLayout, Trainable, audit};
 
-/// Names, shapes, and how they are split: by axis and blocks.
-const VARIABLES: [(&str, &[usize], Option<(usize, usize)>); 5] = [
+/// A name, a shape, and the axis and blocks by which it is split.
+type Described = (&'static str, &'static [usize], Option<(usize, usize)>);
+
+const VARIABLES: [Described; 5] = [
     ("column.weight", &[12, 5], Some((0, 1))),
     ("qkv.weight", &[12, 3], Some((0, 3))),
     ("row.weight", &[3, 8], Some((1, 1))),
