@@ -2,7 +2,7 @@
 
 use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::{CpuStorage, CudaStorage, CustomOp1, Layout, Result, Shape, Tensor};
-use distribute_collectives::ReduceOp;
+use distribute_collectives::{ProcessGroup, ReduceOp};
 use distribute_strategy::ReplicaContext;
 
 /// Returns the elementwise sum of every replica's `x` on every replica. Backward sums the replicas' gradients in the
@@ -46,23 +46,8 @@ impl CustomOp1 for SumOverReplicas {
     }
 
     fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let Some((start, end)) = layout.contiguous_offsets() else {
-            candle_core::bail!("sum_over_replicas: the tensor is not contiguous")
-        };
         let group = self.0.graph_group().map_err(candle_core::Error::wrap)?;
-        macro_rules! sum {
-            ($($variant:ident),*) => {
-                match storage {
-                    $(CpuStorage::$variant(all) => {
-                        let mut values = all[start..end].to_vec();
-                        group.all_reduce(&mut values, ReduceOp::Sum).map_err(candle_core::Error::wrap)?;
-                        CpuStorage::$variant(values)
-                    })*
-                    _ => candle_core::bail!("sum_over_replicas: give a tensor of f32, f64, f16 or bf16"),
-                }
-            };
-        }
-        Ok((sum!(F32, F64, F16, BF16), layout.shape().clone()))
+        Ok((reduced("sum_over_replicas", &group, ReduceOp::Sum, storage, layout)?, layout.shape().clone()))
     }
 
     /// Copies through the host.
@@ -74,4 +59,30 @@ impl CustomOp1 for SumOverReplicas {
     fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
         Ok(Some(sum_over_replicas(&self.0, gradient)?))
     }
+}
+
+/// Returns the elements of a contiguous tensor of floats, reduced over the ranks of a group.
+pub(crate) fn reduced(
+    name: &'static str,
+    group: &ProcessGroup,
+    op: ReduceOp,
+    storage: &CpuStorage,
+    layout: &Layout,
+) -> Result<CpuStorage> {
+    let Some((start, end)) = layout.contiguous_offsets() else {
+        candle_core::bail!("{name}: the tensor is not contiguous")
+    };
+    macro_rules! reduce {
+        ($($variant:ident),*) => {
+            match storage {
+                $(CpuStorage::$variant(all) => {
+                    let mut values = all[start..end].to_vec();
+                    group.all_reduce(&mut values, op).map_err(candle_core::Error::wrap)?;
+                    CpuStorage::$variant(values)
+                })*
+                _ => candle_core::bail!("{name}: give a tensor of f32, f64, f16 or bf16"),
+            }
+        };
+    }
+    Ok(reduce!(F32, F64, F16, BF16))
 }

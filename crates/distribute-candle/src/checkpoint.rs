@@ -25,7 +25,8 @@ impl<M> Checkpointed for Model<M> {
 
     fn load(&self, _: &Strategy, snapshot: &Snapshot) -> Result<(), BoxError> {
         for variable in self.variables() {
-            let saved = snapshot.get::<Candle, _>(MODEL, variable.name(), &variable.components()[0])?;
+            let like = &variable.components()[0];
+            let saved = snapshot.get_shaped::<Candle, _>(MODEL, variable.name(), like, &variable.shape())?;
             variable.overwrite(&saved)?;
         }
         self.parameters.set_torn(false);
@@ -33,11 +34,11 @@ impl<M> Checkpointed for Model<M> {
     }
 }
 
-/// Returns one value of a variable for all replicas of all processes.
+/// Returns one value of a variable for all replicas of all processes: the whole of one that is split.
 pub(crate) fn whole(strategy: &Strategy, variable: &Variable) -> Result<Tensor> {
     let components = variable.components();
     if !variable.is_statistic() || strategy.num_replicas_in_sync() == 1 || !components[0].dtype().is_float() {
-        return Ok(components[0].clone());
+        return variable.whole(strategy);
     }
     Ok(strategy.reduce(ReduceOp::Mean, &PerReplica::new(components.to_vec()), Axis::None)?)
 }

@@ -118,7 +118,7 @@ impl CandleContext for ReplicaContext {
 pub fn nll_per_example(log_probabilities: &Tensor, targets: &Tensor) -> candle_core::Result<Tensor> {
     let log_probabilities = at_least_32_bits(log_probabilities)?;
     if targets.device().is_cpu() {
-        check_classes(targets, log_probabilities.dim(D::Minus1)?)?;
+        check_classes("the target of example", targets, log_probabilities.dim(D::Minus1)?)?;
     }
     log_probabilities.gather(&targets.unsqueeze(D::Minus1)?, D::Minus1)?.squeeze(D::Minus1)?.neg()
 }
@@ -139,16 +139,17 @@ pub fn cross_entropy_per_example(logits: &Tensor, targets: &Tensor) -> candle_co
     nll_per_example(&candle_nn::ops::log_softmax(&logits, D::Minus1)?, targets)
 }
 
-/// Refuses a target that is not a class. candle treats the greatest number of a type as padding, with a loss of 0.
-fn check_classes(targets: &Tensor, classes: usize) -> candle_core::Result<()> {
+/// Refuses an index, such as a target, that is not a class. candle treats the greatest number of a type as padding,
+/// with a loss of 0.
+pub(crate) fn check_classes(what: &str, targets: &Tensor, classes: usize) -> candle_core::Result<()> {
     if !targets.dtype().is_int() {
-        candle_core::bail!("targets are of {:?}; give class indices of u32, i64 or u8", targets.dtype());
+        candle_core::bail!("class indices are of {:?}; give u32, i64 or u8", targets.dtype());
     }
     let all: Vec<i64> = targets.to_dtype(DType::I64)?.flatten_all()?.to_vec1()?;
     match all.iter().position(|class| usize::try_from(*class).map_or(true, |class| class >= classes)) {
         None => Ok(()),
         Some(at) => candle_core::bail!(
-            "the target of example {at} is {}, but there are {classes} classes; give indices from 0 to {}",
+            "{what} {at} is {}, but there are {classes} classes; give indices from 0 to {}",
             all[at],
             classes.saturating_sub(1)
         ),

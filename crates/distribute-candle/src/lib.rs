@@ -10,6 +10,9 @@
 //! - [`Model::load_safetensors`] loads pretrained values; [`Model::save_safetensors`] saves values for other programs.
 //! - [`SyncBatchNorm`] normalises over the global batch; [`LayerNorm`] and [`RmsNorm`] have the backward that candle's
 //!   fused operations lack; [`sum_over_replicas`] is a differentiable sum.
+//! - [`ColumnParallelLinear`], [`RowParallelLinear`], [`VocabParallelEmbedding`] and
+//!   [`vocab_parallel_cross_entropy_per_example`] are layers whose variables are split among the ranks of a tensor
+//!   group (`tensor_parallel` of a strategy's builder).
 //! - [`Trainer`] has `fit`, `evaluate` and `predict`, for training without a custom loop.
 //! - `CandleParameterServer` and `CandleWorker` (feature `parameter-server`) build models whose variables are on
 //!   parameter servers; `sharded_embedding` fetches only the rows that it needs.
@@ -57,6 +60,7 @@ mod pretrained;
 mod statistics;
 mod sums;
 mod tensor;
+mod tensor_parallel;
 mod trainer;
 
 pub use all_reduce::sum_over_replicas;
@@ -74,6 +78,12 @@ pub use norms::{LayerNorm, RmsNorm, layer_norm, rms_norm};
 pub use parameter_server::{CandleParameterServer, CandleWorker, ShardedEmbedding, WorkerModel, sharded_embedding};
 pub use pretrained::Loaded;
 pub use tensor::Candle;
+pub use tensor_parallel::{
+    ColumnParallelLinear, ColumnParallelOptions, RowParallelLinear, RowParallelOptions, VocabParallelEmbedding,
+    column_parallel_linear, copy_to_tensor_group, gather_from_tensor_group, row_parallel_linear,
+    scatter_to_tensor_group, sum_over_tensor_group, vocab_parallel_cross_entropy_per_example, vocab_parallel_embedding,
+    vocab_parallel_embedding_with,
+};
 pub use trainer::{Examples, Fit, PredictionData, Trainer, TrainingData};
 
 /// A variable of a candle model.

@@ -8,13 +8,14 @@ use candle_core::{DType, Device, Shape, Tensor, Var};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 use distribute_optim::Trainable;
-use distribute_optim::backend::{Parameters, Tape};
+use distribute_optim::backend::{Parameters, Tape, TensorSplit};
 use distribute_strategy::{Recoverable, ReplicaArgs, Strategy, counted};
 use parking_lot::Mutex;
 
 use crate::gpu::candle_device;
 use crate::hook::hooked;
 use crate::statistics::Statistics;
+use crate::tensor_parallel::{Request, take_request};
 use crate::{Candle, Error, Result, Variable, initial, statistics};
 
 /// Construction of candle models under a strategy.
@@ -111,7 +112,8 @@ impl CandleStrategy for Strategy {
             let mut common = Vec::new();
             for (replica, tape) in tapes.iter().enumerate() {
                 let (registry, tape, shared) = (registry.clone(), tape.clone(), self.shares_variables());
-                let backend = ReplicaBackend { registry, replica, tape, shared, seed: options.seed };
+                let (seed, tensor_ranks) = (options.seed, self.tensor_parallel());
+                let backend = ReplicaBackend { registry, replica, tape, shared, seed, tensor_ranks };
                 let device = candle_device(self, replica)?;
                 let vb = VarBuilder::from_backend(Box::new(backend), options.dtype, device);
                 let (built, of_all) = statistics::building(|| build(vb));
@@ -231,7 +233,7 @@ impl<M> Model<M> {
     /// Returns the number of elements of all trainable variables.
     pub fn num_parameters(&self) -> usize {
         let trainable = self.variables().iter().filter(|variable| variable.is_trainable());
-        trainable.map(|variable| variable.components()[0].elem_count()).sum()
+        trainable.map(|variable| variable.shape().iter().product::<usize>()).sum()
     }
 }
 
@@ -257,24 +259,46 @@ struct ReplicaBackend {
     tape: Arc<Tape<Tensor>>,
     shared: bool,
     seed: u64,
+    /// The number of ranks of each tensor group.
+    tensor_ranks: usize,
+}
+
+impl ReplicaBackend {
+    fn split(&self, name: &str, whole: &Shape, request: Request) -> candle_core::Result<TensorSplit> {
+        let split = TensorSplit::new(name, whole.dims(), request.axis, request.blocks, self.tensor_ranks);
+        split.map_err(candle_core::Error::wrap)
+    }
 }
 
 impl SimpleBackend for ReplicaBackend {
     fn get(&self, shape: Shape, name: &str, init: Init, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
+        let request = take_request().filter(|_| self.tensor_ranks > 1);
         let mut registry = self.registry.lock();
         let index = match registry.by_name.get(name) {
             Some(index) => *index,
             None => {
                 let index = registry.variables.len();
-                let statistic = is_statistic(name);
+                let variable = match request {
+                    Some(request) => Variable::split_among(name, self.split(name, &shape, request)?),
+                    None => Variable::new(name, is_statistic(name)),
+                };
                 registry.by_name.insert(name.to_owned(), index);
-                registry.variables.push(Variable::new(name, statistic));
+                registry.variables.push(variable);
                 index
             }
         };
         let variable = &mut registry.variables[index];
+        let split = variable.tensor_split();
+        if split != request.map(|request| self.split(name, &shape, request)).transpose()? {
+            let problem = format!(
+                "variable {name:?} is split among tensor ranks in one layer and not, or otherwise, in another; let \
+                 both layers be tensor-parallel ones with the same split, or give them different paths"
+            );
+            return Err(candle_core::Error::Msg(problem));
+        }
+        let of_rank: Shape = split.map_or_else(|| shape.clone(), |split| split.part_shape(shape.dims()).into());
         if let Some(tensor) = variable.components().get(self.replica) {
-            check_shape(name, tensor.shape(), &shape)?;
+            check_shape(name, tensor.shape(), &of_rank)?;
             return Ok(tensor.clone());
         }
         if let (true, true, Some(first)) =
@@ -284,13 +308,21 @@ impl SimpleBackend for ReplicaBackend {
             variable.push(first.clone());
             return Ok(first);
         }
-        let values = match variable.components().first() {
-            Some(first) => {
-                check_shape(name, first.shape(), &shape)?;
-                // The copy goes through the host, which can copy to every device.
-                first.detach().copy()?.to_device(&Device::Cpu)?.to_device(device)?
+        if let Some(first) = variable.components().first() {
+            check_shape(name, first.shape(), &of_rank)?;
+        }
+        // The component with the same values: the first, or that of the same place in the first tensor group.
+        let place = self.replica % self.tensor_ranks;
+        let values = match variable.components().get(split.map_or(0, |_| place)) {
+            // The copy goes through the host, which can copy to every device.
+            Some(same) => same.detach().copy()?.to_device(&Device::Cpu)?.to_device(device)?,
+            None => {
+                let drawn = |device| initial::initial(self.seed, name, init, &shape, dtype, device);
+                match split {
+                    Some(split) => own_part(&drawn(&Device::Cpu)?, split, place)?.to_device(device)?,
+                    None => drawn(device)?.contiguous()?,
+                }
             }
-            None => initial::initial(self.seed, name, init, &shape, dtype, device)?.contiguous()?,
         };
         let tensor = match variable.is_trainable() {
             true if !self.shared => hooked(&values, index, &self.tape)?,
@@ -310,6 +342,23 @@ impl SimpleBackend for ReplicaBackend {
     fn contains_tensor(&self, name: &str) -> bool {
         self.registry.lock().by_name.contains_key(name)
     }
+}
+
+/// Returns the part of a whole value on the host that the rank at `place` of a tensor group has.
+fn own_part(whole: &Tensor, split: TensorSplit, place: usize) -> candle_core::Result<Tensor> {
+    let shape = whole.dims();
+    macro_rules! cut {
+        ($($dtype:ident => $t:ty),*) => {
+            match whole.dtype() {
+                $(DType::$dtype => {
+                    let part = split.cut(&whole.flatten_all()?.to_vec1::<$t>()?, shape, place);
+                    Tensor::from_vec(part, split.part_shape(shape), &Device::Cpu)
+                })*
+                other => candle_core::bail!("a variable of {other:?} cannot be split among tensor ranks; give floats"),
+            }
+        };
+    }
+    cut!(F32 => f32, F64 => f64, F16 => distribute_device::f16, BF16 => distribute_device::bf16)
 }
 
 /// Returns whether a variable is a running statistic. Normalisation layers write these themselves; they need a plain

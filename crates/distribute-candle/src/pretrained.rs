@@ -121,6 +121,10 @@ impl<M> Model<M> {
     ///
     /// To resume training, save a checkpoint instead: it also has the optimizer's state and the position in the data.
     ///
+    /// # Cost
+    /// Variables that are split among tensor ranks are joined one after another; the chief keeps the joined ones until
+    /// the file is written.
+    ///
     /// # Errors
     /// [`Error::Pretrained`] if the file cannot be written, with the chief's reason on other workers;
     /// [`Error::Collective`] if a worker is missing or fails.
@@ -130,7 +134,10 @@ impl<M> Model<M> {
     pub fn save_safetensors(&self, strategy: &Strategy, path: impl AsRef<Path>) -> Result<()> {
         let mut tensors = HashMap::new();
         for variable in self.variables() {
-            tensors.insert(variable.name().to_owned(), whole(strategy, variable)?.detach());
+            let whole = whole(strategy, variable)?;
+            if strategy.is_chief() {
+                tensors.insert(variable.name().to_owned(), whole.detach());
+            }
         }
         let outcome = if strategy.is_chief() { write(path.as_ref(), &tensors) } else { Ok(()) };
         from_chief(strategy, outcome)
@@ -181,14 +188,14 @@ impl<M> Model<M> {
 /// Converts a value to a variable's type, or returns why it does not fit.
 fn fitted(variable: &Variable, name: &str, value: &Tensor) -> Result<Result<Tensor, String>> {
     let like = &variable.components()[0];
-    let (given, wanted) = (value.dtype(), like.dtype());
-    if value.dims() != like.dims() {
+    let (given, wanted, shape) = (value.dtype(), like.dtype(), variable.shape());
+    if value.dims() != shape {
         return Ok(Err(format!(
             "{name:?} has shape {:?}, and the model's {:?} {:?}; build the model with the file's shapes, or leave this \
              variable out with load_safetensors_as",
             value.dims(),
             variable.name(),
-            like.dims()
+            shape
         )));
     }
     if given == wanted {

@@ -18,7 +18,7 @@ mod tests;
 mod work;
 
 pub use agreement::{Difference, first_difference};
-pub use local_ranks::on_local_ranks;
+pub use local_ranks::{on_each_local_rank, on_local_ranks};
 pub use parts::{Parts, StartParts};
 pub use sparse::SparseRows;
 pub use start::Start;

@@ -65,7 +65,8 @@ pub use engine::memory::OwnedBuffers;
 pub use error::{Error, Result};
 pub use fusion::{Bucket, BucketPlan, FusedAllReduce, FusedStep, FusedTensor, FusionOptions};
 pub use group::{
-    Difference, Parts, ProcessGroup, SparseRows, Start, StartParts, Work, first_difference, on_local_ranks,
+    Difference, Parts, ProcessGroup, SparseRows, Start, StartParts, Work, first_difference, on_each_local_rank,
+    on_local_ranks,
 };
 pub use op::ReduceOp;
 pub use options::Options;

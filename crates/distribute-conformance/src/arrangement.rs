@@ -8,7 +8,10 @@ pub(crate) struct Arrangement {
     /// A short name for headings.
     pub(crate) short: &'static str,
     kind: Kind,
-    replicas: usize,
+    /// The number of ranks of each process: its devices.
+    ranks: usize,
+    /// The number of ranks of each replica.
+    tensor: usize,
     /// The number of processes, if the strategy spans several or could.
     pub(crate) workers: Option<u32>,
 }
@@ -22,34 +25,44 @@ enum Kind {
 }
 
 impl Arrangement {
-    const fn alone(name: &'static str, short: &'static str, kind: Kind, replicas: usize) -> Arrangement {
-        Arrangement { name, short, kind, replicas, workers: None }
+    const fn alone(name: &'static str, short: &'static str, kind: Kind, ranks: usize) -> Arrangement {
+        Arrangement { name, short, kind, ranks, tensor: 1, workers: None }
     }
 
-    const fn workers(name: &'static str, short: &'static str, workers: u32, replicas: usize) -> Arrangement {
-        Arrangement { name, short, kind: Kind::MultiWorkerMirrored, replicas, workers: Some(workers) }
+    const fn workers(name: &'static str, short: &'static str, workers: u32, ranks: usize) -> Arrangement {
+        Arrangement { name, short, kind: Kind::MultiWorkerMirrored, ranks, tensor: 1, workers: Some(workers) }
     }
 
-    pub(crate) const ALL: [Arrangement; 9] = [
+    /// Makes each two neighbouring ranks a tensor group. The models of the suite have no layers that are split, so all
+    /// promises hold for the replicas, whose ranks compute the same.
+    const fn in_pairs(self) -> Arrangement {
+        Arrangement { tensor: 2, ..self }
+    }
+
+    pub(crate) const ALL: [Arrangement; 11] = [
         Arrangement::alone("Default", "default", Kind::Default, 1),
         Arrangement::alone("OneDevice", "one device", Kind::OneDevice, 1),
         Arrangement::alone("Mirrored 1", "mirrored 1", Kind::Mirrored, 1),
         Arrangement::alone("Mirrored 2", "mirrored 2", Kind::Mirrored, 2),
         Arrangement::alone("Mirrored 4", "mirrored 4", Kind::Mirrored, 4),
+        Arrangement::alone("Mirrored 2 of 2 tensor ranks", "mesh 2×2", Kind::Mirrored, 4).in_pairs(),
         Arrangement::alone("CentralStorage 2", "central 2", Kind::CentralStorage, 2),
         Arrangement::workers("MultiWorkerMirrored 1x1", "workers 1×1", 1, 1),
         Arrangement::workers("MultiWorkerMirrored 2x1", "workers 2×1", 2, 1),
         Arrangement::workers("MultiWorkerMirrored 2x2", "workers 2×2", 2, 2),
+        Arrangement::workers("MultiWorkerMirrored 2x1 of 2 tensor ranks", "workers 2×1×2", 2, 2).in_pairs(),
     ];
 
     pub(crate) fn strategy(&self) -> distribute::Result<Strategy> {
-        let devices: Vec<String> = (0..self.replicas).map(|index| format!("CPU:{index}")).collect();
+        let devices: Vec<String> = (0..self.ranks).map(|index| format!("CPU:{index}")).collect();
         Ok(match self.kind {
             Kind::Default => Strategy::default_strategy()?,
             Kind::OneDevice => OneDeviceStrategy::builder("CPU:0").build()?,
-            Kind::Mirrored => MirroredStrategy::builder().devices(devices).build()?,
+            Kind::Mirrored => MirroredStrategy::builder().devices(devices).tensor_parallel(self.tensor).build()?,
             Kind::CentralStorage => CentralStorageStrategy::builder().compute_devices(devices).build()?,
-            Kind::MultiWorkerMirrored => MultiWorkerMirroredStrategy::builder().devices(devices).build()?,
+            Kind::MultiWorkerMirrored => {
+                MultiWorkerMirroredStrategy::builder().devices(devices).tensor_parallel(self.tensor).build()?
+            }
         })
     }
 }

@@ -4,6 +4,13 @@ use distribute::prelude::*;
 
 use crate::check::Stop;
 
+/// Returns the ids of the replicas that this process's components belong to: the ranks of a tensor group are one
+/// replica.
+pub(crate) fn local_ids(strategy: &Strategy) -> Vec<usize> {
+    let (first, ranks) = (strategy.topology().first_replica(), strategy.tensor_parallel());
+    (0..strategy.num_local_replicas()).map(|local| first + local / ranks).collect()
+}
+
 /// Skips strategies of several processes: failures end their group, and they restart from a checkpoint.
 pub(crate) fn in_one_process(strategy: &Strategy) -> Result<(), Stop> {
     match strategy.topology().workers() {

@@ -364,6 +364,38 @@ impl<T: Send + 'static> WorkerDataset<T> {
         Ok(parts.first().map_or_else(Vec::new, |part| part.spec().into_iter().map(ElementSpec::of_any_rows).collect()))
     }
 
+    /// Gives every part to `times` neighbouring ranks, for replicas that are groups of ranks which work on the same
+    /// examples.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_input::{Dataset, InputOptions, Topology, distribute_dataset};
+    /// let data = Dataset::range(0..4).batch(2);
+    /// let data = distribute_dataset(&data, Topology::local(2)?, InputOptions::default())?.repeat_parts(2);
+    /// let first = data.iter().next().expect("there are two steps")?;
+    /// assert_eq!(first.iter().map(|part| part.as_slice()).collect::<Vec<_>>(), [[0], [0], [1], [1]]);
+    /// # Ok::<(), distribute_input::Error>(())
+    /// ```
+    pub fn repeat_parts(self, times: usize) -> WorkerDataset<T>
+    where
+        T: Clone,
+    {
+        fn repeated<T: Clone>(all: Vec<T>, times: usize) -> Vec<T> {
+            all.into_iter().flat_map(|one| std::iter::repeat_n(one, times)).collect()
+        }
+        let (open, empty) = (Arc::clone(&self.open), Arc::clone(&self.empty));
+        WorkerDataset {
+            open: Arc::new(move |start| {
+                Box::new(open(start).map(move |step| {
+                    let Step { parts, lanes, full, examples } = step?;
+                    Ok(Step { parts: repeated(parts, times), lanes, full, examples: repeated(examples, times) })
+                })) as Items<Step<T>>
+            }),
+            empty: Arc::new(move |stand_in| Ok(empty(stand_in)?.map(|parts| repeated(parts, times)))),
+            ..self
+        }
+    }
+
     /// Applies a function to each local replica's element when it is read ahead, for example to copy it to the
     /// replica's device. The function receives the replica's index within this worker.
     pub fn map_replicas<U, F>(self, function: F) -> WorkerDataset<U>

@@ -1,6 +1,6 @@
 //! Agreement of all workers on the model: the same variables, with the chief's values.
 
-use distribute_collectives::{Difference, ProcessGroup, Rank, first_difference, on_local_ranks};
+use distribute_collectives::{Difference, ProcessGroup, Rank, first_difference, on_each_local_rank, on_local_ranks};
 use distribute_strategy::{ReplicaContext, Strategy};
 use distribute_values::TensorStorage;
 use twox_hash::XxHash3_64;
@@ -35,23 +35,33 @@ pub fn share<'a, L: TensorLibrary>(
     }
     // Parts of sharded variables come from the chief already when they are created.
     let variables: Vec<&Variable<L>> = variables.into_iter().filter(|variable| variable.layout().is_none()).collect();
-    let groups = strategy.groups();
+    let (groups, ranks) = (strategy.groups(), strategy.tensor_parallel());
+    // Ranks of equal place form a group. The first place sends its parts and all variables that are not split, the
+    // others their parts.
+    let sent = |place: usize| variables.iter().filter(move |of| place == 0 || of.tensor_split().is_some());
     // The bytes are copied first, since the program may read its parameters while the broadcast runs.
-    let mut all = Vec::new();
-    for variable in &variables {
-        variable.components()[0].read(&mut |buffer| all.extend_from_slice(buffer.as_bytes()))?;
+    let mut own: Vec<Vec<u8>> = vec![Vec::new(); ranks];
+    for (place, own) in own.iter_mut().enumerate() {
+        for variable in sent(place) {
+            variable.components()[place].read(&mut |buffer| own.extend_from_slice(buffer.as_bytes()))?;
+        }
     }
-    let chiefs =
-        on_local_ranks::<_, L::Error>(&groups, |_, group| Ok(group.start().broadcast(all.clone(), Rank(0))?))?
-            .unwrap_or(all);
-    for component in 0..groups.len() {
+    let chiefs = on_each_local_rank::<_, L::Error>(&groups, |local, group| {
+        Ok(group.start().broadcast(own[local % ranks].clone(), Rank(0))?)
+    })?;
+    for (place, chiefs) in chiefs.iter().take(ranks).enumerate() {
         let mut rest = &chiefs[..];
-        for variable in &variables {
-            variable.components()[component].write(&mut |mut buffer| {
-                let (values, later) = rest.split_at(buffer.as_bytes_mut().len());
-                buffer.as_bytes_mut().copy_from_slice(values);
-                rest = later;
-            })?;
+        for variable in sent(place) {
+            let (components, of_all) = (variable.components(), variable.tensor_split().is_none());
+            let mut values: &[u8] = &[];
+            for (at, component) in components.iter().enumerate().filter(|(at, _)| of_all || at % ranks == place) {
+                component.write(&mut |mut buffer| {
+                    if at == if of_all { 0 } else { place } {
+                        (values, rest) = rest.split_at(buffer.as_bytes_mut().len());
+                    }
+                    buffer.as_bytes_mut().copy_from_slice(values);
+                })?;
+            }
         }
     }
     Ok(())
@@ -79,22 +89,35 @@ pub fn compare<L: TensorLibrary>(strategy: &Strategy, descriptions: &[String]) -
     .into())
 }
 
-/// Compares the copies of all replicas in all processes, bit for bit. Every process calls this, outside `run`.
+/// Compares the copies of all replicas in all processes, bit for bit: of a split variable, those of each part. Every
+/// process calls this, outside `run`.
 ///
 /// # Errors
-/// [`Error::Diverged`], with the first variable that differs and the first replica where it does. The collective's
-/// error if a process is missing or fails, and the library's if a tensor cannot be read.
+/// [`Error::Diverged`], with the first variable that differs and the first replica where it does, or
+/// [`Error::RanksDiverged`] if it differs inside a tensor group. The collective's error if a process is missing or
+/// fails, and the library's if a tensor cannot be read.
 pub fn audit<L: TensorLibrary>(strategy: &Strategy, parameters: &Parameters<L>) -> Result<(), L::Error> {
-    if parameters.shared || strategy.num_replicas_in_sync() == 1 {
+    let ranks = strategy.tensor_parallel();
+    if parameters.shared || strategy.num_replicas_in_sync() * ranks == 1 {
         return Ok(());
     }
+    let own: Vec<Vec<u64>> =
+        (0..strategy.num_local_replicas()).map(|local| digests(parameters, local)).collect::<Result<_, _>>()?;
     let gathered = on_local_ranks::<_, L::Error>(&strategy.groups(), |local, group| {
-        let own = digests(parameters, local)?;
+        let replica = local / ranks * ranks;
+        let own = own[replica..replica + ranks].concat();
         let all = vec![0; own.len() * group.world_size()];
         Ok(group.start().all_gather(own, all)?)
     })?;
     let [_, all] = gathered.unwrap_or_default();
-    compare_digests(compared(parameters), &all, |replica| replica)?;
+    compare_digests(compared(parameters), parameters.tensor_ranks, &all, |replica| replica)?;
+    if ranks > 1 {
+        let parts = (0..strategy.num_local_replicas()).map(|local| part_digests(parameters, local));
+        let parts = parts.collect::<Result<Vec<_>, L::Error>>()?;
+        for (replica, parts) in (strategy.topology().first_replica()..).zip(parts.chunks(ranks)) {
+            compare_digests(sharded(parameters), ranks, &parts.concat(), |_| replica)?;
+        }
+    }
     let Some(sharding) = strategy.sharding().filter(|sharding| sharding.mirrors > 1) else { return Ok(()) };
     let gathered = strategy.on_shard_groups(|local, groups| {
         let own = part_digests(parameters, local)?;
@@ -104,8 +127,8 @@ pub fn audit<L: TensorLibrary>(strategy: &Strategy, parameters: &Parameters<L>) 
     })?;
     for (local, gathered) in gathered.into_iter().enumerate() {
         let [_, all] = gathered.unwrap_or_default();
-        let part = sharding.part_of(strategy.topology().first_replica() + local);
-        compare_digests(sharded(parameters), &all, |mirror| mirror * sharding.parts + part)?;
+        let part = sharding.part_of(strategy.topology().first_replica() + local / ranks);
+        compare_digests(sharded(parameters), 1, &all, |mirror| mirror * sharding.parts + part)?;
     }
     Ok(())
 }
@@ -115,22 +138,33 @@ pub(crate) fn audit_replica<L: TensorLibrary>(
     context: &ReplicaContext,
     parameters: &Parameters<L>,
 ) -> Result<(), L::Error> {
-    let group = context.group();
-    if parameters.shared || group.world_size() == 1 {
+    let (group, tensor) = (context.group(), context.tensor_group());
+    if parameters.shared || group.world_size() == 1 && tensor.is_none() {
         return Ok(());
     }
-    let own = digests(parameters, context.local_replica_id())?;
+    let mut own = digests(parameters, context.local_replica_id())?;
+    if let Some(tensor) = tensor {
+        let mut of_replica = vec![0; own.len() * tensor.world_size()];
+        tensor.all_gather(&own, &mut of_replica)?;
+        own = of_replica;
+    }
     let mut all = vec![0; own.len() * group.world_size()];
     group.all_gather(&own, &mut all)?;
-    compare_digests(compared(parameters), &all, |replica| replica)?;
+    compare_digests(compared(parameters), parameters.tensor_ranks, &all, |replica| replica)?;
     let (sharding, groups) = (context.strategy().sharding(), context.shard_groups());
     let (Some(sharding), Some(groups)) = (sharding, groups) else { return Ok(()) };
+    if let Some(tensor) = context.tensor_group() {
+        let own = part_digests(parameters, context.local_replica_id())?;
+        let mut all = vec![0; own.len() * tensor.world_size()];
+        tensor.all_gather(&own, &mut all)?;
+        compare_digests(sharded(parameters), tensor.world_size(), &all, |_| context.replica_id())?;
+    }
     let Some(mirrors) = groups.mirrors() else { return Ok(()) };
     let own = part_digests(parameters, context.local_replica_id())?;
     let mut all = vec![0; own.len() * mirrors.world_size()];
     mirrors.all_gather(&own, &mut all)?;
     let part = sharding.part_of(context.replica_id());
-    compare_digests(sharded(parameters), &all, |mirror| mirror * sharding.parts + part)
+    compare_digests(sharded(parameters), 1, &all, |mirror| mirror * sharding.parts + part)
 }
 
 /// Returns the sharded variables, whose parts are equal on replicas that mirror each other.
@@ -154,22 +188,39 @@ fn digests<L: TensorLibrary>(parameters: &Parameters<L>, local: usize) -> Result
     compared(parameters).map(|variable| digest::<L>(&variable.components()[local])).collect()
 }
 
-/// Returns an error if some replica's digests differ from the first replica's. `all` has the digests of `variables` on
-/// one replica after another; `name` returns a replica's id.
+/// Returns an error if some replica's digests differ from the first replica's, or, for variables that are not split,
+/// those of its `ranks` from each other. `all` has the digests of `variables` on the ranks of one replica after
+/// another;
+/// `id` returns a replica's id.
 fn compare_digests<'p, L: TensorLibrary>(
     variables: impl Iterator<Item = &'p Variable<L>>,
+    ranks: usize,
     all: &[u64],
-    name: impl Fn(usize) -> usize,
+    id: impl Fn(usize) -> usize,
 ) -> Result<(), L::Error> {
     let variables: Vec<&Variable<L>> = variables.collect();
-    let mut replicas = all.chunks_exact(variables.len().max(1));
-    let Some(first) = replicas.next() else { return Ok(()) };
-    let differs = |of: &[u64]| first.iter().zip(of).position(|(a, b)| a != b);
+    let count = variables.len().max(1);
+    let whole: Vec<bool> = variables.iter().map(|variable| variable.tensor_split().is_none()).collect();
+    let name = |index: usize| variables.get(index).map_or_else(String::new, |of| of.name().to_owned());
+    let mut replicas = all.chunks_exact(count * ranks);
     // The first variable that differs on any replica, and the first replica where it does.
+    let differs = |replica: usize, of: &[u64]| {
+        let ranks = (1..).zip(of.chunks_exact(count).skip(1));
+        let place = |(place, rank): (usize, &[u64])| {
+            let index = (0..whole.len()).find(|index| whole[*index] && of[*index] != rank[*index])?;
+            Some((index, replica, place))
+        };
+        ranks.filter_map(place).min()
+    };
+    if let Some((index, replica, place)) = (0..).zip(replicas.clone()).filter_map(|(at, of)| differs(at, of)).min() {
+        return Err(Error::RanksDiverged { name: name(index), replica: id(replica), place }.into());
+    }
+    let Some(first) = replicas.next() else { return Ok(()) };
+    let differs = |of: &[u64]| (0..first.len()).filter(|at| first[*at] != of[*at]).map(|at| at % count).min();
     let found = (1..).zip(replicas).filter_map(|(replica, of)| Some((differs(of)?, replica))).min();
-    match found.and_then(|(index, replica)| Some((variables.get(index)?, name(replica)))) {
+    match found {
         None => Ok(()),
-        Some((variable, replica)) => Err(Error::Diverged { name: variable.name().to_owned(), replica }.into()),
+        Some((index, replica)) => Err(Error::Diverged { name: name(index), replica: id(replica) }.into()),
     }
 }
 

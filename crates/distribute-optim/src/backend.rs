@@ -16,6 +16,7 @@ pub use crate::optimizer::LibraryOptimizer;
 pub use crate::parameters::{Parameters, Variable, overwrite, overwrite_parts};
 pub use crate::plan::{Plan, warn_untrained};
 pub use crate::shard_layout::ShardLayout;
-pub use crate::sharding::{Gathering, scatter_whole, start_gather};
+pub use crate::sharding::{Gathering, scatter_whole, scatter_wholes, start_gather};
 pub use crate::step_counts::StepCounts;
 pub use crate::tape::{Sink, Tape};
+pub use crate::tensor_split::{Pieces, TensorSplit};

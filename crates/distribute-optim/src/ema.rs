@@ -10,7 +10,7 @@ use crate::{Error, TensorLibrary, Trainable, Variable, is_short};
 /// The exponential moving average of a model's trainable variables, which often evaluates better than the last values.
 ///
 /// Replicas' copies are equal, so one average per process is kept, and no communication is needed. The averages of
-/// sharded variables are sharded too.
+/// sharded variables are sharded too, and those of variables that are split among tensor ranks are split.
 ///
 /// # Examples
 /// ```
@@ -36,8 +36,8 @@ use crate::{Error, TensorLibrary, Trainable, Variable, is_short};
 pub struct Ema<L: TensorLibrary> {
     decay: f64,
     updates: u64,
-    /// The averages by variable: one, or of a sharded variable one for each local replica's part; none for variables
-    /// that are not trained.
+    /// The averages by variable: one; one for each local replica's part of a sharded variable, and for each part of a
+    /// split one; none for variables that are not trained.
     averages: Vec<Vec<L::Tensor>>,
     /// The values of averaged variables while the averages take their place, in the same form.
     held: Option<Vec<Vec<L::Tensor>>>,
@@ -67,14 +67,11 @@ impl<L: TensorLibrary> Ema<L> {
     pub fn update(&mut self, model: &impl Trainable<Library = L>) -> Result<(), L::Error> {
         let n = self.updates as f64;
         let decay = self.decay.min((1.0 + n) / (10.0 + n));
-        let averaged = model.parameters().variables().iter().zip(&self.averages);
+        let all = model.parameters().variables().iter().zip(&self.averages);
         // Everything that may fail comes first, so that all averages are updated or none is.
-        let pairs: Result<Vec<[L::Tensor; 2]>, L::Error> = averaged
-            .flat_map(|(variable, averages)| different(variable).iter().zip(averages))
-            .map(|(component, average)| {
-                let value = L::detach(component);
-                Ok([average.clone(), L::cast(&value, dtype::<L>(average)?)?])
-            })
+        let pairs: Result<Vec<[L::Tensor; 2]>, L::Error> = all
+            .flat_map(|(variable, averages)| variable.components().iter().zip(averages))
+            .map(|(value, average)| Ok([average.clone(), L::cast(&L::detach(value), dtype::<L>(average)?)?]))
             .collect();
         for pair in pairs? {
             with_storage::<L, L::Tensor>(&pair, &mut |buffers| {
@@ -94,24 +91,26 @@ impl<L: TensorLibrary> Ema<L> {
     /// # Errors
     /// The library's error if a variable cannot be read or written.
     pub fn swap(&mut self, model: &impl Trainable<Library = L>) -> Result<(), L::Error> {
+        let variables = model.parameters().variables();
         let (given, held) = match &self.held {
             // The values are kept until all variables are restored.
             Some(values) => (values.clone(), None),
             None => {
-                let copied = |(variable, averages): (&Variable<L>, &Vec<L::Tensor>)| {
-                    different(variable).iter().zip(averages).map(|(value, _)| L::detach(value).copied()).collect()
+                let values = |(variable, averages): (&Variable<L>, &Vec<L::Tensor>)| {
+                    let values = variable.components().iter().zip(averages);
+                    values.map(|(value, _)| L::detach(value).copied()).collect()
                 };
-                let averaged = model.parameters().variables().iter().zip(&self.averages);
-                let values: distribute_values::Result<Vec<Vec<L::Tensor>>> = averaged.map(copied).collect();
+                let values: distribute_values::Result<Vec<Vec<_>>> =
+                    variables.iter().zip(&self.averages).map(values).collect();
                 (self.averages.clone(), Some(values?))
             }
         };
-        for (variable, given) in model.parameters().variables().iter().zip(&given) {
-            for (local, given) in given.iter().enumerate() {
-                let given = L::cast(given, dtype::<L>(&variable.components()[local])?)?;
-                match variable.layout() {
-                    Some(_) => overwrite::<L>(&variable.components()[local..=local], &given)?,
-                    None => variable.overwrite(&given)?,
+        for (variable, given) in variables.iter().zip(&given) {
+            let parts = given.len();
+            for (place, given) in given.iter().enumerate() {
+                let value = L::cast(given, dtype::<L>(&variable.components()[0])?)?;
+                for component in variable.components().iter().skip(place).step_by(parts) {
+                    overwrite::<L>(std::slice::from_ref(component), &value)?;
                 }
             }
         }
@@ -120,10 +119,12 @@ impl<L: TensorLibrary> Ema<L> {
     }
 }
 
-/// Returns the components of a variable whose values may differ: all of a sharded one, else the first.
+/// Returns the components of a variable whose values may differ: all of a sharded one, those of one tensor group of a
+/// split one, else the first.
 fn different<L: TensorLibrary>(variable: &Variable<L>) -> &[L::Tensor] {
     let all = variable.components();
-    if variable.layout().is_some() { all } else { all.get(..1).unwrap_or(all) }
+    let first = variable.tensor_split().map_or(1, |split| split.parts());
+    if variable.layout().is_some() { all } else { all.get(..first).unwrap_or(all) }
 }
 
 /// Returns a copy, widened to f32 if the elements have 16 bits.

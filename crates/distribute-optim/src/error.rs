@@ -90,6 +90,38 @@ pub enum Error {
         /// The id of the first replica whose copy differs.
         replica: usize,
     },
+    /// Copies of a variable that is not split differ between the ranks of a tensor group.
+    #[error(
+        "variable {name} of tensor rank {place} of replica {replica} differs from tensor rank 0's; if it is combined \
+         with a part of a split layer's output, each rank has a part of its gradient, so use \
+         copy_to_tensor_group(variable) there; resume from a checkpoint"
+    )]
+    RanksDiverged {
+        /// The name of the first variable that differs.
+        name: String,
+        /// The id of the replica.
+        replica: usize,
+        /// The first place in its tensor group whose copy differs.
+        place: usize,
+    },
+    /// A variable cannot be divided among the ranks of a tensor group.
+    #[error(
+        "variable {name:?} has shape {shape:?}, whose axis {axis} cannot be divided into {blocks} × {parts} equal \
+         pieces for the ranks of a tensor group; make its length a multiple of {}, or use fewer tensor ranks",
+        blocks * parts
+    )]
+    Indivisible {
+        /// The variable's name.
+        name: String,
+        /// Its whole shape.
+        shape: Vec<usize>,
+        /// The axis.
+        axis: usize,
+        /// The number of blocks, each of which is divided.
+        blocks: usize,
+        /// The number of ranks.
+        parts: usize,
+    },
     /// The loss of a replica without examples was disconnected from the model.
     #[error(
         "the loss of a replica without examples was multiplied by the number 0, where backward ends; others wait there \

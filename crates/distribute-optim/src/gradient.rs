@@ -8,12 +8,14 @@ use crate::{TensorLibrary, is_short};
 mod accumulate;
 mod clip;
 mod loss_scale;
+mod parts;
 
 pub(crate) use accumulate::Accumulated;
 pub use clip::Clip;
 pub(crate) use clip::{change, is_finite, square_sum};
 pub use loss_scale::LossScale;
 pub(crate) use loss_scale::Scaling;
+pub(crate) use parts::SquaresOfParts;
 
 /// The summed gradient of a variable, in f32 or f64.
 #[derive(Debug)]

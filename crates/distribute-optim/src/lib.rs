@@ -52,6 +52,7 @@ mod shard_layout;
 mod sharding;
 mod step_counts;
 mod tape;
+mod tensor_split;
 
 pub use agreement::audit;
 pub use ema::Ema;

@@ -19,7 +19,7 @@ use crate::rule::{OptimizerDescription, UpdateRule};
 use crate::settings::{FixedSettings, Settings};
 use crate::sharding::whole_on_chief;
 use crate::step_counts::SavedCounts;
-use crate::{Error, Parameters, ShardLayout, StepCounts, TensorLibrary, Trainable, Variable, is_short};
+use crate::{Error, Parameters, ShardLayout, StepCounts, TensorLibrary, Trainable, Variable, is_short, tensor_split};
 
 mod builders;
 mod library;
@@ -113,6 +113,11 @@ impl<L: TensorLibrary> Optimizer<L> {
         description.check()?;
         let OptimizerDescription { learning_rate, rule } = description;
         let parameters = model.parameters().clone();
+        if !rule.is_elementwise() && parameters.variables().iter().any(|variable| variable.tensor_split().is_some()) {
+            let (what, other) = ("this optimizer", "variables that are split among tensor ranks");
+            let why = "it looks at the norms of whole variables; use AdamW";
+            return Err(Error::Combination { what, other, why }.into());
+        }
         let options = VariableOptions::on_write(Aggregation::Mean);
         // Each slot has one component per replica, made from the variable's, or one that all replicas share.
         let slot = |variable: &Variable<L>, name: &str, make: &MakeSlot<'_, L>| {
@@ -245,6 +250,14 @@ impl<L: TensorLibrary> Optimizer<L> {
 
     /// Returns the optimizer if its settings can be combined.
     fn combined(self) -> Result<Optimizer<L>, Error> {
+        if matches!(self.compression, Compression::TopK(_) | Compression::Custom(_))
+            && self.parameters.variables().iter().any(|variable| variable.tensor_split().is_some())
+        {
+            // Gradients that are not split would be rounded differently on each rank.
+            let (what, other) = ("compression of whole buckets", "variables that are split among tensor ranks");
+            let why = "what a bucket loses depends on the parts in it; use Compression::Bf16, F16 or PowerSgd";
+            return Err(Error::Combination { what, other, why });
+        }
         if self.parameters.variables().iter().any(|variable| variable.layout().is_some()) {
             let refuse = |what, why| Err(Error::Combination { what, other: "a strategy that shards parameters", why });
             match self.clip {
@@ -277,6 +290,10 @@ impl<L: TensorLibrary> Optimizer<L> {
             _ if self.has_short_parameters() => refuse(
                 "parameters of 16 bits",
                 "their copies in f32 would have to be sharded too; leave one of them out",
+            ),
+            _ if self.parameters.tensor_ranks > 1 => refuse(
+                "tensor parallelism",
+                "its state is split among the ranks of tensor groups already; leave one of them out",
             ),
             _ if self.parameters.shared => {
                 refuse("a strategy whose replicas share variables", "there is one copy of the state already")
@@ -393,8 +410,8 @@ impl<L: TensorLibrary> Optimizer<L> {
         OptimizerState { steps, learning_rate: self.learning_rate(), loss_scale, good_steps, counts }
     }
 
-    /// Restores the state of a checkpoint. Slots are restored separately, by [`slots`](Optimizer::slots) or
-    /// [`set_sharded_slots`](Optimizer::set_sharded_slots).
+    /// Restores the state of a checkpoint. Slots are restored separately, by
+    /// [`restore_slots`](Optimizer::restore_slots) or [`set_sharded_slots`](Optimizer::set_sharded_slots).
     pub fn set_state(&self, state: &OptimizerState) {
         self.set_learning_rate(state.learning_rate);
         self.states.restored();
@@ -409,8 +426,8 @@ impl<L: TensorLibrary> Optimizer<L> {
         }
     }
 
-    /// Calls `visit` with the name of every slot and with the whole of it, one after another; those of sharded variables
-    /// are gathered by the chief, and visited in its process only. Every process calls this, outside `run`.
+    /// Calls `visit` with the name of every slot and with the whole of it, one after another; those of sharded
+    /// variables are gathered by the chief, and visited in its process only. Every process calls this, outside `run`.
     ///
     /// # Errors
     /// [`Error::Torn`] if a failed step has left no replica with complete state; the collective's error if a process is
@@ -426,13 +443,37 @@ impl<L: TensorLibrary> Optimizer<L> {
                 visit(&name, &slot);
             }
         }
-        for (slot, layout) in self.slots_with_layouts() {
-            let Some(layout) = layout else {
-                visit(slot.name(), &slot.components()[0]);
-                continue;
-            };
-            if let Some(whole) = whole_on_chief::<L>(strategy, slot.name(), layout, slot.components())? {
-                visit(slot.name(), &whole);
+        for (variable, slots) in self.parameters.variables().iter().zip(&self.slots) {
+            for slot in slots {
+                let (name, components) = (slot.name(), slot.components());
+                match variable.layout() {
+                    None => visit(name, &tensor_split::whole::<L, _>(components, variable.tensor_split())?),
+                    Some(layout) => {
+                        if let Some(whole) =
+                            whole_on_chief::<L>(strategy, name, (layout, variable.tensor_split()), components)?
+                        {
+                            visit(name, &whole);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Restores all slots except [sharded ones](Optimizer::sharded_slots) from whole values. `saved` returns the value
+    /// of a slot from its name, a tensor of its library and type, and its whole shape.
+    ///
+    /// # Errors
+    /// The errors of `saved`, and [`distribute_values::Error::Tensor`] if a slot cannot be written.
+    pub fn restore_slots<E: From<distribute_values::Error>>(
+        &self,
+        mut saved: impl FnMut(&str, &L::Tensor, &[usize]) -> Result<L::Tensor, E>,
+    ) -> Result<(), E> {
+        for (variable, slots) in self.parameters.variables().iter().zip(&self.slots) {
+            for slot in slots {
+                let value = saved(slot.name(), &slot.components()[0], &variable.shape())?;
+                variable.overwrite_slot(slot.components(), &value)?;
             }
         }
         Ok(())

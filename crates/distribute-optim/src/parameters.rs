@@ -9,6 +9,7 @@ use distribute_types::with_dtype;
 use distribute_values::{TensorStorage, with_storage};
 
 use crate::tape::{Sink, Tape};
+use crate::tensor_split::{self, TensorSplit};
 use crate::{Error, ShardLayout, TensorLibrary};
 
 /// The variables of a model, as optimizers and checkpoints need them.
@@ -21,6 +22,8 @@ pub struct Parameters<L: TensorLibrary> {
     pub(crate) shared: bool,
     /// Whether all replicas are in this process.
     pub(crate) alone: bool,
+    /// The number of ranks of each tensor group.
+    pub(crate) tensor_ranks: usize,
     /// Whether a failure has left no replica with complete parameters; reset when values are loaded.
     torn: AtomicBool,
     /// An object that must live as long as the model.
@@ -35,15 +38,17 @@ pub struct Variable<L: TensorLibrary> {
     components: Vec<L::Tensor>,
     trainable: bool,
     statistic: bool,
+    /// How it is split among the ranks of each tensor group; `None` if every rank has the whole of it.
+    split: Option<TensorSplit>,
     /// How it is divided among replicas; `None` if every replica has the whole of it.
     layout: Option<ShardLayout>,
 }
 
 impl<L: TensorLibrary> Clone for Variable<L> {
     fn clone(&self) -> Variable<L> {
-        let Variable { name, components, trainable, statistic, layout } = self;
+        let Variable { name, components, trainable, statistic, split, layout } = self;
         let (name, components, layout) = (name.clone(), components.clone(), layout.clone());
-        Variable { name, components, trainable: *trainable, statistic: *statistic, layout }
+        Variable { name, components, trainable: *trainable, statistic: *statistic, split: *split, layout }
     }
 }
 
@@ -51,7 +56,34 @@ impl<L: TensorLibrary> Variable<L> {
     /// Creates a variable that has no components yet. A `statistic` is a variable that a layer writes itself, from its
     /// replica's examples; it is never trained.
     pub fn new(name: impl Into<String>, statistic: bool) -> Variable<L> {
-        Variable { name: name.into(), components: Vec::new(), trainable: !statistic, statistic, layout: None }
+        Variable {
+            name: name.into(),
+            components: Vec::new(),
+            trainable: !statistic,
+            statistic,
+            split: None,
+            layout: None,
+        }
+    }
+
+    /// Creates a variable that is split among the ranks of each tensor group, and has no components yet. The component
+    /// of a rank is its part.
+    pub fn split_among(name: impl Into<String>, split: TensorSplit) -> Variable<L> {
+        Variable { split: Some(split), ..Variable::new(name, false) }
+    }
+
+    /// Shards the parts of a variable that is split among tensor ranks: `layout` is that of one rank's part, and the
+    /// component of a rank is the part of it that its replica has. The gradient that a rank reports is that of its part
+    /// of the split variable.
+    #[must_use]
+    pub fn with_sharded_parts(self, layout: ShardLayout) -> Variable<L> {
+        Variable { layout: Some(layout), ..self }
+    }
+
+    /// Returns how the variable is split among the ranks of each tensor group; `None` if every rank has the whole of
+    /// it.
+    pub fn tensor_split(&self) -> Option<TensorSplit> {
+        self.split
     }
 
     /// Creates a sharded variable that has no components yet. Each replica's component is its part, with its padding:
@@ -71,7 +103,12 @@ impl<L: TensorLibrary> Variable<L> {
 
     /// Returns the shape of the whole variable.
     pub fn shape(&self) -> Vec<usize> {
-        self.layout.as_ref().map_or_else(|| self.components[0].shape(), |layout| layout.shape().to_vec())
+        match (&self.layout, self.split) {
+            (Some(layout), Some(split)) => split.whole_shape(layout.shape()),
+            (Some(layout), None) => layout.shape().to_vec(),
+            (None, Some(split)) => split.whole_shape(&self.components[0].shape()),
+            (None, None) => self.components[0].shape(),
+        }
     }
 
     /// Adds the component of the next local replica. Replicas that share a variable pass handles on one storage.
@@ -105,13 +142,31 @@ impl<L: TensorLibrary> Variable<L> {
         self.statistic
     }
 
-    /// Writes a value of the same type and shape to all components; to those of a sharded variable, their parts of it.
+    /// Writes a value of the same type and of the whole [`shape`](Variable::shape) to all components: to those of a
+    /// split or sharded variable, their parts of it.
     ///
     /// # Errors
     /// [`distribute_values::Error::Tensor`] if the storage cannot be written;
     /// [`distribute_values::Error::Device`] if a sharded variable's value has another number of elements.
     pub fn overwrite(&self, value: &L::Tensor) -> distribute_values::Result<()> {
-        overwrite_parts::<L>(&self.components, self.layout.as_ref(), value)
+        self.overwrite_slot(&self.components, value)
+    }
+
+    /// Writes a whole value to components that are divided as those of this variable, such as those of its slots.
+    pub(crate) fn overwrite_slot(&self, components: &[L::Tensor], value: &L::Tensor) -> distribute_values::Result<()> {
+        match (self.split, &self.layout) {
+            (Some(split), Some(layout)) => {
+                let ranks = split.parts();
+                for place in 0..ranks {
+                    let part = tensor_split::part::<L, _>(split, value, layout.shape(), place)?;
+                    let of_place = components.iter().enumerate().skip(place).step_by(ranks);
+                    overwrite_shards::<L>(of_place, layout, &part)?;
+                }
+                Ok(())
+            }
+            (Some(split), None) => tensor_split::overwrite_parts::<L, _>(components, split, value),
+            (None, layout) => overwrite_parts::<L>(components, layout.as_ref(), value),
+        }
     }
 }
 
@@ -128,7 +183,8 @@ impl<L: TensorLibrary> Parameters<L> {
         let (shared, alone) = (strategy.shares_variables(), strategy.topology().workers() == 1);
         let mut tapes = tapes;
         tapes.resize_with(strategy.num_local_replicas(), Tape::new);
-        Parameters { variables, tapes, shared, alone, torn: AtomicBool::new(false), held }
+        let tensor_ranks = strategy.tensor_parallel();
+        Parameters { variables, tapes, shared, alone, tensor_ranks, torn: AtomicBool::new(false), held }
     }
 
     /// Returns the variables, in order of creation.
@@ -206,13 +262,22 @@ pub fn overwrite_parts<L: TensorLibrary>(
     value: &L::Tensor,
 ) -> distribute_values::Result<()> {
     let Some(layout) = layout else { return overwrite::<L>(components, value) };
+    overwrite_shards::<L>(components.iter().enumerate(), layout, value)
+}
+
+/// Writes their parts of a whole value to components, given with their indices in the process.
+fn overwrite_shards<'c, L: TensorLibrary>(
+    components: impl Iterator<Item = (usize, &'c L::Tensor)>,
+    layout: &ShardLayout,
+    value: &L::Tensor,
+) -> distribute_values::Result<()> {
     let given: usize = value.shape().iter().product();
     if given != layout.len() {
         return Err(distribute_device::Error::OutOfRange { start: 0, end: layout.len(), len: given }.into());
     }
     with_dtype!(value.dtype()?, T => {
         let whole = value.to_elements::<T>()?;
-        for (local, component) in components.iter().enumerate() {
+        for (local, component) in components {
             let part = layout.cut(&whole, layout.part_of(local));
             let mut outcome = Ok(());
             component.write(&mut |mut buffer| {
@@ -227,6 +292,7 @@ pub fn overwrite_parts<L: TensorLibrary>(
 /// Formats a variable's name, shape and type, as they are compared between workers.
 pub(crate) fn describe<L: TensorLibrary>(variable: &Variable<L>) -> String {
     let dtype = variable.components[0].dtype().map_or_else(|error| error.to_string(), |dtype| format!("{dtype:?}"));
+    let split = variable.split.map_or_else(String::new, |split| format!(" on {} tensor ranks", split.parts()));
     let sharded = variable.layout().map_or_else(String::new, |layout| format!(" in {} parts", layout.parts()));
-    format!("{} {:?} {dtype}{sharded}", variable.name, variable.shape())
+    format!("{} {:?} {dtype}{split}{sharded}", variable.name, variable.shape())
 }

@@ -42,6 +42,11 @@ impl Plan {
         }
         context.group().all_reduce(&mut present, ReduceOp::Max)?;
         context.group().broadcast(&mut order, Rank(0))?;
+        if let Some(tensor) = context.tensor_group() {
+            // All ranks of this process use one plan.
+            tensor.all_reduce(&mut present, ReduceOp::Max)?;
+            tensor.broadcast(&mut order, Rank(0))?;
+        }
         if !present.contains(&1) {
             return Err(Error::NoGradient.into());
         }

@@ -29,6 +29,8 @@ pub struct ShardLayout {
     parts: usize,
     /// The part of the first replica of this process.
     first: usize,
+    /// The number of ranks of each replica, which have the same part.
+    ranks: usize,
 }
 
 impl ShardLayout {
@@ -39,6 +41,7 @@ impl ShardLayout {
             shape: shape.to_vec(),
             parts: sharding.parts,
             first: sharding.part_of(strategy.topology().first_replica()),
+            ranks: strategy.tensor_parallel(),
         })
     }
 
@@ -67,9 +70,9 @@ impl ShardLayout {
         self.len().div_ceil(self.parts)
     }
 
-    /// Returns the part of a local replica.
+    /// Returns the part that a component of this process has, by its index.
     pub fn part_of(&self, local: usize) -> usize {
-        (self.first + local) % self.parts
+        (self.first + local / self.ranks) % self.parts
     }
 
     /// Returns the elements of the variable that are in a part, without its padding.
@@ -103,7 +106,7 @@ mod tests {
     use super::*;
 
     fn layout(len: usize, parts: usize) -> ShardLayout {
-        ShardLayout { shape: vec![len], parts, first: 0 }
+        ShardLayout { shape: vec![len], parts, first: 0, ranks: 1 }
     }
 
     #[test]
@@ -123,7 +126,9 @@ mod tests {
 
     #[test]
     fn local_replicas_continue_the_parts_of_the_process_before() {
-        let layout = ShardLayout { shape: vec![8], parts: 4, first: 2 };
+        let layout = ShardLayout { shape: vec![8], parts: 4, first: 2, ranks: 1 };
         assert_eq!([0, 1, 2].map(|local| layout.part_of(local)), [2, 3, 0]);
+        let layout = ShardLayout { ranks: 2, ..layout };
+        assert_eq!([0, 1, 2, 3, 4].map(|local| layout.part_of(local)), [2, 2, 3, 3, 0]);
     }
 }

@@ -1,9 +1,10 @@
 //! Sharded variables: how their parts are created from a whole value, and gathered to one.
 //!
 //! A sharded variable's components are the local replicas' parts ([`ShardLayout`]). Adapters of tensor libraries gather
-//! the whole when a model uses it ([`start_gather`]), inside `run`; [`Variable::whole`] and [`Variable::whole_on_chief`]
-//! are for code outside. Replicas must gather in the same order. Every call carries a digest of the variable's name, so
-//! that a difference is an error on all of them and never the value of another variable.
+//! the whole when a model uses it ([`start_gather`]), inside `run`; [`Variable::whole`] and
+//! [`Variable::whole_on_chief`] are for code outside. Replicas must gather in the same order. Every call carries a
+//! digest of the variable's name, so that a difference is an error on all of them and never the value of another
+//! variable.
 
 use distribute_collectives::{Error as CollectiveError, Rank, Work};
 use distribute_device::{BufferRef, Element};
@@ -13,6 +14,7 @@ use distribute_values::TensorStorage;
 
 use crate::library::dtype;
 use crate::shard_layout::tag;
+use crate::tensor_split::{self, TensorSplit};
 use crate::{Error, ShardLayout, TensorLibrary, Variable};
 
 /// The whole of a sharded variable, on its way from all replicas of a shard group.
@@ -148,20 +150,34 @@ pub fn scatter_whole<T: Element>(
     layout: &ShardLayout,
     whole: Vec<T>,
 ) -> Result<Vec<Vec<T>>, CollectiveError> {
-    let (topology, counts) = (strategy.topology(), layout.counts());
-    let (first, tag) = (topology.first_replica(), tag(name));
-    let mut whole = Some(whole);
+    scatter_wholes(strategy, name, layout, vec![whole; strategy.tensor_parallel()])
+}
+
+/// Returns the parts of this process's ranks like [`scatter_whole`], of a variable that is split among tensor ranks:
+/// the chief passes the elements of each rank's part of it, in the order of their places.
+///
+/// # Errors
+/// The errors of [`scatter_whole`] occur in the same cases.
+pub fn scatter_wholes<T: Element>(
+    strategy: &Strategy,
+    name: &str,
+    layout: &ShardLayout,
+    wholes: Vec<Vec<T>>,
+) -> Result<Vec<Vec<T>>, CollectiveError> {
+    let (first, ranks, tag) = (strategy.topology().first_replica(), strategy.tensor_parallel(), tag(name));
+    let counts = layout.counts();
+    let mut wholes = wholes.into_iter();
     // The first shard group gets its parts from the first replica.
     let scattered = strategy.on_shard_groups(|local, groups| {
-        let replica = first + local;
+        let replica = first + local / ranks;
         if replica >= layout.parts() {
             return Ok::<_, CollectiveError>(None);
         }
-        let input = if replica == 0 { whole.take().unwrap_or_default() } else { Vec::new() };
+        let input = if replica == 0 { wholes.next().unwrap_or_default() } else { Vec::new() };
         let output = vec![T::default(); counts[replica]];
         groups.gathers().parts(&counts).tag(tag).start().scatter(input, output, Rank(0)).map(Some)
     })?;
-    let mut parts: Vec<Vec<T>> = (0..topology.replicas_per_worker())
+    let mut parts: Vec<Vec<T>> = (0..strategy.num_local_replicas())
         .map(|local| vec![T::default(); layout.range(layout.part_of(local)).len()])
         .collect();
     for (part, scattered) in parts.iter_mut().zip(scattered) {
@@ -187,8 +203,9 @@ pub fn scatter_whole<T: Element>(
 }
 
 impl<L: TensorLibrary> Variable<L> {
-    /// Returns one value of a variable for all replicas: the whole of a sharded one, else the first replica's
-    /// component, which is a live handle. Every process calls this, outside `run`.
+    /// Returns one value of a variable for all replicas: the whole of a sharded one, the joined parts of one that is
+    /// split among tensor ranks, else the first replica's component, which is a live handle. Every process calls this,
+    /// outside `run`.
     ///
     /// # Cost
     /// Every replica of the process receives the whole of a sharded variable.
@@ -198,8 +215,8 @@ impl<L: TensorLibrary> Variable<L> {
     /// created.
     pub fn whole(&self, strategy: &Strategy) -> Result<L::Tensor, L::Error> {
         match self.layout() {
-            None => Ok(self.components()[0].clone()),
-            Some(layout) => whole::<L>(strategy, self.name(), layout, self.components()),
+            None => Ok(tensor_split::whole::<L, _>(self.components(), self.tensor_split())?),
+            Some(layout) => whole::<L>(strategy, self.name(), (layout, self.tensor_split()), self.components()),
         }
     }
 
@@ -210,8 +227,13 @@ impl<L: TensorLibrary> Variable<L> {
     /// The errors of [`whole`](Variable::whole) occur in the same cases.
     pub fn whole_on_chief(&self, strategy: &Strategy) -> Result<Option<L::Tensor>, L::Error> {
         match self.layout() {
-            None => Ok(strategy.is_chief().then(|| self.components()[0].clone())),
-            Some(layout) => whole_on_chief::<L>(strategy, self.name(), layout, self.components()),
+            None if strategy.is_chief() => {
+                Ok(Some(tensor_split::whole::<L, _>(self.components(), self.tensor_split())?))
+            }
+            None => Ok(None),
+            Some(layout) => {
+                whole_on_chief::<L>(strategy, self.name(), (layout, self.tensor_split()), self.components())
+            }
         }
     }
 }
@@ -220,7 +242,7 @@ impl<L: TensorLibrary> Variable<L> {
 fn whole<L: TensorLibrary>(
     strategy: &Strategy,
     name: &str,
-    layout: &ShardLayout,
+    (layout, split): (&ShardLayout, Option<TensorSplit>),
     components: &[L::Tensor],
 ) -> Result<L::Tensor, L::Error> {
     with_dtype!(dtype::<L>(&components[0])?, T => {
@@ -228,8 +250,8 @@ fn whole<L: TensorLibrary>(
             let part = components[local].to_elements::<T>()?;
             Ok::<_, L::Error>(Some(gather_work(groups, name, layout, &part)?))
         })?;
-        let whole = wholes.into_iter().next().flatten().ok_or_else(|| elsewhere(name))?;
-        Ok(components[0].beside(layout.shape(), BufferRef::from(&whole[1][..]))?)
+        let whole = joined::<L, T>(&components[0], (layout, split), wholes.into_iter().flatten())?;
+        Ok(whole.ok_or_else(|| elsewhere(name))?)
     })
 }
 
@@ -237,14 +259,14 @@ fn whole<L: TensorLibrary>(
 pub(crate) fn whole_on_chief<L: TensorLibrary>(
     strategy: &Strategy,
     name: &str,
-    layout: &ShardLayout,
+    (layout, split): (&ShardLayout, Option<TensorSplit>),
     components: &[L::Tensor],
 ) -> Result<Option<L::Tensor>, L::Error> {
-    let first = strategy.topology().first_replica();
+    let (first, ranks) = (strategy.topology().first_replica(), strategy.tensor_parallel());
     let counts = layout.counts();
     with_dtype!(dtype::<L>(&components[0])?, T => {
         let gathered = strategy.on_shard_groups(|local, groups| {
-            let replica = first + local;
+            let replica = first + local / ranks;
             if replica >= layout.parts() {
                 return Ok::<_, L::Error>(None);
             }
@@ -252,13 +274,28 @@ pub(crate) fn whole_on_chief<L: TensorLibrary>(
             let whole = if replica == 0 { vec![T::default(); layout.len()] } else { Vec::new() };
             Ok(Some(groups.gathers().parts(&counts).tag(tag(name)).start().gather(part, whole, Rank(0))?))
         })?;
-        match gathered.into_iter().next().flatten() {
-            Some([_, whole]) if strategy.is_chief() => {
-                Ok(Some(components[0].beside(layout.shape(), BufferRef::from(&whole[..]))?))
-            }
-            _ if strategy.is_chief() => Err(elsewhere(name).into()),
-            _ => Ok(None),
+        if !strategy.is_chief() {
+            return Ok(None);
         }
+        let whole = joined::<L, T>(&components[0], (layout, split), gathered.into_iter().flatten())?;
+        Ok(Some(whole.ok_or_else(|| elsewhere(name))?))
+    })
+}
+
+/// Returns the whole of a variable from what the first replica's ranks have gathered, in the order of their places: one
+/// rank's, or the joined parts of all if the variable is split among them. Returns `None` if nothing was gathered.
+fn joined<L: TensorLibrary, T: Element>(
+    like: &L::Tensor,
+    (layout, split): (&ShardLayout, Option<TensorSplit>),
+    gathered: impl Iterator<Item = [Vec<T>; 2]>,
+) -> Result<Option<L::Tensor>, L::Error> {
+    let parts = gathered.take(split.map_or(1, |split| split.parts()));
+    let parts = parts.map(|[_, whole]| like.beside(layout.shape(), BufferRef::from(&whole[..])));
+    let mut parts = parts.collect::<distribute_values::Result<Vec<_>>>()?;
+    Ok(match split {
+        Some(split) if parts.len() == split.parts() => Some(tensor_split::joined::<L, _>(split, &parts)?),
+        Some(_) => None,
+        None => parts.pop(),
     })
 }
 
@@ -267,5 +304,7 @@ pub(crate) fn elsewhere(name: &str) -> Error {
     Error::ShardedElsewhere { name: name.to_owned() }
 }
 
+#[cfg(test)]
+mod meshes;
 #[cfg(test)]
 mod tests;

@@ -66,8 +66,11 @@ impl ReplicaContext {
     /// `settings` is a digest of the optimizer's settings, equal on all replicas of a process.
     pub fn step_header(&self, settings: u64) -> StepHeader {
         let replicas = self.strategy().replicas();
-        match self.local_replica_id() {
-            0 => replicas.step.header(replicas.settings.words(settings)),
+        let local = self.local_replica_id();
+        match replicas.mesh.replica_of(local) {
+            0 if local == 0 => replicas.step.header(replicas.settings.words(settings)),
+            // The group of another place than the first, which carries the settings only.
+            0 => StepHeader::with_settings(replicas.settings.words(settings)),
             _ => StepHeader::default(),
         }
     }

@@ -44,14 +44,15 @@ impl Examples {
         self.mixed = self.mixed.or(differs);
     }
 
-    /// Returns which replicas have examples, or `None` if no batch was added.
+    /// Returns which replicas have examples, or `None` if no batch was added. `id` maps the index of a component to the
+    /// id of its replica.
     ///
     /// # Errors
     /// [`Error::MixedExamples`] if a replica has examples in one batch and none in another.
-    pub(crate) fn of_replicas(self, first_replica: usize) -> Result<Option<Vec<bool>>> {
+    pub(crate) fn of_replicas(self, id: impl Fn(usize) -> usize) -> Result<Option<Vec<bool>>> {
         match self.mixed {
             None => Ok(self.of_replicas),
-            Some(local) => Err(Error::MixedExamples { replica: first_replica + local }),
+            Some(local) => Err(Error::MixedExamples { replica: id(local) }),
         }
     }
 }

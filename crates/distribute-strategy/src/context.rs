@@ -42,12 +42,13 @@ impl ReplicaContext {
         &self.strategy
     }
 
-    /// Returns this replica's id among all replicas.
+    /// Returns this replica's id among all replicas. The ranks of a tensor group are one replica and have one id.
     pub fn replica_id(&self) -> usize {
-        self.strategy.topology().first_replica() + self.local
+        self.strategy.replicas().id_of(self.local)
     }
 
-    /// Returns this replica's index among those of its process.
+    /// Returns the index of this replica's component in [`PerReplica`] values of its process: its place among the
+    /// replicas of the process, or, with tensor parallelism, among their ranks.
     pub fn local_replica_id(&self) -> usize {
         self.local
     }
@@ -62,9 +63,45 @@ impl ReplicaContext {
         self.strategy.devices().get(self.local)
     }
 
-    /// Returns this replica's rank in the group of all replicas, for collectives on slices.
+    /// Returns this replica's rank in the group of all replicas, for collectives on slices. With tensor parallelism,
+    /// the members are the ranks that have this one's place in their tensor groups, one of each replica.
     pub fn group(&self) -> &ProcessGroup {
         &self.groups[self.local]
+    }
+
+    /// Returns this rank's tensor group: the ranks that hold the parts of one replica's split variables, which are
+    /// neighbours in the list of devices. Returns `None` if every rank is a replica by itself.
+    ///
+    /// The ranks of a tensor group get the same examples and execute the same operations. Calls in this group are made
+    /// inside a model's forward and backward, whose order is the same on all of its ranks.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_collectives::ReduceOp;
+    /// use distribute_strategy::{Error, MirroredStrategy};
+    ///
+    /// let devices = ["CPU:0", "CPU:1", "CPU:2", "CPU:3"];
+    /// let strategy = MirroredStrategy::builder().devices(devices).tensor_parallel(2).build()?;
+    /// assert_eq!(strategy.num_replicas_in_sync(), 2);
+    /// strategy.run_with((), |context, ()| {
+    ///     let mut places = [context.tensor_rank() as u64];
+    ///     if let Some(group) = context.tensor_group() {
+    ///         group.all_reduce(&mut places, ReduceOp::Sum)?;
+    ///     }
+    ///     Ok::<_, Error>(assert_eq!(places, [0 + 1]))
+    /// })?;
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// `get_tensor_model_parallel_group` of Megatron-LM; a mesh of two dimensions in `tf.experimental.dtensor`.
+    pub fn tensor_group(&self) -> Option<Arc<ProcessGroup>> {
+        self.strategy.replicas().tensor_group(self.local)
+    }
+
+    /// Returns this rank's place in its tensor group; 0 if every rank is a replica by itself.
+    pub fn tensor_rank(&self) -> usize {
+        self.strategy.replicas().mesh.place_of(self.local)
     }
 
     /// Returns this replica's rank in a second group of all replicas, for collectives inside a model's forward and
@@ -185,12 +222,14 @@ impl ReplicaContext {
         Ok(gather_structure(std::slice::from_ref(self.group()), &[value], axis)?)
     }
 
-    /// Waits until every replica has called this.
+    /// Waits until every replica has called this, and every rank of it.
     ///
     /// # Errors
     /// [`Error::Collective`] if a replica is missing or fails.
     pub fn barrier(&self) -> Result<()> {
-        Ok(self.group().barrier()?)
+        self.group().barrier()?;
+        // All ranks of this place have called; the others of the tensor group know of theirs.
+        self.tensor_group().map_or(Ok(()), |group| Ok(group.barrier()?))
     }
 
     /// Calls `merge` once, in the cross-replica context, with the values of all replicas of this process, and returns

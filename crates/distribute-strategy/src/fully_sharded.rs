@@ -8,6 +8,7 @@ use distribute_device::DeviceSpec;
 use distribute_types::{FNV64, fnv1a_64};
 
 use crate::devices::check_devices;
+use crate::mesh::Mesh;
 use crate::{CommunicationOptions, Error, Replicas, Result, Sharding, Strategy, StrategyExtended, intra_op};
 
 /// Synchronous training in which each replica holds a part of every large parameter, of its gradient and of the
@@ -66,6 +67,7 @@ pub struct FullyShardedBuilder {
     hybrid: bool,
     shard_over: Option<usize>,
     mirror_below: Option<usize>,
+    tensor_parallel: Option<usize>,
 }
 
 impl FullyShardedBuilder {
@@ -135,6 +137,24 @@ impl FullyShardedBuilder {
         self
     }
 
+    /// Makes each `ranks` neighbours in the list of devices one tensor group, which is one replica, as
+    /// [`MirroredBuilder::tensor_parallel`](crate::MirroredBuilder::tensor_parallel) does. Parameters, and the parts of
+    /// those that are split among the ranks, are sharded over the replicas. Default: 1.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_strategy::FullyShardedStrategy;
+    /// let devices = ["CPU:0", "CPU:1", "CPU:2", "CPU:3"];
+    /// let strategy = FullyShardedStrategy::builder().devices(devices).tensor_parallel(2).build()?;
+    /// let sharding = strategy.sharding().expect("this strategy shards");
+    /// assert_eq!((sharding.parts, strategy.tensor_parallel()), (2, 2));
+    /// # Ok::<(), distribute_strategy::Error>(())
+    /// ```
+    pub fn tensor_parallel(mut self, ranks: usize) -> Self {
+        self.tensor_parallel = Some(ranks);
+        self
+    }
+
     /// Connects to the other processes and builds the strategy.
     ///
     /// # Errors
@@ -144,6 +164,7 @@ impl FullyShardedBuilder {
     pub fn build(self) -> Result<Strategy> {
         let names = self.devices.clone().unwrap_or_else(|| vec!["CPU:0".to_owned()]);
         let devices = check_devices("FullyShardedStrategy", names, None)?;
+        let mesh = Mesh::new("FullyShardedStrategy", devices.len(), self.tensor_parallel.unwrap_or(1))?;
         intra_op::share_cores(devices.len());
         let options = self.communication.clone().options(&devices)?;
         let membership = match &self.membership {
@@ -152,10 +173,10 @@ impl FullyShardedBuilder {
         };
         let cluster = self.cluster.clone().or_else(|| membership.as_ref()?.cluster());
         let replicas = match membership {
-            None => Replicas::local(devices, options)?,
+            None => Replicas::local_in(mesh, devices, options)?,
             Some(membership) => {
                 let coordination = Coordination::start(&membership, CoordinationOptions::from_env()?)?;
-                Replicas::joined(devices, Arc::new(coordination), options)?
+                Replicas::joined_in(mesh, devices, Arc::new(coordination), options)?
             }
         };
         let sharding = self.sharding(&replicas)?;
@@ -277,12 +298,16 @@ impl StrategyExtended for FullyShardedStrategy {
 
     fn describe(&self) -> String {
         let topology = self.replicas.topology;
+        let ranks = match self.replicas.mesh.tensor() {
+            1 => String::new(),
+            ranks => format!(" × {ranks} tensor ranks"),
+        };
         let place = if topology.workers() == 1 {
             let names: Vec<String> = self.replicas.devices.iter().map(DeviceSpec::short).collect();
-            format!("{} replicas ({})", names.len(), names.join(", "))
+            format!("{} replicas{ranks} ({})", topology.replicas_per_worker(), names.join(", "))
         } else {
             let (workers, replicas) = (topology.workers(), topology.replicas_per_worker());
-            format!("{workers} workers × {replicas} CPU · {}", self.replicas.transport())
+            format!("{workers} workers × {replicas} CPU{ranks} · {}", self.replicas.transport())
         };
         match self.sharding {
             Sharding { mirrors: 1, .. } => format!("FullySharded {place}"),

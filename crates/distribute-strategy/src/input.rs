@@ -163,7 +163,7 @@ impl<T: Clone + Send + 'static> DistributedIterator<T> {
         }
         let unreadable = |error: serde_json::Error| distribute_input::Error::Position { problem: error.to_string() };
         let text = serde_json::to_vec(&own).map_err(unreadable)?;
-        let (groups, replicas) = (self.strategy.groups(), self.strategy.num_local_replicas());
+        let (groups, replicas) = (self.strategy.groups(), self.strategy.topology().replicas_per_worker());
         let lengths = on_local_ranks(&groups, |_, group| {
             group.start().all_gather(vec![text.len() as u64], vec![0; group.world_size()])
         })?;
@@ -254,8 +254,9 @@ impl<T: Clone + Send + 'static> DistributedIterator<T> {
 
     /// Sums the workers' flags in an operation of its own, for steps whose reduction did not carry them.
     fn agree(&self, own: u32) -> Result<u32> {
+        let mesh = self.strategy.replicas().mesh;
         let sum = on_local_ranks(&self.strategy.groups(), |local, group| {
-            group.start().all_reduce(vec![if local == 0 { own } else { 0 }], ReduceOp::Sum)
+            group.start().all_reduce(vec![if mesh.replica_of(local) == 0 { own } else { 0 }], ReduceOp::Sum)
         })?;
         Ok(sum.map_or(0, |sum| sum[0]))
     }
@@ -315,8 +316,7 @@ impl Strategy {
     where
         T: Element<L>,
     {
-        let dataset = distribute_input::distribute_dataset(dataset, self.topology(), options)?;
-        Ok(DistributedDataset { dataset: dataset.with_stand_ins(), strategy: self.clone() })
+        Ok(self.with_ranks(distribute_input::distribute_dataset(dataset, self.topology(), options)?))
     }
 
     /// Distributes a dataset that `make` creates once for this process, batched per replica; the replicas take its
@@ -350,7 +350,19 @@ impl Strategy {
     where
         T: Element<L>,
     {
-        let dataset = distribute_input::distribute_datasets_from_function(self.topology(), options, make)?;
-        Ok(DistributedDataset { dataset: dataset.with_stand_ins(), strategy: self.clone() })
+        Ok(self.with_ranks(distribute_input::distribute_datasets_from_function(self.topology(), options, make)?))
+    }
+
+    /// Gives each rank the part of its replica.
+    fn with_ranks<T: Clone + Send + 'static>(
+        &self,
+        dataset: distribute_input::WorkerDataset<T>,
+    ) -> DistributedDataset<T> {
+        let dataset = dataset.with_stand_ins();
+        let dataset = match self.tensor_parallel() {
+            1 => dataset,
+            ranks => dataset.repeat_parts(ranks),
+        };
+        DistributedDataset { dataset, strategy: self.clone() }
     }
 }

@@ -47,6 +47,7 @@ mod fully_sharded;
 mod input;
 mod intra_op;
 mod merge;
+mod mesh;
 mod mirrored;
 mod multi_worker;
 mod one_device;

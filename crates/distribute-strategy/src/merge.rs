@@ -13,7 +13,8 @@ pub(crate) struct Rendezvous {
     state: Mutex<State>,
     changed: Condvar,
     replicas: usize,
-    first_replica: usize,
+    /// The id of the replica that each local rank belongs to.
+    ids: Vec<usize>,
 }
 
 struct State {
@@ -29,10 +30,12 @@ struct State {
 }
 
 impl Rendezvous {
-    pub(crate) fn new(replicas: usize, first_replica: usize) -> Rendezvous {
+    /// Creates the rendezvous of the local ranks that belong to the replicas with these ids.
+    pub(crate) fn new(ids: Vec<usize>) -> Rendezvous {
+        let replicas = ids.len();
         let none = || (0..replicas).map(|_| None).collect();
         let state = State { brought: none(), results: none(), round: 0, merging: None, ended: vec![None; replicas] };
-        Rendezvous { state: Mutex::new(state), changed: Condvar::new(), replicas, first_replica }
+        Rendezvous { state: Mutex::new(state), changed: Condvar::new(), replicas, ids }
     }
 
     /// Waits for all replicas. The last to arrive calls `merge` with the values of all, and every replica gets its
@@ -82,7 +85,7 @@ impl Rendezvous {
         let mut merging = None;
         while state.round == round {
             if let Some((other, how)) = state.ended.iter().enumerate().find_map(|(other, how)| Some((other, (*how)?))) {
-                return Err(self.failed(local, format!("replica {} {how}", self.first_replica + other)));
+                return Err(self.failed(local, format!("replica {} {how}", self.ids[other])));
             }
             if merging != state.merging {
                 // All replicas have arrived; from now on the deadline is that of the merged function.
@@ -93,7 +96,7 @@ impl Rendezvous {
                 let problem = match merging {
                     Some(other) => format!(
                         "replica {} has not returned from the merged function within {timeout:.1?}",
-                        self.first_replica + other
+                        self.ids[other]
                     ),
                     None => format!("they did not come within {timeout:.1?}"),
                 };
@@ -116,7 +119,7 @@ impl Rendezvous {
     }
 
     fn failed(&self, local: usize, problem: String) -> Error {
-        Error::Merge { replica: self.first_replica + local, problem }
+        Error::Merge { replica: self.ids[local], problem }
     }
 }
 
@@ -145,7 +148,7 @@ mod tests {
         timeout: Duration,
         merge: impl Fn(PerReplica<i32>) -> Result<i32> + Sync,
     ) -> [std::thread::Result<Result<i32>>; 2] {
-        let rendezvous = Rendezvous::new(2, 0);
+        let rendezvous = Rendezvous::new((0..2).collect());
         let (rendezvous, merge) = (&rendezvous, &merge);
         std::thread::scope(|scope| {
             let come = |local: usize| scope.spawn(move || rendezvous.merge(local, local as i32 + 1, timeout, merge));
@@ -158,7 +161,7 @@ mod tests {
 
     #[test]
     fn a_merged_function_runs_under_no_lock() {
-        let rendezvous = Rendezvous::new(2, 0);
+        let rendezvous = Rendezvous::new((0..2).collect());
         let merge = |values: PerReplica<i32>| {
             let deadline = Instant::now() + LONG;
             while rendezvous.state.try_lock().is_none() {
@@ -186,7 +189,7 @@ mod tests {
     #[test]
     fn a_merged_function_that_does_not_return_is_named() {
         let (sender, never) = crossbeam_channel::bounded::<()>(0);
-        let (sender, rendezvous) = (Mutex::new(Some(sender)), Rendezvous::new(2, 0));
+        let (sender, rendezvous) = (Mutex::new(Some(sender)), Rendezvous::new((0..2).collect()));
         let come = |local: usize| {
             let outcome = rendezvous.merge(local, (), Duration::from_millis(20), |_| {
                 // Returns after the other replica has given up.

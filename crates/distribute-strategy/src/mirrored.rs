@@ -5,6 +5,7 @@ use distribute_device::{DeviceSpec, Devices};
 
 use crate::alone::refuse_lonely;
 use crate::devices::check_devices;
+use crate::mesh::Mesh;
 use crate::{CommunicationOptions, Replicas, Result, Strategy, StrategyExtended, intra_op};
 
 /// Synchronous training on several devices of one process, each with its own copy of every variable.
@@ -37,6 +38,7 @@ pub struct MirroredBuilder {
     table: Option<Devices>,
     communication: CommunicationOptions,
     cross_device_ops: Option<SharedCrossDeviceOps>,
+    tensor_parallel: Option<usize>,
 }
 
 impl MirroredBuilder {
@@ -95,6 +97,28 @@ impl MirroredBuilder {
         self
     }
 
+    /// Makes each `ranks` neighbours in the list of devices one tensor group, which is one replica: the variables of
+    /// tensor-parallel layers are split among its ranks, and its ranks get the same examples. Default: 1, by which each
+    /// device is a replica.
+    ///
+    /// # Examples
+    /// Two replicas of two ranks each:
+    /// ```
+    /// use distribute_strategy::MirroredStrategy;
+    /// let devices = ["CPU:0", "CPU:1", "CPU:2", "CPU:3"];
+    /// let strategy = MirroredStrategy::builder().devices(devices).tensor_parallel(2).build()?;
+    /// assert_eq!((strategy.num_replicas_in_sync(), strategy.num_local_replicas()), (2, 4));
+    /// # Ok::<(), distribute_strategy::Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// Shoeybi and others, "Megatron-LM: training multi-billion parameter language models using model parallelism",
+    /// 2019, section 3, with the groups of its section 5.1.
+    pub fn tensor_parallel(mut self, ranks: usize) -> Self {
+        self.tensor_parallel = Some(ranks);
+        self
+    }
+
     /// Builds the strategy.
     ///
     /// If several replicas share the cores of this machine, sets RAYON_NUM_THREADS so that each gets its share, or
@@ -102,12 +126,13 @@ impl MirroredBuilder {
     ///
     /// # Errors
     /// [`Error::Devices`](crate::Error::Devices) if the list is empty or names a device twice or one that replicas
-    /// cannot use. [`Error::Alone`](crate::Error::Alone) if this process is one of several, and has joined none of
-    /// them. The errors of device strings, of environment variables that cannot be read, and of starting the replicas'
-    /// group and threads.
+    /// cannot use, or if it cannot be divided into tensor groups. [`Error::Alone`](crate::Error::Alone) if this process
+    /// is one of several, and has joined none of them. The errors of device strings, of environment variables that
+    /// cannot be read, and of starting the replicas' group and threads.
     pub fn build(self) -> Result<Strategy> {
         let names = self.devices.unwrap_or_else(|| vec!["CPU:0".to_owned()]);
         let devices = check_devices("MirroredStrategy", names, self.table.as_ref())?;
+        let mesh = Mesh::new("MirroredStrategy", devices.len(), self.tensor_parallel.unwrap_or(1))?;
         refuse_lonely("MirroredStrategy")?;
         intra_op::share_cores(devices.len());
         let mut options = self.communication.options(&devices)?;
@@ -117,7 +142,9 @@ impl MirroredBuilder {
             }
             options.cross_device_ops = Some(ops);
         }
-        Ok(Strategy::new(MirroredStrategy { replicas: Replicas::local(devices, options)?.with_table(self.table) }))
+        Ok(Strategy::new(MirroredStrategy {
+            replicas: Replicas::local_in(mesh, devices, options)?.with_table(self.table),
+        }))
     }
 }
 
@@ -132,6 +159,12 @@ impl StrategyExtended for MirroredStrategy {
 
     fn describe(&self) -> String {
         let names: Vec<String> = self.replicas.devices.iter().map(DeviceSpec::short).collect();
-        format!("Mirrored {} replicas ({})", names.len(), names.join(", "))
+        match self.replicas.mesh.tensor() {
+            1 => format!("Mirrored {} replicas ({})", names.len(), names.join(", ")),
+            ranks => {
+                let replicas = self.replicas.mesh.replicas();
+                format!("Mirrored {replicas} replicas × {ranks} tensor ranks ({})", names.join(", "))
+            }
+        }
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use distribute_cluster::{ClusterResolver, Coordination, CoordinationOptions, Membership, SimpleResolver};
 
 use crate::devices::check_devices;
+use crate::mesh::Mesh;
 use crate::{CommunicationOptions, Replicas, Result, Strategy, StrategyExtended, intra_op};
 
 /// Synchronous training on the devices of several processes, each replica with its own copy of every variable.
@@ -33,6 +34,7 @@ pub struct MultiWorkerMirroredBuilder {
     communication: CommunicationOptions,
     membership: Option<Membership>,
     cluster: Option<SimpleResolver>,
+    tensor_parallel: Option<usize>,
 }
 
 impl MultiWorkerMirroredBuilder {
@@ -45,6 +47,14 @@ impl MultiWorkerMirroredBuilder {
     /// Sets how replicas communicate.
     pub fn communication(mut self, options: CommunicationOptions) -> Self {
         self.communication = options;
+        self
+    }
+
+    /// Makes each `ranks` neighbours in the list of devices one tensor group, which is one replica, as
+    /// [`MirroredBuilder::tensor_parallel`](crate::MirroredBuilder::tensor_parallel) does. The ranks of a tensor group
+    /// are in one process, and every process must have the same mesh. Default: 1.
+    pub fn tensor_parallel(mut self, ranks: usize) -> Self {
+        self.tensor_parallel = Some(ranks);
         self
     }
 
@@ -82,12 +92,14 @@ impl MultiWorkerMirroredBuilder {
     /// Connects to the other processes and builds the strategy.
     ///
     /// # Errors
-    /// [`Error::Devices`](crate::Error::Devices) if the list of devices is invalid;
+    /// [`Error::Devices`](crate::Error::Devices) if the list of devices is invalid, or cannot be divided into tensor
+    /// groups;
     /// [`Error::Cluster`](crate::Error::Cluster) if the environment is invalid or tasks are missing;
     /// [`Error::Collective`](crate::Error::Collective) if the group cannot be joined.
     pub fn build(self) -> Result<Strategy> {
         let names = self.devices.unwrap_or_else(|| vec!["CPU:0".to_owned()]);
         let devices = check_devices("MultiWorkerMirroredStrategy", names, None)?;
+        let mesh = Mesh::new("MultiWorkerMirroredStrategy", devices.len(), self.tensor_parallel.unwrap_or(1))?;
         intra_op::share_cores(devices.len());
         let options = self.communication.options(&devices)?;
         let membership = match self.membership {
@@ -96,10 +108,10 @@ impl MultiWorkerMirroredBuilder {
         };
         let cluster = self.cluster.or_else(|| membership.as_ref()?.cluster());
         let replicas = match membership {
-            None => Replicas::local(devices, options)?,
+            None => Replicas::local_in(mesh, devices, options)?,
             Some(membership) => {
                 let coordination = Coordination::start(&membership, CoordinationOptions::from_env()?)?;
-                Replicas::joined(devices, Arc::new(coordination), options)?
+                Replicas::joined_in(mesh, devices, Arc::new(coordination), options)?
             }
         };
         Ok(Strategy::new(MultiWorkerMirroredStrategy { replicas, cluster }))
@@ -122,8 +134,12 @@ impl StrategyExtended for MultiWorkerMirroredStrategy {
     fn describe(&self) -> String {
         let topology = self.replicas.topology;
         let transport = self.replicas.transport();
+        let ranks = match self.replicas.mesh.tensor() {
+            1 => String::new(),
+            ranks => format!(" × {ranks} tensor ranks"),
+        };
         format!(
-            "MultiWorkerMirrored {} workers × {} CPU · {transport}",
+            "MultiWorkerMirrored {} workers × {} CPU{ranks} · {transport}",
             topology.workers(),
             topology.replicas_per_worker()
         )

@@ -7,6 +7,7 @@ use distribute_collectives::{DeviceGroup, Options, ProcessGroup};
 use distribute_device::{Device, DeviceKind, DeviceSpec, Devices};
 use parking_lot::{Mutex, RwLock};
 
+use crate::mesh::Mesh;
 use crate::replica_threads::ReplicaThreads;
 use crate::running::Running;
 use crate::settings::Settings;
@@ -16,7 +17,10 @@ use crate::{Error, Recoverable, Result, ShardGroups, Topology};
 
 /// The replicas of this process: their devices, their threads and their ranks.
 pub struct Replicas {
+    /// The replicas of all processes, each of which is one tensor group.
     pub(crate) topology: Topology,
+    /// The ranks of this process.
+    pub(crate) mesh: Mesh,
     pub(crate) devices: Vec<DeviceSpec>,
     pub(crate) coordination: Option<Arc<Coordination>>,
     pub(crate) threads: ReplicaThreads,
@@ -26,6 +30,8 @@ pub struct Replicas {
     groups: RwLock<Arc<Vec<ProcessGroup>>>,
     /// See [`ReplicaContext::graph_group`](crate::ReplicaContext::graph_group); one per replica, made when first used.
     graph_groups: Mutex<Vec<Option<Arc<ProcessGroup>>>>,
+    /// See [`ReplicaContext::tensor_group`](crate::ReplicaContext::tensor_group); one per rank, or none at all.
+    tensor_groups: RwLock<Vec<Arc<ProcessGroup>>>,
     /// The local replicas' groups for sharded parameters, if the strategy shards.
     shard_groups: RwLock<Option<LocalShardGroups>>,
     pub(crate) input_wait: InputWait,
@@ -54,8 +60,13 @@ impl Replicas {
     /// [`Error::Collective`](crate::Error::Collective) or [`Error::Thread`](crate::Error::Thread) if the group or the
     /// threads cannot be created.
     pub fn local(devices: Vec<DeviceSpec>, options: Options) -> Result<Replicas> {
-        let groups = ProcessGroup::local_with(devices.len(), &options)?;
-        Replicas::new(devices, groups, None, options)
+        Replicas::local_in(Mesh::flat(devices.len()), devices, options)
+    }
+
+    /// Creates the replicas of a single process, each of which is one tensor group of the mesh.
+    pub(crate) fn local_in(mesh: Mesh, devices: Vec<DeviceSpec>, options: Options) -> Result<Replicas> {
+        let groups = mesh.local_groups(&options)?;
+        Replicas::new(mesh, devices, groups, None, options)
     }
 
     /// Creates the replicas of this process in a group of several processes.
@@ -64,28 +75,42 @@ impl Replicas {
     /// [`Error::Collective`](crate::Error::Collective) if the group cannot be joined,
     /// [`Error::Thread`](crate::Error::Thread) if the threads cannot be created.
     pub fn joined(devices: Vec<DeviceSpec>, coordination: Arc<Coordination>, options: Options) -> Result<Replicas> {
-        let groups = ProcessGroup::join(&coordination, devices.len(), &options)?;
-        Replicas::new(devices, groups, Some(coordination), options)
+        Replicas::joined_in(Mesh::flat(devices.len()), devices, coordination, options)
+    }
+
+    /// Creates the replicas of this process in a group of several processes, each of which is one tensor group of the
+    /// mesh.
+    pub(crate) fn joined_in(
+        mesh: Mesh,
+        devices: Vec<DeviceSpec>,
+        coordination: Arc<Coordination>,
+        options: Options,
+    ) -> Result<Replicas> {
+        let groups = mesh.joined_groups(&coordination, &options)?;
+        Replicas::new(mesh, devices, groups, Some(coordination), options)
     }
 
     fn new(
+        mesh: Mesh,
         devices: Vec<DeviceSpec>,
         groups: Vec<ProcessGroup>,
         coordination: Option<Arc<Coordination>>,
         options: Options,
     ) -> Result<Replicas> {
-        let replicas_per_worker = devices.len();
+        let (ranks, replicas_per_worker) = (devices.len(), mesh.replicas());
         let workers = groups.first().map_or(1, |group| group.world_size() / replicas_per_worker);
         let worker = groups.first().map_or(0, ProcessGroup::process);
         let topology = Topology::new(workers, worker, replicas_per_worker).map_err(distribute_input::Error::from)?;
-        let threads = ReplicaThreads::start(replicas_per_worker, topology.first_replica())?;
-        let (groups, graph_groups) = (RwLock::new(Arc::new(groups)), Mutex::new(vec![None; replicas_per_worker]));
+        let threads = ReplicaThreads::start(ranks, worker * ranks)?;
+        let (groups, graph_groups) = (RwLock::new(Arc::new(groups)), Mutex::new(vec![None; ranks]));
+        let tensor_groups = RwLock::new(mesh.tensor_groups(topology.first_replica(), &options)?);
         let step = StepAgreement::default();
         let settings = Settings::default();
-        let handles = Mutex::new(vec![None; replicas_per_worker]);
-        let device_groups = Mutex::new((0..replicas_per_worker).map(|_| None).collect());
+        let handles = Mutex::new(vec![None; ranks]);
+        let device_groups = Mutex::new((0..ranks).map(|_| None).collect());
         Ok(Replicas {
             topology,
+            mesh,
             devices,
             coordination,
             threads,
@@ -93,6 +118,7 @@ impl Replicas {
             watched: Mutex::default(),
             groups,
             graph_groups,
+            tensor_groups,
             shard_groups: RwLock::default(),
             input_wait: InputWait::default(),
             options,
@@ -158,7 +184,7 @@ impl Replicas {
         let created = self.threads.run(groups.iter().map(create).collect());
         let created = created.into_iter().enumerate().map(|(local, outcome)| {
             let panicked = |_| Error::ReplicaPanicked {
-                replica: self.topology.first_replica() + local,
+                replica: self.id_of(local),
                 message: "in the creation of its groups".to_owned(),
             };
             outcome.map_err(panicked)?.map(Arc::new)
@@ -176,8 +202,12 @@ impl Replicas {
         self.shard_groups()?.get(local).cloned()
     }
 
-    /// Aborts a replica's groups for sharded parameters, its graph group and its device group, if they were made.
+    /// Aborts a replica's tensor group, its groups for sharded parameters, its graph group and its device group, if
+    /// they were made.
     pub(crate) fn abort_further_groups(&self, local: usize, reason: &str, kind: FailureKind) {
+        if let Some(group) = self.tensor_group(local) {
+            group.abort(reason, kind);
+        }
         if let Some(groups) = self.shard_groups_of(local) {
             groups.abort(reason, kind);
         }
@@ -197,6 +227,9 @@ impl Replicas {
     /// Sets for one local replica whether it is between runs.
     pub(crate) fn set_one_idle(&self, groups: &[ProcessGroup], local: usize, idle: bool) {
         groups[local].set_idle(idle);
+        if let Some(group) = self.tensor_group(local) {
+            group.set_idle(idle);
+        }
         if let Some(groups) = self.shard_groups_of(local) {
             groups.set_idle(idle);
         }
@@ -230,6 +263,24 @@ impl Replicas {
         self.graph_groups.lock().clone()
     }
 
+    /// Returns a rank's tensor group, if replicas have several ranks.
+    pub(crate) fn tensor_group(&self, local: usize) -> Option<Arc<ProcessGroup>> {
+        self.tensor_groups.read().get(local).cloned()
+    }
+
+    /// Returns the id of the replica that a local rank belongs to, among all replicas.
+    pub(crate) fn id_of(&self, local: usize) -> usize {
+        self.topology.first_replica() + self.mesh.replica_of(local)
+    }
+
+    /// Returns how messages name a local rank: `replica 1`, or `tensor rank 0 of replica 1`.
+    pub(crate) fn name_of(&self, local: usize) -> String {
+        match self.mesh.tensor() {
+            1 => format!("replica {}", self.id_of(local)),
+            _ => format!("tensor rank {} of replica {}", self.mesh.place_of(local), self.id_of(local)),
+        }
+    }
+
     pub(crate) fn groups(&self) -> Arc<Vec<ProcessGroup>> {
         self.groups.read().clone()
     }
@@ -243,8 +294,9 @@ impl Replicas {
     /// restarted from a checkpoint instead.
     pub(crate) fn renew(&self) -> Result<()> {
         if self.topology.workers() == 1 {
-            let fresh = ProcessGroup::local_with(self.devices.len(), &self.options)?;
+            let (fresh, tensor) = (self.mesh.local_groups(&self.options)?, self.mesh.tensor_groups(0, &self.options)?);
             *self.groups.write() = Arc::new(fresh);
+            *self.tensor_groups.write() = tensor;
             self.graph_groups.lock().fill(None);
             self.device_groups.lock().fill(None);
             let parts = self.shard_groups.read().as_ref().map(|sharded| sharded.parts);

@@ -75,7 +75,8 @@ impl Strategy {
     /// which some replicas have no examples, see [`ReplicaContext::has_examples`].
     ///
     /// # Errors
-    /// - The first error of a replica, returned or [raised](crate::raise). The others leave their collectives with an error that names it.
+    /// - The first error of a replica, returned or [raised](crate::raise). The others leave their collectives with an
+    ///   error that names it.
     /// - [`Error::ReplicaPanicked`] if a replica panicked.
     /// - [`Error::Collective`] if every replica returned `Ok` although a collective had failed.
     /// - [`Error::Busy`] if a run of another thread does not end in time.
@@ -111,18 +112,18 @@ impl Strategy {
             return Err(Error::Context { what: "run", place, remedy }.into());
         }
         let replicas = self.replicas();
-        let topology = replicas.topology;
         let mut examples = Examples::default();
         args.examples(&mut examples);
-        let examples = examples.of_replicas(topology.first_replica())?;
-        let parts = args.split(topology.replicas_per_worker())?;
+        let ranks = replicas.devices.len();
+        let examples = examples.of_replicas(|local| replicas.id_of(local))?;
+        let parts = args.split(ranks)?;
         let timeout = replicas.groups().first().map(|group| group.options().timeout).unwrap_or_default();
         // Only one run at a time. The groups are looked up afterwards, since a failed run replaces them.
         let running = replicas.running.enter(timeout)?;
         let groups = replicas.groups();
-        let rendezvous = Arc::new(Rendezvous::new(topology.replicas_per_worker(), topology.first_replica()));
-        let recovery = Arc::new(Recovery::new(topology.replicas_per_worker(), &replicas.watched));
-        for (local, has_examples) in examples.iter().flatten().enumerate().take(topology.replicas_per_worker()) {
+        let rendezvous = Arc::new(Rendezvous::new((0..ranks).map(|local| replicas.id_of(local)).collect()));
+        let recovery = Arc::new(Recovery::new(ranks, &replicas.watched));
+        for (local, has_examples) in examples.iter().flatten().enumerate().take(ranks) {
             recovery.begin_batch(local, *has_examples);
         }
         let first_failure = parking_lot::Mutex::new(None);
@@ -161,7 +162,7 @@ impl Strategy {
                 Ok(Ok(value)) => values.push(value),
                 Ok(Err(error)) => failures.push((local, error)),
                 Err(panic) => {
-                    let replica = topology.first_replica() + local;
+                    let replica = replicas.id_of(local);
                     panicked.get_or_insert(Error::ReplicaPanicked { replica, message: panic_message(panic.as_ref()) });
                 }
             }
@@ -193,7 +194,9 @@ impl Strategy {
     /// normally.
     fn unheeded(&self, groups: &[ProcessGroup]) -> Option<Error> {
         let alone = self.topology().workers() == 1;
-        groups.first().filter(|_| alone).and_then(ProcessGroup::failure).map(Error::from)
+        let tensor = || (0..groups.len()).find_map(|local| self.replicas().tensor_group(local)?.failure());
+        let failure = || groups.iter().find_map(ProcessGroup::failure).or_else(tensor);
+        if alone { failure().map(Error::from) } else { None }
     }
 }
 
@@ -210,7 +213,8 @@ impl Drop for Ending<'_> {
         match &self.reason {
             Some(reason) => {
                 self.rendezvous.end(self.context.local_replica_id(), "failed");
-                self.context.abort(&format!("replica {} failed: {reason}", self.context.replica_id()));
+                let name = self.context.strategy().replicas().name_of(self.context.local_replica_id());
+                self.context.abort(&format!("{name} failed: {reason}"));
             }
             None => {
                 let local = self.context.local_replica_id();

@@ -40,6 +40,11 @@ impl StepHeader {
     /// The number of words.
     pub const LEN: usize = size_of::<StepHeader>() / size_of::<u32>();
 
+    /// Returns a header without requests.
+    pub(crate) fn with_settings(settings: [u32; 2]) -> StepHeader {
+        StepHeader { settings, ..StepHeader::default() }
+    }
+
     /// Returns the words to reduce.
     pub fn to_words(self) -> [u32; StepHeader::LEN] {
         bytemuck::cast(self)

@@ -113,12 +113,20 @@ impl Strategy {
         self.replicas().topology.num_replicas()
     }
 
-    /// Returns the number of replicas in this process.
+    /// Returns the number of components of this process's [`PerReplica`] values: its number of replicas, or, with
+    /// tensor parallelism, the number of their ranks.
     pub fn num_local_replicas(&self) -> usize {
-        self.replicas().topology.replicas_per_worker()
+        self.replicas().devices.len()
     }
 
-    /// Returns the position of this process among all.
+    /// Returns the number of ranks of each replica: 1, or the size of tensor groups; see
+    /// [`ReplicaContext::tensor_group`](crate::ReplicaContext::tensor_group). Component `l` of this process's
+    /// [`PerReplica`] values is place `l % tensor_parallel` in its tensor group.
+    pub fn tensor_parallel(&self) -> usize {
+        self.replicas().mesh.tensor()
+    }
+
+    /// Returns the position of this process among all, in replicas. The ranks of a tensor group count as one replica.
     pub fn topology(&self) -> Topology {
         self.replicas().topology
     }
@@ -308,7 +316,8 @@ impl Strategy {
         self.replicas().coordination.clone()
     }
 
-    /// Returns the local ranks of the group of all replicas.
+    /// Returns the local ranks of the group of all replicas. With tensor parallelism there is one group for each place
+    /// in a tensor group, and calls for all local ranks make the same operation in each of them.
     pub fn groups(&self) -> Arc<Vec<ProcessGroup>> {
         self.replicas().groups()
     }
@@ -398,11 +407,9 @@ impl Strategy {
         mut make: impl FnMut(ValueContext) -> Result<T, E>,
     ) -> Result<PerReplica<T>, E> {
         let topology = self.topology();
-        let context = |local| ValueContext {
-            replica_id: topology.first_replica() + local,
-            num_replicas: topology.num_replicas(),
-        };
-        let values: Result<Vec<T>, E> = (0..topology.replicas_per_worker()).map(|local| make(context(local))).collect();
+        let context =
+            |local| ValueContext { replica_id: self.replicas().id_of(local), num_replicas: topology.num_replicas() };
+        let values: Result<Vec<T>, E> = (0..self.num_local_replicas()).map(|local| make(context(local))).collect();
         Ok(PerReplica::new(values?))
     }
 

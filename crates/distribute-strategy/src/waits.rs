@@ -62,8 +62,9 @@ impl Replicas {
         let (groups, further, sharded) = (self.groups(), self.graph_groups(), self.shard_groups());
         let of_replica = |(local, group): (usize, &ProcessGroup)| {
             let further = further.get(local).and_then(Option::as_ref).map_or(Duration::ZERO, |group| group.waited());
+            let tensor = self.tensor_group(local).map_or(Duration::ZERO, |group| group.waited());
             let sharded = sharded.as_ref().and_then(|groups| groups.get(local));
-            group.waited() + further + sharded.map_or(Duration::ZERO, |groups| groups.waited())
+            group.waited() + further + tensor + sharded.map_or(Duration::ZERO, |groups| groups.waited())
         };
         let collectives = groups.iter().enumerate().map(of_replica).min().unwrap_or_default();
         Waits { collectives, input: self.input_wait.total() }

@@ -107,7 +107,7 @@ impl<T> PerWorkerVariable<T> {
         })?;
         let [_, all] = gathered.unwrap_or_default();
         // All replicas of a worker contribute the same.
-        let stride = own.len() * groups.len();
+        let stride = own.len() * groups.first().map_or(1, ProcessGroup::local_world_size);
         let workers = all.len().checked_div(stride).unwrap_or(0);
         let value = |worker: usize| {
             let elements = &all[worker * stride..worker * stride + own.len()];

@@ -1,7 +1,8 @@
 //! A character-level language model: `cargo run --release -p distribute --example char_lm -- --devices CPU:0,CPU:1`
 //!
 //! A small decoder-only transformer is trained on this project's own documentation, or on any files: `-- --text PATH
-//! PATH`. As two processes: `distribute run --workers 2 -- target/release/examples/char_lm`.
+//! PATH`. As two processes: `distribute run --workers 2 -- target/release/examples/char_lm`. With the layers of each
+//! replica split between two devices: `-- --devices CPU:0,CPU:1 --tensor-parallel 2`.
 #![expect(clippy::print_stdout, reason = "it prints what it has learnt to write")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,10 +12,14 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use candle_core::{D, DType, Device, Module, Result as CandleResult, Tensor};
-use candle_nn::{Embedding, Init, Linear, VarBuilder, linear, linear_no_bias, ops::softmax};
+use candle_nn::{Init, VarBuilder, ops::softmax};
 use clap::Parser;
 use distribute::Error;
-use distribute::candle::{Clip, Model};
+use distribute::candle::{
+    Clip, ColumnParallelLinear, ColumnParallelOptions, Model, RowParallelLinear, RowParallelOptions,
+    VocabParallelEmbedding, column_parallel_linear, gather_from_tensor_group, row_parallel_linear,
+    vocab_parallel_cross_entropy_per_example, vocab_parallel_embedding_with,
+};
 use distribute::prelude::*;
 use distribute::train::progress::{Options, Progress, Summary};
 use rand_chacha::ChaCha8Rng;
@@ -32,6 +37,9 @@ struct Flags {
     /// Devices of this process, such as CPU:0,CPU:1.
     #[arg(long, value_delimiter = ',', default_value = "CPU:0")]
     devices: Vec<String>,
+    /// Number of neighbouring devices that share the layers of one replica.
+    #[arg(long, default_value_t = 1)]
+    tensor_parallel: usize,
     /// Passes over the text.
     #[arg(long, default_value_t = 10)]
     epochs: u32,
@@ -85,25 +93,31 @@ impl Module for LayerNorm {
     }
 }
 
-/// Attention to preceding characters, and a feed-forward network for each character.
+/// Attention to preceding characters, and a feed-forward network for each character. Of both, a tensor rank has a part:
+/// some of the heads, some of the inner elements.
 struct Layer {
     before: (LayerNorm, LayerNorm),
-    attention: (Linear, Linear),
-    dense: (Linear, Linear),
+    attention: (ColumnParallelLinear, RowParallelLinear),
+    dense: (ColumnParallelLinear, RowParallelLinear),
     heads: usize,
 }
 
 impl Layer {
     fn new(flags: &Flags, vb: VarBuilder<'_>) -> CandleResult<Layer> {
         let width = flags.width;
+        let split = ColumnParallelOptions::default().gather_output(false);
+        let joined = RowParallelOptions::default().input_is_parallel(true);
         Ok(Layer {
             before: (LayerNorm::new(width, vb.pp("norm1"))?, LayerNorm::new(width, vb.pp("norm2"))?),
             attention: (
-                linear_no_bias(width, 3 * width, vb.pp("qkv"))?,
-                linear_no_bias(width, width, vb.pp("projection"))?,
+                column_parallel_linear(width, 3 * width, split.bias(false).blocks(3), vb.pp("qkv"))?,
+                row_parallel_linear(width, width, joined.bias(false), vb.pp("projection"))?,
             ),
-            dense: (linear(width, 4 * width, vb.pp("dense1"))?, linear(4 * width, width, vb.pp("dense2"))?),
-            heads: flags.heads,
+            dense: (
+                column_parallel_linear(width, 4 * width, split, vb.pp("dense1"))?,
+                row_parallel_linear(4 * width, width, joined, vb.pp("dense2"))?,
+            ),
+            heads: flags.heads / flags.tensor_parallel,
         })
     }
 
@@ -114,47 +128,56 @@ impl Layer {
     }
 
     fn attend(&self, x: &Tensor, mask: &Tensor) -> CandleResult<Tensor> {
-        let (batch, length, width) = x.dims3()?;
-        let parts = self.attention.0.forward(x)?.reshape((batch, length, 3, self.heads, width / self.heads))?;
+        let (batch, length, _) = x.dims3()?;
+        let parts = self.attention.0.forward(x)?.reshape((batch, length, 3, self.heads, ()))?;
+        let width = parts.dim(D::Minus1)?;
         // Shape (batch, heads, length, head width).
         let part = |at| parts.narrow(2, at, 1)?.squeeze(2)?.transpose(1, 2)?.contiguous();
         let (q, k, v): (Tensor, Tensor, Tensor) = (part(0)?, part(1)?, part(2)?);
-        let scores = (q.matmul(&k.t()?.contiguous()?)? / ((width / self.heads) as f64).sqrt())?;
+        let scores = (q.matmul(&k.t()?.contiguous()?)? / (width as f64).sqrt())?;
         let weights = softmax(&scores.broadcast_add(mask)?, D::Minus1)?;
         self.attention.1.forward(&weights.matmul(&v)?.transpose(1, 2)?.flatten_from(2)?)
     }
 }
 
 struct Transformer {
-    characters: Embedding,
+    characters: VocabParallelEmbedding,
     positions: Tensor,
     layers: Vec<Layer>,
     norm: LayerNorm,
-    head: Linear,
+    head: ColumnParallelLinear,
     mask: Tensor,
 }
 
 impl Transformer {
     fn new(flags: &Flags, vocabulary: usize, vb: VarBuilder<'_>) -> CandleResult<Transformer> {
         let (width, context) = (flags.width, flags.context as usize);
+        // Each tensor rank has equally many characters; those beyond the vocabulary do not occur.
+        let vocabulary = vocabulary.next_multiple_of(flags.tensor_parallel);
         let small = Init::Randn { mean: 0.0, stdev: 0.02 };
         let later: Vec<f32> = (0..context * context)
             .map(|at| if at % context > at / context { f32::NEG_INFINITY } else { 0.0 })
             .collect();
         Ok(Transformer {
-            characters: Embedding::new(vb.get_with_hints((vocabulary, width), "characters", small)?, width),
+            characters: vocab_parallel_embedding_with(vocabulary, width, small, vb.pp("characters"))?,
             positions: vb.get_with_hints((context, width), "positions", small)?,
             layers: (0..flags.layers)
                 .map(|layer| Layer::new(flags, vb.pp(format!("layer{layer}"))))
                 .collect::<CandleResult<_>>()?,
             norm: LayerNorm::new(width, vb.pp("norm"))?,
-            head: linear(width, vocabulary, vb.pp("head"))?,
+            head: column_parallel_linear(
+                width,
+                vocabulary,
+                ColumnParallelOptions::default().gather_output(false),
+                vb.pp("head"),
+            )?,
             mask: Tensor::from_vec(later, (context, context), &Device::Cpu)?,
         })
     }
 }
 
-/// Maps (windows, length) characters to (windows, length, vocabulary) logits of the next characters.
+/// Maps (windows, length) characters to (windows, length, vocabulary) logits of the next characters: on each tensor
+/// rank, those of its part of the vocabulary.
 impl Module for Transformer {
     fn forward(&self, text: &Tensor) -> CandleResult<Tensor> {
         let length = text.dim(1)?;
@@ -173,11 +196,17 @@ fn main() -> ExitCode {
 fn run(flags: &Flags) -> distribute::Result<()> {
     let devices = flags.devices.clone();
     let strategy = match distribute::cluster::Membership::from_env()? {
-        Some(_) => MultiWorkerMirroredStrategy::builder().devices(devices).build()?,
-        None => MirroredStrategy::builder().devices(devices).build()?,
+        Some(_) => {
+            MultiWorkerMirroredStrategy::builder().devices(devices).tensor_parallel(flags.tensor_parallel).build()?
+        }
+        None => MirroredStrategy::builder().devices(devices).tensor_parallel(flags.tensor_parallel).build()?,
     };
     if flags.heads == 0 || !flags.width.is_multiple_of(flags.heads) {
         return Err(Error::program(format!("--width {} cannot be divided among --heads {}", flags.width, flags.heads)));
+    }
+    if !flags.heads.is_multiple_of(flags.tensor_parallel) {
+        let (heads, ranks) = (flags.heads, flags.tensor_parallel);
+        return Err(Error::program(format!("--heads {heads} cannot be divided among --tensor-parallel {ranks}")));
     }
     train(&strategy, flags, &Text::read(flags)?)
 }
@@ -226,8 +255,15 @@ fn train(strategy: &Strategy, flags: &Flags, text: &Text) -> distribute::Result<
         ],
         ..Summary::default()
     });
-    if is_chief && flags.sample > 0 {
-        println!("\n{}", write(model.first(), flags, text)?);
+    if flags.sample > 0 {
+        // By the first replica, on all of its tensor ranks.
+        let written = strategy.run(&model, |ctx, model| match ctx.replica_id() {
+            0 => Ok(Some(write(model, flags, text)?)),
+            _ => Ok(None),
+        })?;
+        if let (true, Some(Some(written))) = (is_chief, written.values().first()) {
+            println!("\n{written}");
+        }
     }
     Ok(())
 }
@@ -244,7 +280,7 @@ fn rate(flags: &Flags, step: u64, steps: u64) -> f64 {
 fn losses(model: &Transformer, windows: &Tensor) -> CandleResult<Tensor> {
     let length = windows.dim(1)? - 1;
     let logits = model.forward(&windows.narrow(1, 0, length)?.contiguous()?)?;
-    cross_entropy_per_example(&logits.flatten_to(1)?, &windows.narrow(1, 1, length)?.flatten_all()?)
+    vocab_parallel_cross_entropy_per_example(&logits.flatten_to(1)?, &windows.narrow(1, 1, length)?.flatten_all()?)
 }
 
 /// Computes the mean loss over a text.
@@ -272,6 +308,11 @@ fn write(model: &Transformer, flags: &Flags, text: &Text) -> distribute::Result<
     for _ in 0..flags.sample {
         let seen = &written[written.len().saturating_sub(flags.context as usize)..];
         let logits = model.forward(&Tensor::new(seen, &Device::Cpu)?.unsqueeze(0)?)?.get(0)?.get(seen.len() - 1)?;
+        let logits = match get_replica_context().and_then(|ctx| ctx.tensor_group()) {
+            Some(group) => gather_from_tensor_group(&group, &logits)?,
+            None => logits,
+        };
+        let logits = logits.narrow(0, 0, text.vocabulary.len())?;
         let chances = softmax(&(logits / flags.temperature.max(1e-3))?, 0)?.to_vec1::<f32>()?;
         let mut point = f64::from(random.next_u32()) / f64::from(u32::MAX);
         let next = chances.iter().position(|chance| {

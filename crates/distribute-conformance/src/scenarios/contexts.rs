@@ -6,7 +6,7 @@ use distribute::prelude::*;
 use distribute::strategy::{has_strategy, in_cross_replica_context, set_strategy};
 
 use crate::check::{Fault, Stop, check, check_eq};
-use crate::conditions::{in_one_process, with_several_replicas};
+use crate::conditions::{in_one_process, local_ids, with_several_replicas};
 
 pub(crate) fn outside(_: &Strategy) -> Result<(), Stop> {
     check!(!has_strategy() && get_strategy().is_none(), "a strategy is current outside of all scopes");
@@ -87,12 +87,12 @@ pub(crate) fn merge(strategy: &Strategy) -> Result<(), Stop> {
         Ok::<_, Fault>(results)
     })?;
     check_eq!(merges.into_inner(), 3, "merged functions of this process");
-    let first = strategy.topology().first_replica();
+    let ids = local_ids(strategy);
     for result in results.values() {
         for (round, (right, name, brought)) in result.iter().enumerate() {
             check!(*right, "a merged function runs in another context than the cross-replica one");
             check_eq!(*name, strategy.name(), "the strategy of the merged function");
-            let expected: Vec<usize> = (0..strategy.num_local_replicas()).map(|local| first + local + round).collect();
+            let expected: Vec<usize> = ids.iter().map(|id| id + round).collect();
             check_eq!(*brought, expected, "what replicas brought");
         }
     }

@@ -5,11 +5,11 @@ use distribute::prelude::*;
 use distribute::values::{HostTensor, TensorStorage};
 
 use crate::check::{Fault, Stop, check, check_eq};
+use crate::conditions::local_ids;
 
 pub(crate) fn ids(strategy: &Strategy) -> Result<(), Stop> {
     let ids = strategy.run_with((), |context, ()| Ok::<_, Fault>(context.replica_id()))?;
-    let first = strategy.topology().first_replica();
-    let expected: Vec<usize> = (first..first + strategy.num_local_replicas()).collect();
+    let expected = local_ids(strategy);
     check_eq!(ids.values(), expected, "ids of this process's replicas");
     check_eq!(strategy.local_results(&ids), expected, "local results");
     Ok(())

@@ -38,37 +38,51 @@ impl Clip {
         check(what, limit, limit > 0.0, "above 0, such as 1.0")
     }
 
+    /// Returns whether the norms of whole gradients are needed.
+    pub(crate) fn needs_norms(self) -> bool {
+        !matches!(self, Clip::Value(_))
+    }
+
     /// Limits gradients in place. Returns their global norm if it was computed.
     ///
     /// # Errors
     /// The library's error if a gradient's storage cannot be accessed.
     pub fn apply<L: TensorLibrary>(self, gradients: &mut [Reduced<L>]) -> Result<Option<f64>, L::Error> {
-        let norm = self.norm(gradients, 0.0)?;
-        self.apply_with(gradients, norm)?;
+        let square = |reduced: &Reduced<L>| square_sum::<L>(&reduced.gradient);
+        let norm = self.norm(gradients, 0.0, square)?;
+        self.apply_with(gradients, norm, square)?;
         Ok(norm)
     }
 
     /// Returns the global norm of gradients, and of others whose squares have the sum `others`, if this kind needs it.
-    pub(crate) fn norm<L: TensorLibrary>(self, gradients: &[Reduced<L>], others: f64) -> Result<Option<f64>, L::Error> {
+    /// `square` returns the sum of squares of a whole gradient.
+    pub(crate) fn norm<L: TensorLibrary>(
+        self,
+        gradients: &[Reduced<L>],
+        others: f64,
+        square: impl Fn(&Reduced<L>) -> Result<f64, L::Error>,
+    ) -> Result<Option<f64>, L::Error> {
         let Clip::GlobalNorm(_) = self else { return Ok(None) };
         let mut sum = 0.0;
         for reduced in gradients {
-            sum += square_sum::<L>(&reduced.gradient)?;
+            sum += square(reduced)?;
         }
         Ok(Some((sum + others).sqrt()))
     }
 
-    /// Limits gradients in place, given their [`norm`](Clip::norm).
+    /// Limits gradients in place, given their [`norm`](Clip::norm). `square` returns the sum of squares of a whole
+    /// gradient.
     pub(crate) fn apply_with<L: TensorLibrary>(
         self,
         gradients: &mut [Reduced<L>],
         norm: Option<f64>,
+        square: impl Fn(&Reduced<L>) -> Result<f64, L::Error>,
     ) -> Result<(), L::Error> {
         for reduced in gradients {
             let gradient = &reduced.gradient;
             match self {
                 Clip::Value(limit) => change::<L>(gradient, |x| x.clamp(-limit, limit))?,
-                Clip::Norm(limit) => scale_down::<L>(gradient, square_sum::<L>(gradient)?.sqrt(), limit)?,
+                Clip::Norm(limit) => scale_down::<L>(gradient, square(reduced)?.sqrt(), limit)?,
                 Clip::GlobalNorm(limit) => scale_down::<L>(gradient, norm.unwrap_or(0.0), limit)?,
             }
         }

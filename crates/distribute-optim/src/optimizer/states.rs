@@ -173,7 +173,13 @@ impl<L: TensorLibrary> States<L> {
         let outcome = match (whole, self.plan.get()) {
             // Together the replicas have all parts.
             (_, Some(plan)) if sharded && all_own && self.parameters.alone => complete(plan, &self.parameters),
-            (Some(whole), _) if !sharded => broken.iter().try_for_each(|local| self.copy(&changes, whole, *local)),
+            // From the same place of another tensor group, whose parts are those of this one.
+            (Some(_), _) if !sharded => broken.iter().try_for_each(|local| {
+                let ranks = self.parameters.tensor_ranks;
+                let mut mates = (local % ranks..changes.len()).step_by(ranks);
+                let whole = mates.find(|mate| changes[*mate] == Change::Whole).ok_or(Error::Torn)?;
+                self.copy(&changes, whole, *local)
+            }),
             _ => Err(Error::Torn.into()),
         };
         match outcome {
@@ -205,7 +211,9 @@ impl<L: TensorLibrary> States<L> {
         let slots = self.slots.lock();
         for (variable, slots) in self.parameters.variables().iter().zip(slots.iter()) {
             let mirrors = |layout: &ShardLayout| {
-                let is_mirror = |local: &usize| layout.part_of(*local) == layout.part_of(to);
+                let ranks = self.parameters.tensor_ranks;
+                let is_mirror =
+                    |local: &usize| local % ranks == to % ranks && layout.part_of(*local) == layout.part_of(to);
                 (0..changes.len()).find(|local| changes[*local] == Change::Whole && is_mirror(local))
             };
             let from = match variable.layout() {

@@ -16,7 +16,7 @@ use crate::exchange::{
     Exchange, GradientShard, InProgress, OnDevice, PartsStep, Reducer, ShardedStep, StepFlags, SumOnDevice, Summed,
     Sums, Update, WholeStep, is_exchanged,
 };
-use crate::gradient::{Accumulated, Clip, Reduced, Scaling, change, is_finite, square_sum};
+use crate::gradient::{Accumulated, Clip, Reduced, Scaling, SquaresOfParts, change, is_finite, square_sum};
 use crate::library::dtype;
 use crate::plan::Plan;
 use crate::rule::{Real, UpdateRule};
@@ -55,9 +55,19 @@ impl<L: TensorLibrary> Optimizer<L> {
         if let Some(order) = order {
             self.states.set_parts_order(order);
         }
+        let needs_norms = self.clip.is_some_and(Clip::needs_norms) || scaling.is_some();
+        let summed = match summed {
+            // The norms of split gradients are computed on the host.
+            Summed::OnDevice(sum) if needs_norms && context.tensor_group().is_some() => {
+                Summed::Whole(L::Devices::into_tensors(sum, &self.parameters, local)?)
+            }
+            other => other,
+        };
         let committed = match summed {
             Summed::Whole(gradients) => {
-                let parts = self.parts(context, is_sharded, scaling, parts)?;
+                let mut parts = self.parts(context, is_sharded, scaling, parts)?;
+                let split = needs_norms.then_some(&gradients[..]);
+                parts.squares_of_split = SquaresOfParts::agree(context, &self.parameters, split)?;
                 self.commit(context, local, counts, || self.apply_whole(local, counts, scaling, gradients, parts))?
             }
             Summed::Sharded(shards, flags) => {
@@ -65,6 +75,7 @@ impl<L: TensorLibrary> Optimizer<L> {
             }
             Summed::OnDevice(sum) => {
                 let parts = self.parts(context, is_sharded, scaling, parts)?;
+                SquaresOfParts::agree(context, &self.parameters, None)?;
                 self.commit(context, local, counts, || self.apply_on_device(local, counts, scaling, sum, parts))?
             }
         };
@@ -147,29 +158,35 @@ impl<L: TensorLibrary> Optimizer<L> {
     ) -> Result<Parts<L>, L::Error> {
         let needs_squares = scaling.is_some() || matches!(self.clip, Some(Clip::GlobalNorm(_)));
         if !is_sharded || !needs_squares {
-            return Ok(Parts { gradients, squares: 0.0 });
+            return Ok(Parts { gradients, squares: 0.0, squares_of_split: SquaresOfParts::default() });
         }
-        let mut squares = [self.own_squares(context, scaling, &gradients)?];
+        let mut squares = self.own_squares(context, scaling, &gradients)?;
         context.group().all_reduce(&mut squares, ReduceOp::Sum)?;
-        Ok(Parts { gradients, squares: squares[0] })
+        if let Some(tensor) = context.tensor_group() {
+            // Of split variables, each rank has summed the squares of its part.
+            tensor.all_reduce(&mut squares[1..], ReduceOp::Sum)?;
+        }
+        Ok(Parts { gradients, squares: squares.iter().sum(), squares_of_split: SquaresOfParts::default() })
     }
 
-    /// Divides the parts of sharded variables' gradients by the loss scale, and returns the sum of their squares; 0 on
-    /// replicas that mirror others, so that every element is counted once.
+    /// Divides the parts of sharded variables' gradients by the loss scale, and returns the sum of their squares, apart
+    /// for those that are split among tensor ranks too; 0 on replicas that mirror others, so that every element is
+    /// counted once.
     fn own_squares(
         &self,
         context: &ReplicaContext,
         scaling: Option<Scaling>,
         gradients: &[Reduced<L>],
-    ) -> Result<f64, L::Error> {
+    ) -> Result<[f64; 2], L::Error> {
         let sharding = context.strategy().sharding();
         let is_mirror = sharding.is_some_and(|sharding| sharding.shard_group_of(context.replica_id()) > 0);
-        let mut squares = 0.0;
+        let mut squares = [0.0; 2];
         for reduced in gradients {
             if let Some(scaling) = scaling {
                 change::<L>(&reduced.gradient, |x| x / scaling.scale)?;
             }
-            squares += if is_mirror { 0.0 } else { square_sum::<L>(&reduced.gradient)? };
+            let is_split = self.parameters.variables()[reduced.index].tensor_split().is_some();
+            squares[usize::from(is_split)] += if is_mirror { 0.0 } else { square_sum::<L>(&reduced.gradient)? };
         }
         Ok(squares)
     }
@@ -210,7 +227,8 @@ impl<L: TensorLibrary> Optimizer<L> {
         let learning_rate = self.learning_rate();
         let (group, parameters, rule) = (context.group(), &*self.parameters, self.rule);
         let mut finite = true;
-        let squares = self.own_squares(context, scaling, &parts)?;
+        // There are no tensor ranks, among which variables would be split.
+        let squares: f64 = self.own_squares(context, scaling, &parts)?.iter().sum();
         if let Some(scaling) = scaling {
             let shards = gradients.iter().all(|shard| shard.square_sum().is_finite());
             let mut all = [u8::from(shards && squares.is_finite())];
@@ -222,7 +240,8 @@ impl<L: TensorLibrary> Optimizer<L> {
         let gradient_norm = match self.clip {
             Some(clip) if finite => {
                 let norm = update.clip(clip, &mut gradients, squares)?;
-                clip.apply_with(&mut parts, norm)?;
+                // Clip::Norm, which needs their squares, does not go with parts.
+                clip.apply_with(&mut parts, norm, |reduced| square_sum::<L>(&reduced.gradient))?;
                 norm
             }
             _ => None,
@@ -261,17 +280,23 @@ impl<L: TensorLibrary> Optimizer<L> {
         mut gradients: Vec<Reduced<L>>,
         mut parts: Parts<L>,
     ) -> Result<Applied, L::Error> {
+        let squares = &parts.squares_of_split;
         if let Some(scaling) = scaling
-            && !(unscale(&gradients, scaling.scale)? && parts.squares.is_finite())
+            && !(squares.are_finite() && unscale(&gradients, scaling.scale)? && parts.squares.is_finite())
         {
             return Ok(Applied { finite: false, gradient_norm: None });
         }
         let learning_rate = self.learning_rate();
+        let scale = scaling.map_or(1.0, |scaling| scaling.scale);
+        let square = |reduced: &Reduced<L>| match squares.of(reduced.index) {
+            Some(square) => Ok(square / (scale * scale)),
+            None => square_sum::<L>(&reduced.gradient),
+        };
         let gradient_norm = match self.clip {
             Some(clip) => {
-                let norm = clip.norm(&gradients, parts.squares)?;
-                clip.apply_with(&mut gradients, norm)?;
-                clip.apply_with(&mut parts.gradients, norm)?;
+                let norm = clip.norm(&gradients, parts.squares, square)?;
+                clip.apply_with(&mut gradients, norm, square)?;
+                clip.apply_with(&mut parts.gradients, norm, square)?;
                 norm
             }
             None => None,
@@ -519,6 +544,8 @@ struct Parts<L: TensorLibrary> {
     gradients: Vec<Reduced<L>>,
     /// The sum of the squares of all elements, over all replicas; 0 if the settings do not need it.
     squares: f64,
+    /// The squares of the gradients of variables that are split among tensor ranks.
+    squares_of_split: SquaresOfParts,
 }
 
 /// The gradients of the first backward.

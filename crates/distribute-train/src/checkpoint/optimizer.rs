@@ -3,11 +3,10 @@
 use std::collections::HashMap;
 
 use distribute_device::DType;
-use distribute_optim::backend::{TensorLibrary, overwrite_parts};
+use distribute_optim::backend::TensorLibrary;
 use distribute_optim::{Optimizer, OptimizerState};
 use distribute_strategy::Strategy;
 use distribute_types::Classified;
-use distribute_values::TensorStorage;
 
 use super::{Checkpointed, OPTIMIZER, Snapshot};
 use crate::BoxError;
@@ -37,12 +36,7 @@ impl<L: TensorLibrary> Checkpointed for Optimizer<L> {
     }
 
     fn load(&self, _: &Strategy, snapshot: &Snapshot) -> Result<(), BoxError> {
-        for (slot, layout) in self.slots_with_layouts() {
-            let like = &slot.components()[0];
-            let shape = layout.map_or_else(|| like.shape(), |layout| layout.shape().to_vec());
-            let saved = snapshot.get_shaped::<L, _>(OPTIMIZER, slot.name(), like, &shape)?;
-            overwrite_parts::<L>(slot.components(), layout, &saved)?;
-        }
+        self.restore_slots(|name, like, shape| snapshot.get_shaped::<L, _>(OPTIMIZER, name, like, shape))?;
         let mut whole = HashMap::new();
         for (name, like) in self.sharded_slots() {
             let saved = snapshot.get::<L, _>(OPTIMIZER, &name, like)?;

@@ -283,8 +283,11 @@ impl<T: Trainee> Session<'_, T> {
             return Ok(());
         }
         let mut of_replicas = vec![vec![0.0; 2]; strategy.num_local_replicas()];
-        of_replicas[0][0] = f64::from(u8::from(self.stop.is_some()));
-        of_replicas[0][1] = if strategy.is_chief() { trainer.learning_rate() } else { 0.0 };
+        // One replica of each worker; all of its ranks, if it has several.
+        for of_rank in of_replicas.iter_mut().take(strategy.tensor_parallel()) {
+            of_rank[0] = f64::from(u8::from(self.stop.is_some()));
+            of_rank[1] = if strategy.is_chief() { trainer.learning_rate() } else { 0.0 };
+        }
         let agreed = sums_of_all(strategy, &of_replicas)?;
         if agreed[0] > 0.0 {
             self.end();

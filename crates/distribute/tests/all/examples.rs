@@ -133,7 +133,9 @@ fn char_lm_learns_more_than_frequencies_and_writes_the_same_again() {
     brief.extend(["--epochs", "6", "--steps", "50"]);
     let [one, again, two] =
         ["CPU:0", "CPU:0", TWO].map(|devices| run(example("char_lm", &brief).args(["--devices", devices])).remove(0));
-    for outcome in [&one, &two] {
+    let mesh = ["--devices", "CPU:0,CPU:1,CPU:2,CPU:3", "--tensor-parallel", "2"];
+    let mesh = run(example("char_lm", &brief).args(mesh)).remove(0);
+    for outcome in [&one, &two, &mesh] {
         let (bits, unigram) = (numbers(outcome, "bits per character")[0], numbers(outcome, "by frequency alone")[0]);
         assert!(bits < unigram - 0.2, "{outcome:?}");
     }
