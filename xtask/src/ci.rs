@@ -28,6 +28,7 @@ pub(crate) fn run() -> Result<(), String> {
     println!("cargo xtask platforms");
     platforms::run(&platforms::Flags::default())?;
     test()?;
+    long()?;
     loom()?;
     miri()?;
     doc()?;
@@ -42,6 +43,24 @@ pub(crate) fn run() -> Result<(), String> {
 pub(crate) fn test() -> Result<(), String> {
     cargo(&["test", "--workspace", "--locked"])
 }
+
+/// Runs the tests whose length the environment sets again, longer.
+fn long() -> Result<(), String> {
+    for (name, value, filter) in LONG {
+        let arguments = ["test", "--workspace", "--locked", "--test", "all", filter];
+        println!("{name}={value} cargo {}", arguments.join(" "));
+        let mut command = Command::new("cargo");
+        command.args(arguments).env(name, value);
+        status(command, &format!("cargo test {filter} with {name}={value}"))?;
+    }
+    Ok(())
+}
+
+/// Variables of tests, their values in `cargo xtask ci`, and the tests.
+const LONG: [(&str, &str, &str); 2] = [
+    ("DISTRIBUTE_TEST_KILLS", "6", "checkpoints::a_run_that_is_killed_again_and_again_ends_as_one_that_is_not"),
+    ("DISTRIBUTE_TEST_SOAK_SECONDS", "10", "soak::"),
+];
 
 /// Builds the launcher and the examples, then runs the tests that start them.
 pub(crate) fn multiprocess(filter: Option<&str>) -> Result<(), String> {

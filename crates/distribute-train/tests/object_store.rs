@@ -21,13 +21,14 @@ const BYTES: usize = 20 << 20;
 /// Returns the weights of a step: others for each.
 fn weights(step: u64) -> Vec<u8> {
     let mut state = step.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let words = (0..BYTES / 8).map(|_| {
+    let mut bytes = Vec::with_capacity(BYTES);
+    while bytes.len() < BYTES {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        state.to_le_bytes()
-    });
-    words.flatten().collect()
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes
 }
 
 struct Weights(Vec<u8>);

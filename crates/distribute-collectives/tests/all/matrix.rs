@@ -10,6 +10,8 @@ const RANKS: [usize; 6] = [1, 2, 3, 4, 5, 8];
 /// No element, one, an odd number, and more than any internal block; none is a multiple of a vector's length.
 const LENGTHS: [usize; 4] = [0, 1, 37, 9_001];
 
+const OPS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
+
 /// Small integers, which every type represents exactly, as well as their sum and product over eight ranks.
 fn value(rank: usize, index: usize) -> u8 {
     [1, 2, 1, 3, 1, 1, 2, 1][(rank + index) % 8]
@@ -30,8 +32,10 @@ fn expected(op: ReduceOp, ranks: usize, index: usize) -> f64 {
 
 fn check<T: Element>(group: &ProcessGroup, make: impl Fn(u8) -> T, read: impl Fn(T) -> f64) {
     let (me, ranks) = (group.rank().index(), group.world_size());
-    let close = |op, index, got: T| {
-        let want = expected(op, ranks, index);
+    // The values repeat after eight elements.
+    let table = OPS.map(|op| (op, std::array::from_fn::<f64, 8, _>(|index| expected(op, ranks, index))));
+    let close = |of: &(ReduceOp, [f64; 8]), index: usize, got: T| {
+        let (op, want) = (of.0, of.1[index % 8]);
         // Means of integers are truncated; those of 16-bit floats are rounded.
         let tolerance = match (op, T::DTYPE.is_float()) {
             (ReduceOp::Mean, true) => want * 0.01,
@@ -41,21 +45,22 @@ fn check<T: Element>(group: &ProcessGroup, make: impl Fn(u8) -> T, read: impl Fn
         let error = (read(got) - want).abs();
         assert!(error <= tolerance, "{} {op} of {ranks} at {index}: {} for {want}", T::DTYPE, read(got));
     };
-    for op in [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product] {
+    for of in &table {
+        let op = of.0;
         for length in LENGTHS {
             let mine: Vec<T> = (0..length).map(|index| make(value(me, index))).collect();
             let mut values = mine.clone();
             group.all_reduce(&mut values, op).unwrap();
-            values.iter().enumerate().for_each(|(index, got)| close(op, index, *got));
+            values.iter().enumerate().for_each(|(index, got)| close(of, index, *got));
             let mut values = mine.clone();
             group.reduce(&mut values, op, Rank(ranks as u32 - 1)).unwrap();
             if me == ranks - 1 {
-                values.iter().enumerate().for_each(|(index, got)| close(op, index, *got));
+                values.iter().enumerate().for_each(|(index, got)| close(of, index, *got));
             }
             let input: Vec<T> = (0..length * ranks).map(|index| make(value(me, index))).collect();
             let mut part = mine;
             group.reduce_scatter(&input, &mut part, op).unwrap();
-            part.iter().enumerate().for_each(|(index, got)| close(op, me * length + index, *got));
+            part.iter().enumerate().for_each(|(index, got)| close(of, me * length + index, *got));
         }
     }
     for length in LENGTHS {
