@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use distribute_strategy::Strategy;
+use distribute_strategy::{Sharding, Strategy};
 use distribute_types::with_dtype;
 use distribute_values::{TensorStorage, with_storage};
 
@@ -21,6 +21,8 @@ pub struct Parameters<L: TensorLibrary> {
     pub(crate) shared: bool,
     /// Whether all replicas are in this process.
     pub(crate) alone: bool,
+    /// How the strategy shards parameters, if it does.
+    pub(crate) sharding: Option<Sharding>,
     /// Whether a failure has left no replica with complete parameters; reset when values are loaded.
     torn: AtomicBool,
     /// An object that must live as long as the model.
@@ -123,7 +125,8 @@ impl<L: TensorLibrary> Parameters<L> {
         let (shared, alone) = (strategy.shares_variables(), strategy.topology().workers() == 1);
         let mut tapes = tapes;
         tapes.resize_with(strategy.num_local_replicas(), Tape::new);
-        Parameters { variables, tapes, shared, alone, torn: AtomicBool::new(false), held }
+        let sharding = strategy.sharding();
+        Parameters { variables, tapes, shared, alone, sharding, torn: AtomicBool::new(false), held }
     }
 
     /// Returns the variables, in order of creation.

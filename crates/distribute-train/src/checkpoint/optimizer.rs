@@ -36,8 +36,8 @@ impl<L: TensorLibrary> Checkpointed for Optimizer<L> {
             overwrite_parts::<L>(slot.components(), layout, &saved)?;
         }
         let mut whole = HashMap::new();
-        for (name, like) in self.sharded_slots() {
-            let saved = snapshot.get::<L, _>(OPTIMIZER, &name, like)?;
+        for (name, like) in self.sharded_slots().map_err(Classified::new)? {
+            let saved = snapshot.get::<L, _>(OPTIMIZER, &name, &like)?;
             whole.insert(name, saved);
         }
         if !whole.is_empty() {
