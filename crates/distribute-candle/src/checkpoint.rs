@@ -18,14 +18,17 @@ impl<M> Checkpointed for Model<M> {
         self.parameters.check_whole()?;
         self.audit(strategy).map_err(Classified::new)?;
         for variable in self.variables() {
-            snapshot.put::<Candle, _>(MODEL, variable.name(), &whole(strategy, variable).map_err(Classified::new)?)?;
+            if let Some(whole) = whole(strategy, variable).map_err(Classified::new)? {
+                snapshot.put::<Candle, _>(MODEL, variable.name(), &whole)?;
+            }
         }
         Ok(())
     }
 
     fn load(&self, _: &Strategy, snapshot: &Snapshot) -> Result<(), BoxError> {
         for variable in self.variables() {
-            let saved = snapshot.get::<Candle, _>(MODEL, variable.name(), &variable.components()[0])?;
+            let like = &variable.components()[0];
+            let saved = snapshot.get_shaped::<Candle, _>(MODEL, variable.name(), like, &variable.shape())?;
             variable.overwrite(&saved)?;
         }
         self.parameters.set_torn(false);
@@ -33,11 +36,14 @@ impl<M> Checkpointed for Model<M> {
     }
 }
 
-/// Returns one value of a variable for all replicas of all processes.
-pub(crate) fn whole(strategy: &Strategy, variable: &Variable) -> Result<Tensor> {
+/// Returns one value of a variable for all replicas of all processes; of a sharded variable, in the chief's process only.
+pub(crate) fn whole(strategy: &Strategy, variable: &Variable) -> Result<Option<Tensor>> {
     let components = variable.components();
-    if !variable.is_statistic() || strategy.num_replicas_in_sync() == 1 || !components[0].dtype().is_float() {
-        return Ok(components[0].clone());
+    if variable.layout().is_some() {
+        return variable.whole_on_chief(strategy);
     }
-    Ok(strategy.reduce(ReduceOp::Mean, &PerReplica::new(components.to_vec()), Axis::None)?)
+    if !variable.is_statistic() || strategy.num_replicas_in_sync() == 1 || !components[0].dtype().is_float() {
+        return Ok(Some(components[0].clone()));
+    }
+    Ok(Some(strategy.reduce(ReduceOp::Mean, &PerReplica::new(components.to_vec()), Axis::None)?))
 }

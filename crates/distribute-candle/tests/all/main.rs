@@ -10,5 +10,6 @@ mod numbers;
 mod optimizers;
 mod parameter_servers;
 mod pretrained;
+mod sharded;
 mod trainer;
 mod training;
