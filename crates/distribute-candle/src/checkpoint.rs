@@ -36,7 +36,8 @@ impl<M> Checkpointed for Model<M> {
     }
 }
 
-/// Returns one value of a variable for all replicas of all processes; of a sharded variable, in the chief's process only.
+/// Returns one value of a variable for all replicas of all processes; of a sharded variable, in the chief's process
+/// only.
 pub(crate) fn whole(strategy: &Strategy, variable: &Variable) -> Result<Option<Tensor>> {
     let components = variable.components();
     if variable.layout().is_some() {

@@ -15,9 +15,10 @@ pub(crate) use ops::rest;
 /// A block of a model, such as a transformer's layer, whose parameters are in memory only while it runs (ZeRO stage 3).
 ///
 /// Under a [`FullyShardedStrategy`](distribute_strategy::FullyShardedStrategy) each replica keeps a part of every large
-/// parameter of the block. [`run`](Sharded::run) gathers the whole from all replicas, runs the block and drops it again;
-/// backward gathers it once more, before that of the block. Gradients are reduced to parts as soon as they are complete.
-/// The next block, in backward the previous one, is gathered meanwhile, so that no more than two are in memory.
+/// parameter of the block. [`run`](Sharded::run) gathers the whole from all replicas, runs the block and drops it
+/// again; backward gathers it once more, before that of the block. Gradients are reduced to parts as soon as they are
+/// complete. The next block, in backward the previous one, is gathered meanwhile, so that no more than two are in
+/// memory.
 /// Parameters with fewer elements than the strategy's limit are kept whole. Under other strategies it is a plain block.
 ///
 /// Parameters may be shared between blocks, and a block may run several times in a step. A parameter is read inside
@@ -67,7 +68,7 @@ impl<M> Sharded<M> {
     /// [`scope`](crate::CandleStrategy::scope).
     ///
     /// # Errors
-    /// Those of `build`.
+    /// [`candle_core::Error`] if `build` fails.
     pub fn new<'a>(vb: VarBuilder<'a>, build: impl FnOnce(VarBuilder<'a>) -> Result<M>) -> Result<Sharded<M>> {
         let Some(replica) = BUILDING.with_borrow(Clone::clone) else {
             return Ok(Sharded { block: build(vb)?, unit: None });
@@ -82,8 +83,8 @@ impl<M> Sharded<M> {
     /// Runs the block on `x`, with its parameters in memory. Call it on a replica's thread.
     ///
     /// # Errors
-    /// Those of `forward`. If a parameter cannot be gathered, because a replica is missing or fails, the replica ends
-    /// with that error.
+    /// [`candle_core::Error`] if `forward` fails, or if it is called outside the strategy's run. If a parameter cannot
+    /// be gathered, because a replica is missing or fails, the replica ends with that error.
     ///
     /// # Cost
     /// A copy of the result.

@@ -185,12 +185,12 @@ impl<L: TensorLibrary> Optimizer<L> {
     /// Every variable that ever gets a gradient must get one in the first step, on at least one replica. Parameters of
     /// 16 bits are gathered in 16 bits; their copies in f32 are sharded like the slots.
     ///
-    /// Under a strategy that shards parameters this is the default, as ZeRO stage 2, if the model has large variables of
-    /// which every replica has the whole.
+    /// Under a strategy that shards parameters this is the default, as ZeRO stage 2, if the model has large variables
+    /// of which every replica has the whole.
     ///
     /// # Errors
-    /// [`Error::Combination`] with LAMB or [`Clip::Norm`], which need whole variables, with compression, and if replicas
-    /// share one copy of all variables.
+    /// [`Error::Combination`] with LAMB or [`Clip::Norm`], which need whole variables, with compression, and if
+    /// replicas share one copy of all variables.
     ///
     /// # Examples
     /// ```
@@ -380,8 +380,8 @@ impl<L: TensorLibrary> Optimizer<L> {
         }
     }
 
-    /// Calls `visit` with the name of every slot and with the whole of it, one after another; those of sharded variables
-    /// are gathered by the chief, and visited in its process only. Every process calls this, outside `run`.
+    /// Calls `visit` with the name of every slot and with the whole of it, one after another; those of sharded
+    /// variables are gathered by the chief, and visited in its process only. Every process calls this, outside `run`.
     ///
     /// # Errors
     /// [`Error::Torn`] if a failed step has left no replica with complete state; the collective's error if a process is

@@ -1,9 +1,10 @@
 //! Sharded variables: how their parts are created from a whole value, and gathered to one.
 //!
 //! A sharded variable's components are the local replicas' parts ([`ShardLayout`]). Adapters of tensor libraries gather
-//! the whole when a model uses it ([`start_gather`]), inside `run`; [`Variable::whole`] and [`Variable::whole_on_chief`]
-//! are for code outside. Replicas must gather in the same order. Every call carries a digest of the variable's name, so
-//! that a difference is an error on all of them and never the value of another variable.
+//! the whole when a model uses it ([`start_gather`]), inside `run`; [`Variable::whole`] and
+//! [`Variable::whole_on_chief`] are for code outside. Replicas must gather in the same order. Every call carries a
+//! digest of the variable's name, so that a difference is an error on all of them and never the value of another
+//! variable.
 
 use distribute_collectives::{Error as CollectiveError, Rank, Work};
 use distribute_device::{BufferRef, Element};

@@ -75,7 +75,8 @@ impl Strategy {
     /// which some replicas have no examples, see [`ReplicaContext::has_examples`].
     ///
     /// # Errors
-    /// - The first error of a replica, returned or [raised](crate::raise). The others leave their collectives with an error that names it.
+    /// - The first error of a replica, returned or [raised](crate::raise). The others leave their collectives with an
+    ///   error that names it.
     /// - [`Error::ReplicaPanicked`] if a replica panicked.
     /// - [`Error::Collective`] if every replica returned `Ok` although a collective had failed.
     /// - [`Error::Busy`] if a run of another thread does not end in time.

@@ -331,8 +331,8 @@ impl Unit {
         match (self.replica.upgrade(), groups) {
             (Some(replica), Some(groups)) => Ok((replica, groups)),
             _ => candle_core::bail!(
-                "block {:?} is sharded and was run outside the run of its strategy, or after its model was dropped; run \
-                 the model inside Strategy::run",
+                "block {:?} is sharded and was run outside the run of its strategy, or after its model was dropped; \
+                 run the model inside Strategy::run",
                 self.name
             ),
         }

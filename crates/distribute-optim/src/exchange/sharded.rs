@@ -166,8 +166,8 @@ pub(crate) struct Update<'a, L: TensorLibrary> {
 }
 
 impl<L: TensorLibrary> Update<'_, L> {
-    /// Limits the gradients as [`Clip`] describes. Returns the global norm if it was computed; `others` is the sum of the
-    /// squares of this replica's parts of other gradients.
+    /// Limits the gradients as [`Clip`] describes. Returns the global norm if it was computed; `others` is the sum of
+    /// the squares of this replica's parts of other gradients.
     pub(crate) fn clip(&self, clip: Clip, shards: &mut [GradientShard], others: f64) -> Result<Option<f64>, L::Error> {
         let (factor, norm) = match clip {
             Clip::GlobalNorm(limit) => {
