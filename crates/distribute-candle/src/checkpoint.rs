@@ -18,7 +18,9 @@ impl<M> Checkpointed for Model<M> {
         self.parameters.check_whole()?;
         self.audit(strategy).map_err(Classified::new)?;
         for variable in self.variables() {
-            snapshot.put::<Candle, _>(MODEL, variable.name(), &whole(strategy, variable).map_err(Classified::new)?)?;
+            if let Some(whole) = whole(strategy, variable).map_err(Classified::new)? {
+                snapshot.put::<Candle, _>(MODEL, variable.name(), &whole)?;
+            }
         }
         Ok(())
     }
@@ -34,11 +36,15 @@ impl<M> Checkpointed for Model<M> {
     }
 }
 
-/// Returns one value of a variable for all replicas of all processes: the whole of one that is split.
-pub(crate) fn whole(strategy: &Strategy, variable: &Variable) -> Result<Tensor> {
+/// Returns one value of a variable for all replicas of all processes; of a sharded variable, in the chief's process
+/// only.
+pub(crate) fn whole(strategy: &Strategy, variable: &Variable) -> Result<Option<Tensor>> {
     let components = variable.components();
-    if !variable.is_statistic() || strategy.num_replicas_in_sync() == 1 || !components[0].dtype().is_float() {
-        return variable.whole(strategy);
+    if variable.layout().is_some() {
+        return variable.whole_on_chief(strategy);
     }
-    Ok(strategy.reduce(ReduceOp::Mean, &PerReplica::new(components.to_vec()), Axis::None)?)
+    if !variable.is_statistic() || strategy.num_replicas_in_sync() == 1 || !components[0].dtype().is_float() {
+        return variable.whole(strategy).map(Some);
+    }
+    Ok(Some(strategy.reduce(ReduceOp::Mean, &PerReplica::new(components.to_vec()), Axis::None)?))
 }

@@ -8,7 +8,13 @@ use distribute_types::{Class, ErrorClass};
 pub enum Error {
     /// An operation of candle failed.
     #[error(transparent)]
-    Candle(#[from] candle_core::Error),
+    Candle(candle_core::Error),
+    /// A parameter of a [`Sharded`](crate::Sharded) block was read outside its run.
+    #[error("{problem}")]
+    NotGathered {
+        /// The blocks, and the remedy.
+        problem: String,
+    },
     /// The optimizer failed.
     #[error(transparent)]
     Optim(#[from] distribute_optim::Error),
@@ -82,6 +88,15 @@ pub enum Error {
         /// The reason.
         problem: String,
     },
+}
+
+impl From<candle_core::Error> for Error {
+    fn from(error: candle_core::Error) -> Error {
+        match crate::sharded::explain(&error) {
+            Some(problem) => Error::NotGathered { problem },
+            None => Error::Candle(error),
+        }
+    }
 }
 
 distribute_types::debug_is_display!(Error);

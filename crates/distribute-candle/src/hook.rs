@@ -7,25 +7,49 @@
 use std::sync::Arc;
 
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CudaStorage, CustomOp1, DType, Layout, Shape, Storage, Tensor, Var};
+use candle_core::{CpuStorage, CudaStorage, CustomOp1, DType, Device, Layout, Shape, Storage, Tensor, Var};
 use distribute_optim::backend::Tape;
 use parking_lot::Mutex;
+
+/// A callback after a variable's gradient was reported.
+type Fired = Box<dyn Fn() -> candle_core::Result<()> + Send + Sync>;
+
+/// Returns a tensor of this type and shape, on this device, that has no elements in memory and reports its gradient to
+/// `tape` as variable `index`; then it calls `fired`.
+pub(crate) fn hooked_at_rest(
+    (dtype, shape, device): (DType, &Shape, &Device),
+    index: usize,
+    tape: &Arc<Tape<Tensor>>,
+    fired: Fired,
+) -> candle_core::Result<Tensor> {
+    // The storage decides the type of the result.
+    let element = Tensor::zeros(1, dtype, device)?;
+    let storage = {
+        let (storage, layout) = element.storage_and_layout();
+        owned(&storage, layout)?
+    };
+    let initial = Mutex::new(Some((storage, shape.clone())));
+    let dummy = Var::zeros((), DType::F32, device)?;
+    dummy.as_tensor().apply_op1(Hook { index, tape: tape.clone(), initial, fired: Some(fired) })
+}
 
 /// Returns a tensor with these elements that reports its gradient to `tape` as variable `index`.
 pub(crate) fn hooked(elements: &Tensor, index: usize, tape: &Arc<Tape<Tensor>>) -> candle_core::Result<Tensor> {
     let (storage, layout) = elements.storage_and_layout();
-    let storage = match &*storage {
-        Storage::Cpu(storage) => Storage::Cpu(storage.clone()),
-        Storage::Cuda(storage) => Storage::Cuda(storage.try_clone(layout)?),
-        Storage::Metal(_) => {
-            return Err(candle_core::Error::Msg("variables on Metal devices are not supported".to_owned()));
-        }
-    };
+    let storage = owned(&storage, layout)?;
     let initial = Mutex::new(Some((storage, elements.shape().clone())));
     // Only a variable, or a tensor computed from one, takes part in backward. The dummy's own gradient is never
     // computed.
     let dummy = Var::zeros((), DType::F32, elements.device())?;
-    dummy.as_tensor().apply_op1(Hook { index, tape: tape.clone(), initial })
+    dummy.as_tensor().apply_op1(Hook { index, tape: tape.clone(), initial, fired: None })
+}
+
+fn owned(storage: &Storage, layout: &Layout) -> candle_core::Result<Storage> {
+    match storage {
+        Storage::Cpu(storage) => Ok(Storage::Cpu(storage.clone())),
+        Storage::Cuda(storage) => Ok(Storage::Cuda(storage.try_clone(layout)?)),
+        Storage::Metal(_) => Err(candle_core::Error::Msg("variables on Metal devices are not supported".to_owned())),
+    }
 }
 
 struct Hook {
@@ -33,6 +57,7 @@ struct Hook {
     tape: Arc<Tape<Tensor>>,
     /// The variable's storage, until the forward pass moves it to the result.
     initial: Mutex<Option<(Storage, Shape)>>,
+    fired: Option<Fired>,
 }
 
 impl Hook {
@@ -63,6 +88,7 @@ impl CustomOp1 for Hook {
 
     fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> candle_core::Result<Option<Tensor>> {
         self.tape.gradient(self.index, gradient.clone());
+        self.fired.as_ref().map_or(Ok(()), |fired| fired())?;
         Ok(None)
     }
 }

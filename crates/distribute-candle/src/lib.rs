@@ -7,6 +7,7 @@
 //!   gradients in buckets meanwhile, and updates every replica's copy in place.
 //! - [`Optimizer`] also clips, compresses, scales losses ([`LossScale`]), accumulates, and shards its state; [`Ema`]
 //!   averages parameters; [`Model::freeze`] excludes parameters from training.
+//! - [`Sharded`] is a block whose parameters are gathered while it runs, under a strategy that shards them.
 //! - [`Model::load_safetensors`] loads pretrained values; [`Model::save_safetensors`] saves values for other programs.
 //! - [`SyncBatchNorm`] normalises over the global batch; [`LayerNorm`] and [`RmsNorm`] have the backward that candle's
 //!   fused operations lack; [`sum_over_replicas`] is a differentiable sum.
@@ -57,6 +58,7 @@ mod norms;
 #[cfg(feature = "parameter-server")]
 mod parameter_server;
 mod pretrained;
+mod sharded;
 mod statistics;
 mod sums;
 mod tensor;
@@ -77,6 +79,7 @@ pub use norms::{LayerNorm, RmsNorm, layer_norm, rms_norm};
 #[cfg(feature = "parameter-server")]
 pub use parameter_server::{CandleParameterServer, CandleWorker, ShardedEmbedding, WorkerModel, sharded_embedding};
 pub use pretrained::Loaded;
+pub use sharded::Sharded;
 pub use tensor::Candle;
 pub use tensor_parallel::{
     ColumnParallelLinear, ColumnParallelOptions, RowParallelLinear, RowParallelOptions, VocabParallelEmbedding,

@@ -6,6 +6,7 @@ use distribute_device::DType;
 use distribute_optim::backend::TensorLibrary;
 
 use crate::gpu::Gpus;
+use crate::sharded::reset_current;
 use crate::{Candle, Error, Result};
 
 impl TensorLibrary for Candle {
@@ -21,7 +22,10 @@ impl TensorLibrary for Candle {
         Variables that are not to be trained are frozen by Model::freeze";
 
     fn backward(loss: &Tensor) -> Result<GradStore> {
-        Ok(loss.backward()?)
+        let gradients = loss.backward();
+        // Blocks that this backward has brought into memory and has not passed, or that come next.
+        reset_current()?;
+        Ok(gradients?)
     }
 
     fn gradient(gradients: &GradStore, _: usize, variable: &Tensor) -> Option<Tensor> {

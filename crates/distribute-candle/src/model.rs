@@ -2,18 +2,19 @@
 
 use std::any::Any;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 
 use candle_core::{DType, Device, Shape, Tensor, Var};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 use distribute_optim::Trainable;
-use distribute_optim::backend::{Parameters, Tape, TensorSplit};
+use distribute_optim::backend::{Parameters, ShardLayout, Tape, TensorSplit};
 use distribute_strategy::{Recoverable, ReplicaArgs, Strategy, counted};
 use parking_lot::Mutex;
 
 use crate::gpu::candle_device;
-use crate::hook::hooked;
+use crate::hook::{hooked, hooked_at_rest};
+use crate::sharded::{self, Blocks, Leaf, Replica};
 use crate::statistics::Statistics;
 use crate::tensor_parallel::{Request, take_request};
 use crate::{Candle, Error, Result, Variable, initial, statistics};
@@ -108,15 +109,18 @@ impl CandleStrategy for Strategy {
         self.within(|| {
             let tapes: Vec<Arc<Tape<Tensor>>> = (0..self.num_local_replicas()).map(|_| Tape::new()).collect();
             let registry: Arc<Mutex<Registry>> = Arc::default();
+            let blocks = self.sharding().map(|_| Arc::new(Blocks::new(tapes.len())));
             let mut replicas = Vec::with_capacity(tapes.len());
             let mut common = Vec::new();
             for (replica, tape) in tapes.iter().enumerate() {
                 let (registry, tape, shared) = (registry.clone(), tape.clone(), self.shares_variables());
-                let (seed, tensor_ranks) = (options.seed, self.tensor_parallel());
-                let backend = ReplicaBackend { registry, replica, tape, shared, seed, tensor_ranks };
+                let part = blocks.as_ref().and_then(|blocks| blocks.replica(replica).cloned());
+                let (strategy, seed, tensor_ranks) = (self.clone(), options.seed, self.tensor_parallel());
+                let blocks = part.clone();
+                let backend = ReplicaBackend { strategy, registry, replica, tape, shared, seed, tensor_ranks, blocks };
                 let device = candle_device(self, replica)?;
                 let vb = VarBuilder::from_backend(Box::new(backend), options.dtype, device);
-                let (built, of_all) = statistics::building(|| build(vb));
+                let (built, of_all) = statistics::building(|| sharded::building(part, || build(vb)));
                 replicas.push(built?);
                 common.extend(of_all);
             }
@@ -127,9 +131,14 @@ impl CandleStrategy for Strategy {
                 let statistics: Arc<dyn Recoverable> = statistics.clone();
                 self.recover(Arc::downgrade(&statistics));
             }
-            // The strategy's runs record statistics for recovery as long as this lives.
-            let held = statistics.map(|statistics| -> Arc<dyn Any + Send + Sync> { statistics });
-            Ok(Model { replicas, parameters: Arc::new(Parameters::new(self, variables, tapes, held)) })
+            if let Some(blocks) = &blocks {
+                let blocks: Arc<dyn Recoverable> = blocks.clone();
+                self.recover(Arc::downgrade(&blocks));
+            }
+            // The strategy's runs record statistics, and reset blocks, as long as this lives.
+            let held: Arc<dyn Any + Send + Sync> = Arc::new((statistics, blocks.clone()));
+            let parameters = Arc::new(Parameters::new(self, variables, tapes, Some(held)));
+            Ok(Model { replicas, parameters, blocks })
         })
     }
 }
@@ -139,6 +148,8 @@ impl CandleStrategy for Strategy {
 /// Pass a reference to it to `run`; each replica then gets its own copy.
 pub struct Model<M> {
     replicas: Vec<M>,
+    /// The blocks whose parameters are gathered when they run, under a strategy that shards parameters.
+    blocks: Option<Arc<Blocks>>,
     pub(crate) parameters: Arc<Parameters<Candle>>,
 }
 
@@ -235,6 +246,12 @@ impl<M> Model<M> {
         let trainable = self.variables().iter().filter(|variable| variable.is_trainable());
         trainable.map(|variable| variable.shape().iter().product::<usize>()).sum()
     }
+
+    /// Returns the most bytes of gathered parameters that a replica of this process has had in memory at once, of all
+    /// [`Sharded`](crate::Sharded) blocks together; 0 if parameters are not sharded.
+    pub fn peak_gathered_bytes(&self) -> usize {
+        self.blocks.as_ref().map_or(0, |blocks| blocks.peak())
+    }
 }
 
 impl<'a, M: Sync> ReplicaArgs for &'a Model<M> {
@@ -250,10 +267,15 @@ impl<'a, M: Sync> ReplicaArgs for &'a Model<M> {
 struct Registry {
     variables: Vec<Variable>,
     by_name: HashMap<String, usize>,
+    /// The sharded variables as models have them, by index and replica.
+    leaves: HashMap<(usize, usize), Arc<Leaf>>,
+    /// The parts of sharded variables for the replicas that are still to be built, by index, the last replica's first.
+    parts: HashMap<usize, Vec<Tensor>>,
 }
 
 /// The backend that gives one replica of a model its copies of the variables.
 struct ReplicaBackend {
+    strategy: Strategy,
     registry: Arc<Mutex<Registry>>,
     replica: usize,
     tape: Arc<Tape<Tensor>>,
@@ -261,6 +283,8 @@ struct ReplicaBackend {
     seed: u64,
     /// The number of ranks of each tensor group.
     tensor_ranks: usize,
+    /// The replica's blocks, under a strategy that shards parameters.
+    blocks: Option<Arc<Replica>>,
 }
 
 impl ReplicaBackend {
@@ -274,6 +298,9 @@ impl SimpleBackend for ReplicaBackend {
     fn get(&self, shape: Shape, name: &str, init: Init, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
         let request = take_request().filter(|_| self.tensor_ranks > 1);
         let mut registry = self.registry.lock();
+        if let Some(sharded) = self.sharded(&mut registry, &shape, name, init, dtype, device)? {
+            return Ok(sharded);
+        }
         let index = match registry.by_name.get(name) {
             Some(index) => *index,
             None => {
@@ -334,6 +361,13 @@ impl SimpleBackend for ReplicaBackend {
 
     fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> candle_core::Result<Tensor> {
         let registry = self.registry.lock();
+        let known = registry.by_name.get(name).and_then(|index| registry.leaves.get(&(*index, self.replica)));
+        if let Some(leaf) = known {
+            if let Some(unit) = sharded::current_unit() {
+                unit.add(leaf);
+            }
+            return Ok(leaf.whole().clone());
+        }
         let variable = registry.by_name.get(name).map(|index| &registry.variables[*index]);
         let tensor = variable.and_then(|variable| variable.components().get(self.replica));
         tensor.cloned().ok_or_else(|| candle_core::Error::wrap(Error::UnknownVariable { name: name.to_owned() }))
@@ -359,6 +393,78 @@ fn own_part(whole: &Tensor, split: TensorSplit, place: usize) -> candle_core::Re
         };
     }
     cut!(F32 => f32, F64 => f64, F16 => distribute_device::f16, BF16 => distribute_device::bf16)
+}
+
+impl ReplicaBackend {
+    /// Returns a variable of a block whose parameters are sharded; `None` for all others.
+    fn sharded(
+        &self,
+        registry: &mut Registry,
+        shape: &Shape,
+        name: &str,
+        init: Init,
+        dtype: DType,
+        device: &Device,
+    ) -> candle_core::Result<Option<Tensor>> {
+        let (Some(blocks), unit) = (&self.blocks, sharded::current_unit()) else { return Ok(None) };
+        let known = registry.by_name.get(name).copied();
+        if let Some(leaf) = known.and_then(|index| registry.leaves.get(&(index, self.replica))) {
+            check_shape(name, leaf.whole().shape(), shape)?;
+            if let Some(unit) = unit {
+                unit.add(leaf);
+            }
+            return Ok(Some(leaf.whole().clone()));
+        }
+        let is_sharded = known.is_some_and(|index| registry.variables[index].layout().is_some());
+        let (Some(unit), true) = (unit, is_sharded || known.is_none()) else { return Ok(None) };
+        let is_float = matches!(dtype, DType::F32 | DType::F64 | DType::F16 | DType::BF16);
+        let layout = ShardLayout::of(&self.strategy, shape.dims()).filter(|_| is_float && !is_statistic(name));
+        let Some(layout) = layout else { return Ok(None) };
+        let index = match known {
+            Some(index) => {
+                check_shape(name, &Shape::from(registry.variables[index].shape()), shape)?;
+                index
+            }
+            None => {
+                let index = registry.variables.len();
+                let whole = initial::initial(self.seed, name, init, shape, dtype, &Device::Cpu)?.flatten_all()?;
+                let mut parts = Vec::new();
+                for local in (0..self.strategy.num_local_replicas()).rev() {
+                    let range = layout.range(layout.part_of(local));
+                    let part = whole.narrow(0, range.start, range.len())?;
+                    parts.push(part.pad_with_zeros(0, 0, layout.part_len() - range.len())?.force_contiguous()?);
+                }
+                registry.by_name.insert(name.to_owned(), index);
+                registry.variables.push(Variable::sharded(name, layout.clone()));
+                registry.parts.insert(index, parts);
+                index
+            }
+        };
+        let missing =
+            || candle_core::Error::Msg(format!("variable {name:?} was made more often than for each replica"));
+        let part = registry.parts.get_mut(&index).and_then(Vec::pop).ok_or_else(missing)?.to_device(device)?;
+        let slot: Arc<OnceLock<(Weak<Leaf>, Weak<Replica>)>> = Arc::default();
+        let fired = {
+            let slot = slot.clone();
+            Box::new(move || {
+                let (leaf, replica) = slot.get().map(|(leaf, replica)| (leaf.upgrade(), replica.upgrade())).unzip();
+                match (leaf.flatten(), replica.flatten()) {
+                    (Some(leaf), Some(replica)) => leaf.fired(&replica),
+                    _ => Ok(()),
+                }
+            })
+        };
+        let whole = hooked_at_rest((dtype, shape, device), index, &self.tape, fired)?;
+        sharded::rest(&whole)?;
+        let leaf = Leaf::new(name, layout, part.clone(), whole.clone());
+        // No other function sets it.
+        let _ = slot.set((Arc::downgrade(&leaf), Arc::downgrade(blocks)));
+        registry.variables[index].push(part);
+        registry.leaves.insert((index, self.replica), leaf.clone());
+        blocks.add(leaf.clone());
+        unit.add(&leaf);
+        Ok(Some(whole))
+    }
 }
 
 /// Returns whether a variable is a running statistic. Normalisation layers write these themselves; they need a plain

@@ -103,14 +103,18 @@ impl<M> Model<M> {
         if let (Some(variable), true) = (self.variables().iter().find(|v| has_16_bits(v)), self.has_optimizer()) {
             return Err(Error::LoadedLate { name: variable.name().to_owned() });
         }
-        let outcome = match strategy.is_chief() {
-            true => self.load_here(path.as_ref(), name_in_file),
-            false => Ok(Loaded::default()),
+        let (outcome, values) = match strategy.is_chief().then(|| self.load_here(path.as_ref(), name_in_file)) {
+            Some(Ok((report, values))) => (Ok(report), values),
+            Some(Err(error)) => (Err(error), HashMap::new()),
+            None => (Ok(Loaded::default()), HashMap::new()),
         };
         let report = from_chief(strategy, outcome)?;
         let loaded: BTreeSet<&str> = report.loaded.iter().map(String::as_str).collect();
         let taken = self.variables().iter().filter(|variable| loaded.contains(variable.name()));
-        distribute_optim::backend::share::<Candle>(strategy, taken)?;
+        distribute_optim::backend::share::<Candle>(strategy, taken.clone())?;
+        for variable in taken.filter(|variable| variable.layout().is_some()) {
+            variable.overwrite_by_chief(strategy, values.get(variable.name()))?;
+        }
         Ok(report)
     }
 
@@ -134,8 +138,7 @@ impl<M> Model<M> {
     pub fn save_safetensors(&self, strategy: &Strategy, path: impl AsRef<Path>) -> Result<()> {
         let mut tensors = HashMap::new();
         for variable in self.variables() {
-            let whole = whole(strategy, variable)?;
-            if strategy.is_chief() {
+            if let Some(whole) = whole(strategy, variable)?.filter(|_| strategy.is_chief()) {
                 tensors.insert(variable.name().to_owned(), whole.detach());
             }
         }
@@ -147,8 +150,12 @@ impl<M> Model<M> {
         Arc::strong_count(&self.parameters) > 1
     }
 
-    /// Writes the file's values to this process's replicas.
-    fn load_here(&self, path: &Path, name_in_file: impl Fn(&str) -> Option<String>) -> Result<Loaded> {
+    /// Writes the file's values to this process's replicas, and returns those of sharded variables instead.
+    fn load_here(
+        &self,
+        path: &Path,
+        name_in_file: impl Fn(&str) -> Option<String>,
+    ) -> Result<(Loaded, HashMap<String, Tensor>)> {
         let wrong = |problem| Error::Pretrained { path: path.to_owned(), problem };
         let bytes = fs::read(path).map_err(|error| wrong(error.to_string()))?;
         let file = BufferedSafetensors::new(bytes).map_err(|error| {
@@ -177,11 +184,15 @@ impl<M> Model<M> {
                  load_safetensors_as"
             )));
         }
+        let mut sharded = HashMap::new();
         for (variable, value) in values {
-            variable.overwrite(&value)?;
+            match variable.layout() {
+                Some(_) => drop(sharded.insert(variable.name().to_owned(), value)),
+                None => variable.overwrite(&value)?,
+            }
         }
         report.unused = unused.into_iter().collect();
-        Ok(report)
+        Ok((report, sharded))
     }
 }
 

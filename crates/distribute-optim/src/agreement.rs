@@ -19,7 +19,30 @@ pub fn check_and_share<L: TensorLibrary>(strategy: &Strategy, variables: &[Varia
     }
     let descriptions: Vec<String> = variables.iter().map(describe).collect();
     compare::<L>(strategy, &descriptions)?;
+    share_parts(strategy, variables)?;
     share(strategy, variables)
+}
+
+/// Copies the parts of sharded variables of the first shard group to those that mirror it.
+fn share_parts<L: TensorLibrary>(strategy: &Strategy, variables: &[Variable<L>]) -> Result<(), L::Error> {
+    if strategy.sharding().is_none_or(|sharding| sharding.mirrors == 1) {
+        return Ok(());
+    }
+    for variable in variables.iter().filter(|variable| variable.layout().is_some()) {
+        let shared = strategy.on_shard_groups(|local, groups| {
+            let mut own = Vec::new();
+            variable.components()[local].read(&mut |buffer| own.extend_from_slice(buffer.as_bytes()))?;
+            let start = |group: &ProcessGroup| group.start().broadcast(own, Rank(0));
+            Ok::<_, L::Error>(groups.mirrors().map(start).transpose()?)
+        })?;
+        for (component, part) in variable.components().iter().zip(shared) {
+            let part = part.unwrap_or_default();
+            component.write(&mut |mut buffer| {
+                buffer.as_bytes_mut().iter_mut().zip(&part).for_each(|(own, shared)| *own = *shared);
+            })?;
+        }
+    }
+    Ok(())
 }
 
 /// Copies the chief's values of variables to all workers. Every worker must name the same variables in the same order.

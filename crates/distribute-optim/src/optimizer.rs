@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use distribute_collectives::{Compression, FusedAllReduce, FusionOptions};
 use distribute_strategy::Strategy;
-use distribute_values::{Aggregation, DistributedVariable, TensorStorage, VariableOptions};
+use distribute_values::{Aggregation, DistributedVariable, VariableOptions};
 use serde::{Deserialize, Serialize};
 
 use self::states::States;
 use crate::exchange::SlotShard;
 use crate::gradient::{Clip, LossScale, Scaling};
-use crate::library::{bytes, dtype, wide};
+use crate::library::{bytes, dtype, len, wide};
 use crate::rule::{OptimizerDescription, UpdateRule};
 use crate::settings::{FixedSettings, Settings};
 use crate::sharding::whole_on_chief;
@@ -157,7 +157,19 @@ impl<L: TensorLibrary> Optimizer<L> {
             fixed: OnceLock::new(),
             states,
         };
-        Ok(optimizer.combined()?)
+        match optimizer.library.is_none() && optimizer.has_large_whole_variables() {
+            true => optimizer.zero1(),
+            false => Ok(optimizer.combined()?),
+        }
+    }
+
+    /// Returns whether a strategy that shards parameters has not sharded some that are large enough.
+    fn has_large_whole_variables(&self) -> bool {
+        let whole = |variable: &&Variable<L>| variable.is_trainable() && variable.layout().is_none();
+        let variables = self.parameters.variables().iter().filter(whole);
+        self.parameters.sharding.is_some_and(|sharding| {
+            variables.into_iter().any(|variable| sharding.shards(len::<L>(&variable.components()[0])))
+        })
     }
 
     /// Limits the gradients after they are summed over all replicas and before they are applied.
@@ -204,11 +216,15 @@ impl<L: TensorLibrary> Optimizer<L> {
     /// bytes moved stays the same, the state takes 1/n of the memory on each of n replicas, and parameters get the same
     /// values.
     ///
-    /// Every variable that ever gets a gradient must get one in the first step, on at least one replica.
+    /// Every variable that ever gets a gradient must get one in the first step, on at least one replica. Parameters of
+    /// 16 bits are gathered in 16 bits; their copies in f32 are sharded like the slots.
+    ///
+    /// Under a strategy that shards parameters this is the default, as ZeRO stage 2, if the model has large variables
+    /// of which every replica has the whole.
     ///
     /// # Errors
-    /// [`Error::Combination`] with LAMB or [`Clip::Norm`], which need whole variables, with compression, with
-    /// parameters of 16 bits, and if replicas share one copy of all variables.
+    /// [`Error::Combination`] with LAMB or [`Clip::Norm`], which need whole variables, with compression, and if
+    /// replicas share one copy of all variables.
     ///
     /// # Examples
     /// ```
@@ -287,10 +303,6 @@ impl<L: TensorLibrary> Optimizer<L> {
             _ if !matches!(self.compression, Compression::None) => {
                 refuse("compress", "compressed gradients come whole; leave one of them out")
             }
-            _ if self.has_short_parameters() => refuse(
-                "parameters of 16 bits",
-                "their copies in f32 would have to be sharded too; leave one of them out",
-            ),
             _ if self.parameters.tensor_ranks > 1 => refuse(
                 "tensor parallelism",
                 "its state is split among the ranks of tensor groups already; leave one of them out",
@@ -300,11 +312,6 @@ impl<L: TensorLibrary> Optimizer<L> {
             }
             _ => Ok(self),
         }
-    }
-
-    fn has_short_parameters(&self) -> bool {
-        let dtype = |variable: &Variable<L>| variable.components()[0].dtype();
-        self.parameters.variables().iter().any(|variable| dtype(variable).is_ok_and(is_short))
     }
 
     /// Compresses the gradients that are exchanged. The rounding error of one step is added to the gradients of the
@@ -479,13 +486,19 @@ impl<L: TensorLibrary> Optimizer<L> {
         Ok(())
     }
 
-    /// Returns the names of all slots if they are sharded, each with a tensor of its shape.
-    pub fn sharded_slots(&self) -> Vec<(String, &L::Tensor)> {
+    /// Returns the names of all slots if they are sharded, each with a tensor of its shape and type.
+    ///
+    /// # Errors
+    /// The library's error if a tensor cannot be converted.
+    pub fn sharded_slots(&self) -> Result<Vec<(String, L::Tensor)>, L::Error> {
         let is_flat = |variable: &&Variable<L>| variable.is_trainable() && variable.layout().is_none();
         let trainable = self.parameters.variables().iter().filter(|variable| self.sharded && is_flat(variable));
-        let slots = |variable: &'_ Variable<L>| self.slot_names(variable.name());
-        let named = |variable| slots(variable).into_iter().map(move |name| (name, &variable.components()[0]));
-        trainable.flat_map(named).collect()
+        let mut all = Vec::new();
+        for variable in trainable {
+            let like = wide::<L>(&variable.components()[0])?;
+            all.extend(self.slot_names(variable)?.into_iter().map(|name| (name, like.clone())));
+        }
+        Ok(all)
     }
 
     /// Restores whole slots. Each replica takes its parts from them in the next step, because only then the parts are

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use distribute_strategy::Strategy;
+use distribute_strategy::{Sharding, Strategy};
 use distribute_types::with_dtype;
 use distribute_values::{TensorStorage, with_storage};
 
@@ -24,6 +24,8 @@ pub struct Parameters<L: TensorLibrary> {
     pub(crate) alone: bool,
     /// The number of ranks of each tensor group.
     pub(crate) tensor_ranks: usize,
+    /// How the strategy shards parameters, if it does.
+    pub(crate) sharding: Option<Sharding>,
     /// Whether a failure has left no replica with complete parameters; reset when values are loaded.
     torn: AtomicBool,
     /// An object that must live as long as the model.
@@ -183,8 +185,8 @@ impl<L: TensorLibrary> Parameters<L> {
         let (shared, alone) = (strategy.shares_variables(), strategy.topology().workers() == 1);
         let mut tapes = tapes;
         tapes.resize_with(strategy.num_local_replicas(), Tape::new);
-        let tensor_ranks = strategy.tensor_parallel();
-        Parameters { variables, tapes, shared, alone, tensor_ranks, torn: AtomicBool::new(false), held }
+        let (tensor_ranks, sharding) = (strategy.tensor_parallel(), strategy.sharding());
+        Parameters { variables, tapes, shared, alone, tensor_ranks, sharding, torn: AtomicBool::new(false), held }
     }
 
     /// Returns the variables, in order of creation.

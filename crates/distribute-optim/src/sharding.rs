@@ -13,6 +13,7 @@ use distribute_types::with_dtype;
 use distribute_values::TensorStorage;
 
 use crate::library::dtype;
+use crate::parameters::overwrite;
 use crate::shard_layout::tag;
 use crate::tensor_split::{self, TensorSplit};
 use crate::{Error, ShardLayout, TensorLibrary, Variable};
@@ -218,6 +219,25 @@ impl<L: TensorLibrary> Variable<L> {
             None => Ok(tensor_split::whole::<L, _>(self.components(), self.tensor_split())?),
             Some(layout) => whole::<L>(strategy, self.name(), (layout, self.tensor_split()), self.components()),
         }
+    }
+
+    /// Writes the parts of a whole value that the chief has to the components of a sharded variable in all processes.
+    /// Every process calls this, outside `run`; `value` is read in the chief's.
+    ///
+    /// # Errors
+    /// [`Error::ShardedElsewhere`] if the variable is not sharded; the collective's error if the value has another
+    /// number of elements, or a process is missing or fails; the library's if a tensor cannot be read or written.
+    pub fn overwrite_by_chief(&self, strategy: &Strategy, value: Option<&L::Tensor>) -> Result<(), L::Error> {
+        let layout = self.layout().ok_or_else(|| elsewhere(self.name()))?;
+        with_dtype!(dtype::<L>(&self.components()[0])?, T => {
+            let whole = value.map_or(Ok(Vec::new()), |value| value.to_elements::<T>())?;
+            let parts = scatter_whole(strategy, self.name(), layout, whole)?;
+            for (component, part) in self.components().iter().zip(&parts) {
+                let part = component.beside(&component.shape(), BufferRef::from(&part[..]))?;
+                overwrite::<L>(std::slice::from_ref(component), &part)?;
+            }
+        });
+        Ok(())
     }
 
     /// Returns a variable's value like [`whole`](Variable::whole), in the chief's process only: other processes send

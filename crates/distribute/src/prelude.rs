@@ -18,8 +18,8 @@ pub use distribute_parameter_server::{
     ClusterCoordinator, MinSizePartitioner, ParameterServerStrategy, PerWorkerIterator, WorkerContext,
 };
 pub use distribute_strategy::{
-    CentralStorageStrategy, CommunicationOptions, MirroredStrategy, MultiWorkerMirroredStrategy, OneDeviceStrategy,
-    ReplicaArgs, ReplicaContext, Strategy, get_replica_context, get_strategy,
+    CentralStorageStrategy, CommunicationOptions, FullyShardedStrategy, MirroredStrategy, MultiWorkerMirroredStrategy,
+    OneDeviceStrategy, ReplicaArgs, ReplicaContext, Strategy, get_replica_context, get_strategy,
 };
 pub use distribute_train::checkpoint::CheckpointManager;
 pub use distribute_values::{Axis, Mirrored, PerReplica, Structure};

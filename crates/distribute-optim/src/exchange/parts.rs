@@ -33,7 +33,7 @@ pub(crate) struct PartsStep<L: TensorLibrary> {
     groups: Arc<ShardGroups>,
     parameters: Arc<Parameters<L>>,
     order: Order,
-    /// Gradients whose turn has not come, by variable.
+    /// Gradients that wait for their turn, by variable.
     waiting: BTreeMap<usize, L::Tensor>,
     /// The variables whose reduction was started, in order.
     launched: Vec<(usize, Box<dyn Reduction<L>>)>,
@@ -52,7 +52,7 @@ enum Order {
     Announced(Turn),
 }
 
-/// What a replica knows of the next announcement.
+/// The next announcement, as far as a replica knows it.
 enum Turn {
     /// It has not arrived.
     Pending(Work<Vec<u32>>),
@@ -115,7 +115,7 @@ impl<L: TensorLibrary> PartsStep<L> {
         !self.waiting.is_empty() || !self.launched.is_empty()
     }
 
-    /// Adds a whole gradient, and starts to reduce it when its turn has come.
+    /// Adds a whole gradient, and starts to reduce it when it is its turn.
     pub(crate) fn push(&mut self, index: usize, gradient: L::Tensor) -> Result<(), L::Error> {
         if self.is_announcing() {
             self.announce(index as u32)?;

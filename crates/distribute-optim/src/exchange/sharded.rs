@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use distribute_collectives::schedule::part;
 use distribute_collectives::{Bucket, ProcessGroup, ReduceOp, Work};
-use distribute_device::{DType, Element};
+use distribute_device::{DType, Element, bf16, f16};
 use distribute_values::{TensorStorage, with_storage};
 
 use super::{Exchange, StepFlags, Summed};
@@ -32,10 +32,52 @@ pub(crate) enum GradientShard {
     F64(Vec<f64>),
 }
 
-/// A bucket whose reduction was started.
+/// A bucket whose reduction was started, in the type of its variables.
 enum Launched {
     F32(Work<[Vec<f32>; 2]>),
     F64(Work<[Vec<f64>; 2]>),
+    F16(Work<[Vec<f16>; 2]>),
+    BF16(Work<[Vec<bf16>; 2]>),
+}
+
+/// The type of a parameter, and that in which it is updated.
+trait Stored: Element {
+    type Wide: Real;
+
+    fn widen(self) -> Self::Wide;
+    fn narrow(wide: Self::Wide) -> Self;
+
+    /// Returns the elements themselves if they are updated in their own type.
+    fn in_place(all: &mut [Self]) -> Option<&mut [Self::Wide]>;
+}
+
+macro_rules! stored {
+    ($($type:ty => $wide:ty, $widen:expr, $narrow:expr, $in_place:expr;)*) => {$(
+        impl Stored for $type {
+            type Wide = $wide;
+
+            #[inline]
+            fn widen(self) -> $wide {
+                $widen(self)
+            }
+
+            #[inline]
+            fn narrow(wide: $wide) -> $type {
+                $narrow(wide)
+            }
+
+            fn in_place(all: &mut [$type]) -> Option<&mut [$wide]> {
+                $in_place(all)
+            }
+        }
+    )*};
+}
+
+stored! {
+    f32 => f32, std::convert::identity, std::convert::identity, Some;
+    f64 => f64, std::convert::identity, std::convert::identity, Some;
+    f16 => f32, f16::to_f32, f16::from_f32, |_| None;
+    bf16 => f32, bf16::to_f32, bf16::from_f32, |_| None;
 }
 
 /// One step's gradients, on the way to the replicas that own their parts.
@@ -62,6 +104,8 @@ impl<L: TensorLibrary> ShardedStep<L> {
         let tensors: Vec<L::Tensor> = self.waiting[index].iter_mut().filter_map(Option::take).collect();
         self.launched.push(match self.plan.gradients()[index].dtype {
             DType::F64 => Launched::F64(scatter(group, flat::<L, _>(&tensors)?)?),
+            DType::F16 => Launched::F16(scatter(group, flat::<L, _>(&tensors)?)?),
+            DType::BF16 => Launched::BF16(scatter(group, flat::<L, _>(&tensors)?)?),
             _ => Launched::F32(scatter(group, flat::<L, _>(&tensors)?)?),
         });
         Ok(())
@@ -99,6 +143,8 @@ impl<L: TensorLibrary> Exchange<L> for ShardedStep<L> {
                     let [_, own] = work.wait()?;
                     GradientShard::F64(own)
                 }
+                Launched::F16(work) => GradientShard::F32(work.wait()?[1].iter().map(|x| x.to_f32()).collect()),
+                Launched::BF16(work) => GradientShard::F32(work.wait()?[1].iter().map(|x| x.to_f32()).collect()),
             });
         }
         let flags = StepFlags::from_words(flags.wait()?);
@@ -155,10 +201,20 @@ impl<L: TensorLibrary> Update<'_, L> {
             gathering.push(match gradient {
                 GradientShard::F32(gradient) => {
                     if slots.len() == index {
-                        slots.push(SlotShard::F32(self.initial(gradient.len())));
+                        let mut initial = self.initial(gradient.len());
+                        match bucket.dtype {
+                            DType::F16 => initial.push(self.master::<f16>(bucket)?),
+                            DType::BF16 => initial.push(self.master::<bf16>(bucket)?),
+                            _ => {}
+                        }
+                        slots.push(SlotShard::F32(initial));
                     }
                     let SlotShard::F32(slots) = &mut slots[index] else { return Err(Error::NoGradient.into()) };
-                    Gathering::F32(self.update(bucket, &gradient, slots)?)
+                    match bucket.dtype {
+                        DType::F16 => Gathering::F16(self.update(bucket, &gradient, slots)?),
+                        DType::BF16 => Gathering::BF16(self.update(bucket, &gradient, slots)?),
+                        _ => Gathering::F32(self.update(bucket, &gradient, slots)?),
+                    }
                 }
                 GradientShard::F64(gradient) => {
                     if slots.len() == index {
@@ -178,6 +234,8 @@ impl<L: TensorLibrary> Update<'_, L> {
             match gathering {
                 Gathering::F32(work) => self.spread(bucket, &work.wait()?[1])?,
                 Gathering::F64(work) => self.spread(bucket, &work.wait()?[1])?,
+                Gathering::F16(work) => self.spread(bucket, &work.wait()?[1])?,
+                Gathering::BF16(work) => self.spread(bucket, &work.wait()?[1])?,
             }
         }
         Ok(())
@@ -187,13 +245,32 @@ impl<L: TensorLibrary> Update<'_, L> {
         self.rule.slots().iter().map(|slot| vec![T::from_f64(self.rule.initial(slot)); len]).collect()
     }
 
-    /// Updates this replica's part of one bucket in its copies of the parameters, and starts to gather all parts.
-    fn update<T: Real>(
+    /// Returns the copy in f32 of this replica's part of a bucket of 16 bits, which is its last slot.
+    fn master<T: Stored<Wide = f32>>(&self, bucket: &Bucket) -> Result<Vec<f32>, L::Error> {
+        let len = self.members(bucket).last().map_or(0, |(_, range)| range.end);
+        let mine = part(len, self.group.world_size(), self.group.rank().index());
+        let mut master = Vec::with_capacity(mine.len());
+        for (index, range) in self.members(bucket) {
+            let (start, end) = (range.start.max(mine.start), range.end.min(mine.end));
+            if start < end {
+                self.write::<T>(index, |parameter| {
+                    let own = &parameter[start - range.start..end - range.start];
+                    master.extend(own.iter().map(|x| x.widen()));
+                })?;
+            }
+        }
+        Ok(master)
+    }
+
+    /// Updates this replica's part of one bucket in its copies of the parameters, and starts to gather all parts. The
+    /// last slot of 16-bit parameters is their copy in f32.
+    fn update<T: Stored>(
         &self,
         bucket: &Bucket,
-        gradient: &[T],
-        slots: &mut [Vec<T>],
+        gradient: &[T::Wide],
+        slots: &mut [Vec<T::Wide>],
     ) -> Result<Work<[Vec<T>; 2]>, L::Error> {
+        let (slots, masters) = slots.split_at_mut(self.rule.slots().len().min(slots.len()));
         let len = self.members(bucket).last().map_or(0, |(_, range)| range.end);
         let (ranks, rank) = (self.group.world_size(), self.group.rank().index());
         let mine = part(len, ranks, rank);
@@ -209,9 +286,15 @@ impl<L: TensorLibrary> Update<'_, L> {
             self.write::<T>(index, |parameter| {
                 let parameter = &mut parameter[within.clone()];
                 if has_gradient {
-                    let mut slots: Vec<&mut [T]> = slots.iter_mut().map(|slot| &mut slot[own.clone()]).collect();
-                    let step = self.counts.of(index);
-                    self.rule.update(step, self.learning_rate, parameter, &gradient[own.clone()], &mut slots);
+                    let mut slots: Vec<&mut [T::Wide]> = slots.iter_mut().map(|slot| &mut slot[own.clone()]).collect();
+                    let (step, gradient) = (self.counts.of(index), &gradient[own.clone()]);
+                    if let Some(master) = masters.first_mut() {
+                        let master = &mut master[own.clone()];
+                        self.rule.update(step, self.learning_rate, master, gradient, &mut slots);
+                        parameter.iter_mut().zip(master).for_each(|(own, master)| *own = T::narrow(*master));
+                    } else if let Some(parameter) = T::in_place(parameter) {
+                        self.rule.update(step, self.learning_rate, parameter, gradient, &mut slots);
+                    }
                 }
                 updated[own.clone()].copy_from_slice(parameter);
             })?;
@@ -284,6 +367,8 @@ pub(crate) fn complete<L: TensorLibrary>(plan: &Plan, parameters: &Parameters<L>
 pub(crate) enum Gathering {
     F32(Work<[Vec<f32>; 2]>),
     F64(Work<[Vec<f64>; 2]>),
+    F16(Work<[Vec<f16>; 2]>),
+    BF16(Work<[Vec<bf16>; 2]>),
 }
 
 impl GradientShard {

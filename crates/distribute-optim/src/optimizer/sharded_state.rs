@@ -3,22 +3,25 @@
 use std::collections::HashMap;
 
 use distribute_collectives::schedule::part;
-use distribute_collectives::{ProcessGroup, on_local_ranks};
+use distribute_collectives::{Bucket, ProcessGroup, on_local_ranks};
 use distribute_device::{BufferRef, DType, Element};
 use distribute_values::TensorStorage;
 
 use super::{Optimizer, filled_like};
 use crate::exchange::SlotShard;
+use crate::library::{dtype, wide};
 use crate::plan::Plan;
-use crate::{Error, TensorLibrary, Variable};
+use crate::{Error, TensorLibrary, Variable, is_short};
 
 /// The whole slots of one variable, in the order of [`UpdateRule::slots`](crate::UpdateRule::slots).
 type Slots<L> = Vec<<L as TensorLibrary>::Tensor>;
 
 impl<L: TensorLibrary> Optimizer<L> {
-    /// Returns the names of one variable's slots.
-    pub(super) fn slot_names(&self, variable: &str) -> Vec<String> {
-        self.rule.slots().iter().map(|slot| format!("{variable}/{slot}")).collect()
+    /// Returns the names of one variable's slots, with that of its copy in f32 if it has 16 bits.
+    pub(super) fn slot_names(&self, variable: &Variable<L>) -> Result<Vec<String>, L::Error> {
+        let master = is_short(dtype::<L>(&variable.components()[0])?).then_some("master");
+        let slots = self.rule.slots().iter().copied().chain(master);
+        Ok(slots.map(|slot| format!("{}/{slot}", variable.name())).collect())
     }
 
     /// Returns every slot as one tensor, gathered from the replicas that have its parts. Every process calls this.
@@ -43,10 +46,11 @@ impl<L: TensorLibrary> Optimizer<L> {
             let initial = || -> Result<Vec<L::Tensor>, L::Error> {
                 // The variable has not got a gradient.
                 let slot = |slot: &&str| filled_like::<L>(component, self.rule.initial(slot));
-                self.rule.slots().iter().map(slot).collect()
+                let master = is_short(dtype::<L>(component)?).then(|| wide::<L>(component));
+                self.rule.slots().iter().map(slot).chain(master).collect()
             };
             let tensors = gathered.remove(&index).map_or_else(initial, Ok)?;
-            all.extend(self.slot_names(variable.name()).into_iter().zip(tensors));
+            all.extend(self.slot_names(variable)?.into_iter().zip(tensors));
         }
         Ok(all)
     }
@@ -62,7 +66,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         let tensors = plan.buckets.tensors();
         let len: usize = bucket.members.iter().map(|member| tensors[*member].len()).sum();
         let mut whole: Vec<Vec<T>> = Vec::new();
-        for slot in 0..self.rule.slots().len() {
+        for slot in 0..self.slots_of(bucket.dtype) {
             let gathered = on_local_ranks::<_, L::Error>(groups, |local, group| {
                 let shards = &self.states.each[local].lock().shards;
                 let own = shards.get(index).map(|shard| shard.slot::<T>(slot)).transpose()?;
@@ -96,24 +100,29 @@ impl<L: TensorLibrary> Optimizer<L> {
         let mut shards = Vec::new();
         for bucket in plan.gradients() {
             shards.push(match bucket.dtype {
-                DType::F64 => SlotShard::F64(self.cut(&bucket.members, group, whole)?),
-                _ => SlotShard::F32(self.cut(&bucket.members, group, whole)?),
+                DType::F64 => SlotShard::F64(self.cut(bucket, group, whole)?),
+                _ => SlotShard::F32(self.cut(bucket, group, whole)?),
             });
         }
         Ok(shards)
     }
 
+    /// Returns the number of slots of variables of this type, with their copies in f32.
+    fn slots_of(&self, dtype: DType) -> usize {
+        self.rule.slots().len() + usize::from(is_short(dtype))
+    }
+
     fn cut<T: Element>(
         &self,
-        members: &[usize],
+        bucket: &Bucket,
         group: &ProcessGroup,
         whole: &HashMap<String, L::Tensor>,
     ) -> Result<Vec<Vec<T>>, L::Error> {
-        (0..self.rule.slots().len())
+        (0..self.slots_of(bucket.dtype))
             .map(|slot| {
                 let mut all: Vec<T> = Vec::new();
-                for member in members {
-                    let name = &self.slot_names(self.parameters.variables()[*member].name())[slot];
+                for member in &bucket.members {
+                    let name = &self.slot_names(&self.parameters.variables()[*member])?[slot];
                     let tensor = whole.get(name).ok_or(Error::NoGradient)?;
                     all.extend(tensor.to_elements::<T>()?);
                 }

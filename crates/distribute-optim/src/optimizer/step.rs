@@ -248,6 +248,9 @@ impl<L: TensorLibrary> Optimizer<L> {
         };
         self.commit(context, local, counts, || {
             if finite {
+                for reduced in parts {
+                    self.apply(local, counts.of(reduced.index), learning_rate, reduced)?;
+                }
                 let (mut slots, restored) = {
                     let mut state = self.states.each[local].lock();
                     (std::mem::take(&mut state.shards), state.restored.take())
@@ -262,9 +265,6 @@ impl<L: TensorLibrary> Optimizer<L> {
                     if gathering.is_ok() {
                         state.change = Change::OwnPart;
                     }
-                }
-                for reduced in parts {
-                    self.apply(local, counts.of(reduced.index), learning_rate, reduced)?;
                 }
                 update.gather(gathering?)?;
             }

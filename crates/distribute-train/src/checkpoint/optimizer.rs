@@ -38,8 +38,8 @@ impl<L: TensorLibrary> Checkpointed for Optimizer<L> {
     fn load(&self, _: &Strategy, snapshot: &Snapshot) -> Result<(), BoxError> {
         self.restore_slots(|name, like, shape| snapshot.get_shaped::<L, _>(OPTIMIZER, name, like, shape))?;
         let mut whole = HashMap::new();
-        for (name, like) in self.sharded_slots() {
-            let saved = snapshot.get::<L, _>(OPTIMIZER, &name, like)?;
+        for (name, like) in self.sharded_slots().map_err(Classified::new)? {
+            let saved = snapshot.get::<L, _>(OPTIMIZER, &name, &like)?;
             whole.insert(name, saved);
         }
         if !whole.is_empty() {
