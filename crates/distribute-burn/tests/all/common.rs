@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 static GENERATOR: Mutex<()> = Mutex::new(());
 
 /// Builds a model with the same initial values in every test.
-pub fn seeded<M>(device: &Device, build: impl FnOnce(&Device) -> M) -> M
+pub(crate) fn seeded<M>(device: &Device, build: impl FnOnce(&Device) -> M) -> M
 where
     M: Module,
 {
@@ -29,27 +29,27 @@ where
     model
 }
 
-pub fn one() -> Strategy {
+pub(crate) fn one() -> Strategy {
     OneDeviceStrategy::builder("CPU:0").build().unwrap()
 }
 
-pub fn mirrored(replicas: usize) -> Strategy {
+pub(crate) fn mirrored(replicas: usize) -> Strategy {
     MirroredStrategy::builder().devices((0..replicas).map(|cpu| format!("CPU:{cpu}"))).build().unwrap()
 }
 
 /// A model of the tests: rows of 16 numbers or of 16 tokens in, logits of 4 classes out.
-pub trait Classifier: Module + Sync + 'static {
+pub(crate) trait Classifier: Module + Sync + 'static {
     fn new(device: &Device) -> Self;
     fn forward(&self, x: Tensor<2>) -> Tensor<2>;
 }
 
-pub const INPUTS: usize = 16;
-pub const CLASSES: usize = 4;
+pub(crate) const INPUTS: usize = 16;
+pub(crate) const CLASSES: usize = 4;
 
 #[derive(Module, Debug)]
-pub struct Mlp {
-    pub hidden: Vec<Linear>,
-    pub head: Linear,
+pub(crate) struct Mlp {
+    pub(crate) hidden: Vec<Linear>,
+    pub(crate) head: Linear,
 }
 
 impl Classifier for Mlp {
@@ -67,10 +67,10 @@ impl Classifier for Mlp {
 
 /// The same weight is used twice.
 #[derive(Module, Debug)]
-pub struct Tied {
-    pub first: Linear,
-    pub second: Linear,
-    pub head: Linear,
+pub(crate) struct Tied {
+    pub(crate) first: Linear,
+    pub(crate) second: Linear,
+    pub(crate) head: Linear,
 }
 
 impl Classifier for Tied {
@@ -89,7 +89,7 @@ impl Classifier for Tied {
 }
 
 #[derive(Module, Debug)]
-pub struct Convolution {
+pub(crate) struct Convolution {
     conv: Conv2d,
     head: Linear,
 }
@@ -110,7 +110,7 @@ impl Classifier for Convolution {
 
 /// Embedding, attention, layer norm.
 #[derive(Module, Debug)]
-pub struct Attention {
+pub(crate) struct Attention {
     embedding: Embedding,
     attention: MultiHeadAttention,
     norm: LayerNorm,
@@ -140,7 +140,7 @@ impl Classifier for Attention {
 }
 
 #[derive(Module, Debug)]
-pub struct Normalised {
+pub(crate) struct Normalised {
     first: Linear,
     norm: BatchNorm,
     head: Linear,
@@ -161,7 +161,7 @@ impl Classifier for Normalised {
 }
 
 /// Returns the rows of one global batch, and their classes.
-pub fn batch(step: usize, rows: usize) -> (Vec<f32>, Vec<i32>) {
+pub(crate) fn batch(step: usize, rows: usize) -> (Vec<f32>, Vec<i32>) {
     let value = |at: usize| (((step * 7919 + at * 104_729) % 1009) as f32 / 504.5 - 1.0) * 1.5;
     let x: Vec<f32> = (0..rows * INPUTS).map(value).collect();
     let class =
@@ -171,7 +171,7 @@ pub fn batch(step: usize, rows: usize) -> (Vec<f32>, Vec<i32>) {
 }
 
 /// Cuts a batch for the replicas as evenly as possible, the larger parts first.
-pub fn cut(batch: &(Vec<f32>, Vec<i32>), parts: usize, device: &Device) -> Vec<(Tensor<2>, Tensor<1, Int>)> {
+pub(crate) fn cut(batch: &(Vec<f32>, Vec<i32>), parts: usize, device: &Device) -> Vec<(Tensor<2>, Tensor<1, Int>)> {
     let rows = batch.1.len();
     let mut start = 0;
     (0..parts)
@@ -186,13 +186,18 @@ pub fn cut(batch: &(Vec<f32>, Vec<i32>), parts: usize, device: &Device) -> Vec<(
 }
 
 /// Returns the cross-entropy of each example.
-pub fn losses(logits: Tensor<2>, classes: Tensor<1, Int>) -> Tensor<1> {
+pub(crate) fn losses(logits: Tensor<2>, classes: Tensor<1, Int>) -> Tensor<1> {
     let rows = logits.dims()[0];
     log_softmax(logits, 1).gather(1, classes.reshape([rows, 1])).neg().reshape([rows])
 }
 
 /// Makes steps on batches, the last of which has fewer rows, and returns the losses.
-pub fn train<M: Classifier>(strategy: &Strategy, model: &Model<M>, optimizer: &Optimizer, steps: usize) -> Vec<f32> {
+pub(crate) fn train<M: Classifier>(
+    strategy: &Strategy,
+    model: &Model<M>,
+    optimizer: &Optimizer,
+    steps: usize,
+) -> Vec<f32> {
     let device = Device::flex().autodiff();
     (0..steps)
         .map(|step| {
@@ -208,23 +213,23 @@ pub fn train<M: Classifier>(strategy: &Strategy, model: &Model<M>, optimizer: &O
         .collect()
 }
 
-pub fn scope<M: Classifier>(strategy: &Strategy) -> Model<M> {
+pub(crate) fn scope<M: Classifier>(strategy: &Strategy) -> Model<M> {
     strategy.scope(M::new).unwrap()
 }
 
 /// Returns the elements of every variable on one replica.
-pub fn values<M: Classifier>(model: &Model<M>, local: usize) -> Vec<(String, Vec<f32>)> {
+pub(crate) fn values<M: Classifier>(model: &Model<M>, local: usize) -> Vec<(String, Vec<f32>)> {
     let elements = |variable: &distribute_burn::Variable| variable.components()[local].to_elements::<f32>().unwrap();
     model.variables().iter().map(|variable| (variable.name().to_owned(), elements(variable))).collect()
 }
 
 /// Returns random numbers for an input that no test compares.
-pub fn noise(device: &Device) -> Tensor<2> {
+pub(crate) fn noise(device: &Device) -> Tensor<2> {
     let _generator = GENERATOR.lock();
     Tensor::random([8, INPUTS], Distribution::Default, device)
 }
 
-pub fn assert_close(a: &[f32], b: &[f32], tolerance: f32, what: &str) {
+pub(crate) fn assert_close(a: &[f32], b: &[f32], tolerance: f32, what: &str) {
     assert_eq!(a.len(), b.len(), "{what}");
     for (at, (a, b)) in a.iter().zip(b).enumerate() {
         assert!((a - b).abs() <= tolerance * (1.0 + a.abs()), "{what} at {at}: {a} and {b}");

@@ -2,6 +2,8 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 mod common;
+mod data;
 mod equality;
 mod optimizers;
 mod statistics;
+mod trainer;
