@@ -1,7 +1,8 @@
 //! Collects the Rust of docs/ for the tests of `src/lib.rs`.
 //!
-//! Each block of a page is a test. The blocks of a tutorial are the pieces of one program, so they are one test, which
-//! runs in a folder of its own. A comment that begins with `<!-- hidden` has lines that precede the next block.
+//! Each block of a page or guide is a test. The blocks of a tutorial are the pieces of one program, so they are one
+//! test, which runs in a folder of its own. A comment that begins with `<!-- hidden` has lines that precede the next
+//! block.
 
 use std::error::Error;
 use std::fmt::Write;
@@ -10,8 +11,9 @@ use std::{env, fs};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let docs = Path::new(&env::var("CARGO_MANIFEST_DIR")?).join("../../docs");
-    let (pages, tutorials) = (modules(&docs, fragments)?, modules(&docs.join("tutorials"), program)?);
-    let text = format!("mod pages {{\n{pages}}}\n\nmod tutorials {{\n{tutorials}}}\n");
+    let (pages, guides) = (modules(&docs, fragments)?, modules(&docs.join("guide"), fragments)?);
+    let tutorials = modules(&docs.join("tutorials"), program)?;
+    let text = format!("mod pages {{\n{pages}}}\n\nmod guides {{\n{guides}}}\n\nmod tutorials {{\n{tutorials}}}\n");
     fs::write(Path::new(&env::var("OUT_DIR")?).join("docs.rs"), text)?;
     println!("cargo::rerun-if-changed=build.rs\ncargo::rerun-if-changed={}", docs.display());
     Ok(())

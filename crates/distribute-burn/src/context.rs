@@ -1,10 +1,12 @@
 //! Losses of a replica.
 
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::tensor::{Device, Element, Int, Tensor};
+use distribute_input::Array;
 use distribute_strategy::ReplicaContext;
 
-use crate::Result;
 use crate::backend::device_of;
+use crate::losses::at_least_32_bits;
+use crate::{FromElement, Result};
 
 /// Operations of a replica context on burn's tensors.
 pub trait BurnContext {
@@ -58,14 +60,47 @@ pub trait BurnContext {
     /// # Errors
     /// [`Error::Device`](crate::Error::Device) if the replica is not on a CPU.
     fn burn_device(&self) -> Result<Device>;
+
+    /// Returns an array as a tensor on this replica's device, in one copy. Elements of any type are converted to the
+    /// device's type of floating-point numbers.
+    ///
+    /// # Errors
+    /// [`Error::Rank`](crate::Error::Rank) if the array does not have `D` dimensions, and the error of
+    /// [`burn_device`](BurnContext::burn_device).
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_burn::{BurnContext, Error};
+    /// use distribute_input::{Array, Dataset};
+    /// use distribute_strategy::MirroredStrategy;
+    ///
+    /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+    /// let images = Array::new([8, 2], (0..16).map(|pixel| pixel as f32).collect())?;
+    /// let labels = Array::from((0..8).collect::<Vec<u32>>());
+    /// let data = Dataset::from_tensor_slices((images, labels)).batch(4);
+    /// for batch in strategy.distribute_dataset(&data)? {
+    ///     strategy.run_with(batch?, |context, (x, y)| {
+    ///         let (x, y) = (context.tensor::<2>(&x)?, context.int_tensor::<1>(&y)?);
+    ///         Ok::<_, Error>(assert_eq!((x.dims(), y.dims()), ([2, 2], [2])))
+    ///     })?;
+    /// }
+    /// # Ok::<(), Error>(())
+    /// ```
+    fn tensor<const D: usize>(&self, array: &Array<impl Element>) -> Result<Tensor<D>>;
+
+    /// Returns an array as a tensor of integers on this replica's device, in one copy. Elements of any type are
+    /// converted to the device's type of integers.
+    ///
+    /// # Errors
+    /// [`Error::Rank`](crate::Error::Rank) if the array does not have `D` dimensions, and the error of
+    /// [`burn_device`](BurnContext::burn_device).
+    fn int_tensor<const D: usize>(&self, array: &Array<impl Element>) -> Result<Tensor<D, Int>>;
 }
 
 impl BurnContext for ReplicaContext {
     fn average_loss<const D: usize>(&self, per_example: Tensor<D>, global_batch: usize) -> Tensor<1> {
         // A sum in 16 bits would soon overflow.
-        let is_short = matches!(per_example.dtype(), DType::F16 | DType::BF16);
-        let wide = if is_short { per_example.cast(FloatDType::F32) } else { per_example };
-        self.weigh(wide.sum().div_scalar(global_batch.max(1) as f64))
+        self.weigh(at_least_32_bits(per_example).sum().div_scalar(global_batch.max(1) as f64))
     }
 
     fn weigh(&self, loss: Tensor<1>) -> Tensor<1> {
@@ -78,5 +113,13 @@ impl BurnContext for ReplicaContext {
 
     fn burn_device(&self) -> Result<Device> {
         device_of(self.strategy(), self.local_replica_id())
+    }
+
+    fn tensor<const D: usize>(&self, array: &Array<impl Element>) -> Result<Tensor<D>> {
+        Tensor::from_element(array, &self.burn_device()?)
+    }
+
+    fn int_tensor<const D: usize>(&self, array: &Array<impl Element>) -> Result<Tensor<D, Int>> {
+        Tensor::from_element(array, &self.burn_device()?)
     }
 }

@@ -49,8 +49,8 @@ pub enum Error {
     },
     /// A model has parameters with a reparameterization already.
     #[error(
-        "parameter {path:?} has a reparameterization, such as LoRA's; a parameter can have only one, and scope needs it: \
-         call materialize first"
+        "parameter {path:?} has a reparameterization, such as LoRA's; a parameter can have only one, and scope needs \
+         it: call materialize first"
     )]
     Reparameterized {
         /// The path of the first such parameter.
@@ -90,6 +90,63 @@ pub enum Error {
     NoExamples {
         /// The operation.
         what: &'static str,
+    },
+    /// An array of a dataset has another number of dimensions than the tensor that is to be made of it.
+    #[error(
+        "an array of shape {shape:?} was to become a tensor of {expected} dimensions; the type of the tensor says how \
+         many, and a batch has one more than its elements"
+    )]
+    Rank {
+        /// The shape of the array.
+        shape: Vec<usize>,
+        /// The tensor's number of dimensions.
+        expected: usize,
+    },
+    /// An index of a dataset of burn does not exist.
+    #[error("item {index} was asked for, but the dataset has {len} items; yield indices from 0 to below that")]
+    Index {
+        /// The index.
+        index: i64,
+        /// The number of items.
+        len: usize,
+    },
+    /// The outputs of a model and the targets do not fit together.
+    #[error("outputs of shape {outputs:?} do not go with targets of shape {targets:?}; give targets of {expected}")]
+    Shapes {
+        /// The shape of the outputs.
+        outputs: Vec<usize>,
+        /// The shape of the targets.
+        targets: Vec<usize>,
+        /// The remedy.
+        expected: &'static str,
+    },
+    /// A target is not a class.
+    #[error(
+        "the target of example {at} is {class}, but there are {classes} classes; give indices from 0 to below that"
+    )]
+    Class {
+        /// The example's row on its replica.
+        at: usize,
+        /// The target.
+        class: i64,
+        /// The number of classes.
+        classes: usize,
+    },
+    /// A loss did not return one value for each example.
+    #[error("the loss returned {given} values for {examples} examples; return one for each")]
+    Losses {
+        /// The number of values.
+        given: usize,
+        /// The number of examples.
+        examples: usize,
+    },
+    /// The number of weights differs from the number of examples.
+    #[error("{given} weights were given for {examples} examples; give one for each")]
+    Weights {
+        /// The number of weights.
+        given: usize,
+        /// The number of examples.
+        examples: usize,
     },
 }
 

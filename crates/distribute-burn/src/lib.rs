@@ -10,6 +10,9 @@
 //!   averages parameters; [`Model::freeze`] excludes parameters from training.
 //! - [`Model::to_module`] and [`Model::load_module`] exchange values with modules outside a strategy.
 //! - [`BurnContext::average_loss`] scales a loss by the global batch.
+//! - Data are datasets of arrays, which become tensors on a replica's device by [`BurnContext::tensor`], or [`Items`]
+//!   of a dataset and a batcher of burn.
+//! - [`Trainer`] has fit, evaluate and predict, with [losses](Loss), metrics, callbacks and checkpoints.
 //!
 //! Models run on CPUs, on burn's Flex backend.
 //!
@@ -37,22 +40,32 @@
 mod backend;
 mod checkpoint;
 mod context;
+mod data;
 mod error;
 mod extract;
 mod gather;
 mod hook;
+mod items;
 mod library;
+mod losses;
 mod model;
 mod optimizer;
 mod statistics;
 mod tensor;
+mod trainer;
 mod visit;
 
 pub use context::BurnContext;
+pub use data::{FromElement, ToArray};
 pub use distribute_optim::{Adagrad, Adam, AdamW, Clip, Lamb, LossScale, RmsProp, Sgd, StepTimes};
 pub use error::{Error, Result};
+pub use items::Items;
+pub use losses::{
+    BinaryCrossentropy, Loss, MeanSquaredError, SparseCategoricalCrossentropy, cross_entropy_per_example,
+};
 pub use model::{BurnStrategy, Model};
 pub use tensor::{Burn, BurnTensor};
+pub use trainer::{Examples, Fit, HostTargets, Inputs, PredictionData, Targets, Trainer, TrainingData};
 
 /// A variable of a burn model.
 pub type Variable = distribute_optim::backend::Variable<Burn>;
@@ -65,3 +78,8 @@ pub type ReplicaOptimizer<'a> = distribute_optim::ReplicaOptimizer<'a, Burn>;
 
 /// Moving averages of a burn model's parameters.
 pub type Ema = distribute_optim::Ema<Burn>;
+
+// The examples of the README are tests of the crate.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

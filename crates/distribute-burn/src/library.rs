@@ -19,8 +19,8 @@ impl TensorLibrary for Burn {
     type Error = Error;
     type Devices = NoDevices;
 
-    const CUT_GRAPH: &'static str = "The loss does not depend on them: detach, inner and the arithmetic of integers cut \
-        the graph. Parameters that are not to be trained are frozen by Model::freeze";
+    const CUT_GRAPH: &'static str = "The loss does not depend on them: detach, inner and the arithmetic of integers \
+        cut the graph. Parameters that are not to be trained are frozen by Model::freeze";
 
     fn backward(loss: &Tensor<1>) -> Result<Gradients> {
         // burn would panic.

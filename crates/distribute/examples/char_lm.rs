@@ -5,9 +5,8 @@
 //! replica split between two devices: `-- --devices CPU:0,CPU:1 --tensor-parallel 2`.
 #![expect(clippy::print_stdout, reason = "it prints what it has learnt to write")]
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::f64::consts::{LN_2, PI};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -20,10 +19,15 @@ use distribute::candle::{
     VocabParallelEmbedding, column_parallel_linear, gather_from_tensor_group, row_parallel_linear,
     vocab_parallel_cross_entropy_per_example, vocab_parallel_embedding_with,
 };
+use distribute::input::Array;
 use distribute::prelude::*;
 use distribute::train::progress::{Options, Progress, Summary};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
+use text::Text;
+
+#[path = "shared/text.rs"]
+mod text;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -208,13 +212,13 @@ fn run(flags: &Flags) -> distribute::Result<()> {
         let (heads, ranks) = (flags.heads, flags.tensor_parallel);
         return Err(Error::program(format!("--heads {heads} cannot be divided among --tensor-parallel {ranks}")));
     }
-    train(&strategy, flags, &Text::read(flags)?)
+    train(&strategy, flags, &Text::read(&flags.text)?)
 }
 
 fn train(strategy: &Strategy, flags: &Flags, text: &Text) -> distribute::Result<()> {
     let (batch, context) = (flags.batch, flags.context as usize);
-    let windows = text.windows(&text.train, context, context / 2)?;
-    let validation = text.windows(&text.validation, context, context)?;
+    let windows = tensor(&text.windows(&text.train, context, context / 2)?)?;
+    let validation = tensor(&text.windows(&text.validation, context, context)?)?;
     let data = Dataset::from_tensor_slices(windows.clone()).shuffle(windows.dim(0)?, flags.seed).batch_exact(batch);
     let data = strategy.distribute_dataset(&data.take(flags.steps.unwrap_or(usize::MAX)).prefetch(AUTOTUNE))?;
     let validation = strategy.distribute_dataset(&Dataset::from_tensor_slices(validation).batch(batch))?;
@@ -266,6 +270,10 @@ fn train(strategy: &Strategy, flags: &Flags, text: &Text) -> distribute::Result<
         }
     }
     Ok(())
+}
+
+fn tensor(windows: &Array<u32>) -> CandleResult<Tensor> {
+    Tensor::from_slice(windows.as_slice(), windows.shape(), &Device::Cpu)
 }
 
 /// The learning rate: warm-up over a tenth of all steps, then cosine decay to a twentieth.
@@ -322,79 +330,4 @@ fn write(model: &Transformer, flags: &Flags, text: &Text) -> distribute::Result<
         written.push(next.unwrap_or(0) as u32);
     }
     Ok(written.iter().map(|index| text.vocabulary[*index as usize]).collect())
-}
-
-/// Texts as indices into the list of characters that occur.
-struct Text {
-    vocabulary: Vec<char>,
-    train: Vec<u32>,
-    /// The last tenth of each file, for validation.
-    validation: Vec<u32>,
-}
-
-impl Text {
-    fn read(flags: &Flags) -> distribute::Result<Text> {
-        let mut paths = flags.text.clone();
-        if paths.is_empty() {
-            let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
-            paths.push(root.join("README.md"));
-            find(&root.join("docs"), &mut paths);
-            paths.sort();
-        }
-        let read = |path: &PathBuf| {
-            std::fs::read_to_string(path).map_err(|error| {
-                let path = path.display();
-                Error::program(format!("{path} cannot be read ({error}); give files of text with --text PATH PATH"))
-            })
-        };
-        let files = paths.iter().map(read).collect::<distribute::Result<Vec<String>>>()?;
-        let characters: BTreeSet<char> = files.iter().flat_map(|file| file.chars()).chain(['\n']).collect();
-        let mut text = Text { vocabulary: characters.into_iter().collect(), train: vec![], validation: vec![] };
-        for file in &files {
-            let mut indices: Vec<u32> = file.chars().map(|character| text.index(character)).collect();
-            text.validation.extend(indices.split_off(indices.len() - indices.len() / 10));
-            text.train.extend(indices);
-        }
-        Ok(text)
-    }
-
-    fn index(&self, character: char) -> u32 {
-        self.vocabulary.binary_search(&character).unwrap_or(0) as u32
-    }
-
-    /// Returns windows, `stride` apart, of one character more than the context.
-    fn windows(&self, text: &[u32], context: usize, stride: usize) -> distribute::Result<Tensor> {
-        let windows: Vec<u32> = text.windows(context + 1).step_by(stride).flatten().copied().collect();
-        if windows.is_empty() {
-            return Err(Error::program(format!(
-                "a part of {} characters has no window of {}; give more text, or a smaller --context",
-                text.len(),
-                context + 1
-            )));
-        }
-        Ok(Tensor::from_slice(&windows, (windows.len() / (context + 1), context + 1), &Device::Cpu)?)
-    }
-
-    /// Computes the cross-entropy of the validation text under the training text's character frequencies, in bits per
-    /// character.
-    fn unigram_bits(&self) -> f64 {
-        let mut counts: BTreeMap<u32, f64> = (0..self.vocabulary.len() as u32).map(|index| (index, 1.0)).collect();
-        for index in &self.train {
-            *counts.entry(*index).or_default() += 1.0;
-        }
-        let total: f64 = counts.values().sum();
-        let bits: f64 = self.validation.iter().map(|index| -(counts[index] / total).log2()).sum();
-        bits / self.validation.len().max(1) as f64
-    }
-}
-
-/// Finds the Markdown files in a folder and its subfolders.
-fn find(folder: &Path, paths: &mut Vec<PathBuf>) {
-    for path in std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()) {
-        if path.is_dir() {
-            find(&path, paths);
-        } else if path.extension().is_some_and(|extension| extension == "md") {
-            paths.push(path);
-        }
-    }
 }

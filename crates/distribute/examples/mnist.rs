@@ -1,7 +1,7 @@
 //! Handwritten digits on any strategy: `cargo run --release --example mnist -- --devices CPU:0,CPU:1`
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,6 @@ use distribute::Error;
 use distribute::candle::Model;
 use distribute::collectives::Compression;
 use distribute::input::InputPosition;
-use distribute::input::read::read_idx;
 use distribute::prelude::*;
 use distribute::train::metrics::{Accuracy, CrossEntropy, Metrics, Predictions, Targets};
 use distribute::train::preemption::{PreemptionHandler, TerminationConfig};
@@ -20,6 +19,9 @@ use distribute::train::progress::{Options, Progress, Summary};
 use distribute::train::tensorboard::EventWriter;
 use distribute_testkit::digits::{CLASSES, Digits, PIXELS, SIDE, Split};
 use serde::{Deserialize, Serialize};
+
+#[path = "shared/idx.rs"]
+mod idx;
 
 /// candle allocates megabytes per operation, which the system's allocator returns to the system and requests again.
 #[global_allocator]
@@ -157,7 +159,7 @@ fn choose(flags: &Flags) -> distribute::Result<Strategy> {
 
 fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
     let digits = match &flags.data {
-        Some(folder) => Digits { train: idx(folder, "train")?, test: idx(folder, "t10k")? },
+        Some(folder) => idx::digits(folder)?,
         None => Digits::standard(),
     };
     let train = tensors(&digits.train)?.shuffle(digits.train.len(), flags.seed).batch(flags.batch).prefetch(AUTOTUNE);
@@ -288,32 +290,6 @@ fn tensors(split: &Split) -> distribute::Result<Dataset<(Tensor, Tensor)>> {
     let images = Tensor::from_slice(&split.images, (split.len(), PIXELS), &Device::Cpu)?;
     let labels = Tensor::from_slice(&split.labels, split.len(), &Device::Cpu)?;
     Ok(Dataset::from_tensor_slices((images, labels)))
-}
-
-/// Reads a split of MNIST from files such as `PREFIX-images-idx3-ubyte` and `PREFIX-labels-idx1-ubyte`. Names with a
-/// dot before `idx`, and gzip files that end in `.gz`, are found too.
-fn idx(folder: &Path, prefix: &str) -> distribute::Result<Split> {
-    let read = |kind: &str, dims: usize| {
-        let endings = ["-", "."].map(|dot| ["", ".gz"].map(|gz| format!("{dot}idx{dims}-ubyte{gz}")));
-        let paths: Vec<PathBuf> =
-            endings.iter().flatten().map(|ending| folder.join(format!("{prefix}-{kind}{ending}"))).collect();
-        read_idx(paths.iter().find(|path| path.exists()).unwrap_or(&paths[0]))
-    };
-    let (images, labels) = (read("images", 3)?, read("labels", 1)?);
-    let count = labels.as_slice().len();
-    let fits = images.shape() == [count, SIDE, SIDE] && labels.shape() == [count];
-    if !fits || labels.as_slice().iter().any(|label| *label > 9) {
-        let (folder, images, labels) = (folder.display(), images.shape(), labels.shape());
-        let problem = format!(
-            "{folder}: {prefix} has images of shape {images:?} and labels of shape {labels:?}; expected as many labels \
-             from 0 to 9 as images of {SIDE} by {SIDE} pixels"
-        );
-        return Err(Error::program(problem));
-    }
-    Ok(Split {
-        images: images.as_slice().iter().map(|pixel| f32::from(*pixel) / 255.0).collect(),
-        labels: labels.as_slice().iter().map(|label| u32::from(*label)).collect(),
-    })
 }
 
 fn start_progress(

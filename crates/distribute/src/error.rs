@@ -9,6 +9,10 @@ use distribute_types::{Class, Classified, ErrorClass};
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// A burn model or optimizer failed.
+    #[cfg(feature = "burn")]
+    #[error(transparent)]
+    Burn(#[from] distribute_burn::Error),
     /// A candle model or optimizer failed.
     #[cfg(feature = "candle")]
     #[error(transparent)]
@@ -81,6 +85,8 @@ impl Error {
 impl ErrorClass for Error {
     fn class(&self) -> Class {
         match self {
+            #[cfg(feature = "burn")]
+            Error::Burn(error) => error.class(),
             #[cfg(feature = "candle")]
             Error::Model(error) => error.class(),
             #[cfg(feature = "candle")]
@@ -221,6 +227,11 @@ mod tests {
             all.extend([
                 Error::from(distribute_candle::Error::from(strategy())),
                 distribute_candle::Error::from(part()).into(),
+            ]);
+            #[cfg(feature = "burn")]
+            all.extend([
+                Error::from(distribute_burn::Error::from(strategy())),
+                distribute_burn::Error::from(part()).into(),
             ]);
             #[cfg(feature = "estimator")]
             all.push(distribute_estimator::Error::from(distribute_candle::Error::from(values())).into());

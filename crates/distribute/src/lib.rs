@@ -43,6 +43,8 @@
 //! ```
 
 pub mod backend;
+#[cfg(feature = "burn")]
+pub mod burn;
 pub mod derive;
 mod error;
 mod exit;

@@ -57,7 +57,8 @@ fn a_tied_weight_is_one_variable() {
     assert_eq!(names, ["first.weight", "first.bias", "second.bias", "head.weight", "head.bias"]);
 }
 
-/// Makes the same steps by burn alone: backward on each replica's rows, one after another, and the sum of the gradients.
+/// Makes the same steps by burn alone: backward on each replica's rows, one after another, and the sum of the
+/// gradients.
 fn emulated<M: Classifier>(replicas: usize, steps: usize, learning_rate: f64) -> (Vec<f32>, M) {
     let device = Device::flex().autodiff();
     let mut model = M::new(&device);

@@ -2,7 +2,9 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 mod common;
+mod data;
 mod equality;
 mod optimizers;
 mod sharded;
 mod statistics;
+mod trainer;

@@ -1,6 +1,7 @@
 //! All integration tests, in one binary, which is linked once.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
+mod burn;
 mod checkpoints;
 mod derive;
 mod estimator;

@@ -1,0 +1,99 @@
+//! Tensors from the elements of datasets, and datasets from tensors.
+//!
+//! The rank of burn's tensors is a part of their type, so a row of a tensor has another type than the tensor, and a
+//! tensor cannot be an element of a dataset. Datasets hold [`Array`]s, which become tensors on each replica.
+
+use burn::tensor::{Device, Element, Int, Tensor, TensorData};
+use distribute_input::Array;
+
+use crate::tensor::refused;
+use crate::{Error, Result};
+
+/// Tensors that are made from an element of a dataset: [`Array`]s, or tuples of them.
+///
+/// # Examples
+/// ```
+/// use burn::tensor::{Device, Int, Tensor};
+/// use distribute_burn::FromElement;
+/// use distribute_input::Array;
+///
+/// let batch = (Array::new([2, 3], vec![0u8, 1, 2, 3, 4, 5])?, Array::from(vec![7u32, 8]));
+/// let (images, labels): (Tensor<2>, Tensor<1, Int>) = FromElement::from_element(&batch, &Device::flex())?;
+/// assert_eq!((images.dims(), labels.dims()), ([2, 3], [2]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub trait FromElement<A>: Sized {
+    /// Creates the tensors on a device, in one copy. Elements are converted to the device's types of floating-point
+    /// numbers and of integers.
+    ///
+    /// # Errors
+    /// [`Error::Rank`] if an array does not have the tensor's number of dimensions.
+    fn from_element(element: &A, device: &Device) -> Result<Self>;
+}
+
+/// Tensors whose rows become elements of datasets, by [`Dataset::from_tensor_slices`](distribute_input::Dataset).
+///
+/// # Examples
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use distribute_burn::ToArray;
+/// use distribute_input::Dataset;
+///
+/// let x = Tensor::<2>::ones([6, 3], &Device::flex());
+/// let data = Dataset::from_tensor_slices(x.to_array()?).shuffle(6, 42).batch(4);
+/// assert_eq!(data.iter().count(), 2);
+/// # Ok::<(), distribute_burn::Error>(())
+/// ```
+pub trait ToArray {
+    /// The array: of f32 for floating-point numbers, of i64 for integers.
+    type Array: distribute_input::Element<distribute_input::Arrays>;
+
+    /// Copies the elements to an array.
+    ///
+    /// # Errors
+    /// [`Error::Values`] if the elements are quantized.
+    fn to_array(&self) -> Result<Self::Array>;
+}
+
+macro_rules! arrays_of {
+    ($($kind:ty, $element:ty);*) => {$(
+        impl<const D: usize, T: Element> FromElement<Array<T>> for Tensor<D, $kind> {
+            fn from_element(array: &Array<T>, device: &Device) -> Result<Self> {
+                if array.shape().len() != D {
+                    return Err(Error::Rank { shape: array.shape().to_vec(), expected: D });
+                }
+                Ok(Tensor::from_data(TensorData::new(array.as_slice().to_vec(), array.shape().to_vec()), device))
+            }
+        }
+
+        impl<const D: usize> ToArray for Tensor<D, $kind> {
+            type Array = Array<$element>;
+
+            fn to_array(&self) -> Result<Array<$element>> {
+                let elements = numbers(self.clone().without_autodiff().into_data())?;
+                Ok(Array::new(self.dims().to_vec(), elements)?)
+            }
+        }
+    )*};
+}
+
+arrays_of!(burn::tensor::Float, f32; Int, i64);
+
+impl<A, B, X: FromElement<A>, Y: FromElement<B>> FromElement<(A, B)> for (X, Y) {
+    fn from_element(element: &(A, B), device: &Device) -> Result<Self> {
+        Ok((X::from_element(&element.0, device)?, Y::from_element(&element.1, device)?))
+    }
+}
+
+impl<A, B, C, X: FromElement<A>, Y: FromElement<B>, Z: FromElement<C>> FromElement<(A, B, C)> for (X, Y, Z) {
+    fn from_element(element: &(A, B, C), device: &Device) -> Result<Self> {
+        let (a, b, c) = element;
+        Ok((X::from_element(a, device)?, Y::from_element(b, device)?, Z::from_element(c, device)?))
+    }
+}
+
+/// Returns the elements as numbers of another type.
+pub(crate) fn numbers<E: Element>(data: TensorData) -> Result<Vec<E>> {
+    let elements = data.convert::<E>().try_into_vec::<E>();
+    Ok(elements.map_err(|error| refused("read a tensor", format!("{error:?}")))?)
+}

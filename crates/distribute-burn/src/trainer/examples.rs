@@ -1,0 +1,247 @@
+//! Examples for training.
+
+use burn::tensor::{Int, Tensor};
+use distribute_input::{AUTOTUNE, Arrays, Dataset, Element, InputOptions};
+use distribute_strategy::{DistributedDataset, Strategy};
+use distribute_train::metrics;
+use distribute_train::trainer::{self, Batching};
+use distribute_types::Classified;
+
+use crate::backend::device_of;
+use crate::data::numbers;
+use crate::{Error, FromElement, Items, Result, ToArray};
+
+/// Examples of one replica, one per row: inputs, targets, and optional weights.
+///
+/// A batch of a program's own type becomes examples by `impl From<MyBatch> for Examples<Tensor<2>, Tensor<1, Int>>`.
+#[derive(Clone, Debug)]
+pub struct Examples<X, Y> {
+    /// The inputs of the model.
+    pub inputs: X,
+    /// The targets of the outputs.
+    pub targets: Y,
+    /// The weight of each example.
+    pub weights: Option<Tensor<1>>,
+}
+
+impl<X, Y> From<(X, Y)> for Examples<X, Y> {
+    fn from((inputs, targets): (X, Y)) -> Examples<X, Y> {
+        Examples { inputs, targets, weights: None }
+    }
+}
+
+impl<X, Y> From<(X, Y, Tensor<1>)> for Examples<X, Y> {
+    fn from((inputs, targets, weights): (X, Y, Tensor<1>)) -> Examples<X, Y> {
+        Examples { inputs, targets, weights: Some(weights) }
+    }
+}
+
+/// Inputs of a model: a tensor whose rows are examples, or a tuple of such tensors.
+pub trait Inputs: Clone + Send + 'static {
+    /// Returns the inputs without automatic differentiation, for evaluation.
+    fn without_autodiff(self) -> Self;
+}
+
+/// Targets of a model: a tensor whose rows are examples, of classes or of values.
+pub trait Targets: Inputs {
+    /// Returns the number of examples.
+    fn examples(&self) -> usize;
+
+    /// Copies the targets to host memory, for metrics.
+    ///
+    /// # Errors
+    /// [`Error::Values`] if the elements cannot be read.
+    fn to_host(&self) -> Result<HostTargets>;
+}
+
+/// Targets in host memory, in row-major order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum HostTargets {
+    /// Classes.
+    Classes(Vec<u32>),
+    /// Values.
+    Values(Vec<f32>),
+}
+
+impl HostTargets {
+    pub(super) fn borrowed(&self) -> metrics::Targets<'_> {
+        match self {
+            HostTargets::Classes(classes) => metrics::Targets::Classes(classes),
+            HostTargets::Values(values) => metrics::Targets::Values(values),
+        }
+    }
+
+    /// Returns each target as a class.
+    pub(super) fn classes(&self) -> Vec<usize> {
+        match self {
+            HostTargets::Classes(classes) => classes.iter().map(|class| *class as usize).collect(),
+            HostTargets::Values(values) => values.iter().map(|value| *value as usize).collect(),
+        }
+    }
+}
+
+macro_rules! tensors {
+    ($($kind:ty, $of:path);*) => {$(
+        impl<const D: usize> Inputs for Tensor<D, $kind> {
+            fn without_autodiff(self) -> Self {
+                Tensor::without_autodiff(self)
+            }
+        }
+
+        impl<const D: usize> Targets for Tensor<D, $kind> {
+            fn examples(&self) -> usize {
+                self.dims()[0]
+            }
+
+            fn to_host(&self) -> Result<HostTargets> {
+                Ok($of(numbers(self.clone().without_autodiff().into_data())?))
+            }
+        }
+
+        impl<const D: usize> PredictionData<Tensor<D, $kind>> for Tensor<D, $kind> {
+            fn distribute(
+                &self,
+                strategy: &Strategy,
+                batch_size: usize,
+            ) -> Result<DistributedDataset<Tensor<D, $kind>>> {
+                Dataset::from_tensor_slices(self.to_array()?).batch(batch_size).distribute(strategy, batch_size)
+            }
+        }
+    )*};
+}
+
+tensors!(burn::tensor::Float, HostTargets::Values; Int, HostTargets::Classes);
+
+impl<A: Inputs, B: Inputs> Inputs for (A, B) {
+    fn without_autodiff(self) -> Self {
+        (self.0.without_autodiff(), self.1.without_autodiff())
+    }
+}
+
+impl<A: Inputs, B: Inputs, C: Inputs> Inputs for (A, B, C) {
+    fn without_autodiff(self) -> Self {
+        (self.0.without_autodiff(), self.1.without_autodiff(), self.2.without_autodiff())
+    }
+}
+
+/// Training data: batched datasets of inputs and targets, or of inputs, targets and weights; tensors in memory whose
+/// rows are examples; and [`Items`] of burn's datasets.
+pub trait TrainingData<X, Y>: trainer::TrainingData<Examples<X, Y>, Error> {}
+
+impl<X, Y, T: trainer::TrainingData<Examples<X, Y>, Error>> TrainingData<X, Y> for T {}
+
+/// Distributes arrays, which become tensors on the replicas' devices.
+fn on_devices<T, L, U, V>(strategy: &Strategy, data: DistributedDataset<T>) -> DistributedDataset<V>
+where
+    T: Element<L>,
+    U: FromElement<T> + Into<V>,
+    V: Send + 'static,
+{
+    let replicas = strategy.clone();
+    data.map_replicas(move |local, element| {
+        let device = device_of(&replicas, local).map_err(Classified::new)?;
+        Ok(U::from_element(&element, &device).map_err(Classified::new)?.into())
+    })
+}
+
+macro_rules! training_data {
+    ($(($($array:ident),*), ($($tensor:ty),*);)*) => {$(
+        impl<$($array: Element<Arrays>,)* X, Y> trainer::TrainingData<Examples<X, Y>, Error> for Dataset<($($array,)*)>
+        where
+            X: Inputs + FromElement<A>,
+            Y: Targets + FromElement<B>,
+            ($($tensor,)*): FromElement<($($array,)*)>,
+        {
+            fn distribute(
+                &self,
+                strategy: &Strategy,
+                _: Batching,
+            ) -> Result<(DistributedDataset<Examples<X, Y>>, usize)> {
+                let batches = on_devices::<_, _, ($($tensor,)*), _>(strategy, strategy.distribute_dataset(self)?);
+                Ok((batches, self.batch_size().unwrap_or(1)))
+            }
+        }
+    )*};
+}
+
+training_data! {
+    (A, B), (X, Y);
+    (A, B, W), (X, Y, Tensor<1>);
+}
+
+/// Batches elements in memory, shuffled for training.
+fn batched<T: Element<L> + Sync, L>(elements: T, batching: Batching) -> Result<Dataset<T>> {
+    let rows = elements.rows()?;
+    let data = Dataset::from_tensor_slices(elements);
+    let data = if batching.shuffle { data.shuffle(rows, 0) } else { data };
+    Ok(data.batch(batching.batch_size).prefetch(AUTOTUNE))
+}
+
+impl<X, Y> trainer::TrainingData<Examples<X, Y>, Error> for (X, Y)
+where
+    X: Inputs + ToArray<Array: Sync> + FromElement<X::Array>,
+    Y: Targets + ToArray<Array: Sync> + FromElement<Y::Array>,
+{
+    fn distribute(
+        &self,
+        strategy: &Strategy,
+        batching: Batching,
+    ) -> Result<(DistributedDataset<Examples<X, Y>>, usize)> {
+        batched((self.0.to_array()?, self.1.to_array()?), batching)?.distribute(strategy, batching)
+    }
+}
+
+impl<X, Y> trainer::TrainingData<Examples<X, Y>, Error> for (X, Y, Tensor<1>)
+where
+    X: Inputs + ToArray<Array: Sync> + FromElement<X::Array>,
+    Y: Targets + ToArray<Array: Sync> + FromElement<Y::Array>,
+{
+    fn distribute(
+        &self,
+        strategy: &Strategy,
+        batching: Batching,
+    ) -> Result<(DistributedDataset<Examples<X, Y>>, usize)> {
+        let arrays = (self.0.to_array()?, self.1.to_array()?, self.2.to_array()?);
+        batched(arrays, batching)?.distribute(strategy, batching)
+    }
+}
+
+impl<I, B, X, Y> trainer::TrainingData<Examples<X, Y>, Error> for Items<I, B>
+where
+    I: 'static,
+    B: Into<Examples<X, Y>> + Clone + Send + 'static,
+    X: Inputs,
+    Y: Targets,
+{
+    fn distribute(&self, strategy: &Strategy, _: Batching) -> Result<(DistributedDataset<Examples<X, Y>>, usize)> {
+        let batches = Items::distribute(self, strategy)?.map_replicas(|_, batch| Ok(batch.into()));
+        Ok((batches, self.indices().batch_size().unwrap_or(1)))
+    }
+}
+
+/// Data for prediction: a batched dataset of inputs, a tensor of them, or [`Items`] of burn's datasets.
+pub trait PredictionData<X> {
+    /// Distributes batches over all replicas, whose outputs are returned in the data's order.
+    ///
+    /// # Errors
+    /// [`Error::Strategy`] if the data cannot be distributed.
+    fn distribute(&self, strategy: &Strategy, batch_size: usize) -> Result<DistributedDataset<X>>;
+}
+
+/// Options under which all workers read the data together, so that rows are given to replicas in order, and outputs are
+/// returned in it.
+fn in_order() -> InputOptions {
+    InputOptions::default().deterministic(true)
+}
+
+impl<T: Element<Arrays>, X: Inputs + FromElement<T>> PredictionData<X> for Dataset<T> {
+    fn distribute(&self, strategy: &Strategy, _: usize) -> Result<DistributedDataset<X>> {
+        Ok(on_devices::<_, _, X, _>(strategy, strategy.distribute_dataset_with(self, in_order())?))
+    }
+}
+
+impl<I: 'static, X: Inputs> PredictionData<X> for Items<I, X> {
+    fn distribute(&self, strategy: &Strategy, _: usize) -> Result<DistributedDataset<X>> {
+        Ok(self.fetched(strategy, strategy.distribute_dataset_with(self.indices(), in_order())?))
+    }
+}
