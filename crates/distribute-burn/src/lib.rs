@@ -9,6 +9,7 @@
 //! - [`Optimizer`] also clips, compresses, scales losses ([`LossScale`]), accumulates, and shards its state; [`Ema`]
 //!   averages parameters; [`Model::freeze`] excludes parameters from training.
 //! - [`Model::to_module`] and [`Model::load_module`] exchange values with modules outside a strategy.
+//! - `learner`, with the feature of this name, trains by burn's own `SupervisedTraining` under a strategy.
 //! - [`BurnContext::average_loss`] scales a loss by the global batch.
 //!
 //! Models run on CPUs, on burn's Flex backend.
@@ -39,6 +40,8 @@ mod checkpoint;
 mod context;
 mod error;
 mod hook;
+#[cfg(feature = "learner")]
+pub mod learner;
 mod library;
 mod model;
 mod optimizer;
