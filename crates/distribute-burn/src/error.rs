@@ -85,6 +85,15 @@ pub enum Error {
         /// The reason.
         problem: String,
     },
+    /// burn's learner cannot continue on this worker.
+    #[cfg(feature = "learner")]
+    #[error("{what}: {problem}")]
+    Learner {
+        /// The part that failed.
+        what: String,
+        /// The reason.
+        problem: String,
+    },
     /// There are no examples to train on, to evaluate or to predict.
     #[error("the dataset to {what} has no elements; give at least one")]
     NoExamples {

@@ -9,6 +9,7 @@
 //! - [`Optimizer`] also clips, compresses, scales losses ([`LossScale`]), accumulates, and shards its state; [`Ema`]
 //!   averages parameters; [`Model::freeze`] excludes parameters from training.
 //! - [`Model::to_module`] and [`Model::load_module`] exchange values with modules outside a strategy.
+//! - `learner`, with the feature of this name, trains by burn's own `SupervisedTraining` under a strategy.
 //! - [`BurnContext::average_loss`] scales a loss by the global batch.
 //! - Data are datasets of arrays, which become tensors on a replica's device by [`BurnContext::tensor`], or [`Items`]
 //!   of a dataset and a batcher of burn.
@@ -46,6 +47,8 @@ mod extract;
 mod gather;
 mod hook;
 mod items;
+#[cfg(feature = "learner")]
+pub mod learner;
 mod library;
 mod losses;
 mod model;

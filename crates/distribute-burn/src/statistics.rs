@@ -60,21 +60,29 @@ impl<M: Module + Sync + 'static> Statistics<M> {
 
     /// Returns the values of one replica's layers.
     fn values(&self, local: usize) -> distribute_values::Result<Vec<FlexTensor>> {
-        let model = &self.replicas[local];
-        merge_updates(model);
-        let mut values = Values { ids: &self.ids[local], found: self.ids[local].iter().map(|_| None).collect() };
-        model.visit(&mut values);
-        let missing = || refused("read a running statistic", "its layer is missing".to_owned());
-        values.found.into_iter().map(|found| found.unwrap_or_else(|| Err(missing()))).collect()
+        values_of(&self.replicas[local], &self.ids[local])
     }
 
     fn set(&self, local: usize, values: &[FlexTensor]) {
-        let model = &self.replicas[local];
-        // An update that has not been merged would replace the value later.
-        merge_updates(model);
-        // The layers share their statistics with the copy that is mapped here.
-        let _ = model.clone().map(&mut Setter { ids: &self.ids[local], values });
+        set_values(&self.replicas[local], &self.ids[local], values);
     }
+}
+
+/// Returns the values of a model's statistics.
+pub(crate) fn values_of<M: Module>(model: &M, ids: &[ParamId]) -> distribute_values::Result<Vec<FlexTensor>> {
+    merge_updates(model);
+    let mut values = Values { ids, found: ids.iter().map(|_| None).collect() };
+    model.visit(&mut values);
+    let missing = || refused("read a running statistic", "its layer is missing".to_owned());
+    values.found.into_iter().map(|found| found.unwrap_or_else(|| Err(missing()))).collect()
+}
+
+/// Replaces the values of a model's statistics.
+pub(crate) fn set_values<M: Module>(model: &M, ids: &[ParamId], values: &[FlexTensor]) {
+    // An update that has not been merged would replace the value later.
+    merge_updates(model);
+    // The layers share their statistics with the copy that is mapped here.
+    let _ = model.clone().map(&mut Setter { ids, values });
 }
 
 /// Merges the updates of the last forward passes into the statistics' values, which burn does when it reads them next.

@@ -221,8 +221,9 @@ fn train(strategy: &Strategy, flags: &Flags, text: &Text) -> distribute::Result<
         ],
         ..Summary::default()
     });
+    let module = model.to_module(strategy)?;
     if is_chief && flags.sample > 0 {
-        println!("\n{}", write(&model.to_module().valid(), flags, text)?);
+        println!("\n{}", write(&module.valid(), flags, text)?);
     }
     Ok(())
 }

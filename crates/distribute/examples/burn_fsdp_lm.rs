@@ -19,7 +19,6 @@ use clap::Parser;
 use distribute::Error;
 use distribute::burn::Clip;
 use distribute::burn::prelude::*;
-use distribute::strategy::FullyShardedStrategy;
 use distribute::train::checkpoint::CheckpointManager;
 use text::Text;
 

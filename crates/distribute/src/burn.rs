@@ -58,7 +58,7 @@ pub mod prelude {
     pub use distribute_collectives::{ProcessGroup, ReduceOp};
     pub use distribute_input::{AUTOTUNE, Dataset, InputContext};
     pub use distribute_strategy::{
-        CommunicationOptions, MirroredStrategy, MultiWorkerMirroredStrategy, OneDeviceStrategy, ReplicaArgs,
+        CommunicationOptions, FullyShardedStrategy, MirroredStrategy, MultiWorkerMirroredStrategy, OneDeviceStrategy, ReplicaArgs,
         ReplicaContext, Strategy, get_replica_context, get_strategy,
     };
     pub use distribute_train::checkpoint::CheckpointManager;

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 mod burn;
+mod burn_sharded;
 mod checkpoints;
 mod derive;
 mod estimator;

@@ -1,0 +1,220 @@
+//! The same settings and the same initial state on all replicas.
+
+use std::sync::Arc;
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::OptimizerRecord;
+use burn::optim::lr_scheduler::LrSchedulerRecord;
+use burn::store::ModuleRecord;
+use burn::tensor::{Bool, Bytes, Device, Int, Tensor};
+use burn::train::checkpoint::{
+    AsyncCheckpointer, Checkpoint, Checkpointer, CheckpointerError, CheckpointingAction, CheckpointingStrategy,
+};
+use burn::train::metric::store::EventStoreClient;
+use burn::train::{Learner, LearnerModel, LearningCheckpointer};
+use distribute_strategy::Strategy;
+use distribute_values::{HostTensor, TensorStorage};
+use parking_lot::Mutex;
+
+use crate::backend::device_of;
+use crate::{Error, Result};
+
+/// Returns the device of a local replica: the model's, if that is one of Flex, since it knows whether activations are
+/// recomputed.
+pub(super) fn device<M: Module>(strategy: &Strategy, model: &M, local: usize) -> Result<Device> {
+    let flex = device_of(strategy, local)?;
+    match model.devices().into_iter().find(|own| own.clone().inner() != flex.clone().inner()) {
+        Some(other) => Err(Error::Learner {
+            what: "burn's learner".to_owned(),
+            problem: format!("the model is on {other:?}; build it on Device::flex().autodiff()"),
+        }),
+        None => Ok(model.devices().into_iter().next().filter(Device::is_autodiff).unwrap_or(flex)),
+    }
+}
+
+/// Compares settings, one per line, and the model with those of the other workers.
+///
+/// # Errors
+/// [`SettingsDiffer`](distribute_strategy::Error::SettingsDiffer) names the first that differs.
+pub(super) fn compare<M: Module>(strategy: &Strategy, model: &M, mut settings: Vec<String>) -> Result<()> {
+    if strategy.topology().workers() == 1 {
+        return Ok(());
+    }
+    let mut described = Described::default();
+    model.visit(&mut described);
+    settings.extend(described.lines);
+    strategy.run_with((), |context, ()| Ok::<_, Error>(context.compare_settings(settings.clone())?))?;
+    Ok(())
+}
+
+/// Gives a learner the chief's parameters, and its states of optimizer and scheduler.
+pub(super) fn equalise<M: LearnerModel>(
+    strategy: &Strategy,
+    learner: &mut Learner<M>,
+    store: &EventStoreClient,
+) -> Result<()> {
+    if strategy.topology().workers() == 1 {
+        return Ok(());
+    }
+    let own = if strategy.is_chief() { states(learner, store)? } else { [Vec::new(), Vec::new(), Vec::new()] };
+    let lengths = HostTensor::new(&[3], own.iter().map(|state| state.len() as u64).collect())?;
+    let lengths = first(strategy, &lengths)?.to_elements::<u64>()?;
+    let total = lengths.iter().try_fold(0usize, |sum, length| sum.checked_add(usize::try_from(*length).ok()?));
+    let mut all = own.concat();
+    let room = total.ok_or(()).and_then(|total| {
+        all.try_reserve_exact(total.saturating_sub(all.len())).map_err(drop)?;
+        all.resize(total, 0);
+        Ok(total)
+    });
+    let Ok(total) = room else {
+        return Err(failed(format!("its sizes are {lengths:?} bytes, which this worker has no memory for")));
+    };
+    let all = first(strategy, &HostTensor::new(&[total], all)?)?.to_elements::<u8>()?;
+    if !strategy.is_chief() {
+        let mut rest = &all[..];
+        let mut next = |length: u64| {
+            let (state, after) = rest.split_at((length as usize).min(rest.len()));
+            rest = after;
+            state
+        };
+        let [model, optimizer, scheduler] = lengths[..] else { return Ok(()) };
+        learner.load_model(record::<ModuleRecord>(next(model))?);
+        learner.load_optim(record::<OptimizerRecord>(next(optimizer))?);
+        learner.load_scheduler(record::<LrSchedulerRecord>(next(scheduler))?);
+    }
+    Ok(())
+}
+
+/// Returns the chief's value.
+fn first<T: distribute_device::Element>(strategy: &Strategy, value: &HostTensor<T>) -> Result<HostTensor<T>>
+where
+    HostTensor<T>: TensorStorage<distribute_values::Host>,
+{
+    let copies = strategy.broadcast_to(value)?;
+    Ok(copies.values()[0].clone())
+}
+
+fn record<R: Checkpoint>(bytes: &[u8]) -> Result<R> {
+    R::checkpoint_from_bytes(Bytes::from_bytes_vec(bytes.to_vec())).map_err(|error| failed(format!("{error:?}")))
+}
+
+fn failed(problem: String) -> Error {
+    Error::Learner { what: "the chief's state".to_owned(), problem }
+}
+
+/// Returns the bytes of a learner's parameters, optimizer and scheduler. burn gives the last two to checkpointers only.
+fn states<M: LearnerModel>(learner: &Learner<M>, store: &EventStoreClient) -> Result<[Vec<u8>; 3]> {
+    let kept = (Kept::default(), Kept::default(), Kept::default());
+    let mut checkpointer = LearningCheckpointer::new(
+        AsyncCheckpointer::new(kept.0.clone()),
+        AsyncCheckpointer::new(kept.1.clone()),
+        AsyncCheckpointer::new(kept.2.clone()),
+        Box::new(Save),
+    );
+    checkpointer.checkpoint(learner, 0, store);
+    // Waits for its threads.
+    drop(checkpointer);
+    Ok([kept.0.bytes()?, kept.1.bytes()?, kept.2.bytes()?])
+}
+
+/// A checkpointer that keeps a record in memory.
+struct Kept<R>(Arc<Mutex<Option<R>>>);
+
+impl<R> Default for Kept<R> {
+    fn default() -> Kept<R> {
+        Kept(Arc::default())
+    }
+}
+
+impl<R> Clone for Kept<R> {
+    fn clone(&self) -> Kept<R> {
+        Kept(self.0.clone())
+    }
+}
+
+impl<R: Checkpoint> Kept<R> {
+    fn bytes(&self) -> Result<Vec<u8>> {
+        let record = self.0.lock().take().ok_or_else(|| failed("burn has not saved it".to_owned()))?;
+        Ok(record.checkpoint_into_bytes().map_err(|error| failed(format!("{error:?}")))?.to_vec())
+    }
+}
+
+impl<R: Checkpoint> Checkpointer<R> for Kept<R> {
+    fn save(&self, _: usize, record: R) -> Result<(), CheckpointerError> {
+        *self.0.lock() = Some(record);
+        Ok(())
+    }
+
+    fn delete(&self, _: usize) -> Result<(), CheckpointerError> {
+        Ok(())
+    }
+
+    fn restore(&self, _: usize) -> Result<R, CheckpointerError> {
+        self.0.lock().take().ok_or_else(|| CheckpointerError::Unknown("nothing was saved".to_owned()))
+    }
+}
+
+struct Save;
+
+impl CheckpointingStrategy for Save {
+    fn checkpointing(&mut self, _: usize, _: &EventStoreClient) -> Vec<CheckpointingAction> {
+        vec![CheckpointingAction::Save]
+    }
+}
+
+/// The paths, shapes and types of a model's tensors.
+#[derive(Default)]
+struct Described {
+    path: Vec<String>,
+    lines: Vec<String>,
+}
+
+impl Described {
+    fn add(&mut self, shape: &[usize], dtype: impl std::fmt::Debug, kind: &str) {
+        self.lines.push(format!("parameter {}: {shape:?} of {dtype:?}{kind}", self.path.join(".")));
+    }
+}
+
+impl ModuleVisitor for Described {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let value = param.base();
+        self.add(&value.dims(), value.dtype(), if value.is_require_grad() { "" } else { ", not trained" });
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        self.add(&param.dims(), param.dtype(), "");
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        self.add(&param.dims(), param.dtype(), "");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::nn::LinearConfig;
+    use distribute_strategy::MirroredStrategy;
+
+    use super::*;
+
+    #[test]
+    fn the_device_of_the_model_decides_whether_activations_are_recomputed() {
+        let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build().unwrap();
+        let chosen = |on: &Device| {
+            let chosen = device(&strategy, &LinearConfig::new(2, 2).init(on), 1).unwrap();
+            assert!(chosen.is_autodiff());
+            chosen.gradient_checkpointing_strategy()
+        };
+        let plain = chosen(&Device::flex());
+        assert_eq!(chosen(&Device::flex().autodiff()), plain);
+        assert_ne!(chosen(&Device::flex().autodiff().gradient_checkpointing()), plain);
+    }
+}

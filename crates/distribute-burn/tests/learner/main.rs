@@ -1,0 +1,8 @@
+//! burn's learner under strategies.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+mod equality;
+mod failures;
+mod files;
+mod workers;
