@@ -5,6 +5,8 @@ use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{Device, Tensor};
 use distribute_burn::{Adam, BurnContext, Error, Model, Optimizer, Sgd};
 
+use distribute_strategy::{CentralStorageStrategy, Strategy};
+
 use crate::common::*;
 
 fn equal_on_one_and_many<M: Classifier>(build: impl Fn(&Model<M>) -> Result<Optimizer, Error>) {
@@ -27,6 +29,17 @@ fn equal_on_one_and_many<M: Classifier>(build: impl Fn(&Model<M>) -> Result<Opti
             assert_close(one, many, 2e-3, name);
         }
     }
+}
+
+#[test]
+fn replicas_that_share_one_copy_train_as_mirrored_ones() {
+    let run = |strategy: Strategy| {
+        let model = scope::<Tied>(&strategy);
+        let optimizer = Adam::new(0.01).build(&model).unwrap();
+        (train(&strategy, &model, &optimizer, 6), values(&model, 1))
+    };
+    let central = CentralStorageStrategy::builder().devices(["CPU:0", "CPU:1"]).build().unwrap();
+    assert_eq!(run(central), run(mirrored(2)));
 }
 
 #[test]
