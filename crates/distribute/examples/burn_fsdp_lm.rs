@@ -40,7 +40,7 @@ struct Flags {
     /// Gives every replica a whole copy instead.
     #[arg(long)]
     mirrored: bool,
-    /// Shards within a process and mirrors across processes.
+    /// Shards within each host and mirrors across hosts.
     #[arg(long, conflicts_with = "mirrored")]
     hybrid: bool,
     /// Number of steps.
