@@ -414,3 +414,42 @@ impl Wake for Unpark {
         self.0.unpark();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use distribute_strategy::FullyShardedStrategy;
+    use distribute_values::{Host, HostTensor};
+
+    use super::*;
+
+    #[test]
+    fn a_reduction_is_waited_for_no_longer_than_allowed() {
+        let strategy = FullyShardedStrategy::builder().devices(["CPU:0", "CPU:1"]).mirror_below(1).build().unwrap();
+        let layout = ShardLayout::of(&strategy, &[3]).unwrap();
+        let run = strategy.run_with((), |context, ()| {
+            let groups = context.shard_groups().ok_or(distribute_strategy::Error::NoData)?;
+            let whole = vec![1.0f32, 2.0, 3.0];
+            if context.replica_id() == 1 {
+                context.barrier()?;
+            }
+            let mut stage = Stage::begin(groups.reductions(), 7, &layout, whole)?;
+            let reduction: &mut dyn Reduction<Host> = &mut stage;
+            if context.replica_id() == 0 {
+                assert_eq!(reduction.bytes(), 12);
+                assert!(!reduction.settle_until(None)?);
+                assert!(!reduction.settle_until(Some(Instant::now() + Duration::from_millis(20)))?);
+                context.barrier()?;
+            }
+            assert!(reduction.settle_until(Some(Instant::now() + Duration::from_secs(60)))?);
+            assert_eq!(reduction.bytes(), 0);
+            let part = HostTensor::new(&[2], vec![0.0f32; 2])?;
+            let own = Reduction::<Host>::finish(Box::new(stage), &part, 2).map_err(|error| match error {
+                crate::HostError::Values(error) => distribute_strategy::Error::Values(error),
+                _ => distribute_strategy::Error::NoData,
+            })?;
+            Ok::<_, distribute_strategy::Error>(own.to_elements::<f32>()?)
+        });
+        // The last part is padded.
+        assert_eq!(run.unwrap().values(), [[2.0, 4.0], [6.0, 0.0]]);
+    }
+}
