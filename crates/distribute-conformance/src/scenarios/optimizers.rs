@@ -265,7 +265,12 @@ pub(crate) fn diverged(strategy: &Strategy) -> Result<(), Stop> {
     if topology.worker() + 1 == topology.workers() {
         last.zero_set()?;
     }
-    let expected = format!("variable {} of replica {} differs", model.variables()[0].name(), replicas - 1);
+    let name = model.variables()[0].name();
+    let expected = match strategy.tensor_parallel() {
+        1 => format!("variable {name} of replica {} differs", replicas - 1),
+        // The gradients of the rank that was spoilt went to those of its place, too.
+        ranks => format!("variable {name} of tensor rank {} of replica", ranks - 1),
+    };
     // A failed step would end the group of several processes.
     let outcome =
         if topology.workers() == 1 { step().map(drop) } else { model.audit(strategy).map_err(distribute::Error::from) };

@@ -7,8 +7,13 @@ use rand_chacha::rand_core::Rng;
 use crate::check::{Fault, Stop, check, check_eq};
 
 fn draw(strategy: &Strategy, random: &ReplicaRandom) -> Result<Vec<u64>, Stop> {
-    let drawn = strategy.run_with((), |context, ()| Ok::<_, Fault>(random.next(context).next_u64()))?;
-    Ok(drawn.into_values())
+    let drawn = strategy.run_with((), |context, ()| Ok::<_, Fault>(random.next(context).next_u64()))?.into_values();
+    // The ranks of a tensor group are one replica, and draw the same.
+    let of_replicas: Vec<u64> = drawn.iter().step_by(strategy.tensor_parallel()).copied().collect();
+    for (replica, ranks) in of_replicas.iter().zip(drawn.chunks(strategy.tensor_parallel())) {
+        check!(ranks.iter().all(|rank| rank == replica), "ranks of one replica drew {ranks:?}");
+    }
+    Ok(of_replicas)
 }
 
 pub(crate) fn streams(strategy: &Strategy) -> Result<(), Stop> {

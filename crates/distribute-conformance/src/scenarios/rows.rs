@@ -149,8 +149,9 @@ pub(crate) fn of_workers(strategy: &Strategy) -> Result<(), Stop> {
     for value in v.read_all(&strategy.groups())? {
         all.extend(value.to_elements::<f64>()?);
     }
-    let replicas = topology.replicas_per_worker() as f64;
-    let expected: Vec<f64> = (0..topology.workers()).map(|worker| worker as f64 * 100.0 + replicas).collect();
+    // Every rank of a replica runs the closure.
+    let ranks = strategy.num_local_replicas() as f64;
+    let expected: Vec<f64> = (0..topology.workers()).map(|worker| worker as f64 * 100.0 + ranks).collect();
     check_eq!(all, expected, "values of all workers");
     Ok(())
 }

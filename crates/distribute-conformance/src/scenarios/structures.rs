@@ -55,10 +55,9 @@ pub(crate) fn of_other_forms(strategy: &Strategy) -> Result<(), Stop> {
     with_several_replicas(strategy)?;
     let lists = strategy.run_with((), |context, ()| Ok::<_, Fault>(vec![1.0; context.replica_id() + 1]))?;
     let refused = strategy.reduce(ReduceOp::Sum, &lists, Axis::None);
-    check!(
-        refused.as_ref().is_err_and(|error| error.to_string().contains("replica 1 has 2, replica 0 has 1")),
-        "{refused:?}"
-    );
+    // Values are counted by component, of which a replica has one for each of its ranks.
+    let expected = format!("replica {} has 2, replica 0 has 1", strategy.tensor_parallel());
+    check!(refused.as_ref().is_err_and(|error| error.to_string().contains(&expected)), "{refused:?}");
     let too_many = PerReplica::new(vec![0; strategy.num_local_replicas() + 1]);
     let refused = strategy.run_with(vec![too_many], |_, _| Ok::<(), Fault>(()));
     check!(refused.is_err_and(|error| error.0.contains("components")), "arguments for other replicas were accepted");
