@@ -150,7 +150,7 @@ impl Transformer {
     /// Maps (windows, length) characters to (windows, length, vocabulary) logits of the next characters.
     fn forward(&self, text: Tensor<2, Int>) -> Tensor<3> {
         let length = text.dims()[1];
-        let positions = self.positions.val().slice([0..length]).unsqueeze::<3>();
+        let positions = self.positions.val().narrow(0, 0, length).unsqueeze::<3>();
         let x = self.characters.forward(text) + positions;
         let x = self.layers.iter().fold(x, |x, layer| layer.forward(x));
         self.head.forward(self.norm.forward(x))

@@ -83,6 +83,7 @@ enum Architecture {
 
 /// The models, which do not depend on distribution.
 #[derive(Module, Debug)]
+#[expect(clippy::large_enum_variant, reason = "each replica has one value of it")]
 enum Net {
     Mlp(Mlp),
     Cnn(Cnn),
