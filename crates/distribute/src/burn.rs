@@ -58,8 +58,8 @@ pub mod prelude {
     pub use distribute_collectives::{ProcessGroup, ReduceOp};
     pub use distribute_input::{AUTOTUNE, Dataset, InputContext};
     pub use distribute_strategy::{
-        CommunicationOptions, FullyShardedStrategy, MirroredStrategy, MultiWorkerMirroredStrategy, OneDeviceStrategy, ReplicaArgs,
-        ReplicaContext, Strategy, get_replica_context, get_strategy,
+        CommunicationOptions, FullyShardedStrategy, MirroredStrategy, MultiWorkerMirroredStrategy, OneDeviceStrategy,
+        ReplicaArgs, ReplicaContext, Strategy, get_replica_context, get_strategy,
     };
     pub use distribute_train::checkpoint::CheckpointManager;
     pub use distribute_values::{Axis, Mirrored, PerReplica, Structure};

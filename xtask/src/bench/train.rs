@@ -183,7 +183,8 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
 fn measure(flags: &Flags, library: Library, model: Model, arrangements: &[Arrangement]) -> Result<(), String> {
     let mut rates: Vec<Vec<f64>> = vec![Vec::new(); arrangements.len()];
     let mut peaks: Vec<f64> = vec![0.0; arrangements.len()];
-    let named = |value: Option<clap::builder::PossibleValue>| value.map_or_else(String::new, |v| v.get_name().to_owned());
+    let named =
+        |value: Option<clap::builder::PossibleValue>| value.map_or_else(String::new, |v| v.get_name().to_owned());
     let (of_library, of_model) = (named(library.to_possible_value()), named(model.to_possible_value()));
     for _ in 0..flags.rounds {
         for (index, (name, _, _, count)) in arrangements.iter().enumerate() {

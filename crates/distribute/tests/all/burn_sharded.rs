@@ -26,7 +26,8 @@ fn workers(count: usize, args: &[&str]) -> JobBuilder {
 #[track_caller]
 fn losses(job: JobBuilder, folder: &Path, name: &str) -> Vec<f32> {
     let file = folder.join(name);
-    let outcomes = job.args(SMALL).args(["--losses", file.to_str().unwrap()]).start().unwrap().wait_all(DEADLINE).unwrap();
+    let outcomes =
+        job.args(SMALL).args(["--losses", file.to_str().unwrap()]).start().unwrap().wait_all(DEADLINE).unwrap();
     assert!(outcomes.iter().all(Outcome::success), "{outcomes:?}");
     fs::read_to_string(&file).unwrap().lines().map(|line| line.parse().unwrap()).collect()
 }

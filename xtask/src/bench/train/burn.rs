@@ -7,9 +7,7 @@ use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
-use burn::nn::{
-    Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig2d,
-};
+use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig2d};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::activation::{gelu, log_softmax, relu};
 use burn::tensor::{Device, Int, Tensor};
@@ -110,7 +108,8 @@ impl Transformer {
 
     fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<2> {
         let (rows, device) = (tokens.dims()[0], tokens.device());
-        let positions = self.positions.forward(Tensor::<1, Int>::arange(0..TOKENS as i64, &device).reshape([1, TOKENS]));
+        let positions =
+            self.positions.forward(Tensor::<1, Int>::arange(0..TOKENS as i64, &device).reshape([1, TOKENS]));
         let mut x = self.tokens.forward(tokens) + positions;
         let mask = generate_autoregressive_mask(rows, TOKENS, &device);
         for block in &self.blocks {
