@@ -297,6 +297,12 @@ impl ReplicaBackend {
 impl SimpleBackend for ReplicaBackend {
     fn get(&self, shape: Shape, name: &str, init: Init, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
         let request = take_request().filter(|_| self.tensor_ranks > 1);
+        if request.is_some() && self.blocks.is_some() {
+            candle_core::bail!(
+                "variable {name:?} is split among the ranks of a tensor group, and the strategy shards parameters too; \
+                 candle models do one of both: use MirroredStrategy with tensor_parallel, or plain layers"
+            );
+        }
         let mut registry = self.registry.lock();
         if let Some(sharded) = self.sharded(&mut registry, &shape, name, init, dtype, device)? {
             return Ok(sharded);
