@@ -5,10 +5,10 @@
 //! and learning-rate schedulers remain burn's.
 //!
 //! # What is shared
-//! - **Items.** Each replica has a contiguous part of the training loader's items ([`slice`](burn::data::dataloader::DataLoader::slice)), and shuffles
-//!   within it. The loader's batch is a replica's batch, as in burn's own strategies for several devices: the global
-//!   batch is `num_replicas_in_sync` times as large. [`own_loaders`](DataParallel::own_loaders) is for workers that
-//!   have different data already.
+//! - **Items.** Each replica has a contiguous [slice](burn::data::dataloader::DataLoader::slice) of the training
+//!   loader's items, and shuffles within it. The loader's batch is a replica's batch, as in burn's own strategies for
+//!   several devices: the global batch is `num_replicas_in_sync` times as large.
+//!   [`own_loaders`](DataParallel::own_loaders) is for workers that have different data already.
 //! - **Gradients.** Losses are taken as means over the rows of a batch, as burn's losses are by default. The gradients
 //!   of a step are the mean over all rows of the global batch: each replica's are multiplied by its share of the rows
 //!   and summed over replicas, so that batches may be of different sizes. A loss that is a sum over rows is weighed

@@ -1,4 +1,4 @@
-//! What workers tell each other between steps.
+//! The agreement of workers between steps.
 
 use burn::train::Interrupter;
 use distribute_collectives::ReduceOp;

@@ -1,4 +1,4 @@
-//! What only the chief does: events, metrics, the renderer, files.
+//! Events, metrics, the renderer and files, which only the chief has.
 
 use burn::module::Module;
 use burn::nn::Linear;
@@ -17,7 +17,8 @@ use burn::train::{
 
 use super::DataParallel;
 
-/// The chief's training: burn's own frame around [`fit`](SupervisedLearningStrategy::fit), with events of start and end.
+/// The chief's training: burn's own frame around [`fit`](SupervisedLearningStrategy::fit), with events of start and
+/// end.
 pub(super) struct Chief<'a>(pub(super) &'a DataParallel);
 
 impl<M: LearnerModel> SupervisedLearningStrategy<M> for Chief<'_> {

@@ -208,7 +208,8 @@ impl<'a, M: LearnerModel> Fit<'a, M> {
             }
             let total_items = self.valid.num_items();
             components.events.valid(LearnerEvent::StartSplit { epoch_number: epoch, total_items });
-            let is_complete = if self.strategy.is_chief() { self.validate(components)? } else { self.wait()? };
+            let is_complete =
+                if self.strategy.is_chief() { self.validate(components)? } else { self.follow_validation()? };
             components.events.valid(LearnerEvent::EndSplit(epoch));
             components.events.train(LearnerEvent::EndEpoch(epoch));
             if !is_complete || self.end_epoch(components, epoch)? {
@@ -298,7 +299,7 @@ impl<'a, M: LearnerModel> Fit<'a, M> {
     }
 
     /// Waits for the chief's validation. Returns whether that came to its end.
-    fn wait(&self) -> Result<bool> {
+    fn follow_validation(&self) -> Result<bool> {
         loop {
             match self.agreement().sum(Round::default())? {
                 Some(Round { batches: 0, .. }) => return Ok(true),

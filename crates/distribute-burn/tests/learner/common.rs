@@ -7,7 +7,6 @@ use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::InMemDataset;
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
-use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::loss::{MseLoss, Reduction};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
@@ -146,7 +145,7 @@ pub(crate) fn in_order_of_steps(rows: &[Row], parts: usize, batch: usize) -> Vec
     (0..steps).flat_map(step).copied().collect()
 }
 
-/// What a training has logged: the values of every metric, by split, in order.
+/// The log of a training: the values of every metric, by split, in order.
 #[derive(Clone, Default)]
 pub(crate) struct Log {
     values: Arc<Mutex<Vec<(String, f64)>>>,
@@ -197,11 +196,10 @@ pub(crate) fn lazy(net: Net) -> Learner<Net> {
     Learner::new(net, AdamWConfig::new().init(), 0.0)
 }
 
-/// Returns a learner with an optimizer that has a state and makes weights smaller, and a learning rate that changes with
-/// every step.
+/// Returns a learner with an optimizer that has a state and makes weights smaller, and a learning rate that changes
+/// with every step.
 pub(crate) fn learner(net: Net) -> Learner<Net> {
-    let cosine = CosineAnnealingLrSchedulerConfig::new(0.03, 100).init().unwrap();
-    let scheduler: ModuleLrScheduler = cosine.into();
+    let scheduler = CosineAnnealingLrSchedulerConfig::new(0.03, 100).init().unwrap();
     Learner::new(net, AdamWConfig::new().with_weight_decay(0.1).init(), scheduler)
 }
 

@@ -57,7 +57,7 @@ fn a_validation_that_panics_on_the_chief_ends_the_other_workers() {
     assert!(told.contains("worker 0 failed: it panicked outside a step"), "{told}");
 }
 
-/// What happens instead of a loader's fourth batch.
+/// An event at a loader's fourth batch.
 #[derive(Clone)]
 enum Event {
     Error,
