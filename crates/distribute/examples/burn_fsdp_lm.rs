@@ -175,7 +175,7 @@ fn train(strategy: &Strategy, flags: &Flags, text: &Text) -> distribute::Result<
     let (began, mut losses) = (Instant::now(), Vec::with_capacity(flags.steps));
     for part in &data {
         let shares = strategy.run((&model, &optimizer, part?), |ctx, (model, optimizer, windows)| {
-            let windows = ctx.int_tensor::<2, _>(&windows)?;
+            let windows = ctx.int_tensor::<2>(&windows)?;
             let [count, length] = windows.dims();
             let logits = model.forward(windows.clone().slice([0..count, 0..length - 1])).flatten::<2>(0, 1);
             let next = windows.slice([0..count, 1..length]).flatten::<1>(0, 1);
@@ -196,6 +196,7 @@ fn train(strategy: &Strategy, flags: &Flags, text: &Text) -> distribute::Result<
     }
     if strategy.is_chief() {
         println!("last loss            {:.4}", losses.last().copied().unwrap_or(f32::NAN));
+        println!("by frequency alone   {:.4}", text.unigram_bits() * std::f64::consts::LN_2);
         println!("characters a second  {:.0}", (losses.len() * batch * context) as f64 / spent);
         println!("peak memory          {:.0} MiB of this process", peak_mib());
         if let Some(file) = &flags.losses {

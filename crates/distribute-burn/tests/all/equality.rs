@@ -38,7 +38,7 @@ fn replicas_that_share_one_copy_train_as_mirrored_ones() {
         let optimizer = Adam::new(0.01).build(&model).unwrap();
         (train(&strategy, &model, &optimizer, 6), values(&model, 1))
     };
-    let central = CentralStorageStrategy::builder().devices(["CPU:0", "CPU:1"]).build().unwrap();
+    let central = CentralStorageStrategy::builder().compute_devices(["CPU:0", "CPU:1"]).build().unwrap();
     assert_eq!(run(central), run(mirrored(2)));
 }
 

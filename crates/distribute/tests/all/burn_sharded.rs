@@ -13,8 +13,8 @@ fn alone(args: &[&str]) -> JobBuilder {
     Job::builder(target_binary("burn_fsdp_lm").unwrap()).args(args).env("RAYON_NUM_THREADS", "1")
 }
 
-fn workers(count: usize, args: &[&str]) -> JobBuilder {
-    let addresses = Ports::reserve(count).unwrap().addresses();
+fn workers(count: u32, args: &[&str]) -> JobBuilder {
+    let addresses = Ports::reserve(count as usize).unwrap().addresses();
     let config = move |rank| {
         let task = format!(r#"{{"type": "worker", "index": {rank}}}"#);
         vec![("TF_CONFIG".to_owned(), format!(r#"{{"cluster": {{"worker": {addresses:?}}}, "task": {task}}}"#))]
@@ -82,11 +82,7 @@ fn survivors_of_a_kill_during_a_gather_name_the_killed_rank() {
     for after in [200, 700] {
         let steps = ["--steps", "100000", "--width", "128", "--layers", "3"];
         let mut job = workers(3, &steps).start().unwrap();
-        let began = Instant::now();
-        while !job.printed(0).contains("step   11") {
-            assert!(began.elapsed() < DEADLINE, "no step: {:?}", job.printed(0));
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        job.wait_for_line(0, "step   11", DEADLINE).unwrap();
         std::thread::sleep(Duration::from_millis(after));
         job.kill(1, Signal::STOP).unwrap();
         std::thread::sleep(Duration::from_millis(300));
