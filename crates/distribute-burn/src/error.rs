@@ -58,8 +58,8 @@ pub enum Error {
     },
     /// A sharded weight was used outside `run` in a process that does not have all its parts.
     #[error(
-        "the weight {name:?} is sharded over several processes, and the model was called outside run; call it inside, or \
-         take a module with whole weights by Model::to_module"
+        "the weight {name:?} is sharded over several processes, and the model was called outside run; call it inside, \
+         or take a module with whole weights by Model::to_module"
     )]
     OutsideRun {
         /// The variable's name.

@@ -86,8 +86,8 @@ type MakeSlot<'a, L> =
 
 impl<L: TensorLibrary> Optimizer<L> {
     /// Creates an optimizer that reduces gradients as all do, and updates parameters by the tensor library's own
-    /// optimizer. Clipping, compression, loss scaling, accumulation and audits work as always; parameters of 16 bits are
-    /// the library's affair.
+    /// optimizer. Clipping, compression, loss scaling, accumulation and audits work as always; parameters of 16 bits
+    /// are the library's affair.
     ///
     /// # Errors
     /// The library's error if a setting is out of range.
@@ -520,8 +520,8 @@ impl<L: TensorLibrary> Optimizer<L> {
     /// Returns the state of the tensor library's own optimizer, if this is one.
     ///
     /// # Errors
-    /// [`Error::Torn`] if a failed step has left no replica with complete state; the library's error if the state cannot
-    /// be serialized.
+    /// [`Error::Torn`] if a failed step has left no replica with complete state; the library's error if the state
+    /// cannot be serialized.
     pub fn library_state(&self) -> Result<Option<Vec<u8>>, L::Error> {
         self.states.check()?;
         self.library.as_ref().map(|library| library.save()).transpose()

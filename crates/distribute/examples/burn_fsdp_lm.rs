@@ -64,7 +64,7 @@ struct Flags {
     /// Learning rate of Adam.
     #[arg(long, default_value_t = 1e-3)]
     learning_rate: f64,
-    /// Folder of a checkpoint, which is restored if it exists, whatever the number of replicas was, and saved at the end.
+    /// Folder of a checkpoint, which is restored if it exists, from any number of replicas, and saved at the end.
     #[arg(long)]
     checkpoint: Option<PathBuf>,
     /// File for the losses of all steps, one a line.

@@ -96,31 +96,3 @@ fn survivors_of_a_kill_during_a_gather_name_the_killed_rank() {
         assert!(killed.elapsed() < Duration::from_secs(15), "{:?}", killed.elapsed());
     }
 }
-
-/// The memory of each process is limited to less than a whole model, its gradients and its state take.
-#[test]
-fn a_model_that_does_not_fit_the_memory_of_one_process_trains_on_four() {
-    const LIMIT_KIB: &str = "150000";
-    let limited = |job: fn(&[&str]) -> JobBuilder, args: &[&str]| {
-        let program = target_binary("burn_fsdp_lm").unwrap();
-        let shell = format!("ulimit -d {LIMIT_KIB} && exec {} \"$@\"", program.display());
-        let mut all = vec!["-c", shell.as_str(), "burn_fsdp_lm"];
-        all.extend(["--width", "512", "--layers", "4", "--context", "16", "--batch", "4", "--steps", "2"]);
-        all.extend(args);
-        job(&all)
-    };
-    let shell = |args: &[&str]| Job::builder("sh").args(args).env("RAYON_NUM_THREADS", "1");
-    let alone = limited(shell, &["--mirrored"]).start().unwrap().wait_all(DEADLINE).unwrap();
-    assert!(!alone[0].success(), "a whole copy fits: {alone:?}");
-    let four = |args: &[&str]| {
-        let addresses = Ports::reserve(4).unwrap().addresses();
-        let config = move |rank| {
-            let task = format!(r#"{{"type": "worker", "index": {rank}}}"#);
-            vec![("TF_CONFIG".to_owned(), format!(r#"{{"cluster": {{"worker": {addresses:?}}}, "task": {task}}}"#))]
-        };
-        Job::builder("sh").args(args).env("RAYON_NUM_THREADS", "1").tasks(4).task_env(config)
-    };
-    let sharded = limited(four, &[]).start().unwrap().wait_all(DEADLINE).unwrap();
-    assert!(sharded.iter().all(Outcome::success), "{sharded:?}");
-    assert!(sharded[0].stdout.contains("last loss"), "{sharded:?}");
-}
