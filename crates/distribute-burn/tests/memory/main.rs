@@ -37,7 +37,7 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 const WIDTH: usize = 1024;
-const LAYERS: usize = 8;
+const LAYERS: usize = 6;
 /// The bytes of one layer's weight and bias.
 const LAYER: usize = (WIDTH + 1) * WIDTH * 4;
 
