@@ -213,7 +213,8 @@ impl<L: TensorLibrary> PartsStep<L> {
                 return Ok(None);
             }
             let Turn::Pending(work) = std::mem::replace(turn, Turn::Over) else { return Ok(None) };
-            let index = work.wait()?.first().copied().unwrap_or(END);
+            let announced = work.wait()?;
+            let index = announced.first().copied().unwrap_or(END);
             if index != END {
                 *turn = Turn::Of(index as usize);
             }
