@@ -11,7 +11,7 @@ use burn_autodiff::checkpoint::state::BackwardStates;
 use burn_backend::TensorData;
 use burn_flex::FlexTensor;
 use distribute_collectives::Error as CollectiveError;
-use distribute_device::{BufferRef, DType};
+use distribute_device::BufferRef;
 use distribute_optim::backend::{Gathering, ShardLayout, start_gather};
 use distribute_strategy::{ShardGroups, get_replica_context, raise};
 use distribute_types::with_dtype;
@@ -60,20 +60,21 @@ impl Gathers {
         self.0.lock().copies = copies;
     }
 
-    /// Returns the whole of a weight: in a replica from all replicas, outside from the parts of this process.
+    /// Returns the whole of a weight: in a replica from all replicas, outside from the parts of this process. If it is
+    /// for a forward pass that is recorded for backward, it should be gone before that.
     ///
     /// A failure ends the replica: burn's interface has no place for an error.
-    pub(crate) fn whole(&self, copy: &Arc<Copy>, layout: &ShardLayout, forward: bool) -> FlexTensor {
+    pub(crate) fn whole(&self, copy: &Arc<Copy>, layout: &ShardLayout, is_recorded: bool) -> FlexTensor {
         let Some(context) = get_replica_context() else { return assembled(copy, layout) };
         let Some(groups) = context.shard_groups() else { return assembled(copy, layout) };
         match self.gathered(copy, layout, &groups) {
             Ok(whole) => {
-                if forward {
+                if is_recorded {
                     self.0.lock().live.push((Arc::downgrade(copy), Arc::downgrade(&whole.data_arc())));
                 }
                 whole
             }
-            Err(error) => raise(error.into()),
+            Err(error) => raise(error),
         }
     }
 
@@ -82,7 +83,7 @@ impl Gathers {
         copy: &Arc<Copy>,
         layout: &ShardLayout,
         groups: &ShardGroups,
-    ) -> Result<FlexTensor, CollectiveError> {
+    ) -> distribute_strategy::Result<FlexTensor> {
         let pending = {
             let mut order = self.0.lock();
             let pending = match order.ahead.take() {
@@ -98,7 +99,7 @@ impl Gathers {
             }
             pending
         };
-        pending()
+        Ok(pending()?)
     }
 
     /// Ends a step: its order is what the next one is expected to repeat. Nothing that was gathered before an update is
@@ -107,6 +108,14 @@ impl Gathers {
         let mut order = self.0.lock();
         order.last = std::mem::take(&mut order.now);
         (order.expected, order.ahead) = (None, None);
+        order.live.clear();
+    }
+
+    /// Forgets the gathers of a run that has failed, and what its group was about to gather.
+    pub(crate) fn forget(&self) {
+        let mut order = self.0.lock();
+        (order.expected, order.ahead) = (None, None);
+        order.now.clear();
         order.live.clear();
     }
 
@@ -151,11 +160,10 @@ impl Order {
 }
 
 /// Starts to gather the whole of a weight.
-fn start(copy: &Copy, layout: &ShardLayout, groups: &ShardGroups) -> Result<Pending, CollectiveError> {
+fn start(copy: &Copy, layout: &ShardLayout, groups: &ShardGroups) -> distribute_strategy::Result<Pending> {
     let part = copy.value.flex();
     let shape = layout.shape().to_vec();
-    let dtype = copy.value.dtype().unwrap_or(DType::F32);
-    with_dtype!(dtype, T => {
+    with_dtype!(copy.value.dtype()?, T => {
         let gathering: Gathering<T> = start_gather(groups, &copy.name, layout, part.storage::<T>())?;
         Ok(Box::new(move || Ok(FlexTensor::from_data(TensorData::new(gathering.wait()?, shape)))))
     })

@@ -25,6 +25,7 @@ use burn_backend::ops::FloatTensorOps;
 use burn_backend::{DType, FloatDType, Scalar};
 use burn_flex::{Flex, FlexTensor};
 use distribute_optim::backend::{ShardLayout, Tape};
+use distribute_strategy::{Recoverable, RecoveryError};
 use parking_lot::Mutex;
 
 use crate::BurnTensor;
@@ -148,6 +149,23 @@ impl Uses {
     }
 }
 
+/// The uses of all replicas of this process. A failed run leaves none behind, in whatever operation it has ended: the
+/// next step would add what backward had taken by then to its own gradients.
+pub(crate) struct UsesOfReplicas(pub(crate) Vec<Arc<Uses>>);
+
+impl Recoverable for UsesOfReplicas {
+    /// Between runs there may be a graph that a later one runs backward.
+    fn note(&self, _: usize) -> Result<(), RecoveryError> {
+        Ok(())
+    }
+
+    fn take_back(&self, local: usize) -> Result<(), RecoveryError> {
+        *self.0[local].step.lock() = Step::default();
+        self.0[local].gathers.forget();
+        Ok(())
+    }
+}
+
 impl std::fmt::Debug for Uses {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Uses").finish_non_exhaustive()
@@ -174,10 +192,10 @@ impl Copy {
         self.trained.load(Ordering::Acquire)
     }
 
-    /// Returns the whole value.
-    fn whole(self: &Arc<Copy>) -> FlexTensor {
+    /// Returns the whole value, for an operation that backward runs through or not.
+    fn whole(self: &Arc<Copy>, is_recorded: bool) -> FlexTensor {
         match &self.layout {
-            Some(layout) => given(self.index).unwrap_or_else(|| self.uses.gathers.whole(self, layout, true)),
+            Some(layout) => given(self.index).unwrap_or_else(|| self.uses.gathers.whole(self, layout, is_recorded)),
             None => self.value.flex(),
         }
     }
@@ -225,11 +243,11 @@ impl Reparameterization for Hook {
         let is_sharded = copy.layout.is_some();
         // Backward needs a sharded weight again even if it is frozen, so its use must be in the graph.
         if !copy.is_trained() && !is_sharded {
-            return tensor_on(copy.whole(), &device);
+            return tensor_on(copy.whole(false), &device);
         }
-        let Ok(base) = base.try_into_primitive::<Diff>() else { return tensor_on(copy.whole(), &device) };
+        let Ok(base) = base.try_into_primitive::<Diff>() else { return tensor_on(copy.whole(false), &device) };
         let token = copy.uses.begin(copy.index).unwrap_or(&base).node();
-        let value = copy.whole();
+        let value = copy.whole(true);
         let nodes = [base.node(), token];
         Tensor::from_primitive::<Diff>(if is_sharded {
             let prepared = Take.prepare::<BalancedCheckpointing>(nodes).memory_bound();

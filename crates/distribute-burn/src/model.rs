@@ -14,7 +14,7 @@ use distribute_types::{FNV64, fnv1a_64};
 
 use crate::backend::device_of;
 use crate::extract::extract;
-use crate::hook::{Attach, Copy, Uses, with_whole};
+use crate::hook::{Attach, Copy, Uses, UsesOfReplicas, with_whole};
 use crate::statistics::Statistics;
 use crate::visit::{Described, describe, read};
 use crate::{Burn, BurnTensor, Error, Result};
@@ -56,8 +56,9 @@ impl BurnStrategy for Strategy {
             let trained: Vec<Arc<AtomicBool>> =
                 variables.iter().map(|variable| Arc::new(AtomicBool::new(variable.is_trainable()))).collect();
             let tapes: Vec<Arc<Tape<BurnTensor>>> = (0..replicas).map(|_| Tape::new()).collect();
-            let attached = models.into_iter().zip(&tapes).enumerate().map(|(local, (model, tape))| {
-                let copies = copies(&variables, &trained, local, &Uses::new(tape.clone(), of_path.len()));
+            let uses: Vec<Arc<Uses>> = tapes.iter().map(|tape| Uses::new(tape.clone(), of_path.len())).collect();
+            let attached = models.into_iter().zip(&uses).enumerate().map(|(local, (model, uses))| {
+                let copies = copies(&variables, &trained, local, uses);
                 let used = of_path.iter().filter_map(|(path, index)| Some((path.clone(), copies[*index].clone()?)));
                 model.apply_reparameterization(Attach { copies: &used.collect() })
             });
@@ -68,9 +69,12 @@ impl BurnStrategy for Strategy {
                 let recoverable: Arc<dyn Recoverable> = statistics.clone();
                 self.recover(Arc::downgrade(&recoverable));
             }
-            // The strategy's runs record statistics for recovery as long as this lives.
-            let held = statistics.clone().map(|statistics| -> Arc<dyn Any + Send + Sync> { statistics });
-            let parameters = Arc::new(Parameters::new(self, variables, tapes, held));
+            let uses = Arc::new(UsesOfReplicas(uses));
+            let recoverable: Arc<dyn Recoverable> = uses.clone();
+            self.recover(Arc::downgrade(&recoverable));
+            // A failed run is undone in these as long as this lives.
+            let held: Arc<dyn Any + Send + Sync> = Arc::new((uses, statistics.clone()));
+            let parameters = Arc::new(Parameters::new(self, variables, tapes, Some(held)));
             Ok(Model { replicas, parameters, trained, statistics })
         })
     }
@@ -168,7 +172,7 @@ impl<M: Module + Sync + 'static> Model<M> {
     ///
     /// # Examples
     /// ```
-    /// use burn::module::{Module, ParamId};
+    /// use burn::module::Module;
     /// use burn::nn::{Linear, LinearConfig};
     /// use distribute_burn::{BurnStrategy, Error};
     /// use distribute_strategy::MirroredStrategy;

@@ -4,6 +4,7 @@
 mod common;
 mod data;
 mod equality;
+mod failures;
 mod optimizers;
 mod sharded;
 mod statistics;
