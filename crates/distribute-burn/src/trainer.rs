@@ -6,7 +6,7 @@ use distribute_strategy::{ReplicaContext, Strategy};
 use distribute_train::checkpoint::Checkpointed;
 use distribute_train::history::History;
 use distribute_train::metrics::{Metrics, Predictions};
-use distribute_train::trainer::{self, BATCH_SIZE, LOSS_SUMS, Trainee};
+use distribute_train::trainer::{self, BATCH_SIZE, LOSS_SUMS, Part, Trainee};
 use distribute_types::ErrorClass;
 use distribute_values::PerReplica;
 
@@ -271,21 +271,14 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainee 
 
     fn train_on(
         &self,
-        batches: Vec<PerReplica<Examples<X, Y>>>,
+        batches: PerReplica<Vec<Part<Examples<X, Y>>>>,
         batch_size: usize,
         class_weights: &[f32],
     ) -> Result<PerReplica<Vec<f64>>> {
-        let mut of_replicas: Vec<Vec<(Examples<X, Y>, bool)>> =
-            (0..self.strategy.num_local_replicas()).map(|_| Vec::with_capacity(batches.len())).collect();
-        for batch in batches {
-            let has_examples: Vec<bool> = (0..batch.len()).map(|local| batch.has_examples(local)).collect();
-            let parts = batch.into_values().into_iter().zip(has_examples);
-            of_replicas.iter_mut().zip(parts).for_each(|(all, one)| all.push(one));
-        }
-        let arguments = (&self.model, &self.optimizer, PerReplica::new(of_replicas));
+        let arguments = (&self.model, &self.optimizer, batches);
         self.strategy.run_with(arguments, |context, (model, optimizer, batches)| {
             let mut sums = trainer::sums(&self.metrics);
-            for (examples, has_examples) in batches {
+            for Part { examples, has_examples } in batches {
                 context.begin_batch(has_examples);
                 let counted = has_examples.then_some(&mut sums[..]);
                 self.step(context, (model, &optimizer), examples, (batch_size, class_weights), counted)?;

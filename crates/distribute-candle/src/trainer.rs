@@ -6,7 +6,7 @@ use distribute_strategy::Strategy;
 use distribute_train::checkpoint::Checkpointed;
 use distribute_train::history::History;
 use distribute_train::metrics::Metrics;
-use distribute_train::trainer::{self, BATCH_SIZE, LOSS_SUMS, Trainee};
+use distribute_train::trainer::{self, BATCH_SIZE, LOSS_SUMS, Part, Trainee};
 use distribute_types::ErrorClass;
 use distribute_values::PerReplica;
 
@@ -209,20 +209,14 @@ impl<M: ModuleT + Sync> Trainee for Trainer<M> {
 
     fn train_on(
         &self,
-        batches: Vec<PerReplica<Examples>>,
+        batches: PerReplica<Vec<Part<Examples>>>,
         batch_size: usize,
         class_weights: &[f32],
     ) -> Result<PerReplica<Vec<f64>>> {
-        let mut of_replicas: Vec<Vec<(Examples, bool)>> = vec![Vec::new(); self.strategy.num_local_replicas()];
-        for batch in batches {
-            let has_examples: Vec<bool> = (0..batch.len()).map(|local| batch.has_examples(local)).collect();
-            let parts = batch.into_values().into_iter().zip(has_examples);
-            of_replicas.iter_mut().zip(parts).for_each(|(all, one)| all.push(one));
-        }
-        let arguments = (&self.model, &self.optimizer, PerReplica::new(of_replicas));
+        let arguments = (&self.model, &self.optimizer, batches);
         self.strategy.run_with(arguments, |context, (model, optimizer, batches)| {
             let mut sums = trainer::sums(&self.metrics);
-            for (examples, has_examples) in batches {
+            for Part { examples, has_examples } in batches {
                 context.begin_batch(has_examples);
                 let outputs = model.forward_t(&examples.inputs, true)?;
                 let mut losses = self.losses(&outputs, &examples)?;

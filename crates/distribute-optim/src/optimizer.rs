@@ -21,6 +21,7 @@ use crate::sharding::whole_on_chief;
 use crate::step_counts::SavedCounts;
 use crate::{Error, Parameters, ShardLayout, StepCounts, TensorLibrary, Trainable, Variable, is_short, tensor_split};
 
+mod backward;
 mod builders;
 mod library;
 mod replica;

@@ -1,15 +1,12 @@
 //! Replicas that hold a part each of every large parameter.
 
-use std::sync::Arc;
-
-use distribute_cluster::{ClusterResolver, Coordination, CoordinationOptions, Membership, SimpleResolver};
+use distribute_cluster::{ClusterResolver, Membership, SimpleResolver};
 use distribute_collectives::{Rank, on_local_ranks};
 use distribute_device::DeviceSpec;
 use distribute_types::{FNV64, fnv1a_64};
 
-use crate::devices::check_devices;
-use crate::mesh::Mesh;
-use crate::{CommunicationOptions, Error, Replicas, Result, Sharding, Strategy, StrategyExtended, intra_op};
+use crate::workers::{Workers, described, tensor_ranks};
+use crate::{CommunicationOptions, Error, Replicas, Result, Sharding, Strategy, StrategyExtended};
 
 /// Synchronous training in which each replica holds a part of every large parameter, of its gradient and of the
 /// optimizer's state for it (ZeRO stage 3), on several devices of one process, or of several processes.
@@ -60,33 +57,28 @@ impl FullyShardedStrategy {
 /// Builds a [`FullyShardedStrategy`].
 #[derive(Clone, Debug, Default)]
 pub struct FullyShardedBuilder {
-    devices: Option<Vec<String>>,
-    communication: CommunicationOptions,
-    membership: Option<Membership>,
-    cluster: Option<SimpleResolver>,
+    workers: Workers,
     hybrid: bool,
     shard_over: Option<usize>,
     mirror_below: Option<usize>,
-    tensor_parallel: Option<usize>,
 }
 
 impl FullyShardedBuilder {
     /// Sets the devices of this process's replicas; every process must have the same number. Default: `CPU:0`.
     pub fn devices<D: Into<String>>(mut self, devices: impl IntoIterator<Item = D>) -> Self {
-        self.devices = Some(devices.into_iter().map(Into::into).collect());
+        self.workers.devices(devices);
         self
     }
 
     /// Sets how replicas communicate.
     pub fn communication(mut self, options: CommunicationOptions) -> Self {
-        self.communication = options;
+        self.workers.communication(options);
         self
     }
 
     /// Sets the membership of the cluster, instead of reading it from the environment.
     pub fn membership(mut self, membership: Membership) -> Self {
-        self.membership = Some(membership);
-        self.cluster = None;
+        self.workers.membership(membership);
         self
     }
 
@@ -95,9 +87,7 @@ impl FullyShardedBuilder {
     /// # Errors
     /// [`Error::Cluster`] if the resolver's description is invalid, or does not name this process's task.
     pub fn cluster_resolver(mut self, resolver: &dyn ClusterResolver) -> Result<Self> {
-        let alone = || Membership::new(0, 1, "");
-        self.membership = Some(Membership::from_resolver(resolver)?.map_or_else(alone, Ok)?);
-        self.cluster = Some(SimpleResolver::of(resolver)?);
+        self.workers.cluster_resolver(resolver)?;
         Ok(self)
     }
 
@@ -151,7 +141,7 @@ impl FullyShardedBuilder {
     /// # Ok::<(), distribute_strategy::Error>(())
     /// ```
     pub fn tensor_parallel(mut self, ranks: usize) -> Self {
-        self.tensor_parallel = Some(ranks);
+        self.workers.tensor_parallel(ranks);
         self
     }
 
@@ -161,24 +151,8 @@ impl FullyShardedBuilder {
     /// [`Error::Devices`] if the list of devices is invalid; [`Error::Cluster`] if the environment is invalid or tasks
     /// are missing; [`Error::Collective`] if a group cannot be joined; [`Error::SettingsDiffer`] if processes were
     /// given different settings; [`Error::Sharding`] if the replicas cannot be divided as these say.
-    pub fn build(self) -> Result<Strategy> {
-        let names = self.devices.clone().unwrap_or_else(|| vec!["CPU:0".to_owned()]);
-        let devices = check_devices("FullyShardedStrategy", names, None)?;
-        let mesh = Mesh::new("FullyShardedStrategy", devices.len(), self.tensor_parallel.unwrap_or(1))?;
-        intra_op::share_cores(devices.len());
-        let options = self.communication.clone().options(&devices)?;
-        let membership = match &self.membership {
-            Some(membership) => Some(membership.clone()),
-            None => Membership::from_env()?,
-        };
-        let cluster = self.cluster.clone().or_else(|| membership.as_ref()?.cluster());
-        let replicas = match membership {
-            None => Replicas::local_in(mesh, devices, options)?,
-            Some(membership) => {
-                let coordination = Coordination::start(&membership, CoordinationOptions::from_env()?)?;
-                Replicas::joined_in(mesh, devices, Arc::new(coordination), options)?
-            }
-        };
+    pub fn build(mut self) -> Result<Strategy> {
+        let (replicas, cluster) = std::mem::take(&mut self.workers).join("FullyShardedStrategy")?;
         let sharding = self.sharding(&replicas)?;
         replicas.shard(sharding.parts)?;
         Ok(Strategy::new(FullyShardedStrategy { replicas, cluster, sharding }))
@@ -298,16 +272,12 @@ impl StrategyExtended for FullyShardedStrategy {
 
     fn describe(&self) -> String {
         let topology = self.replicas.topology;
-        let ranks = match self.replicas.mesh.tensor() {
-            1 => String::new(),
-            ranks => format!(" × {ranks} tensor ranks"),
-        };
         let place = if topology.workers() == 1 {
             let names: Vec<String> = self.replicas.devices.iter().map(DeviceSpec::short).collect();
+            let ranks = tensor_ranks(&self.replicas);
             format!("{} replicas{ranks} ({})", topology.replicas_per_worker(), names.join(", "))
         } else {
-            let (workers, replicas) = (topology.workers(), topology.replicas_per_worker());
-            format!("{workers} workers × {replicas} CPU{ranks} · {}", self.replicas.transport())
+            described(&self.replicas)
         };
         match self.sharding {
             Sharding { mirrors: 1, .. } => format!("FullySharded {place}"),

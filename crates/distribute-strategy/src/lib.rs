@@ -64,6 +64,7 @@ mod sharding;
 mod step_header;
 mod strategy;
 mod waits;
+mod workers;
 
 pub use args::{Examples, ReplicaArgs, counted};
 pub use central_storage::{CentralStorageBuilder, CentralStorageStrategy};

@@ -6,6 +6,7 @@ use distribute_device::{DeviceSpec, Devices};
 use crate::alone::refuse_lonely;
 use crate::devices::check_devices;
 use crate::mesh::Mesh;
+use crate::workers::tensor_ranks;
 use crate::{CommunicationOptions, Replicas, Result, Strategy, StrategyExtended, intra_op};
 
 /// Synchronous training on several devices of one process, each with its own copy of every variable.
@@ -159,12 +160,7 @@ impl StrategyExtended for MirroredStrategy {
 
     fn describe(&self) -> String {
         let names: Vec<String> = self.replicas.devices.iter().map(DeviceSpec::short).collect();
-        match self.replicas.mesh.tensor() {
-            1 => format!("Mirrored {} replicas ({})", names.len(), names.join(", ")),
-            ranks => {
-                let replicas = self.replicas.mesh.replicas();
-                format!("Mirrored {replicas} replicas × {ranks} tensor ranks ({})", names.join(", "))
-            }
-        }
+        let (replicas, ranks) = (self.replicas.mesh.replicas(), tensor_ranks(&self.replicas));
+        format!("Mirrored {replicas} replicas{ranks} ({})", names.join(", "))
     }
 }

@@ -1,12 +1,9 @@
 //! Replicas in several processes.
 
-use std::sync::Arc;
+use distribute_cluster::{ClusterResolver, Membership, SimpleResolver};
 
-use distribute_cluster::{ClusterResolver, Coordination, CoordinationOptions, Membership, SimpleResolver};
-
-use crate::devices::check_devices;
-use crate::mesh::Mesh;
-use crate::{CommunicationOptions, Replicas, Result, Strategy, StrategyExtended, intra_op};
+use crate::workers::{Workers, described};
+use crate::{CommunicationOptions, Replicas, Result, Strategy, StrategyExtended};
 
 /// Synchronous training on the devices of several processes, each replica with its own copy of every variable.
 ///
@@ -30,23 +27,19 @@ impl MultiWorkerMirroredStrategy {
 /// Builds a [`MultiWorkerMirroredStrategy`].
 #[derive(Clone, Debug, Default)]
 pub struct MultiWorkerMirroredBuilder {
-    devices: Option<Vec<String>>,
-    communication: CommunicationOptions,
-    membership: Option<Membership>,
-    cluster: Option<SimpleResolver>,
-    tensor_parallel: Option<usize>,
+    workers: Workers,
 }
 
 impl MultiWorkerMirroredBuilder {
     /// Sets the devices of this process's replicas; every process must have the same number. Default: `CPU:0`.
     pub fn devices<D: Into<String>>(mut self, devices: impl IntoIterator<Item = D>) -> Self {
-        self.devices = Some(devices.into_iter().map(Into::into).collect());
+        self.workers.devices(devices);
         self
     }
 
     /// Sets how replicas communicate.
     pub fn communication(mut self, options: CommunicationOptions) -> Self {
-        self.communication = options;
+        self.workers.communication(options);
         self
     }
 
@@ -54,14 +47,13 @@ impl MultiWorkerMirroredBuilder {
     /// [`MirroredBuilder::tensor_parallel`](crate::MirroredBuilder::tensor_parallel) does. The ranks of a tensor group
     /// are in one process, and every process must have the same mesh. Default: 1.
     pub fn tensor_parallel(mut self, ranks: usize) -> Self {
-        self.tensor_parallel = Some(ranks);
+        self.workers.tensor_parallel(ranks);
         self
     }
 
     /// Sets the membership of the cluster, instead of reading it from the environment.
     pub fn membership(mut self, membership: Membership) -> Self {
-        self.membership = Some(membership);
-        self.cluster = None;
+        self.workers.membership(membership);
         self
     }
 
@@ -83,9 +75,7 @@ impl MultiWorkerMirroredBuilder {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn cluster_resolver(mut self, resolver: &dyn ClusterResolver) -> Result<Self> {
-        let alone = || Membership::new(0, 1, "");
-        self.membership = Some(Membership::from_resolver(resolver)?.map_or_else(alone, Ok)?);
-        self.cluster = Some(SimpleResolver::of(resolver)?);
+        self.workers.cluster_resolver(resolver)?;
         Ok(self)
     }
 
@@ -97,23 +87,7 @@ impl MultiWorkerMirroredBuilder {
     /// [`Error::Cluster`](crate::Error::Cluster) if the environment is invalid or tasks are missing;
     /// [`Error::Collective`](crate::Error::Collective) if the group cannot be joined.
     pub fn build(self) -> Result<Strategy> {
-        let names = self.devices.unwrap_or_else(|| vec!["CPU:0".to_owned()]);
-        let devices = check_devices("MultiWorkerMirroredStrategy", names, None)?;
-        let mesh = Mesh::new("MultiWorkerMirroredStrategy", devices.len(), self.tensor_parallel.unwrap_or(1))?;
-        intra_op::share_cores(devices.len());
-        let options = self.communication.options(&devices)?;
-        let membership = match self.membership {
-            Some(membership) => Some(membership),
-            None => Membership::from_env()?,
-        };
-        let cluster = self.cluster.or_else(|| membership.as_ref()?.cluster());
-        let replicas = match membership {
-            None => Replicas::local_in(mesh, devices, options)?,
-            Some(membership) => {
-                let coordination = Coordination::start(&membership, CoordinationOptions::from_env()?)?;
-                Replicas::joined_in(mesh, devices, Arc::new(coordination), options)?
-            }
-        };
+        let (replicas, cluster) = self.workers.join("MultiWorkerMirroredStrategy")?;
         Ok(Strategy::new(MultiWorkerMirroredStrategy { replicas, cluster }))
     }
 }
@@ -132,16 +106,6 @@ impl StrategyExtended for MultiWorkerMirroredStrategy {
     }
 
     fn describe(&self) -> String {
-        let topology = self.replicas.topology;
-        let transport = self.replicas.transport();
-        let ranks = match self.replicas.mesh.tensor() {
-            1 => String::new(),
-            ranks => format!(" × {ranks} tensor ranks"),
-        };
-        format!(
-            "MultiWorkerMirrored {} workers × {} CPU{ranks} · {transport}",
-            topology.workers(),
-            topology.replicas_per_worker()
-        )
+        format!("MultiWorkerMirrored {}", described(&self.replicas))
     }
 }

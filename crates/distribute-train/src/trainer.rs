@@ -46,14 +46,15 @@ pub trait Trainee: Sync {
     /// Returns the metrics, whose sums follow those of the loss.
     fn metrics(&self) -> &Metrics;
 
-    /// Makes a step on each of the batches, one after another. `class_weights` has the factors of the losses of
-    /// examples, by class; it is empty if there are none. Returns each local replica's [`sums`] over the batches.
+    /// Makes a step on each of the batches, one after another, in one run. `class_weights` has the factors of the
+    /// losses of examples, by class; it is empty if there are none. Returns each local replica's [`sums`] over the
+    /// batches.
     ///
     /// # Errors
     /// The library's error if the model fails, and the collective's if a replica is missing or fails.
     fn train_on(
         &self,
-        batches: Vec<PerReplica<Self::Examples>>,
+        batches: PerReplica<Vec<Part<Self::Examples>>>,
         batch_size: usize,
         class_weights: &[f32],
     ) -> Result<PerReplica<Vec<f64>>, Self::Error>;
@@ -63,6 +64,16 @@ pub trait Trainee: Sync {
     /// # Errors
     /// The library's error if the model fails, and the collective's if a replica is missing or fails.
     fn evaluate_on(&self, batch: PerReplica<Self::Examples>) -> Result<PerReplica<Vec<f64>>, Self::Error>;
+}
+
+/// One replica's part of a batch.
+#[derive(Clone, Copy, Debug)]
+pub struct Part<E> {
+    /// The examples; for a replica without any, some that its results do not count.
+    pub examples: E,
+    /// Whether the replica has examples in this batch. [`begin_batch`](distribute_strategy::ReplicaContext::begin_batch)
+    /// is to be told.
+    pub has_examples: bool,
 }
 
 /// The way in which tensors in memory are divided into batches; datasets are batched already.
@@ -119,6 +130,18 @@ pub fn evaluate<T: Trainee>(
 ) -> Result<Vec<(String, f64)>, T::Error> {
     let batching = Batching { batch_size: BATCH_SIZE, shuffle: false };
     evaluate_distributed(trainer, &data.distribute(trainer.strategy(), batching)?.0, None)
+}
+
+/// Returns the parts of each replica in batches that follow each other.
+fn by_replica<E>(batches: Vec<PerReplica<E>>, replicas: usize) -> PerReplica<Vec<Part<E>>> {
+    let mut all: Vec<Vec<Part<E>>> = (0..replicas).map(|_| Vec::with_capacity(batches.len())).collect();
+    for batch in batches {
+        let has_examples: Vec<bool> = (0..batch.len()).map(|local| batch.has_examples(local)).collect();
+        let parts = batch.into_values().into_iter().zip(has_examples);
+        let parts = parts.map(|(examples, has_examples)| Part { examples, has_examples });
+        all.iter_mut().zip(parts).for_each(|(of_replica, part)| of_replica.push(part));
+    }
+    PerReplica::new(all)
 }
 
 fn evaluate_distributed<T: Trainee>(

@@ -20,7 +20,7 @@ use distribute_train::callbacks::KubeflowStatus;
 use distribute_train::checkpoint::{Checkpointed, Snapshot};
 use distribute_train::metrics::Metrics;
 use distribute_train::progress::{Form, Options, Progress, Summary};
-use distribute_train::trainer::{Batching, Fit, Trainee, TrainingData, fit, sums};
+use distribute_train::trainer::{Batching, Fit, Part, Trainee, TrainingData, fit, sums};
 use distribute_values::PerReplica;
 
 use self::stand_in::{Answer, PATH, Seen, StandIn};
@@ -101,11 +101,11 @@ impl Trainee for Toy {
 
     fn train_on(
         &self,
-        batches: Vec<PerReplica<Array<i64>>>,
+        batches: PerReplica<Vec<Part<Array<i64>>>>,
         _: usize,
         _: &[f32],
     ) -> Result<PerReplica<Vec<f64>>, BoxError> {
-        assert_eq!(batches.len(), 1);
+        assert!(batches.values().iter().all(|parts| parts.len() == 1));
         self.step()
     }
 

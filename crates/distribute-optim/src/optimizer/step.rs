@@ -3,27 +3,19 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use distribute_collectives::{Compression, FusedAllReduce, FusionOptions, ReduceOp};
+use distribute_collectives::ReduceOp;
 use distribute_device::{BufferMut, DType, Element};
 use distribute_strategy::{Recoverable, ReplicaContext};
 use distribute_values::with_storage;
-use parking_lot::Mutex;
 
 use super::Optimizer;
 use super::states::Change;
 use crate::agreement::audit_replica;
-use crate::exchange::{
-    Exchange, GradientShard, InProgress, OnDevice, PartsStep, Reducer, ShardedStep, StepFlags, SumOnDevice, Summed,
-    Sums, Update, WholeStep, is_exchanged,
-};
-use crate::gradient::{Accumulated, Clip, Reduced, Scaling, SquaresOfParts, change, is_finite, square_sum};
+use crate::exchange::{GradientShard, StepFlags, SumOnDevice, Summed, Sums, Update};
+use crate::gradient::{Clip, Reduced, Scaling, SquaresOfParts, change, is_finite, square_sum};
 use crate::library::dtype;
-use crate::plan::Plan;
 use crate::rule::{Real, UpdateRule};
-use crate::{DeviceExchange, DeviceUpdate, Error, Parameters, StepCounts, TensorLibrary, is_short};
-
-/// The index of a variable, and its gradient.
-type Fired<L> = (usize, <L as TensorLibrary>::Tensor);
+use crate::{DeviceExchange, DeviceUpdate, Error, StepCounts, TensorLibrary, is_short};
 
 impl<L: TensorLibrary> Optimizer<L> {
     pub(super) fn step(&self, context: &ReplicaContext, local: usize, loss: &L::Loss) -> Result<(), L::Error> {
@@ -100,7 +92,7 @@ impl<L: TensorLibrary> Optimizer<L> {
     }
 
     /// Registers the state, so that a failed run reverts what steps change.
-    fn watch(&self, context: &ReplicaContext) -> Result<(), L::Error> {
+    pub(super) fn watch(&self, context: &ReplicaContext) -> Result<(), L::Error> {
         self.states.check()?;
         context.check_weighed()?;
         let states: Arc<dyn Recoverable> = self.states.clone();
@@ -317,157 +309,6 @@ impl<L: TensorLibrary> Optimizer<L> {
         Ok(Applied { finite: true, gradient_norm })
     }
 
-    /// Runs backward and reduces gradients meanwhile.
-    fn backward(
-        &self,
-        context: &ReplicaContext,
-        local: usize,
-        plan: &Arc<Plan>,
-        loss: &L::Loss,
-        accumulated: Accumulated<L>,
-    ) -> Result<Reducer<L>, L::Error> {
-        let reducer = self.reducer(context, local, plan, self.parts_step(context)?)?;
-        let state = Arc::new(Mutex::new(Some((reducer, accumulated))));
-        let sink = {
-            let state = state.clone();
-            Box::new(move |index, gradient| {
-                if let Some((reducer, accumulated)) = &mut *state.lock() {
-                    match accumulated.take_with(index, gradient) {
-                        Ok(gradient) => reducer.push(index, gradient),
-                        Err(error) => reducer.fail(error),
-                    }
-                }
-            })
-        };
-        self.parameters.backward(local, sink, loss)?;
-        // No other function takes the reducer.
-        let (mut reducer, accumulated) = state.lock().take().ok_or(Error::NoGradient)?;
-        check_cut(context, &self.parameters, reducer.has_any())?;
-        for (index, gradient) in accumulated.into_rest()? {
-            reducer.push(index, gradient);
-        }
-        Ok(reducer)
-    }
-
-    /// Runs the first backward, which shows which gradients there are and in which order, before anything is reduced
-    /// but sharded variables' gradients, which a replica may not have the memory to keep.
-    fn first_backward(
-        &self,
-        context: &ReplicaContext,
-        local: usize,
-        loss: &L::Loss,
-        accumulated: Accumulated<L>,
-    ) -> Result<Reducer<L>, L::Error> {
-        // Settings are compared first, because the operations themselves differ if, for example, one worker compresses.
-        let scaling = self.states.each[local].lock().standing.scaling;
-        context.compare_settings(self.settings(scaling).lines())?;
-        let parts = self.parts_step(context)?;
-        let first = First { parts, accumulated, fired: Vec::new(), order: Vec::new(), failure: None };
-        let state = Arc::new(Mutex::new(Some(first)));
-        let sink = {
-            let (state, parameters) = (state.clone(), self.parameters.clone());
-            Box::new(move |index, gradient| {
-                if let Some(first) = &mut *state.lock() {
-                    first.push(&parameters, index, gradient);
-                }
-            })
-        };
-        self.parameters.backward(local, sink, loss)?;
-        // No other function takes it.
-        let mut first = state.lock().take().ok_or(Error::NoGradient)?;
-        check_cut(context, &self.parameters, !first.order.is_empty())?;
-        for (index, gradient) in std::mem::take(&mut first.accumulated).into_rest()? {
-            first.push(&self.parameters, index, gradient);
-        }
-        let First { parts, fired, order, failure, .. } = first;
-        if let Some(failure) = failure {
-            return Err(failure);
-        }
-        let agreed = Plan::agree(context, &self.parameters, &order)?;
-        let plan = self.states.plan.get_or_init(|| agreed);
-        let mut reducer = self.reducer(context, local, plan, parts)?;
-        for (index, gradient) in fired {
-            reducer.push(index, gradient);
-        }
-        Ok(reducer)
-    }
-
-    /// Begins the exchange of sharded variables' gradients.
-    fn parts_step(&self, context: &ReplicaContext) -> Result<InProgress<PartsStep<L>>, L::Error> {
-        let step = PartsStep::begin(context, &self.parameters, self.states.parts_order())?;
-        Ok(InProgress::new(context, step))
-    }
-
-    fn reducer(
-        &self,
-        context: &ReplicaContext,
-        local: usize,
-        plan: &Arc<Plan>,
-        parts: InProgress<PartsStep<L>>,
-    ) -> Result<Reducer<L>, L::Error> {
-        let scaling = self.states.each[local].lock().standing.scaling;
-        let exchange = self.exchange(context, local, plan)?;
-        Ok(Reducer::new(context, &self.parameters, plan, self.settings(scaling), exchange, parts))
-    }
-
-    /// Starts the exchange of one step's gradients.
-    fn exchange(
-        &self,
-        context: &ReplicaContext,
-        local: usize,
-        plan: &Arc<Plan>,
-    ) -> Result<Box<dyn Exchange<L>>, L::Error> {
-        if self.sharded {
-            return Ok(Box::new(ShardedStep::new(plan)));
-        }
-        let mut state = self.states.each[local].lock();
-        if state.on_device.is_none() && !self.parameters.shared {
-            state.on_device = Some(L::Devices::new(context, &self.parameters, plan)?);
-        }
-        if let Some(Some(devices)) = &state.on_device {
-            if !matches!(self.compression, Compression::None) {
-                let why = "gradients of GPUs are sent as they are; leave compress out";
-                return Err(Error::Combination { what: "compress", other: "a replica on a GPU", why }.into());
-            }
-            return Ok(Box::new(OnDevice::<L>(devices.begin(context)?)));
-        }
-        let fused = match &mut state.fused {
-            Some(fused) => fused,
-            none => {
-                let options = FusionOptions::default().compression(self.compression.clone());
-                none.insert(FusedAllReduce::with_plan(plan.buckets.clone(), &options)?)
-            }
-        };
-        Ok(Box::new(WholeStep::new(plan, fused.begin())))
-    }
-
-    /// Adds the gradients of `loss` to those that this replica accumulates for its next step.
-    pub(super) fn accumulate(&self, context: &ReplicaContext, local: usize, loss: &L::Loss) -> Result<(), L::Error> {
-        self.watch(context)?;
-        let scaling = self.states.each[local].lock().standing.scaling;
-        let scaled = scaling.map(|scaling| L::scale(loss, scaling.scale)).transpose()?;
-        let fired = self.record(context, local, scaled.as_ref().unwrap_or(loss))?;
-        let mut accumulated = self.states.each[local].lock().standing.accumulated.clone();
-        for (index, gradient) in fired {
-            accumulated.add(index, gradient)?;
-        }
-        self.states.each[local].lock().standing.accumulated = accumulated;
-        Ok(())
-    }
-
-    /// Runs backward and returns the gradients in the order in which they were reported.
-    fn record(&self, context: &ReplicaContext, local: usize, loss: &L::Loss) -> Result<Vec<Fired<L>>, L::Error> {
-        let fired: Arc<Mutex<Vec<Fired<L>>>> = Arc::default();
-        let sink = {
-            let fired = fired.clone();
-            Box::new(move |index, gradient| fired.lock().push((index, gradient)))
-        };
-        self.parameters.backward(local, sink, loss)?;
-        let fired = std::mem::take(&mut *fired.lock());
-        check_cut(context, &self.parameters, !fired.is_empty())?;
-        Ok(fired)
-    }
-
     fn apply(&self, local: usize, step: u64, learning_rate: f64, reduced: Reduced<L>) -> Result<(), L::Error> {
         let parameter = &self.parameters.variables()[reduced.index].components()[local];
         let mut slots: Vec<L::Tensor> =
@@ -488,18 +329,6 @@ impl<L: TensorLibrary> Optimizer<L> {
             None => Ok(()),
         }
     }
-}
-
-/// Refuses the loss of a replica without examples if it was disconnected from the model: other replicas wait during
-/// backward for collectives that this replica would skip.
-fn check_cut<L: TensorLibrary>(
-    context: &ReplicaContext,
-    parameters: &Parameters<L>,
-    has_gradients: bool,
-) -> Result<(), Error> {
-    let waits = || context.has_graph_group() || parameters.variables().iter().any(|v| v.layout().is_some());
-    let is_cut = !has_gradients && !context.has_examples() && waits();
-    if is_cut { Err(Error::CutLoss) } else { Ok(()) }
 }
 
 /// Rounds a parameter of 16 bits from its f32 copy.
@@ -546,37 +375,6 @@ struct Parts<L: TensorLibrary> {
     squares: f64,
     /// The squares of the gradients of variables that are split among tensor ranks.
     squares_of_split: SquaresOfParts,
-}
-
-/// The gradients of the first backward.
-struct First<L: TensorLibrary> {
-    parts: InProgress<PartsStep<L>>,
-    accumulated: Accumulated<L>,
-    /// The gradients of variables that are not sharded.
-    fired: Vec<Fired<L>>,
-    /// The order in which all gradients became complete.
-    order: Vec<usize>,
-    failure: Option<L::Error>,
-}
-
-impl<L: TensorLibrary> First<L> {
-    fn push(&mut self, parameters: &Parameters<L>, index: usize, gradient: L::Tensor) {
-        if self.failure.is_none()
-            && let Err(error) = self.try_push(parameters, index, gradient)
-        {
-            self.failure = Some(error);
-        }
-    }
-
-    fn try_push(&mut self, parameters: &Parameters<L>, index: usize, gradient: L::Tensor) -> Result<(), L::Error> {
-        let gradient = self.accumulated.take_with(index, gradient)?;
-        self.order.push(index);
-        match is_exchanged(&parameters.variables()[index]) {
-            true => self.parts.push(index, gradient)?,
-            false => self.fired.push((index, gradient)),
-        }
-        Ok(())
-    }
 }
 
 /// The outcome of applying a step.

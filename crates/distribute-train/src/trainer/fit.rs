@@ -6,7 +6,7 @@ use distribute_values::PerReplica;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-use super::{Batching, Fit, Trainee, TrainingData, evaluate_distributed, results, sums, sums_of_all};
+use super::{Batching, Fit, Trainee, TrainingData, by_replica, evaluate_distributed, results, sums, sums_of_all};
 use crate::callbacks::{Callback, Occasion, Run, Training};
 use crate::checkpoint::{CheckpointManager, Checkpointed, RunId};
 use crate::history::History;
@@ -248,6 +248,7 @@ impl<T: Trainee> Session<'_, T> {
         }
         let count = batches.len() as u64;
         if count > 0 {
+            let batches = by_replica(batches, self.trainer.strategy().num_local_replicas());
             add(&mut self.sums, self.trainer.train_on(batches, self.batch_size, &self.class_weights)?);
             self.steps += count;
             self.standing.steps += count;
