@@ -166,6 +166,10 @@ impl WorkerMethods {
         attendance.jobs.try_send((closure, done)).map_err(|_| Status::unavailable(busy))?;
         // Waits for as long as the function runs: the coordinator limits that, and ends the call.
         let Outcome { mut problem, payload, .. } = outcome.await.map_err(|_| elsewhere())?;
+        if attendance.over.load(Ordering::Acquire) {
+            // The function was told to end early, so its value may be no result.
+            return Err(elsewhere());
+        }
         let part = move |(payload, more)| Ok(Outcome { problem: problem.take(), more, payload });
         reply_all(parts_of(payload).map(part))
     }

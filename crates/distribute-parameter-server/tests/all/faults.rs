@@ -239,7 +239,8 @@ fn a_second_coordinator_takes_over_and_the_first_is_told() {
     assert!(error.to_string().contains("another coordinator"), "{error}");
     drop(first);
     // A wait for a result that will never come also gets an error.
-    assert!(matches!(running.fetch::<()>(), Err(Error::Cancelled { .. } | Error::ServerLost { .. })));
+    let outcome = running.fetch::<()>();
+    assert!(matches!(outcome, Err(Error::Cancelled { .. } | Error::ServerLost { .. })), "{outcome:?}");
     second.schedule("add", &5.0).unwrap();
     second.join().unwrap();
     assert_eq!(total(&second), 10.0);
