@@ -8,8 +8,7 @@ use std::sync::{Arc, Weak};
 use burn_autodiff::NodeId;
 use burn_autodiff::checkpoint::retro_forward::RetroForward;
 use burn_autodiff::checkpoint::state::BackwardStates;
-use burn_backend::TensorData;
-use burn_flex::FlexTensor;
+use burn_flex::{FlexTensor, Layout};
 use distribute_collectives::Error as CollectiveError;
 use distribute_device::BufferRef;
 use distribute_optim::backend::{Gathering, ShardLayout, start_gather};
@@ -19,7 +18,8 @@ use distribute_values::TensorStorage;
 use parking_lot::Mutex;
 
 use crate::hook::Copy;
-use crate::tensor::made;
+use crate::spare::Spare;
+use crate::tensor::{burn_type, made};
 use crate::{Error, Result};
 
 /// The most gathers that are remembered, of forward passes that no backward follows.
@@ -27,7 +27,11 @@ const LONGEST: usize = 1 << 16;
 
 /// The gathers of one replica.
 #[derive(Default)]
-pub(crate) struct Gathers(Mutex<Order>);
+pub(crate) struct Gathers {
+    order: Mutex<Order>,
+    /// The memory of weights that were dropped.
+    spare: Arc<Spare>,
+}
 
 #[derive(Default)]
 struct Order {
@@ -57,7 +61,7 @@ type Pending = Box<dyn FnOnce() -> Result<FlexTensor, CollectiveError> + Send>;
 impl Gathers {
     /// Sets the replica's copies, by variable.
     pub(crate) fn set_copies(&self, copies: Vec<Weak<Copy>>) {
-        self.0.lock().copies = copies;
+        self.order.lock().copies = copies;
     }
 
     /// Returns the whole of a weight: in a replica from all replicas, outside from the parts of this process. If it is
@@ -70,7 +74,7 @@ impl Gathers {
         match self.gathered(copy, layout, &groups) {
             Ok(whole) => {
                 if is_recorded {
-                    self.0.lock().live.push((Arc::downgrade(copy), Arc::downgrade(&whole.data_arc())));
+                    self.order.lock().live.push((Arc::downgrade(copy), Arc::downgrade(&whole.data_arc())));
                 }
                 whole
             }
@@ -85,17 +89,17 @@ impl Gathers {
         groups: &ShardGroups,
     ) -> distribute_strategy::Result<FlexTensor> {
         let pending = {
-            let mut order = self.0.lock();
+            let mut order = self.order.lock();
             let pending = match order.ahead.take() {
                 Some(ahead) if ahead.index == copy.index && ahead.version == copy.value.version() => ahead.pending,
                 // Something else is used than was expected.
-                _ => start(copy, layout, groups)?,
+                _ => start(copy, layout, groups, &self.spare)?,
             };
             if let Some(next) = order.advance(copy.index)
                 && let Some(layout) = &next.layout
             {
                 let (index, version) = (next.index, next.value.version());
-                order.ahead = Some(Ahead { index, version, pending: start(&next, layout, groups)? });
+                order.ahead = Some(Ahead { index, version, pending: start(&next, layout, groups, &self.spare)? });
             }
             pending
         };
@@ -105,7 +109,7 @@ impl Gathers {
     /// Ends a step: its order is what the next one is expected to repeat. Nothing that was gathered before an update is
     /// used after it.
     pub(crate) fn end_step(&self) {
-        let mut order = self.0.lock();
+        let mut order = self.order.lock();
         order.last = std::mem::take(&mut order.now);
         (order.expected, order.ahead) = (None, None);
         order.live.clear();
@@ -113,7 +117,7 @@ impl Gathers {
 
     /// Forgets the gathers of a run that has failed, and what its group was about to gather.
     pub(crate) fn forget(&self) {
-        let mut order = self.0.lock();
+        let mut order = self.order.lock();
         (order.expected, order.ahead) = (None, None);
         order.now.clear();
         order.live.clear();
@@ -121,7 +125,7 @@ impl Gathers {
 
     /// Warns about weights that are still in memory at the end of the forward pass.
     pub(crate) fn warn_of_kept(&self) {
-        let mut order = self.0.lock();
+        let mut order = self.order.lock();
         let kept = order.live.iter().filter(|(_, memory)| memory.strong_count() > 0);
         let mut names: Vec<String> = kept.filter_map(|(copy, _)| Some(copy.upgrade()?.name.clone())).collect();
         names.dedup();
@@ -160,12 +164,19 @@ impl Order {
 }
 
 /// Starts to gather the whole of a weight.
-fn start(copy: &Copy, layout: &ShardLayout, groups: &ShardGroups) -> distribute_strategy::Result<Pending> {
+fn start(
+    copy: &Copy,
+    layout: &ShardLayout,
+    groups: &ShardGroups,
+    spare: &Arc<Spare>,
+) -> distribute_strategy::Result<Pending> {
     let part = copy.value.flex();
-    let shape = layout.shape().to_vec();
-    with_dtype!(copy.value.dtype()?, T => {
-        let gathering: Gathering<T> = start_gather(groups, &copy.name, layout, part.storage::<T>())?;
-        Ok(Box::new(move || Ok(FlexTensor::from_data(TensorData::new(gathering.wait()?, shape)))))
+    let (dtype, whole) = (copy.value.dtype()?, Layout::contiguous(layout.shape().to_vec().into()));
+    let spare = spare.clone();
+    with_dtype!(dtype, T => {
+        let memory = spare.take(layout.len());
+        let gathering: Gathering<T> = start_gather(groups, &copy.name, layout, part.storage::<T>(), memory)?;
+        Ok(Box::new(move || Ok(FlexTensor::new(spare.bytes(gathering.wait()?), whole, burn_type(dtype)))))
     })
 }
 

@@ -53,6 +53,7 @@ mod library;
 mod losses;
 mod model;
 mod optimizer;
+mod spare;
 mod statistics;
 mod tensor;
 mod trainer;

@@ -1,5 +1,6 @@
 //! burn's tensors as distributed values, and the tensors that optimizers write in place.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -102,6 +103,15 @@ impl TensorStorage<Burn> for BurnTensor {
 
     fn beside(&self, shape: &[usize], elements: BufferRef<'_>) -> distribute_values::Result<BurnTensor> {
         Ok(BurnTensor::new(made(shape, elements)?))
+    }
+
+    fn of_elements<T: Element>(&self, shape: &[usize], elements: Vec<T>) -> distribute_values::Result<BurnTensor> {
+        let mut elements = Some(elements);
+        with_dtype!(T::DTYPE, E => {
+            // E is T.
+            let elements = (&mut elements as &mut dyn Any).downcast_mut::<Option<Vec<E>>>().and_then(Option::take);
+            Ok(BurnTensor::new(owned(shape, elements.unwrap_or_default())?))
+        })
     }
 
     fn into_elements<T: Element>(self) -> distribute_values::Result<Vec<T>> {
@@ -219,16 +229,17 @@ pub(crate) fn burn_type(dtype: DType) -> BurnType {
 
 /// Creates a contiguous tensor with these elements.
 pub(crate) fn made(shape: &[usize], elements: BufferRef<'_>) -> distribute_values::Result<FlexTensor> {
+    with_dtype!(elements.dtype(), E => owned(shape, elements.as_slice::<E>()?.to_vec()))
+}
+
+/// Creates a contiguous tensor of these elements.
+fn owned<E: burn_backend::Element>(shape: &[usize], elements: Vec<E>) -> distribute_values::Result<FlexTensor> {
     let expected: usize = shape.iter().product();
     if elements.len() != expected {
-        return Err(refused(
-            "make a tensor",
-            format!("shape {shape:?} has {expected} elements, not {}", elements.len()),
-        ));
+        let problem = format!("shape {shape:?} has {expected} elements, not {}", elements.len());
+        return Err(refused("make a tensor", problem));
     }
-    with_dtype!(elements.dtype(), E => {
-        Ok(FlexTensor::from_data(TensorData::new(elements.as_slice::<E>()?.to_vec(), shape.to_vec())))
-    })
+    Ok(FlexTensor::from_data(TensorData::new(elements, shape.to_vec())))
 }
 
 fn is_float(dtype: BurnType) -> bool {

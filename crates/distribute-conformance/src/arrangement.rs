@@ -22,6 +22,8 @@ enum Kind {
     Mirrored,
     CentralStorage,
     MultiWorkerMirrored,
+    /// Shards every parameter, also small ones.
+    FullySharded,
 }
 
 impl Arrangement {
@@ -39,7 +41,11 @@ impl Arrangement {
         Arrangement { tensor: 2, ..self }
     }
 
-    pub(crate) const ALL: [Arrangement; 11] = [
+    const fn sharded(self) -> Arrangement {
+        Arrangement { kind: Kind::FullySharded, ..self }
+    }
+
+    pub(crate) const ALL: [Arrangement; 14] = [
         Arrangement::alone("Default", "default", Kind::Default, 1),
         Arrangement::alone("OneDevice", "one device", Kind::OneDevice, 1),
         Arrangement::alone("Mirrored 1", "mirrored 1", Kind::Mirrored, 1),
@@ -51,6 +57,9 @@ impl Arrangement {
         Arrangement::workers("MultiWorkerMirrored 2x1", "workers 2×1", 2, 1),
         Arrangement::workers("MultiWorkerMirrored 2x2", "workers 2×2", 2, 2),
         Arrangement::workers("MultiWorkerMirrored 2x1 of 2 tensor ranks", "workers 2×1×2", 2, 2).in_pairs(),
+        Arrangement::alone("FullySharded 2", "sharded 2", Kind::FullySharded, 2),
+        Arrangement::alone("FullySharded 4", "sharded 4", Kind::FullySharded, 4),
+        Arrangement::workers("FullySharded 2x1", "sharded 2×1", 2, 1).sharded(),
     ];
 
     pub(crate) fn strategy(&self) -> distribute::Result<Strategy> {
@@ -63,6 +72,7 @@ impl Arrangement {
             Kind::MultiWorkerMirrored => {
                 MultiWorkerMirroredStrategy::builder().devices(devices).tensor_parallel(self.tensor).build()?
             }
+            Kind::FullySharded => FullyShardedStrategy::builder().devices(devices).mirror_below(1).build()?,
         })
     }
 }

@@ -19,6 +19,19 @@ pub(crate) fn in_one_process(strategy: &Strategy) -> Result<(), Stop> {
     }
 }
 
+/// Returns what was built, or `None` if the strategy shards parameters and refuses it in words because it takes whole
+/// ones.
+pub(crate) fn unless_whole<T, E: std::error::Error>(strategy: &Strategy, built: Result<T, E>) -> Result<Option<T>, E> {
+    match built {
+        Err(error)
+            if strategy.sharding().is_some() && error.to_string().contains("FullyShardedStrategy does not go with") =>
+        {
+            Ok(None)
+        }
+        built => built.map(Some),
+    }
+}
+
 /// Skips strategies of one replica, for promises about replicas that differ.
 pub(crate) fn with_several_replicas(strategy: &Strategy) -> Result<(), Stop> {
     match strategy.num_local_replicas() {

@@ -290,7 +290,8 @@ impl<L: TensorLibrary> Optimizer<L> {
                 _ => {}
             }
         }
-        let refuse = |other, why| Err(Error::Combination { what: "zero1", other, why });
+        let what = if self.parameters.sharding.is_some() { "FullyShardedStrategy" } else { "zero1" };
+        let refuse = |other, why| Err(Error::Combination { what, other, why });
         match self.clip {
             _ if !self.sharded => Ok(self),
             _ if self.library.is_some() => refuse(

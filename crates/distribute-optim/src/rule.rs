@@ -252,6 +252,26 @@ mod tests {
     }
 
     #[test]
+    fn averages_of_zeros_end_at_zero() {
+        for rule in [
+            UpdateRule::Sgd { momentum: 0.9, nesterov: false },
+            UpdateRule::Sgd { momentum: 0.9, nesterov: true },
+            UpdateRule::Adam { beta1: 0.9, beta2: 0.9, epsilon: 1e-8, weight_decay: 0.0 },
+            UpdateRule::Lamb { beta1: 0.9, beta2: 0.9, epsilon: 1e-8, weight_decay: 0.0 },
+            UpdateRule::RmsProp { rho: 0.9, momentum: 0.9, epsilon: 1e-7, centered: true },
+        ] {
+            let mut parameter = [1.0f32];
+            let mut memory = vec![[0.0f32; 1]; rule.slots().len()];
+            for step in 1..=2000 {
+                let mut slots: Vec<&mut [f32]> = memory.iter_mut().map(|slot| &mut slot[..]).collect();
+                rule.update(step, 0.01, &mut parameter, &[if step == 1 { 1.0 } else { 0.0 }], &mut slots);
+                assert!(memory.iter().all(|slot| !slot[0].is_subnormal()), "{rule:?}, step {step}: {memory:?}");
+            }
+            assert!(memory.iter().all(|slot| slot[0] == 0.0), "{rule:?}: {memory:?}");
+        }
+    }
+
+    #[test]
     fn rounding_leaves_no_variance_below_zero() {
         for gradient in [1000.1f32, 333.3, 1.1e6] {
             for momentum in [0.0, 0.5] {

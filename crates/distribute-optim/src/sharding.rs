@@ -25,7 +25,7 @@ use crate::{Error, ShardLayout, TensorLibrary, Variable};
 #[must_use = "the variable comes from `wait`"]
 pub struct Gathering<T: Element> {
     /// `None` once it was waited for.
-    work: Option<Work<[Vec<T>; 2]>>,
+    work: Option<Work<Vec<T>>>,
 }
 
 impl<T: Element> Gathering<T> {
@@ -41,7 +41,7 @@ impl<T: Element> Gathering<T> {
     /// collective operation.
     pub fn wait(mut self) -> Result<Vec<T>, CollectiveError> {
         let work = self.work.take();
-        work.map_or_else(|| Ok(Vec::new()), |work| work.wait().map(|[_, whole]| whole))
+        work.map_or_else(|| Ok(Vec::new()), Work::wait)
     }
 }
 
@@ -58,8 +58,9 @@ impl<T: Element> Drop for Gathering<T> {
 
 /// Starts to gather the whole of a sharded variable from the parts of all replicas of a shard group.
 ///
-/// `part` is this replica's part with its padding, `name` the variable's path. The result is a vector of its own, which
-/// an adapter can make a tensor of without a copy. The operation proceeds while the program computes.
+/// `part` is this replica's part with its padding, `name` the variable's path. The result is `spare`, a vector whose
+/// memory is used again if it has enough, and whose elements do not matter; an adapter can make a tensor of it without a
+/// copy. The operation proceeds while the program computes.
 ///
 /// # Ordering
 /// Every replica of the shard group gathers the same variables in the same order, as often as the others.
@@ -78,7 +79,7 @@ impl<T: Element> Drop for Gathering<T> {
 /// let wholes = strategy.run_with((), |context, ()| {
 ///     let part = layout.cut(&[1.0f32, 2.0, 3.0], layout.part_of(context.local_replica_id()));
 ///     let groups = context.shard_groups().expect("the strategy shards");
-///     let gathering = start_gather(&groups, "fc.weight", &layout, &part)?;
+///     let gathering = start_gather(&groups, "fc.weight", &layout, &part, Vec::new())?;
 ///     // … compute meanwhile …
 ///     Ok::<_, Error>(gathering.wait()?)
 /// })?;
@@ -90,8 +91,9 @@ pub fn start_gather<T: Element>(
     name: &str,
     layout: &ShardLayout,
     part: &[T],
+    spare: Vec<T>,
 ) -> Result<Gathering<T>, CollectiveError> {
-    let work = gather_work(groups, name, layout, part)?;
+    let work = gather_work(groups, name, layout, part, spare)?;
     Ok(Gathering { work: Some(work) })
 }
 
@@ -100,23 +102,26 @@ fn gather_work<T: Element>(
     name: &str,
     layout: &ShardLayout,
     part: &[T],
-) -> Result<Work<[Vec<T>; 2]>, CollectiveError> {
+    spare: Vec<T>,
+) -> Result<Work<Vec<T>>, CollectiveError> {
     let group = groups.gathers();
     let own = without_padding(groups, layout, part)?;
-    let counts = layout.counts();
-    group.parts(&counts).tag(tag(name)).start().all_gather(own, vec![T::default(); layout.len()])
+    let mut whole = spare;
+    whole.resize(layout.len(), T::default());
+    whole[layout.range(group.rank().index())].copy_from_slice(own);
+    group.parts(&layout.counts()).tag(tag(name)).start().all_gather_in_place(whole)
 }
 
 /// Returns the elements of this replica's part without its padding.
-fn without_padding<T: Element>(
+fn without_padding<'a, T: Element>(
     groups: &ShardGroups,
     layout: &ShardLayout,
-    part: &[T],
-) -> Result<Vec<T>, CollectiveError> {
+    part: &'a [T],
+) -> Result<&'a [T], CollectiveError> {
     let (got, expected) = (part.len(), layout.part_len());
     let count = layout.range(groups.gathers().rank().index()).len();
     match part.get(..count) {
-        Some(own) if got == expected => Ok(own.to_vec()),
+        Some(own) if got == expected => Ok(own),
         _ => {
             let remedy = "pass the component of the variable that the layout was made for";
             Err(CollectiveError::Length { what: "part of a sharded variable", got, expected, remedy })
@@ -268,7 +273,7 @@ fn whole<L: TensorLibrary>(
     with_dtype!(dtype::<L>(&components[0])?, T => {
         let wholes = strategy.on_shard_groups(|local, groups| {
             let part = components[local].to_elements::<T>()?;
-            Ok::<_, L::Error>(Some(gather_work(groups, name, layout, &part)?))
+            Ok::<_, L::Error>(Some(gather_work(groups, name, layout, &part, Vec::new())?))
         })?;
         let whole = joined::<L, T>(&components[0], (layout, split), wholes.into_iter().flatten())?;
         Ok(whole.ok_or_else(|| elsewhere(name))?)
@@ -290,14 +295,14 @@ pub(crate) fn whole_on_chief<L: TensorLibrary>(
             if replica >= layout.parts() {
                 return Ok::<_, L::Error>(None);
             }
-            let part = without_padding(groups, layout, &components[local].to_elements::<T>()?)?;
+            let part = without_padding(groups, layout, &components[local].to_elements::<T>()?)?.to_vec();
             let whole = if replica == 0 { vec![T::default(); layout.len()] } else { Vec::new() };
             Ok(Some(groups.gathers().parts(&counts).tag(tag(name)).start().gather(part, whole, Rank(0))?))
         })?;
         if !strategy.is_chief() {
             return Ok(None);
         }
-        let whole = joined::<L, T>(&components[0], (layout, split), gathered.into_iter().flatten())?;
+        let whole = joined::<L, T>(&components[0], (layout, split), gathered.into_iter().flatten().map(|[_, whole]| whole))?;
         Ok(Some(whole.ok_or_else(|| elsewhere(name))?))
     })
 }
@@ -307,10 +312,10 @@ pub(crate) fn whole_on_chief<L: TensorLibrary>(
 fn joined<L: TensorLibrary, T: Element>(
     like: &L::Tensor,
     (layout, split): (&ShardLayout, Option<TensorSplit>),
-    gathered: impl Iterator<Item = [Vec<T>; 2]>,
+    gathered: impl Iterator<Item = Vec<T>>,
 ) -> Result<Option<L::Tensor>, L::Error> {
     let parts = gathered.take(split.map_or(1, |split| split.parts()));
-    let parts = parts.map(|[_, whole]| like.beside(layout.shape(), BufferRef::from(&whole[..])));
+    let parts = parts.map(|whole| like.of_elements(layout.shape(), whole));
     let mut parts = parts.collect::<distribute_values::Result<Vec<_>>>()?;
     Ok(match split {
         Some(split) if parts.len() == split.parts() => Some(tensor_split::joined::<L, _>(split, &parts)?),

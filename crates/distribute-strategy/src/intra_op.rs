@@ -1,36 +1,81 @@
-//! Limits the threads of one operation so that replicas do not compete for cores.
+//! The threads of one operation of a tensor library.
 //!
-//! Tensor libraries read RAYON_NUM_THREADS to decide how many threads one operation uses. Two replicas on two cores
-//! that both use two threads run at half the speed of two that use one each.
-#![expect(unsafe_code, reason = "setting an environment variable is unsafe once there are other threads")]
+//! Tensor libraries divide an operation among the threads of a rayon pool. All replicas of a process in one pool would
+//! wait for each other's operations, and a thread outside the pool waits for a thread of it in each operation. So each
+//! replica's thread is a member of a pool of its own, with its share of the cores.
+
+use std::cell::RefCell;
+
+use rayon::{ThreadPool, ThreadPoolBuilder};
 
 const VARIABLE: &str = "RAYON_NUM_THREADS";
 
-/// Gives each replica of this process its share of the cores, or warns and names the setting.
-pub(crate) fn share_cores(replicas: usize) {
+/// Returns the size of the pool of each of `replicas` replicas: RAYON_NUM_THREADS, or its share of the cores. `None` if
+/// the only replica has the process's common pool for itself.
+pub(crate) fn pool_size(replicas: usize) -> Option<usize> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let share = (cores / replicas.max(1)).max(1);
-    match std::env::var(VARIABLE).ok().and_then(|value| value.parse::<usize>().ok()) {
-        Some(threads) if threads > 1 && threads * replicas > cores => tracing::warn!(
-            "{VARIABLE}={threads} lets {replicas} replicas use {} threads on {cores} cores, which slows them down; set \
-             {VARIABLE}={share}",
-            threads * replicas
-        ),
-        Some(_) => {}
-        None if replicas == 1 => {}
-        None if threads_of_this_process() == Some(1) => {
-            // SAFETY: this is the only thread of the process, so no other one reads the environment meanwhile.
-            unsafe { std::env::set_var(VARIABLE, share.to_string()) };
+    let threads = match std::env::var(VARIABLE)
+        .ok()
+        .and_then(|value| value.parse::<usize>().ok())
+        .filter(|threads| *threads > 0)
+    {
+        Some(threads) if threads > 1 && threads * replicas > cores => {
+            tracing::warn!(
+                "{VARIABLE}={threads} lets {replicas} replicas use {} threads on {cores} cores, which slows them down; \
+                 set {VARIABLE}={share}",
+                threads * replicas
+            );
+            threads
         }
-        None => tracing::warn!(
-            "{replicas} replicas share {cores} cores, but each operation may use all of them, which slows them down; \
-            set \
-             {VARIABLE}={share} before the program starts, or make the strategy before any other thread"
+        Some(threads) => threads,
+        None => share,
+    };
+    // The thread of a pool of one would do what this one waits for.
+    (replicas > 1 || threads == 1).then_some(threads)
+}
+
+thread_local! {
+    /// The pool of this thread; it ends with the thread.
+    static POOL: RefCell<Option<ThreadPool>> = const { RefCell::new(None) };
+}
+
+/// Makes this thread a member of a pool of that many threads. A thread that is a member of some pool stays in it: rayon
+/// has no way to leave one.
+pub(crate) fn join_pool(threads: usize) {
+    if rayon::current_thread_index().is_some() {
+        return;
+    }
+    let name = std::thread::current().name().unwrap_or("replica").to_owned();
+    let pool = ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .thread_name(move |index| format!("{name}-{index}"))
+        .use_current_thread()
+        .build();
+    match pool {
+        Ok(pool) => POOL.set(Some(pool)),
+        Err(error) => tracing::warn!(
+            "no threads can be started for the operations of this replica ({error}); they run in the process's common \
+             pool, where replicas wait for each other"
         ),
     }
 }
 
-/// Returns `None` if the system does not tell.
-fn threads_of_this_process() -> Option<usize> {
-    Some(std::fs::read_dir("/proc/self/task").ok()?.count())
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_takes_part_in_its_own_operations() {
+        for threads in [1, 2] {
+            let thread = std::thread::spawn(move || {
+                join_pool(threads);
+                join_pool(5);
+                let here = std::thread::current().id();
+                let (mine, other) = rayon::join(|| std::thread::current().id(), rayon::current_num_threads);
+                (here == mine, other)
+            });
+            assert_eq!(thread.join().unwrap(), (true, threads));
+        }
+    }
 }

@@ -7,7 +7,7 @@ use crate::alone::refuse_lonely;
 use crate::devices::check_devices;
 use crate::mesh::Mesh;
 use crate::workers::tensor_ranks;
-use crate::{CommunicationOptions, Replicas, Result, Strategy, StrategyExtended, intra_op};
+use crate::{CommunicationOptions, Replicas, Result, Strategy, StrategyExtended};
 
 /// Synchronous training on several devices of one process, each with its own copy of every variable.
 ///
@@ -122,8 +122,9 @@ impl MirroredBuilder {
 
     /// Builds the strategy.
     ///
-    /// If several replicas share the cores of this machine, sets RAYON_NUM_THREADS so that each gets its share, or
-    /// warns and names the setting.
+    /// Replicas share the cores of this machine: an operation of a replica runs on its thread, and on as many others as
+    /// its share has, unless RAYON_NUM_THREADS says how many threads it may use. The thread that calls
+    /// [`run`](Strategy::run_with) becomes that of the first replica, also for operations of rayon outside of runs.
     ///
     /// # Errors
     /// [`Error::Devices`](crate::Error::Devices) if the list is empty or names a device twice or one that replicas
@@ -135,7 +136,6 @@ impl MirroredBuilder {
         let devices = check_devices("MirroredStrategy", names, self.table.as_ref())?;
         let mesh = Mesh::new("MirroredStrategy", devices.len(), self.tensor_parallel.unwrap_or(1))?;
         refuse_lonely("MirroredStrategy")?;
-        intra_op::share_cores(devices.len());
         let mut options = self.communication.options(&devices)?;
         if let Some(ops) = self.cross_device_ops {
             if let Some(caution) = ops.caution(&devices) {

@@ -1,6 +1,6 @@
 //! The threads that replicas run on.
 //!
-//! A rayon pool would not do: a replica that waits in a collective inside one of rayon's joins may steal the task of
+//! A rayon pool of all replicas would not do: a replica that waits in a collective inside one of rayon's joins may steal the task of
 //! the very replica it waits for.
 #![expect(unsafe_code, reason = "replica closures borrow from their caller, who waits for them")]
 
@@ -12,7 +12,7 @@ use std::thread::{JoinHandle, Thread};
 
 use crossbeam_channel::{Sender, bounded};
 
-use crate::{Error, Result};
+use crate::{Error, Result, intra_op};
 
 /// The payload of a panicked closure.
 pub(crate) type Panic = Box<dyn Any + Send>;
@@ -21,24 +21,30 @@ type Task<'a> = Box<dyn FnOnce() + Send + 'a>;
 
 /// One thread for each replica of this process except the first, which runs on the caller's thread.
 pub(crate) struct ReplicaThreads {
+    /// The size of the pool of each replica's operations, if each has its own.
+    pool_size: Option<usize>,
     threads: Vec<(Sender<Task<'static>>, JoinHandle<()>)>,
 }
 
 impl ReplicaThreads {
     /// Starts the threads; `first_replica` is the id of this process's first replica, for their names.
     pub(crate) fn start(replicas: usize, first_replica: usize) -> Result<ReplicaThreads> {
+        let pool_size = intra_op::pool_size(replicas);
         let threads = (1..replicas)
             .map(|local| {
                 let replica = first_replica + local;
                 let (sender, tasks) = bounded::<Task<'static>>(1);
                 let thread = std::thread::Builder::new()
                     .name(format!("replica-{replica}"))
-                    .spawn(move || tasks.into_iter().for_each(|task| task()))
+                    .spawn(move || {
+                        pool_size.into_iter().for_each(intra_op::join_pool);
+                        tasks.into_iter().for_each(|task| task());
+                    })
                     .map_err(|source| Error::Thread { replica, source })?;
                 Ok((sender, thread))
             })
             .collect::<Result<Vec<_>>>()?;
-        Ok(ReplicaThreads { threads })
+        Ok(ReplicaThreads { pool_size, threads })
     }
 
     /// Runs one closure per replica, all at the same time, and returns when all have ended.
@@ -50,6 +56,7 @@ impl ReplicaThreads {
     ) -> Vec<std::result::Result<R, Panic>> {
         let mut results: Vec<Option<std::result::Result<R, Panic>>> = closures.iter().map(|_| None).collect();
         let first = closures.remove(0);
+        self.pool_size.into_iter().for_each(intra_op::join_pool);
         {
             let (mine, others) = results.split_at_mut(1);
             let latch = Arc::new(Latch { pending: AtomicUsize::new(closures.len()), waiter: std::thread::current() });

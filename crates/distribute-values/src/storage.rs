@@ -40,6 +40,14 @@ pub trait TensorStorage<L>: Clone + Send + Sync + Sized + 'static {
     /// shape.
     fn beside(&self, shape: &[usize], elements: BufferRef<'_>) -> Result<Self>;
 
+    /// Creates a tensor like [`beside`](TensorStorage::beside), of a vector's memory if the library can.
+    ///
+    /// # Errors
+    /// The errors of [`beside`](TensorStorage::beside) occur in the same cases.
+    fn of_elements<T: Element>(&self, shape: &[usize], elements: Vec<T>) -> Result<Self> {
+        self.beside(shape, BufferRef::from(&elements[..]))
+    }
+
     /// Copies the elements to a tensor with storage of its own.
     ///
     /// # Errors

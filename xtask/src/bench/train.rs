@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use distribute::collectives::on_local_ranks;
+use distribute::optim::StepTimes;
 use distribute::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -114,8 +115,25 @@ struct Row {
     samples_per_s: f64,
     /// To the first row of the same library and model, per replica.
     ratio: f64,
+    /// The share of `minimize` that the first replica spends in collectives: what backward does not hide.
+    communication: f64,
     /// The largest resident memory of the first process.
     peak_mib: f64,
+}
+
+/// The measurement of one process.
+struct Measured {
+    /// Of all replicas.
+    samples_per_s: f64,
+    communication: f64,
+}
+
+impl Measured {
+    fn of(samples_per_s: f64, times: StepTimes) -> Measured {
+        let total = times.total.as_secs_f64();
+        let communication = if total > 0.0 { times.communication.as_secs_f64() / total } else { 0.0 };
+        Measured { samples_per_s, communication }
+    }
 }
 
 /// A way to train: its name, its description, replicas and processes.
@@ -168,8 +186,17 @@ fn arrangements(flags: &Flags, library: Library, model: Model) -> Result<Vec<Arr
 pub(crate) fn run(flags: &Flags) -> Result<(), String> {
     if !flags.json {
         println!(
-            "{:<7} {:<19} {:<42} {:>8} {:>9} {:>5} {:>10} {:>6} {:>9}",
-            "library", "model", "strategy", "replicas", "processes", "batch", "samples/s", "ratio", "peak MiB"
+            "{:<7} {:<19} {:<42} {:>8} {:>9} {:>5} {:>10} {:>6} {:>7} {:>9}",
+            "library",
+            "model",
+            "strategy",
+            "replicas",
+            "processes",
+            "batch",
+            "samples/s",
+            "ratio",
+            "comm %",
+            "peak MiB"
         );
     }
     for library in &flags.library {
@@ -182,6 +209,7 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
 
 fn measure(flags: &Flags, library: Library, model: Model, arrangements: &[Arrangement]) -> Result<(), String> {
     let mut rates: Vec<Vec<f64>> = vec![Vec::new(); arrangements.len()];
+    let mut shares: Vec<Vec<f64>> = vec![Vec::new(); arrangements.len()];
     let mut peaks: Vec<f64> = vec![0.0; arrangements.len()];
     let named =
         |value: Option<clap::builder::PossibleValue>| value.map_or_else(String::new, |v| v.get_name().to_owned());
@@ -197,17 +225,21 @@ fn measure(flags: &Flags, library: Library, model: Model, arrangements: &[Arrang
             let limit = Duration::from_secs_f64(flags.seconds * 8.0 + 120.0);
             processes::run(*count, &arguments, "auto", "auto", limit, |line| {
                 let mut numbers = line.split_whitespace().map(str::parse::<f64>);
-                let (Some(Ok(rate)), Some(Ok(peak))) = (numbers.next(), numbers.next()) else {
-                    return Err(format!("{line:?} is not a rate and a size"));
+                let mut number = || numbers.next().and_then(Result::ok);
+                let (Some(rate), Some(share), Some(peak)) = (number(), number(), number()) else {
+                    return Err(format!("{line:?} is not a rate, a share and a size"));
                 };
                 rates[index].push(rate);
+                shares[index].push(share);
                 peaks[index] = peaks[index].max(peak);
                 Ok(())
             })?;
         }
     }
     let medians: Vec<f64> = rates.into_iter().map(|rates| spread(rates).0).collect();
-    for ((_, strategy, replicas, processes), (rate, peak)) in arrangements.iter().zip(medians.iter().zip(peaks)) {
+    for (((_, strategy, replicas, processes), rate), (shares, peak)) in
+        arrangements.iter().zip(&medians).zip(shares.into_iter().zip(peaks))
+    {
         let row = Row {
             bench: "train".to_owned(),
             library: of_library.clone(),
@@ -218,12 +250,13 @@ fn measure(flags: &Flags, library: Library, model: Model, arrangements: &[Arrang
             batch: model.batch(),
             samples_per_s: *rate,
             ratio: rate / (medians[0] * *replicas as f64 / arrangements[0].2 as f64),
+            communication: spread(shares).0,
             peak_mib: peak,
         };
         match flags.json {
             true => println!("{}", serde_json::to_string(&row).map_err(text)?),
             false => println!(
-                "{:<7} {:<19} {:<42} {:>8} {:>9} {:>5} {:>10.0} {:>6.2} {:>9.0}",
+                "{:<7} {:<19} {:<42} {:>8} {:>9} {:>5} {:>10.0} {:>6.2} {:>7.1} {:>9.0}",
                 row.library,
                 row.model,
                 row.strategy,
@@ -232,6 +265,7 @@ fn measure(flags: &Flags, library: Library, model: Model, arrangements: &[Arrang
                 row.batch,
                 row.samples_per_s,
                 row.ratio,
+                100.0 * row.communication,
                 row.peak_mib
             ),
         }
@@ -239,14 +273,15 @@ fn measure(flags: &Flags, library: Library, model: Model, arrangements: &[Arrang
     Ok(())
 }
 
-/// One process of one arrangement; rank 0 prints samples per second of all replicas, and its largest resident memory.
+/// One process of one arrangement; rank 0 prints samples per second of all replicas, the share of collectives in its
+/// steps, and its largest resident memory.
 pub(crate) fn run_rank(flags: &RankFlags) -> Result<(), String> {
     let time = Duration::from_secs_f64(flags.seconds);
-    let rate = match flags.library {
+    let Measured { samples_per_s, communication } = match flags.library {
         Library::Candle => candle::run(&flags.arrangement, flags.model, time),
         Library::Burn => burn::run(&flags.arrangement, flags.model, time),
     }?;
-    println!("{rate} {}", peak_mib());
+    println!("{samples_per_s} {communication} {}", peak_mib());
     Ok(())
 }
 
@@ -275,7 +310,7 @@ fn independent<E: std::fmt::Display>(
     time: Duration,
     batch: usize,
     mut step: impl FnMut(usize) -> Result<(), E>,
-) -> Result<f64, String> {
+) -> Result<Measured, String> {
     let group = ProcessGroup::from_env().map_err(text)?;
     (0..WARM_UP).try_for_each(&mut step).map_err(text)?;
     group.barrier().map_err(text)?;
@@ -287,7 +322,7 @@ fn independent<E: std::fmt::Display>(
     }
     let mut rate = [(count * batch) as f64 / started.elapsed().as_secs_f64()];
     group.all_reduce(&mut rate, ReduceOp::Sum).map_err(text)?;
-    Ok(rate[0])
+    Ok(Measured::of(rate[0], StepTimes::default()))
 }
 
 /// Makes steps under a strategy for about some time. Returns the samples per second of all replicas.

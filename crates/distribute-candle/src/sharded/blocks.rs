@@ -220,7 +220,7 @@ impl Leaf {
                 match self.part.dtype() {
                     $(DType::$type => {
                         let part = TensorStorage::<Candle>::to_elements(&self.part)?;
-                        Coming::$type(start_gather(groups, &self.name, &self.layout, &part)?)
+                        Coming::$type(start_gather(groups, &self.name, &self.layout, &part, Vec::new())?)
                     })*
                     // Other types are not sharded.
                     _ => return Ok(()),

@@ -151,6 +151,8 @@ pub(crate) struct Buffers {
     pub(crate) counts: Counts,
     /// The reduction, if it is a custom one.
     pub(crate) user: Option<Combiner>,
+    /// Whether the operation may overwrite the inputs: it owns them, and their owner needs no values of them again.
+    pub(crate) inputs_are_spare: bool,
 }
 
 impl Buffers {
@@ -192,7 +194,7 @@ impl<'a> Borrowed<'a> {
             inputs: vec![RawSlice::of_ref(input.as_bytes())],
             outputs: vec![RawSlice::of_mut(output.as_bytes_mut())],
             counts,
-            user: None,
+            ..Buffers::default()
         };
         Borrowed { buffers, memory: PhantomData }
     }

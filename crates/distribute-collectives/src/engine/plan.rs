@@ -64,15 +64,20 @@ impl LocalPlan {
             | Kind::Send => Some(Blocks::new(&ranks, call, context.first_rank, world_size, MAX_CHUNK_BYTES)?),
             _ => None,
         };
-        let elements = match &blocks {
+        let mut elements = match &blocks {
             // One chunk is one copy.
             Some(blocks) => [blocks.copies.len(), 0],
             None => phase_elements(&call, context, ranks.len(), &starts, accumulator.is_some()),
         };
         let count = call.count as usize;
         let scatters = matches!(call.kind, Kind::ReduceScatter | Kind::ReduceScatterV);
-        let staging =
-            (across && scatters || accumulator.is_some()).then(|| Staging::new(count, call.dtype, accumulator));
+        let staging = match &ranks[..] {
+            [only] if across && scatters && accumulator.is_none() && only.inputs_are_spare => {
+                elements[Phase::Reduce as usize] = 0;
+                Some(Staging::of_input(only.inputs[0]))
+            }
+            _ => (across && scatters || accumulator.is_some()).then(|| Staging::new(count, call.dtype, accumulator)),
+        };
         let op = call.built_in().unwrap_or(ReduceOp::Sum);
         let mut chunk = match blocks {
             Some(_) => [1, 1],

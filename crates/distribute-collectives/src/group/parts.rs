@@ -3,7 +3,7 @@
 use distribute_device::{BufferMut, BufferRef, Element};
 
 use super::{ProcessGroup, Request, Work};
-use crate::engine::memory::Borrowed;
+use crate::engine::memory::{Borrowed, Buffers, RawSlice};
 use crate::{Operator, Rank, ReduceOp, Result};
 
 /// Operations on parts of different lengths: the part of rank r has `counts[r]` elements. Created by
@@ -170,7 +170,8 @@ impl<'a> Parts<'a> {
 
 /// The asynchronous forms of the operations of [`Parts`]. Created by [`Parts::start`].
 ///
-/// [`Work::wait`] returns input and output.
+/// [`Work::wait`] returns input and output. The input of a [`reduce_scatter`](StartParts::reduce_scatter) serves as
+/// working memory: the values that it has afterwards are not specified.
 ///
 /// # Errors
 /// Invalid arguments are errors at once, like those of [`Parts`], and so is [`Error::Aborted`](crate::Error::Aborted)
@@ -189,6 +190,40 @@ impl StartParts<'_> {
         let request =
             self.parts.group.all_gather_request(T::DTYPE, input.len(), output.len(), Some(self.parts.counts))?;
         self.parts.group.begin_apart((self.parts.tag_request(request.0), request.1), [input, output])
+    }
+
+    /// Starts [`Parts::all_gather`] in place: this rank's values are at their position in `values` already, after the
+    /// counts of the ranks before it.
+    ///
+    /// # Errors
+    /// The errors of every asynchronous operation: see [`StartParts`].
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_collectives::ProcessGroup;
+    ///
+    /// let ranks = ProcessGroup::local(2)?;
+    /// std::thread::scope(|scope| {
+    ///     for group in &ranks {
+    ///         scope.spawn(move || {
+    ///             let values = if group.rank().0 == 0 { vec![1, 0, 0] } else { vec![0, 2, 3] };
+    ///             let work = group.parts(&[1, 2]).start().all_gather_in_place(values).expect("lengths fit");
+    ///             assert_eq!(work.wait().expect("both ranks take part"), [1, 2, 3]);
+    ///         });
+    ///     }
+    /// });
+    /// # Ok::<(), distribute_collectives::Error>(())
+    /// ```
+    pub fn all_gather_in_place<T: Element>(self, mut values: Vec<T>) -> Result<Work<Vec<T>>> {
+        let (group, counts) = (self.parts.group, self.parts.counts);
+        let own = counts.get(group.rank().index()).copied().unwrap_or_default();
+        let (request, counts) = group.all_gather_request(T::DTYPE, own, values.len(), Some(counts))?;
+        let start: usize = self.parts.counts[..group.rank().index()].iter().sum();
+        let output = RawSlice::of_mut(bytemuck::cast_slice_mut(&mut values));
+        let size = T::DTYPE.size_bytes();
+        let input = output.part(start * size..(start + own) * size);
+        let buffers = Buffers { inputs: vec![input], outputs: vec![output], counts, ..Buffers::default() };
+        group.begin(self.parts.tag_request(request), buffers, values)
     }
 
     /// Starts [`Parts::reduce_scatter`].

@@ -83,7 +83,8 @@ impl Start<'_> {
         self.group.begin_apart(request, [input, output])
     }
 
-    /// Starts [`ProcessGroup::reduce_scatter`]; `wait` returns input and output.
+    /// Starts [`ProcessGroup::reduce_scatter`]; `wait` returns input and output. The input serves as working memory: the
+    /// values that it has afterwards are not specified.
     ///
     /// # Errors
     /// The errors of every asynchronous operation: see [`Start`].
@@ -177,6 +178,7 @@ impl ProcessGroup {
             outputs: vec![RawSlice::of_mut(bytemuck::cast_slice_mut(output))],
             counts,
             user: None,
+            inputs_are_spare: true,
         };
         self.begin(request, buffers, owned)
     }

@@ -219,6 +219,9 @@ pub(crate) fn sharded(strategy: &Strategy) -> Result<(), Stop> {
     if strategy.shares_variables() {
         return Err(Stop::NotApplicable("replicas that share variables keep one copy of the state already"));
     }
+    if strategy.sharding().is_some() {
+        return Err(Stop::NotApplicable("the strategy shards the state without being asked"));
+    }
     if strategy.tensor_parallel() > 1 {
         return Err(Stop::NotApplicable("zero1 is refused with tensor parallelism"));
     }

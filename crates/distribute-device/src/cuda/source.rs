@@ -69,7 +69,11 @@ impl Module {
             Module::Cast { from, to } => (element(from) + &target(to), include_str!("kernels/cast.cu")),
             Module::Finite(dtype) => (bits(dtype), include_str!("kernels/finite.cu")),
             Module::Step { dtype, capacity } => {
-                let root = define("ROOT", if dtype == DType::F64 { "sqrt" } else { "sqrtf" });
+                let [root, least] = match dtype {
+                    DType::F64 => ["sqrt", "2.2250738585072014e-308"],
+                    _ => ["sqrtf", "1.17549435e-38f"],
+                };
+                let root = define("ROOT", root) + &define("LEAST", least);
                 let capacity = define("CAPACITY", &capacity.to_string());
                 (define("T", dtype.name()) + &root + &capacity, include_str!("kernels/optimizer.cu"))
             }

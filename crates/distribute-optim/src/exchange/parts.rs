@@ -12,7 +12,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use distribute_collectives::{ProcessGroup, Rank, ReduceOp, Work};
-use distribute_device::{BufferRef, Element};
+use distribute_device::Element;
 use distribute_strategy::{ReplicaContext, ShardGroups};
 use distribute_types::with_dtype;
 use distribute_values::TensorStorage;
@@ -65,8 +65,9 @@ enum Turn {
 /// Ends the announcements.
 const END: u32 = u32::MAX;
 
-/// Number of whole gradients that may be on their way at once; more would let a fast backward keep all of them.
-const ON_THE_WAY: usize = 2;
+/// Number of whole gradients that may be on their way while the next is computed; more would let a fast backward keep
+/// all of them.
+const ON_THE_WAY: usize = 1;
 
 /// Bytes of whole gradients that may be on their way at once if they are more than [`ON_THE_WAY`].
 const BYTES_ON_THE_WAY: usize = 16 << 20;
@@ -403,7 +404,7 @@ impl<L: TensorLibrary, T: Element> Reduction<L> for Stage<T> {
             Stage::Scattering { .. } | Stage::Failed => Vec::new(),
         };
         own.resize(part_len, T::default());
-        Ok(component.beside(&component.shape(), BufferRef::from(&own[..]))?)
+        Ok(component.of_elements(&component.shape(), own)?)
     }
 }
 

@@ -6,7 +6,7 @@ use super::step::{Float, Step, correction};
 /// elements.
 ///
 /// The step is m = beta1·m + rest1·g; v = beta2·v + rest2·g²; p = keep·p − rate·m/(√(v·scale) + epsilon).
-/// Implementations other than the CPU's use these factors too, so that results are equal bit for bit.
+/// Moments that are subnormal become zero. Implementations other than the CPU's use these factors too, so that results are equal bit for bit.
 ///
 /// # Examples
 /// ```
@@ -67,8 +67,8 @@ pub(super) fn update<T: Float>(step: Step<'_, '_, T>, beta1: f64, beta2: f64, ep
     let [b1, rest1, b2, rest2] = [beta1, rest1, beta2, rest2].map(T::from_f64);
     let Step { parameter, gradient, slots: [m, v], .. } = step else { return };
     for (((p, &g), m), v) in parameter.iter_mut().zip(gradient).zip(m.iter_mut()).zip(v.iter_mut()) {
-        *m = b1 * *m + rest1 * g;
-        *v = b2 * *v + rest2 * g * g;
+        *m = (b1 * *m + rest1 * g).flushed();
+        *v = (b2 * *v + rest2 * g * g).flushed();
         *p = *p * keep - rate * *m / ((*v * scale).sqrt() + epsilon);
     }
 }

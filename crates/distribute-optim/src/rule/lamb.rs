@@ -10,8 +10,8 @@ pub(super) fn update<T: Float>(step: Step<'_, '_, T>, beta1: f64, beta2: f64, ep
     let Step { parameter, gradient, slots: [m, v], .. } = step else { return };
     let (mut of_parameter, mut of_direction) = (0.0f64, 0.0f64);
     for (((&p, &g), m), v) in parameter.iter().zip(gradient).zip(m.iter_mut()).zip(v.iter_mut()) {
-        *m = b1 * *m + rest1 * g;
-        *v = b2 * *v + rest2 * g * g;
+        *m = (b1 * *m + rest1 * g).flushed();
+        *v = (b2 * *v + rest2 * g * g).flushed();
         // Squares are summed in f64, in which squares of f32 neither overflow nor underflow.
         let (towards, p): (f64, f64) = (direction(p, *m, *v).into(), p.into());
         of_parameter += p * p;

@@ -7,17 +7,17 @@ pub(super) fn update<T: Float>(step: Step<'_, '_, T>, rho: f64, momentum: f64, e
     let [rho, fresh] = [rho, 1.0 - rho].map(T::from_f64);
     let Step { parameter, gradient, slots: [square, rest @ ..], .. } = step else { return };
     let spread = |v: &mut T, g: T| {
-        *v = rho * *v + fresh * g * g;
+        *v = (rho * *v + fresh * g * g).flushed();
         *v
     };
     // Rounding can make this variance slightly negative if gradients hardly change.
     let variance = |square: T, m: &mut T, g: T| {
-        *m = rho * *m + fresh * g;
+        *m = (rho * *m + fresh * g).flushed();
         let variance = square - *m * *m;
         if variance < zero { zero } else { variance }
     };
     let gather = |s: &mut T, change: T| {
-        *s = momentum * *s + change;
+        *s = (momentum * *s + change).flushed();
         *s
     };
     let elements = parameter.iter_mut().zip(gradient).zip(square.iter_mut());

@@ -8,13 +8,13 @@ pub(super) fn update<T: Float>(step: Step<'_, '_, T>, momentum: f64, nesterov: b
     match slots {
         [velocity] if nesterov => {
             for ((p, &g), v) in parameter.iter_mut().zip(gradient).zip(velocity.iter_mut()) {
-                *v = momentum * *v - lr * g;
+                *v = (momentum * *v - lr * g).flushed();
                 *p += momentum * *v - lr * g;
             }
         }
         [velocity] => {
             for ((p, &g), v) in parameter.iter_mut().zip(gradient).zip(velocity.iter_mut()) {
-                *v = momentum * *v - lr * g;
+                *v = (momentum * *v - lr * g).flushed();
                 *p += *v;
             }
         }

@@ -22,6 +22,12 @@ pub trait Float:
 
     /// Returns the square root.
     fn sqrt(self) -> Self;
+
+    /// Returns zero for a subnormal number.
+    ///
+    /// A moving average of zeros would end at one and stay there, since its product with 0.9 is rounded to itself, and
+    /// a processor takes a hundred times longer to compute with one.
+    fn flushed(self) -> Self;
 }
 
 macro_rules! floats {
@@ -35,6 +41,11 @@ macro_rules! floats {
             #[inline]
             fn sqrt(self) -> $type {
                 <$type>::sqrt(self)
+            }
+
+            #[inline]
+            fn flushed(self) -> $type {
+                if self < <$type>::MIN_POSITIVE && self > -<$type>::MIN_POSITIVE { 0.0 } else { self }
             }
         }
     )*};

@@ -288,14 +288,14 @@ fn gathering_different_variables_is_an_error_on_both() {
         let groups = context.shard_groups().unwrap();
         // Of equal shape, in another order.
         let name = ["a", "b"][context.replica_id()];
-        let outcome = start_gather(&groups, name, &layout, &[1.0f32, 2.0])?.wait();
+        let outcome = start_gather(&groups, name, &layout, &[1.0f32, 2.0], Vec::new())?.wait();
         assert!(outcome.is_err());
         Ok::<_, distribute_strategy::Error>(outcome?)
     });
     assert!(failed.unwrap_err().to_string().contains("all_gather_v"));
     let failed = strategy.run_with((), |context, ()| {
         let groups = context.shard_groups().unwrap();
-        start_gather(&groups, "a", &layout, &[1.0f32])?.wait().map_err(distribute_strategy::Error::from)
+        start_gather(&groups, "a", &layout, &[1.0f32], Vec::new())?.wait().map_err(distribute_strategy::Error::from)
     });
     let told = failed.unwrap_err().to_string();
     assert!(told.contains("part of a sharded variable"), "{told}");
@@ -309,7 +309,7 @@ fn a_gathering_that_a_failing_replica_drops_holds_up_nobody() {
     let failed = strategy.run_with((), |context, ()| {
         let groups = context.shard_groups().unwrap();
         if context.replica_id() == 1 {
-            let _prefetched = start_gather(&groups, "a", &layout, &[1.0f32, 2.0])?;
+            let _prefetched = start_gather(&groups, "a", &layout, &[1.0f32, 2.0], vec![9.0; 7])?;
             return Err(distribute_strategy::Error::NoData);
         }
         context.barrier()

@@ -15,7 +15,7 @@ use distribute::prelude::Strategy;
 use distribute_burn::{Adam, BurnContext, BurnStrategy, Error};
 
 use super::data::{self, BATCHES, TOKENS, VOCABULARY};
-use super::{in_step, independent, strategy_of};
+use super::{Measured, in_step, independent, strategy_of};
 use crate::error::text;
 
 #[derive(Module, Debug)]
@@ -160,7 +160,7 @@ impl Net {
     }
 }
 
-pub(super) fn run(arrangement: &str, model: super::Model, time: Duration) -> Result<f64, String> {
+pub(super) fn run(arrangement: &str, model: super::Model, time: Duration) -> Result<Measured, String> {
     match arrangement {
         "independent" => plain(model, time),
         name => ours(&strategy_of(name)?, model, time, name == "mirrored-own"),
@@ -192,7 +192,7 @@ fn batches(model: super::Model, replica: usize, device: &Device) -> Vec<(Inputs,
 }
 
 /// Trains without distribution: burn's own loss and AdamW.
-fn plain(model: super::Model, time: Duration) -> Result<f64, String> {
+fn plain(model: super::Model, time: Duration) -> Result<Measured, String> {
     let device = Device::flex().autodiff();
     let batches = batches(model, 0, &device);
     let loss = CrossEntropyLossConfig::new().init(&device);
@@ -212,7 +212,7 @@ fn own() -> ModuleOptimizer {
     AdamWConfig::new().with_weight_decay(0.0).init()
 }
 
-fn ours(strategy: &Strategy, model: super::Model, time: Duration, with_own: bool) -> Result<f64, String> {
+fn ours(strategy: &Strategy, model: super::Model, time: Duration, with_own: bool) -> Result<Measured, String> {
     let replicas = strategy.num_replicas_in_sync();
     let global_batch = model.batch() * replicas;
     let rows = if model == super::Model::Transformer { global_batch * TOKENS } else { global_batch };
@@ -226,7 +226,7 @@ fn ours(strategy: &Strategy, model: super::Model, time: Duration, with_own: bool
     let first = strategy.topology().first_replica();
     let of_replicas: Vec<_> =
         (0..strategy.num_local_replicas()).map(|local| batches(model, first + local, &device)).collect();
-    in_step(strategy, time, global_batch, |index| {
+    let samples_per_s = in_step(strategy, time, global_batch, |index| {
         strategy
             .run_with((&net, &optimizer), |context, (net, optimizer)| {
                 let batches = &of_replicas[context.local_replica_id()];
@@ -237,5 +237,6 @@ fn ours(strategy: &Strategy, model: super::Model, time: Duration, with_own: bool
                 Ok::<_, Error>(())
             })
             .map(drop)
-    })
+    })?;
+    Ok(Measured::of(samples_per_s, optimizer.times()))
 }

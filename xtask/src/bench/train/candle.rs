@@ -10,7 +10,7 @@ use distribute::prelude::*;
 use distribute::train::callbacks::ModelCheckpoint;
 
 use super::data::{self, BATCHES, TOKENS, VOCABULARY};
-use super::{Model, in_step, independent, strategy_of};
+use super::{Measured, Model, in_step, independent, strategy_of};
 use crate::error::text;
 
 pub(crate) struct Mlp([Linear; 3]);
@@ -143,7 +143,7 @@ impl Net {
     }
 }
 
-pub(super) fn run(arrangement: &str, model: Model, time: Duration) -> Result<f64, String> {
+pub(super) fn run(arrangement: &str, model: Model, time: Duration) -> Result<Measured, String> {
     match arrangement {
         "independent" => plain(model, time),
         name @ ("fit" | "checkpoints") => fit(&strategy_of(name)?, time, name == "checkpoints").map_err(text),
@@ -167,7 +167,7 @@ fn data(model: Model, batch: usize) -> CandleResult<(Tensor, Tensor)> {
 }
 
 /// Trains without distribution: candle's own loss and AdamW.
-fn plain(model: Model, time: Duration) -> Result<f64, String> {
+fn plain(model: Model, time: Duration) -> Result<Measured, String> {
     use candle_nn::Optimizer as _;
     let built = || -> CandleResult<_> {
         let variables = VarMap::new();
@@ -194,7 +194,7 @@ fn audit_every(arrangement: &str) -> Option<u64> {
     }
 }
 
-fn ours(strategy: &Strategy, model: Model, time: Duration, audit_every: Option<u64>) -> Result<f64, String> {
+fn ours(strategy: &Strategy, model: Model, time: Duration, audit_every: Option<u64>) -> Result<Measured, String> {
     let global_batch = model.batch() * strategy.num_replicas_in_sync();
     let per_example = if model == Model::Transformer { TOKENS } else { 1 };
     let built = || -> distribute::Result<_> {
@@ -209,18 +209,19 @@ fn ours(strategy: &Strategy, model: Model, time: Duration, audit_every: Option<u
     };
     let (net, optimizer, batches) = built().map_err(text)?;
     let mut batches = batches.iter();
-    in_step(strategy, time, global_batch, |_| -> distribute::Result<()> {
+    let samples_per_s = in_step(strategy, time, global_batch, |_| -> distribute::Result<()> {
         let Some(batch) = batches.next() else { return Ok(()) };
         strategy.run((&net, &optimizer, batch?), |ctx, (net, optimizer, (x, y))| {
             let losses = cross_entropy_per_example(&net.forward(&x)?, &y.flatten_all()?)?;
             Ok(optimizer.minimize(ctx, &ctx.average_loss(&losses, global_batch * per_example)?)?)
         })?;
         Ok(())
-    })
+    })?;
+    Ok(Measured::of(samples_per_s, optimizer.times()))
 }
 
 /// The same training without a loop of its own; with checkpoints, if wanted, every 50 steps.
-fn fit(strategy: &Strategy, time: Duration, checkpoints: bool) -> distribute::Result<f64> {
+fn fit(strategy: &Strategy, time: Duration, checkpoints: bool) -> distribute::Result<Measured> {
     let folder = tempfile::tempdir().map_err(Error::program)?;
     let global_batch = Model::Mlp.batch() * strategy.num_replicas_in_sync();
     let data = Dataset::from_tensor_slices(data(Model::Mlp, global_batch)?).batch(global_batch);
@@ -239,5 +240,6 @@ fn fit(strategy: &Strategy, time: Duration, checkpoints: bool) -> distribute::Re
     run(2)?;
     let estimate = run(2)?.as_secs_f64() / 2.0;
     let passes = ((time.as_secs_f64() / estimate) as usize).max(2);
-    Ok((passes * BATCHES * global_batch) as f64 / run(passes)?.as_secs_f64())
+    let samples_per_s = (passes * BATCHES * global_batch) as f64 / run(passes)?.as_secs_f64();
+    Ok(Measured::of(samples_per_s, trainer.optimizer().times()))
 }

@@ -10,8 +10,8 @@ use super::RawSlice;
 #[derive(Debug)]
 pub(crate) struct Staging {
     pub(crate) slice: RawSlice,
-    /// Owns the memory of `slice`; in u64 for alignment.
-    _memory: Box<[u64]>,
+    /// Owns the memory of `slice`, unless a rank does; in u64 for alignment.
+    _memory: Option<Box<[u64]>>,
     /// For means whose sums may overflow the data type: the type of the accumulator, and the number of its elements per
     /// value.
     pub(crate) accumulator: Option<(DType, usize)>,
@@ -23,7 +23,12 @@ impl Staging {
         let len_bytes = elements * per_element * stored.size_bytes();
         let mut memory = vec![0u64; len_bytes.div_ceil(8)].into_boxed_slice();
         let slice = RawSlice::of_mut(&mut bytemuck::cast_slice_mut(&mut memory)[..len_bytes]);
-        Staging { slice, _memory: memory, accumulator }
+        Staging { slice, _memory: Some(memory), accumulator }
+    }
+
+    /// Uses the input of the only rank of this process: its values are the sums of this process.
+    pub(crate) fn of_input(slice: RawSlice) -> Staging {
+        Staging { slice, _memory: None, accumulator: None }
     }
 
     /// Returns the byte range of some elements, whose size in the data type is `size` bytes.

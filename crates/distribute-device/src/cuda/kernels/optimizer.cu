@@ -1,6 +1,6 @@
 // One step of an optimizer on all elements of many tensors.
 //
-// T: f32 or f64; ROOT: its square root; CAPACITY: the number of tensors that one launch can list.
+// T: f32 or f64; ROOT: its square root; LEAST: its least normal number; CAPACITY: the number of tensors that one launch can list.
 
 #define CHUNK 8192
 #define LANES (16 / (int)sizeof(T))
@@ -29,6 +29,9 @@ typedef union {
     Vector vector;
     T lanes[LANES];
 } Lanes;
+
+/* Zero for a subnormal number, as on the CPU. */
+#define FLUSHED(x) ((x) < LEAST && (x) > -LEAST ? (T)0 : (x))
 
 /* Runs ELEMENT on `w`, `g`, `a` and `b`: parameter, gradient and what is kept. SLOTS says how much is. */
 #define STEP(name, SLOTS, FACTORS, ELEMENT)                                                     \
@@ -85,8 +88,8 @@ typedef union {
 #define SGD_FACTORS T lr = (T)p.factors[0], momentum = (T)p.factors[1];
 
 STEP(sgd, 0, T lr = (T)p.factors[0];, w -= lr * g; a = 0; b = 0;)
-STEP(sgd_momentum, 1, SGD_FACTORS, a = momentum * a - lr * g; w += a; b = 0;)
-STEP(sgd_nesterov, 1, SGD_FACTORS, a = momentum * a - lr * g; w += momentum * a - lr * g; b = 0;)
+STEP(sgd_momentum, 1, SGD_FACTORS, a = momentum * a - lr * g; a = FLUSHED(a); w += a; b = 0;)
+STEP(sgd_nesterov, 1, SGD_FACTORS, a = momentum * a - lr * g; a = FLUSHED(a); w += momentum * a - lr * g; b = 0;)
 
 /* Bias corrections are the same for all elements, so they are in the rate and the scale. */
 #define ADAM_FACTORS                                                                            \
@@ -94,5 +97,6 @@ STEP(sgd_nesterov, 1, SGD_FACTORS, a = momentum * a - lr * g; w += momentum * a 
     T beta1 = (T)p.factors[3], rest1 = (T)p.factors[4];                                         \
     T beta2 = (T)p.factors[5], rest2 = (T)p.factors[6], epsilon = (T)p.factors[7];
 
-STEP(adam, 2, ADAM_FACTORS, a = beta1 * a + rest1 * g; b = beta2 * b + rest2 * g * g;
+STEP(adam, 2, ADAM_FACTORS, a = beta1 * a + rest1 * g; a = FLUSHED(a);
+     b = beta2 * b + rest2 * g * g; b = FLUSHED(b);
      w = w * keep - rate * a / (ROOT(b * scale) + epsilon);)
