@@ -4,6 +4,7 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterization, Re
 use burn::tensor::Tensor;
 
 use crate::tensor::flex_of;
+use crate::tensor_parallel::{Request, announced};
 use crate::{BurnTensor, Error, Result};
 
 /// A floating-point parameter, or a running statistic, of a module.
@@ -13,14 +14,17 @@ pub(crate) struct Described {
     pub(crate) path: String,
     /// Equal for several paths if weights are tied.
     pub(crate) id: ParamId,
-    shape: Vec<usize>,
+    pub(crate) shape: Vec<usize>,
     pub(crate) is_statistic: bool,
+    /// How a tensor-parallel layer asks for it to be split.
+    pub(crate) split: Option<Request>,
 }
 
 impl std::fmt::Display for Described {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let kind = if self.is_statistic { ", a running statistic" } else { "" };
-        write!(f, "{} {:?}{kind}", self.path, self.shape)
+        let split = self.split.map_or_else(String::new, |split| format!(", {split}"));
+        write!(f, "{} {:?}{kind}{split}", self.path, self.shape)
     }
 }
 
@@ -87,6 +91,7 @@ impl ModuleVisitor for Seen {
             id: param.id,
             shape: param.lazy_shape().as_slice().to_vec(),
             is_statistic: true,
+            split: announced(),
         });
     }
 }
