@@ -43,6 +43,25 @@ fn joined_rows() -> RowParallelOptions {
     RowParallelOptions::default().input_is_parallel(true)
 }
 
+/// The forward pass of a model of two pairs of linear layers, split or not.
+macro_rules! mlp {
+    ($model:expr, $x:expr) => {{
+        let x = $model.down.forward($model.up.forward($x).tanh());
+        $model.scattered.forward($model.gathered.forward(x).tanh())
+    }};
+}
+
+/// The forward pass of a transformer's block, split or not.
+macro_rules! block {
+    ($model:expr, $x:expr) => {{
+        let x = $model.words.forward(tokens($x));
+        let mixed = $model.out.forward(attention($model.qkv.forward($model.norm.forward(x.clone()))));
+        let x = x + mixed;
+        let x = x.clone() + $model.scattered.forward($model.gathered.forward(x).tanh());
+        $model.head.forward(mean(x))
+    }};
+}
+
 /// Linear layers in both of their forms.
 #[derive(Module, Debug)]
 struct SplitMlp {
@@ -63,8 +82,7 @@ impl Classifier for SplitMlp {
     }
 
     fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        let x = self.down.forward(self.up.forward(x).tanh());
-        self.scattered.forward(self.gathered.forward(x).tanh())
+        mlp!(self, x)
     }
 }
 
@@ -88,8 +106,7 @@ impl Classifier for PlainMlp {
     }
 
     fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        let x = self.down.forward(self.up.forward(x).tanh());
-        self.scattered.forward(self.gathered.forward(x).tanh())
+        mlp!(self, x)
     }
 }
 
@@ -121,11 +138,7 @@ impl Classifier for Block {
 
     /// Returns this rank's part of the logits.
     fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        let x = self.words.forward(tokens(x));
-        let mixed = self.out.forward(attention(self.qkv.forward(self.norm.forward(x.clone()))));
-        let x = x + mixed;
-        let x = x.clone() + self.scattered.forward(self.gathered.forward(x).tanh());
-        self.head.forward(mean(x))
+        block!(self, x)
     }
 
     fn losses(&self, x: Tensor<2>, y: Tensor<1, Int>) -> Tensor<1> {
@@ -159,11 +172,7 @@ impl Classifier for PlainBlock {
     }
 
     fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        let x = self.words.forward(tokens(x));
-        let mixed = self.out.forward(attention(self.qkv.forward(self.norm.forward(x.clone()))));
-        let x = x + mixed;
-        let x = x.clone() + self.scattered.forward(self.gathered.forward(x).tanh());
-        self.head.forward(mean(x))
+        block!(self, x)
     }
 }
 
