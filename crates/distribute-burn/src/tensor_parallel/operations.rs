@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use burn_autodiff::checkpoint::base::Checkpointer;
-use burn_autodiff::checkpoint::strategy::NoCheckpointing;
+use burn_autodiff::checkpoint::strategy::{BalancedCheckpointing, CheckpointStrategy, NoCheckpointing};
 use burn_autodiff::grads::Gradients;
 use burn_autodiff::ops::{Backward, Ops, OpsKind};
 use burn_backend::TensorData;
@@ -24,7 +24,7 @@ use distribute_optim::backend::Pieces;
 use distribute_types::with_dtype;
 
 use super::or_end;
-use crate::backend::{Diff, whole};
+use crate::backend::{Diff, DiffTensor, Recomputing, whole};
 use crate::tensor::{dtype_of, refused};
 use crate::{Error, Result};
 
@@ -42,7 +42,7 @@ use crate::{Error, Result};
 /// in backward ends the replica.
 ///
 /// # Errors
-/// [`Error::Values`] if the tensor is not on burn's Flex backend, or recomputes activations by `gradient_checkpointing`.
+/// [`Error::Values`] if the tensor is not on burn's Flex backend.
 ///
 /// # Examples
 /// ```
@@ -238,10 +238,11 @@ fn reduced(group: &ProcessGroup, tensor: FlexTensor, op: ReduceOp) -> Result<Fle
 
 /// Returns the elements of a tensor outside the graph.
 fn flex<const D: usize>(x: Tensor<D>) -> Result<FlexTensor> {
-    let taken = x.try_into_primitive::<Flex>();
-    Ok(taken.map_err(|error| {
-        refused("exchange a tensor", format!("{error:?}; models run on burn's Flex backend, on Device::flex()"))
-    })?)
+    Ok(x.try_into_primitive::<Flex>().map_err(not_flex)?)
+}
+
+fn not_flex(error: impl std::fmt::Debug) -> distribute_values::Error {
+    refused("exchange a tensor", format!("{error:?}; models run on burn's Flex backend, on Device::flex()"))
 }
 
 /// Applies an operation, and records it in the graph if the tensor has one.
@@ -249,19 +250,22 @@ fn exchanged<const D: usize>(group: &Arc<ProcessGroup>, kind: Kind, x: Tensor<D>
     if !x.is_autodiff() {
         return Ok(Tensor::from_primitive::<Flex>(kind.apply(group, flex(x)?)?));
     }
-    let x = x.try_into_primitive::<Diff>().map_err(|error| {
-        let problem = format!(
-            "{error:?}; models run on burn's Flex backend, on Device::flex().autodiff() without gradient_checkpointing"
-        );
-        refused("exchange a tensor", problem)
-    })?;
+    match x.clone().try_into_primitive::<Diff>() {
+        Ok(x) => Ok(Tensor::from_primitive::<Diff>(recorded::<NoCheckpointing>(group, kind, x)?)),
+        Err(_) => {
+            let x = x.try_into_primitive::<Recomputing>().map_err(not_flex)?;
+            Ok(Tensor::from_primitive::<Recomputing>(recorded::<BalancedCheckpointing>(group, kind, x)?))
+        }
+    }
+}
+
+fn recorded<C: CheckpointStrategy>(group: &Arc<ProcessGroup>, kind: Kind, x: DiffTensor) -> Result<DiffTensor> {
     let node = x.node();
     let result = kind.apply(group, x.into_primitive())?;
-    let prepared = Exchanged.prepare::<NoCheckpointing>([node]).compute_bound();
-    Ok(Tensor::from_primitive::<Diff>(match prepared.stateful() {
+    Ok(match Exchanged.prepare::<C>([node]).compute_bound().stateful() {
         OpsKind::Tracked(prepared) => prepared.finish((group.clone(), kind), result),
         OpsKind::UnTracked(prepared) => prepared.finish(result),
-    }))
+    })
 }
 
 /// An operation in the graph, with its group.

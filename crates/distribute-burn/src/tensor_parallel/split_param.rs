@@ -65,19 +65,20 @@ impl<const D: usize> SplitParam<D> {
         self.len
     }
 
-    fn announce<R>(&self, visit: impl FnOnce() -> R) -> R {
-        let _end = Announcement;
-        ANNOUNCED.set(Some(self.request));
-        visit()
-    }
-
     fn with(self, change: impl FnOnce(Param<Tensor<D>>) -> Param<Tensor<D>>) -> SplitParam<D> {
         SplitParam { param: change(self.param), ..self }
     }
 }
 
-/// Ends an announcement, also if a visitor panics.
+/// An announcement. It ends also if a visitor panics.
 struct Announcement;
+
+impl Announcement {
+    fn begin(request: Request) -> Announcement {
+        ANNOUNCED.set(Some(request));
+        Announcement
+    }
+}
 
 impl Drop for Announcement {
     fn drop(&mut self) {
@@ -111,12 +112,13 @@ impl<const D: usize> Module for SplitParam<D> {
     }
 
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
-        self.announce(|| self.param.visit(visitor));
+        let _announcement = Announcement::begin(self.request);
+        self.param.visit(visitor);
     }
 
     fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
-        let SplitParam { param, request, len } = self.clone();
-        SplitParam { param: self.announce(|| Module::map(param, mapper)), request, len }
+        let _announcement = Announcement::begin(self.request);
+        self.with(|param| Module::map(param, mapper))
     }
 }
 

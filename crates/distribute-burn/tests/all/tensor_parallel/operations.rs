@@ -22,9 +22,17 @@ fn rows(values: impl Fn(f32) -> f32, shape: [usize; 2], device: &Device) -> Tens
 
 #[test]
 fn conjugate_operations_have_the_gradients_of_the_whole() {
-    let device = Device::flex().autodiff();
-    let x = || rows(|at| (at * 0.7).sin(), [3, 8], &device).require_grad();
-    let weights = rows(|at| (at * 1.3).cos(), [3, 8], &device);
+    conjugate_operations(&Device::flex().autodiff());
+}
+
+#[test]
+fn no_collective_is_repeated_where_activations_are_computed_again() {
+    conjugate_operations(&Device::flex().autodiff().gradient_checkpointing());
+}
+
+fn conjugate_operations(device: &Device) {
+    let x = || rows(|at| (at * 0.7).sin(), [3, 8], device).require_grad();
+    let weights = rows(|at| (at * 1.3).cos(), [3, 8], device);
     for ranks in [2, 4] {
         // (x² scattered, cubed in parts, gathered) · weights, and the sum over ranks of rank + 1 times it.
         let whole = x();
@@ -43,7 +51,10 @@ fn conjugate_operations_have_the_gradients_of_the_whole() {
             let term = copied.mul_scalar((context.tensor_rank() + 1) as f64).sum();
             let total = (cubed * weights.clone()).sum() + sum_over_tensor_group(&group, term)?;
             assert_close(&floats(total.clone()), &[expected_loss], 1e-5, "loss");
+            let calls = group.flight_record().operations.len();
             assert_close(&floats(x.grad(&total.backward()).unwrap()), &expected, 1e-5, "gradient");
+            // The sum of the copy's gradients, and the gathered gradient of the slice.
+            assert_eq!(group.flight_record().operations.len() - calls, 2);
             let odd = Tensor::<2>::zeros([2, 7], &Device::flex());
             let told = scatter_to_tensor_group(&group, odd).unwrap_err().to_string();
             assert!(told.contains("[2, 7]") && told.contains(&format!("multiple of {ranks}")), "{told}");
@@ -171,7 +182,7 @@ fn a_whole_variable_inside_a_split_layer_needs_the_sum_of_its_gradient() {
 fn layers_are_whole_where_there_are_no_tensor_groups() {
     let device = Device::flex();
     let (model, plain) = (Block::new(&device), PlainBlock::new(&device));
-    assert_eq!((model.qkv.parts(), model.out.parts(), model.words.parts()), (1, 1, 1));
+    assert_eq!((model.fused.parts(), model.out.parts(), model.words.parts()), (1, 1, 1));
     let x = noise(&device);
     assert_eq!(floats(model.forward(x.clone())), floats(plain.forward(x.clone())));
     // burn's own records have the same names and shapes.
