@@ -13,8 +13,8 @@
 //! - [`BurnContext::average_loss`] scales a loss by the global batch.
 //! - Data are datasets of arrays, which become tensors on a replica's device by [`BurnContext::tensor`], or [`Items`]
 //!   of a dataset and a batcher of burn.
-//! - [`ColumnParallelLinear`], [`RowParallelLinear`] and [`VocabParallelEmbedding`] are split among the ranks of a tensor
-//!   group (`tensor_parallel` of a strategy's builder).
+//! - [`ColumnParallelLinear`], [`RowParallelLinear`] and [`VocabParallelEmbedding`] are split among the ranks of a
+//!   tensor group (`tensor_parallel` of a strategy's builder).
 //! - [`Trainer`] has fit, evaluate and predict, with [losses](Loss), metrics, callbacks and checkpoints.
 //!
 //! Models run on CPUs, on burn's Flex backend.

@@ -32,8 +32,8 @@ pub trait BurnStrategy {
     /// replicas or workers build different models; [`Error::Reparameterized`] for a model with LoRA or another
     /// reparameterization; [`Error::Device`] if a replica is not on a CPU; [`Error::Optim`] with
     /// [`Indivisible`](distribute_optim::Error::Indivisible) or
-    /// [`SplitDiffers`](distribute_optim::Error::SplitDiffers) if a parameter of a tensor-parallel layer cannot be split
-    /// among the ranks of a tensor group; [`Error::ShardedMesh`] if the strategy has tensor groups and shards
+    /// [`SplitDiffers`](distribute_optim::Error::SplitDiffers) if a parameter of a tensor-parallel layer cannot be
+    /// split among the ranks of a tensor group; [`Error::ShardedMesh`] if the strategy has tensor groups and shards
     /// parameters; [`Error::Collective`] if a worker is missing or fails.
     fn scope<M: Module + Sync + 'static>(&self, build: impl FnMut(&Device) -> M) -> Result<Model<M>>;
 }

@@ -18,8 +18,8 @@ const LAYER: &str = "vocab_parallel_embedding";
 /// its part, and the sum over ranks has the rows of all.
 ///
 /// # Shapes
-/// Input: indices (examples, positions), equal on all ranks. Output: (examples, positions, `width`), equal on all ranks.
-/// On each rank the table is (`vocabulary` / ranks, `width`).
+/// Input: indices (examples, positions), equal on all ranks. Output: (examples, positions, `width`), equal on all
+/// ranks. On each rank the table is (`vocabulary` / ranks, `width`).
 ///
 /// # Ordering
 /// Every rank of the tensor group must call forward, in the same order with other layers.

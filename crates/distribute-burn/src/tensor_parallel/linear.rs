@@ -98,8 +98,8 @@ pub struct RowParallelLinear {
 }
 
 /// Creates a [`ColumnParallelLinear`] whose parameters have the names and, as a whole, the initial values of burn's
-/// [`Linear`](burn::nn::Linear). In a scope with tensor groups, `out_dim` must be a multiple of the number of ranks times
-/// the number of blocks, or [`scope`](crate::BurnStrategy::scope) returns an error.
+/// [`Linear`](burn::nn::Linear). In a scope with tensor groups, `out_dim` must be a multiple of the number of ranks
+/// times the number of blocks, or [`scope`](crate::BurnStrategy::scope) returns an error.
 ///
 /// # Cost
 /// The first rank of a process draws the whole weight once; each keeps its part.

@@ -1,4 +1,4 @@
-//! What does not fit is refused in words, and a rank that fails ends the others.
+//! Refusals in words, and the failure of a rank, which ends the others.
 
 use std::time::Instant;
 
