@@ -171,6 +171,17 @@ pub enum Error {
         /// The number of ranks of a tensor group.
         ranks: usize,
     },
+    /// A model under a strategy with tensor groups has dropout, or another of burn's layers that draw random numbers.
+    #[error(
+        "layer {path:?} draws random numbers in training, and the ranks of a tensor group ({ranks} here) would draw \
+         different ones for the activations that they share; leave the layer out, or freeze it (Module::freeze)"
+    )]
+    DrawnByRanks {
+        /// The path of the first such layer.
+        path: String,
+        /// The number of ranks of a tensor group.
+        ranks: usize,
+    },
     /// A loss did not return one value for each example.
     #[error("the loss returned {given} values for {examples} examples; return one for each")]
     Losses {

@@ -16,7 +16,7 @@ use crate::backend::device_of;
 use crate::extract::extract;
 use crate::hook::{Attach, Copy, Uses, UsesOfReplicas, with_whole};
 use crate::statistics::Statistics;
-use crate::visit::{Described, describe, read};
+use crate::visit::{Described, describe, drawing_layer, read};
 use crate::{Burn, BurnTensor, Error, Result};
 
 /// Construction of burn models under a strategy.
@@ -34,7 +34,7 @@ pub trait BurnStrategy {
     /// [`Indivisible`](distribute_optim::Error::Indivisible) or
     /// [`SplitDiffers`](distribute_optim::Error::SplitDiffers) if a parameter of a tensor-parallel layer cannot be
     /// split among the ranks of a tensor group; [`Error::ShardedMesh`] if the strategy has tensor groups and shards
-    /// parameters; [`Error::Collective`] if a worker is missing or fails.
+    /// parameters, and [`Error::DrawnByRanks`] if it has them and the model has dropout; [`Error::Collective`] if a worker is missing or fails.
     fn scope<M: Module + Sync + 'static>(&self, build: impl FnMut(&Device) -> M) -> Result<Model<M>>;
 }
 
@@ -49,6 +49,9 @@ impl BurnStrategy for Strategy {
             let mut models = Vec::with_capacity(replicas);
             for local in 0..replicas {
                 models.push(build(&device_of(self, local)?));
+            }
+            if let (true, Some(path)) = (ranks > 1, drawing_layer(&models[0])) {
+                return Err(Error::DrawnByRanks { path, ranks });
             }
             let described = describe(&models[0])?;
             for (replica, model) in models.iter().enumerate().skip(1) {

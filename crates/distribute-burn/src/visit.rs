@@ -1,6 +1,6 @@
 //! Reading and describing the parameters of a module.
 
-use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterization, Reparameterizer};
+use burn::module::{Flag, Module, ModuleVisitor, Param, ParamId, Reparameterization, Reparameterizer};
 use burn::tensor::Tensor;
 
 use crate::tensor::flex_of;
@@ -48,6 +48,13 @@ pub(crate) fn describe<M: Module>(module: &M) -> Result<Vec<Described>> {
     Ok(seen.all)
 }
 
+/// Returns the path of the first layer that draws random numbers in training, and is not frozen.
+pub(crate) fn drawing_layer<M: Module>(module: &M) -> Option<String> {
+    let mut draws = Draws::default();
+    module.visit(&mut draws);
+    draws.found
+}
+
 /// Reads the values of the parameters that [`describe`] lists, in the same order. Initializes them.
 pub(crate) fn read<M: Module>(module: &M) -> Result<Vec<BurnTensor>> {
     let mut reader = Reader { values: Ok(Vec::new()) };
@@ -93,6 +100,33 @@ impl ModuleVisitor for Seen {
             is_statistic: true,
             split: announced(),
         });
+    }
+}
+
+/// Looks for burn's layers that draw random numbers, by their flags that say whether they do.
+#[derive(Default)]
+struct Draws {
+    path: Vec<String>,
+    /// The type whose field is visited.
+    container: String,
+    found: Option<String>,
+}
+
+impl ModuleVisitor for Draws {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.push(name.to_owned());
+        container.clone_into(&mut self.container);
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_flag(&mut self, flag: &Param<Flag>) {
+        let draws = ["Struct:Dropout", "Struct:GaussianNoise", "Struct:RRelu"].contains(&self.container.as_str());
+        if draws && flag.is_enabled() && self.found.is_none() {
+            self.found = Some(self.path[..self.path.len().saturating_sub(1)].join("."));
+        }
     }
 }
 

@@ -146,12 +146,11 @@ impl ColumnParallelLinear {
     }
 
     fn applied<const D: usize>(&self, x: Tensor<D>) -> Result<Tensor<D>> {
-        let bias = |layer: &ColumnParallelLinear| layer.bias.as_ref().map(SplitParam::val);
         let Some(group) = tensor_group_of("column_parallel_linear", self.parts())? else {
-            return Ok(linear(x, self.weight.val(), bias(self)));
+            return Ok(linear(x, self.weight.val(), self.bias()));
         };
         let x = copy_to_tensor_group(&group, x)?;
-        let part = linear(x, self.weight.val(), bias(self));
+        let part = linear(x, self.weight.val(), self.bias());
         if self.options.gather_output { gather_blocks(&group, part, self.options.blocks) } else { Ok(part) }
     }
 

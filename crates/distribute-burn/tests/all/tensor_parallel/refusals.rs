@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use burn::nn::{Dropout, DropoutConfig};
 use burn::optim::{LambConfig, ModuleOptimizer};
 use distribute_burn::{BurnContext, BurnStrategy, Lamb};
 use distribute_collectives::Compression;
@@ -65,6 +66,27 @@ fn what_does_not_fit_is_refused_by_scope() {
     let both = FullyShardedStrategy::builder().devices(devices).tensor_parallel(2).build().unwrap();
     let told = refused(&both, Mlp::new);
     assert!(told.contains("shards parameters and has groups of 2 tensor ranks"), "{told}");
+}
+
+#[derive(Module, Debug)]
+struct Dropping {
+    up: ColumnParallelLinear,
+    dropout: Dropout,
+}
+
+#[test]
+fn layers_that_draw_other_numbers_on_each_rank_are_refused() {
+    let build = |is_frozen: bool| {
+        move |device: &Device| {
+            let dropout = DropoutConfig::new(0.1).init();
+            let dropout = if is_frozen { dropout.freeze() } else { dropout };
+            Dropping { up: column_parallel_linear(8, 8, split_columns(), device), dropout }
+        }
+    };
+    let told = refused(&mesh(1, 2), build(false));
+    assert!(told.contains("layer \"dropout\" draws random numbers") && told.contains("2 here"), "{told}");
+    assert!(mesh(1, 2).scope(build(true)).is_ok());
+    assert!(one().scope(build(false)).is_ok());
 }
 
 #[test]
