@@ -34,7 +34,8 @@ pub trait BurnStrategy {
     /// [`Indivisible`](distribute_optim::Error::Indivisible) or
     /// [`SplitDiffers`](distribute_optim::Error::SplitDiffers) if a parameter of a tensor-parallel layer cannot be
     /// split among the ranks of a tensor group; [`Error::ShardedMesh`] if the strategy has tensor groups and shards
-    /// parameters, and [`Error::DrawnByRanks`] if it has them and the model has dropout; [`Error::Collective`] if a worker is missing or fails.
+    /// parameters, and [`Error::DrawnByRanks`] if it has them and the model has dropout; [`Error::Collective`] if a
+    /// worker is missing or fails.
     fn scope<M: Module + Sync + 'static>(&self, build: impl FnMut(&Device) -> M) -> Result<Model<M>>;
 }
 
