@@ -2,6 +2,7 @@
 
 use burn::tensor::Device;
 use burn_autodiff::Autodiff;
+use burn_autodiff::checkpoint::strategy::BalancedCheckpointing;
 use burn_backend::Shape;
 use burn_backend::backend::BackendTypes;
 use burn_flex::{Flex, FlexTensor, Layout};
@@ -13,7 +14,10 @@ use crate::{Error, Result};
 /// A backend under automatic differentiation.
 pub(crate) type Diff = Autodiff<Flex>;
 
-/// A tensor of [`Diff`], with its node in the graph.
+/// The same, on devices with `gradient_checkpointing`.
+pub(crate) type Recomputing = Autodiff<Flex, BalancedCheckpointing>;
+
+/// A tensor of [`Diff`] or [`Recomputing`], with its node in the graph.
 pub(crate) type DiffTensor = <Diff as BackendTypes>::FloatTensorPrimitive;
 
 /// Returns burn's device for a local replica, with automatic differentiation.

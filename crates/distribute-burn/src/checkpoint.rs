@@ -14,16 +14,17 @@ use crate::{Burn, BurnTensor, Model, Result};
 
 /// Saves every variable once, under its path: parameters unchanged, and the mean over replicas for statistics that
 /// replicas compute from their own examples. Parameters of all replicas are compared first, so a model whose copies
-/// differ is never saved. Sharded variables are saved whole, gathered by the chief one after another.
+/// differ is never saved. Sharded variables are saved whole, gathered by the chief one after another, as are
+/// those that are split among tensor ranks, whose parts its process has.
 impl<M: Module + Sync + 'static> Checkpointed for Model<M> {
     fn save(&self, strategy: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError> {
         self.parameters().check_whole()?;
         self.audit(strategy).map_err(Classified::new)?;
         self.read_statistics().map_err(Classified::new)?;
         for variable in self.variables() {
-            let whole = match variable.layout() {
-                Some(_) => variable.whole_on_chief(strategy),
-                None => whole(strategy, variable).map(Some),
+            let whole = match variable.layout().is_some() || variable.tensor_split().is_some() {
+                true => variable.whole_on_chief(strategy),
+                false => whole(strategy, variable).map(Some),
             };
             if let Some(whole) = whole.map_err(Classified::new)? {
                 snapshot.put::<Burn, _>(MODEL, variable.name(), &whole)?;

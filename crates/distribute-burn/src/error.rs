@@ -65,10 +65,10 @@ pub enum Error {
         /// The variable's name.
         name: String,
     },
-    /// An optimizer of burn computes with whole parameters, and these are sharded.
+    /// An optimizer of burn computes with whole parameters, and replicas or tensor ranks have parts of these.
     #[error(
-        "{optimizer} computes with whole parameters, such as their norms or rows, and the strategy shards them; use an \
-         optimizer that treats every element alike, such as Adam"
+        "{optimizer} computes with whole parameters, such as their norms or rows, and the strategy divides them; use \
+         an optimizer that treats every element alike, such as Adam"
     )]
     NotElementwise {
         /// The optimizer.
@@ -140,6 +140,47 @@ pub enum Error {
         class: i64,
         /// The number of classes.
         classes: usize,
+    },
+    /// An index of an embedding is not in its vocabulary.
+    #[error("index {at} is {index}, but the vocabulary has {vocabulary} words; give indices from 0 to below that")]
+    Word {
+        /// The position of the index among all that were given.
+        at: usize,
+        /// The index.
+        index: i64,
+        /// The number of words.
+        vocabulary: usize,
+    },
+    /// A tensor cannot be divided among the ranks of a tensor group.
+    #[error(
+        "scatter_to_tensor_group: the input has shape {shape:?}, whose last axis cannot be divided among {ranks} \
+         tensor ranks; give (…, a multiple of {ranks})"
+    )]
+    Undivided {
+        /// The shape of the input.
+        shape: Vec<usize>,
+        /// The number of ranks.
+        ranks: usize,
+    },
+    /// A burn model was built under a strategy that both shards parameters and has tensor groups.
+    #[error(
+        "the strategy shards parameters and has groups of {ranks} tensor ranks; burn models do one of both: use \
+         FullyShardedStrategy without tensor_parallel, or MirroredStrategy with it"
+    )]
+    ShardedMesh {
+        /// The number of ranks of a tensor group.
+        ranks: usize,
+    },
+    /// A model under a strategy with tensor groups has dropout, or another of burn's layers that draw random numbers.
+    #[error(
+        "layer {path:?} draws random numbers in training, and the ranks of a tensor group ({ranks} here) would draw \
+         different ones for the activations that they share; leave the layer out, or freeze it (Module::freeze)"
+    )]
+    DrawnByRanks {
+        /// The path of the first such layer.
+        path: String,
+        /// The number of ranks of a tensor group.
+        ranks: usize,
     },
     /// A loss did not return one value for each example.
     #[error("the loss returned {given} values for {examples} examples; return one for each")]

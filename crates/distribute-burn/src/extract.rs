@@ -6,13 +6,14 @@ use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::Tensor;
 use burn_flex::FlexTensor;
 use distribute_device::BufferRef;
-use distribute_optim::backend::{ShardLayout, Variable, scatter_whole};
+use distribute_optim::backend::{ShardLayout, TensorSplit, Variable, scatter_whole};
 use distribute_strategy::Strategy;
 use distribute_types::with_dtype;
 use distribute_values::TensorStorage;
 
 use crate::hook::{placeholder, replaced};
 use crate::tensor::{flex_of, made};
+use crate::tensor_parallel::Request;
 use crate::visit::Described;
 use crate::{Burn, BurnTensor, Result};
 
@@ -44,17 +45,24 @@ struct Extract<'a> {
     described: std::slice::Iter<'a, Described>,
     variables: Vec<Variable<Burn>>,
     of_path: OfPath,
-    of_id: HashMap<ParamId, usize>,
+    /// With the split that the first path of the parameter asks for.
+    of_id: HashMap<ParamId, (usize, Option<Request>)>,
     outcome: Result<()>,
 }
 
 impl ModuleMapper for Extract<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let (true, Some(described)) = (self.outcome.is_ok(), self.described.next()) else { return param };
+        let split = described.split.filter(|_| self.strategy.tensor_parallel() > 1);
         let known = self.of_id.get(&described.id).copied();
-        let index = known.unwrap_or(self.variables.len());
+        let (index, of_first) = known.unwrap_or((self.variables.len(), split));
+        if of_first != split {
+            let name = described.path.clone();
+            self.outcome = Err(distribute_optim::Error::SplitDiffers { name }.into());
+            return param;
+        }
         self.of_path.insert(described.path.clone(), index);
-        self.of_id.insert(described.id, index);
+        self.of_id.insert(described.id, (index, split));
         let (device, value) = (param.lazy_device(), param.base());
         let is_trained = value.is_require_grad();
         let flex = match flex_of(value) {
@@ -66,7 +74,7 @@ impl ModuleMapper for Extract<'_> {
         };
         let (shape, dtype) = (param.lazy_shape(), flex.dtype());
         if known.is_none() {
-            match variable(self.strategy, described, flex, is_trained) {
+            match variable(self.strategy, described, split, flex, is_trained) {
                 Ok(variable) => self.variables.push(variable),
                 Err(error) => self.outcome = Err(error),
             }
@@ -79,25 +87,21 @@ impl ModuleMapper for Extract<'_> {
 }
 
 /// Creates a variable with the value of the first replica: of a sharded one, with the chief's.
-fn variable(strategy: &Strategy, described: &Described, value: FlexTensor, is_trained: bool) -> Result<Variable<Burn>> {
+fn variable(
+    strategy: &Strategy,
+    described: &Described,
+    split: Option<Request>,
+    value: FlexTensor,
+    is_trained: bool,
+) -> Result<Variable<Burn>> {
     let shape = value.layout().shape().as_slice().to_vec();
     let layout = if described.is_statistic { None } else { ShardLayout::of(strategy, &shape) };
-    let mut variable = match layout {
-        Some(layout) => {
-            let mut variable = Variable::sharded(described.path.clone(), layout.clone());
-            let value = BurnTensor::new(value);
-            with_dtype!(value.dtype()?, T => {
-                let whole: Vec<T> = if strategy.is_chief() { value.to_elements()? } else { Vec::new() };
-                drop(value);
-                for part in scatter_whole(strategy, &described.path, &layout, whole)? {
-                    variable.push(BurnTensor::new(made(&[part.len()], BufferRef::from(&part[..]))?));
-                }
-            });
-            variable
-        }
-        None => {
+    let value = BurnTensor::new(value);
+    let mut variable = match (layout, split) {
+        (Some(layout), _) => sharded(strategy, described, &layout, value)?,
+        (None, Some(split)) => divided(strategy, described, split, value)?,
+        (None, None) => {
             let mut variable = Variable::new(described.path.clone(), described.is_statistic);
-            let value = BurnTensor::new(value);
             let is_shared = strategy.shares_variables() && !described.is_statistic;
             for local in 0..strategy.num_local_replicas() {
                 variable.push(if local == 0 || is_shared { value.clone() } else { value.copied()? });
@@ -108,5 +112,38 @@ fn variable(strategy: &Strategy, described: &Described, value: FlexTensor, is_tr
     if !is_trained {
         variable.freeze();
     }
+    Ok(variable)
+}
+
+/// Creates a variable of which each replica has a part.
+fn sharded(
+    strategy: &Strategy,
+    described: &Described,
+    layout: &ShardLayout,
+    value: BurnTensor,
+) -> Result<Variable<Burn>> {
+    let mut variable = Variable::sharded(described.path.clone(), layout.clone());
+    with_dtype!(value.dtype()?, T => {
+        let whole: Vec<T> = if strategy.is_chief() { value.to_elements()? } else { Vec::new() };
+        drop(value);
+        for part in scatter_whole(strategy, &described.path, layout, whole)? {
+            variable.push(BurnTensor::new(made(&[part.len()], BufferRef::from(&part[..]))?));
+        }
+    });
+    Ok(variable)
+}
+
+/// Creates a variable of which each rank of a tensor group has a part.
+fn divided(strategy: &Strategy, described: &Described, split: Request, value: BurnTensor) -> Result<Variable<Burn>> {
+    let (shape, ranks) = (value.shape(), strategy.tensor_parallel());
+    let split = TensorSplit::new(&described.path, &shape, split.axis, split.blocks, ranks)?;
+    let mut variable = Variable::split_among(described.path.clone(), split);
+    with_dtype!(value.dtype()?, T => {
+        let whole = value.into_elements::<T>()?;
+        for local in 0..strategy.num_local_replicas() {
+            let part = split.cut(&whole, &shape, local % ranks);
+            variable.push(BurnTensor::new(made(&split.part_shape(&shape), BufferRef::from(&part[..]))?));
+        }
+    });
     Ok(variable)
 }

@@ -26,6 +26,7 @@ use burn_backend::{DType, FloatDType, Scalar};
 use burn_flex::{Flex, FlexTensor};
 use distribute_optim::backend::{ShardLayout, Tape};
 use distribute_strategy::{Recoverable, RecoveryError};
+use distribute_values::TensorStorage;
 use parking_lot::Mutex;
 
 use crate::BurnTensor;
@@ -180,6 +181,8 @@ pub(crate) struct Copy {
     pub(crate) value: BurnTensor,
     /// How the variable is divided among replicas, if it is.
     pub(crate) layout: Option<ShardLayout>,
+    /// Whether the variable is split among the ranks of each tensor group; the value is then this rank's part.
+    pub(crate) is_split: bool,
     /// The parts of all replicas of this process.
     pub(crate) parts: Vec<BurnTensor>,
     /// Whether gradients are computed for it.
@@ -196,6 +199,7 @@ impl Copy {
     fn whole(self: &Arc<Copy>, is_recorded: bool) -> FlexTensor {
         match &self.layout {
             Some(layout) => given(self.index).unwrap_or_else(|| self.uses.gathers.whole(self, layout, is_recorded)),
+            None if self.is_split => given(self.index).unwrap_or_else(|| self.value.flex()),
             None => self.value.flex(),
         }
     }
@@ -208,7 +212,7 @@ impl std::fmt::Debug for Copy {
 }
 
 thread_local! {
-    /// The whole values of sharded variables, while a module that has them is made on this thread.
+    /// The whole values of sharded and of split variables, while a module that has them is made on this thread.
     static GIVEN: RefCell<HashMap<usize, FlexTensor>> = RefCell::default();
 }
 
@@ -216,7 +220,7 @@ fn given(index: usize) -> Option<FlexTensor> {
     GIVEN.with_borrow(|given| given.get(&index).cloned())
 }
 
-/// Runs `make`, in which sharded variables have these whole values.
+/// Runs `make`, in which sharded and split variables have these whole values.
 pub(crate) fn with_whole<R>(values: HashMap<usize, FlexTensor>, make: impl FnOnce() -> R) -> R {
     let before = GIVEN.replace(values);
     let made = make();
@@ -305,9 +309,10 @@ impl Reparameterizer for Attach<'_> {
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<Hook>) {
         let Some(copy) = self.copies.get(path) else { return (param, None) };
-        let (shape, device) = (param.lazy_shape(), param.lazy_device());
+        let device = param.lazy_device();
         let is_tracked = copy.layout.is_some() || param.is_require_grad();
-        let base = placeholder::<D>(shape.as_slice(), copy.value.flex().dtype(), &device);
+        let shape = if copy.layout.is_some() { param.lazy_shape().as_slice().to_vec() } else { copy.value.shape() };
+        let base = placeholder::<D>(&shape, copy.value.flex().dtype(), &device);
         let mut param = replaced(param, base.set_require_grad(is_tracked));
         param.id = copy.id;
         (param, Some(Hook { copy: copy.clone() }))

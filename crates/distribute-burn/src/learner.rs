@@ -38,6 +38,7 @@
 //! - Models are on burn's Flex backend. For recomputation of activations, build the model on a device with
 //!   `gradient_checkpointing`: the builder's method of this name has an effect on burn's own strategies only.
 //! - Gradients are reduced after backward and not during it. [`Optimizer`](crate::Optimizer) overlaps the two.
+//! - Strategies with tensor groups (`tensor_parallel`) are refused: the learner's models are not split.
 //! - With LoRA or another reparameterization, running statistics are not averaged: they are the first local replica's.
 //!
 //! # Examples

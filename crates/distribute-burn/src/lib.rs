@@ -13,6 +13,8 @@
 //! - [`BurnContext::average_loss`] scales a loss by the global batch.
 //! - Data are datasets of arrays, which become tensors on a replica's device by [`BurnContext::tensor`], or [`Items`]
 //!   of a dataset and a batcher of burn.
+//! - [`ColumnParallelLinear`], [`RowParallelLinear`] and [`VocabParallelEmbedding`] are split among the ranks of a
+//!   tensor group (`tensor_parallel` of a strategy's builder).
 //! - [`Trainer`] has fit, evaluate and predict, with [losses](Loss), metrics, callbacks and checkpoints.
 //!
 //! Models run on CPUs, on burn's Flex backend.
@@ -56,12 +58,15 @@ mod optimizer;
 mod spare;
 mod statistics;
 mod tensor;
+mod tensor_parallel;
 mod trainer;
 mod visit;
 
 pub use context::BurnContext;
 pub use data::{FromElement, ToArray};
-pub use distribute_optim::{Adagrad, Adam, AdamW, Clip, Lamb, LossScale, RmsProp, Sgd, StepTimes};
+pub use distribute_optim::{
+    Adagrad, Adam, AdamW, Clip, ColumnParallelOptions, Lamb, LossScale, RmsProp, RowParallelOptions, Sgd, StepTimes,
+};
 pub use error::{Error, Result};
 pub use items::Items;
 pub use losses::{
@@ -69,6 +74,11 @@ pub use losses::{
 };
 pub use model::{BurnStrategy, Model};
 pub use tensor::{Burn, BurnTensor};
+pub use tensor_parallel::{
+    ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, column_parallel_linear, copy_to_tensor_group,
+    gather_from_tensor_group, row_parallel_linear, scatter_to_tensor_group, sum_over_tensor_group,
+    vocab_parallel_cross_entropy_per_example, vocab_parallel_embedding, vocab_parallel_embedding_with,
+};
 pub use trainer::{Examples, Fit, HostTargets, Inputs, PredictionData, Targets, Trainer, TrainingData};
 
 /// A variable of a burn model.

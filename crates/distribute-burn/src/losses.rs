@@ -101,28 +101,44 @@ impl<const D: usize> Loss<D, Tensor<D>> for MeanSquaredError {
 /// # Ok::<(), distribute_burn::Error>(())
 /// ```
 pub fn cross_entropy_per_example(logits: Tensor<2>, targets: Tensor<1, Int>) -> Result<Tensor<1>> {
-    let ([examples, classes], given) = (logits.dims(), targets.dims());
-    if given != [examples] {
-        let (outputs, targets) = (vec![examples, classes], given.to_vec());
-        return Err(Error::Shapes { outputs, targets, expected: "as many rows as the outputs" });
-    }
+    let [examples, classes] = logits.dims();
+    check_rows(&logits, &targets)?;
     if examples == 0 {
-        // A replica without examples takes part in the step.
-        return Ok(at_least_32_bits(logits).sum_dim(1).reshape([0]));
+        return Ok(no_losses(logits));
     }
     check_classes(&targets, classes)?;
     let of_classes = log_softmax(at_least_32_bits(logits), 1);
     Ok(of_classes.gather(1, targets.reshape([examples, 1])).neg().reshape([examples]))
 }
 
-/// Refuses a target that is not a class, where burn panics.
-fn check_classes(targets: &Tensor<1, Int>, classes: usize) -> Result<()> {
-    let all: Vec<i64> = numbers(targets.clone().into_data())?;
-    let outside = |class: &i64| usize::try_from(*class).map_or(true, |class| class >= classes);
-    match all.iter().position(outside) {
-        None => Ok(()),
-        Some(at) => Err(Error::Class { at, class: all[at], classes }),
+/// Refuses another number of targets than rows of logits.
+pub(crate) fn check_rows(logits: &Tensor<2>, targets: &Tensor<1, Int>) -> Result<()> {
+    let (of_logits, of_targets) = (logits.dims(), targets.dims());
+    if of_targets == of_logits[..1] {
+        return Ok(());
     }
+    let (outputs, targets) = (of_logits.to_vec(), of_targets.to_vec());
+    Err(Error::Shapes { outputs, targets, expected: "as many rows as the outputs" })
+}
+
+/// Returns the losses of a replica without examples, which takes part in the step.
+pub(crate) fn no_losses(logits: Tensor<2>) -> Tensor<1> {
+    at_least_32_bits(logits).sum_dim(1).reshape([0])
+}
+
+/// Refuses a target that is not a class, where burn panics.
+pub(crate) fn check_classes(targets: &Tensor<1, Int>, classes: usize) -> Result<()> {
+    match first_outside(targets, classes)? {
+        None => Ok(()),
+        Some((at, class)) => Err(Error::Class { at, class, classes }),
+    }
+}
+
+/// Returns the first index that is not below `count`, with its position.
+pub(crate) fn first_outside<const D: usize>(indices: &Tensor<D, Int>, count: usize) -> Result<Option<(usize, i64)>> {
+    let all: Vec<i64> = numbers(indices.clone().into_data())?;
+    let outside = |index: &i64| usize::try_from(*index).map_or(true, |index| index >= count);
+    Ok(all.iter().position(outside).map(|at| (at, all[at])))
 }
 
 /// Converts outputs and targets to one type, f32 or f64.

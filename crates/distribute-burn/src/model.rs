@@ -16,7 +16,7 @@ use crate::backend::device_of;
 use crate::extract::extract;
 use crate::hook::{Attach, Copy, Uses, UsesOfReplicas, with_whole};
 use crate::statistics::Statistics;
-use crate::visit::{Described, describe, read};
+use crate::visit::{Described, describe, drawing_layer, read};
 use crate::{Burn, BurnTensor, Error, Result};
 
 /// Construction of burn models under a strategy.
@@ -30,18 +30,29 @@ pub trait BurnStrategy {
     /// # Errors
     /// [`Error::ReplicasDiffer`] or [`Error::Optim`] with [`ModelDiffers`](distribute_optim::Error::ModelDiffers) if
     /// replicas or workers build different models; [`Error::Reparameterized`] for a model with LoRA or another
-    /// reparameterization; [`Error::Device`] if a replica is not on a CPU; [`Error::Collective`] if a worker is missing
-    /// or fails.
+    /// reparameterization; [`Error::Device`] if a replica is not on a CPU; [`Error::Optim`] with
+    /// [`Indivisible`](distribute_optim::Error::Indivisible) or
+    /// [`SplitDiffers`](distribute_optim::Error::SplitDiffers) if a parameter of a tensor-parallel layer cannot be
+    /// split among the ranks of a tensor group; [`Error::ShardedMesh`] if the strategy has tensor groups and shards
+    /// parameters, and [`Error::DrawnByRanks`] if it has them and the model has dropout; [`Error::Collective`] if a
+    /// worker is missing or fails.
     fn scope<M: Module + Sync + 'static>(&self, build: impl FnMut(&Device) -> M) -> Result<Model<M>>;
 }
 
 impl BurnStrategy for Strategy {
     fn scope<M: Module + Sync + 'static>(&self, mut build: impl FnMut(&Device) -> M) -> Result<Model<M>> {
+        let ranks = self.tensor_parallel();
+        if ranks > 1 && self.sharding().is_some() {
+            return Err(Error::ShardedMesh { ranks });
+        }
         self.within(|| {
             let replicas = self.num_local_replicas();
             let mut models = Vec::with_capacity(replicas);
             for local in 0..replicas {
                 models.push(build(&device_of(self, local)?));
+            }
+            if let (true, Some(path)) = (ranks > 1, drawing_layer(&models[0])) {
+                return Err(Error::DrawnByRanks { path, ranks });
             }
             let described = describe(&models[0])?;
             for (replica, model) in models.iter().enumerate().skip(1) {
@@ -94,6 +105,7 @@ fn copies(
             id: id_of(variable.name()),
             value: variable.components()[local].clone(),
             layout: variable.layout().cloned(),
+            is_split: variable.tensor_split().is_some(),
             parts: variable.layout().map_or_else(Vec::new, |_| variable.components().to_vec()),
             trained: trained.clone(),
             uses: uses.clone(),
@@ -130,7 +142,8 @@ fn check_alike(first: &[Described], other: &[Described], replica: usize) -> Resu
 /// placeholders of NaN. [`to_module`](Model::to_module) returns a module with the values inside, to be saved by burn.
 ///
 /// Under a strategy that shards parameters, a large one is gathered when it is used, dropped afterwards, and gathered
-/// again when backward needs it.
+/// again when backward needs it. Under one with tensor groups, each rank has its part of the parameters of
+/// tensor-parallel layers.
 pub struct Model<M> {
     replicas: Arc<Vec<M>>,
     parameters: Arc<Parameters<Burn>>,
@@ -185,8 +198,8 @@ impl<M: Module + Sync + 'static> Model<M> {
     /// ```
     pub fn to_module(&self, strategy: &Strategy) -> Result<M> {
         let mut wholes = HashMap::new();
-        for (index, variable) in self.variables().iter().enumerate().filter(|(_, variable)| variable.layout().is_some())
-        {
+        let in_parts = |variable: &Variable<Burn>| variable.layout().is_some() || variable.tensor_split().is_some();
+        for (index, variable) in self.variables().iter().enumerate().filter(|(_, variable)| in_parts(variable)) {
             wholes.insert(index, variable.whole(strategy)?.flex());
         }
         // Validation has running statistics of its own.
@@ -199,7 +212,13 @@ impl<M: Module + Sync + 'static> Model<M> {
     /// # Errors
     /// [`Error::ReplicasDiffer`] if the module has other parameters.
     pub fn load_module(&self, module: &M) -> Result<()> {
-        let (own, given) = (describe(self.first())?, describe(module)?);
+        let (mut own, given) = (describe(self.first())?, describe(module)?);
+        let index_of = self.index_of_ids();
+        for described in &mut own {
+            if let Some(index) = index_of.get(&described.id.val()) {
+                described.shape = self.variables()[*index].shape();
+            }
+        }
         check_alike(&own, &given, 0)?;
         for (described, value) in given.iter().zip(read(module)?) {
             if let Some(variable) = self.variables().iter().find(|variable| variable.name() == described.path) {

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use crate::backend::{reshaped, whole};
 use crate::hook::replaced;
 use crate::tensor::{flex_of, tensor_on};
-use crate::{Burn, BurnTensor, Error, Model, Optimizer, Result};
+use crate::{Burn, BurnTensor, Error, Model, Optimizer, Result, Variable};
 
 impl<M: Module + Sync + 'static> Model<M> {
     /// Builds an optimizer that reduces gradients over all replicas while backward runs, and updates parameters by one
@@ -27,11 +27,12 @@ impl<M: Module + Sync + 'static> Model<M> {
     ///
     /// Under a strategy that shards parameters, the optimizer sees this replica's part of each large parameter, with
     /// all its elements in the last dimension, and its state is a part too. So it must treat every element alike; this
-    /// is tried before the first step. Its state can then not be saved in checkpoints.
+    /// is tried before the first step. Its state can then not be saved in checkpoints, or restored. The same holds for
+    /// parameters that are split among tensor ranks, in the shape of a part.
     ///
     /// # Errors
     /// [`Error::Optim`] if the learning rate is out of range; [`Error::NotElementwise`] for LAMB, Muon and others that
-    /// compute with whole parameters, if these are sharded.
+    /// compute with whole parameters, if these are sharded or split.
     ///
     /// # Examples
     /// ```
@@ -58,14 +59,15 @@ impl<M: Module + Sync + 'static> Model<M> {
         describe: impl Into<String>,
     ) -> Result<Optimizer> {
         let description = describe.into();
-        let is_sharded = self.variables().iter().any(|variable| variable.layout().is_some());
-        if is_sharded && !is_elementwise(&optimizer) {
+        let in_parts = |variable: &Variable| variable.layout().is_some() || variable.tensor_split().is_some();
+        let is_divided = self.variables().iter().any(in_parts);
+        if is_divided && !is_elementwise(&optimizer) {
             return Err(Error::NotElementwise { optimizer: description });
         }
         let replicas = self.replicas().iter().map(|_| Mutex::new(optimizer.clone())).collect();
         let library = OwnOptimizer {
             description,
-            is_sharded,
+            is_divided,
             models: self.replicas().clone(),
             parameters: self.parameters().clone(),
             index_of: self.index_of_ids(),
@@ -79,7 +81,7 @@ impl<M: Module + Sync + 'static> Model<M> {
 struct OwnOptimizer<M> {
     description: String,
     /// Whether parameters, and thus its state, are parts.
-    is_sharded: bool,
+    is_divided: bool,
     models: Arc<Vec<M>>,
     parameters: Arc<Parameters<Burn>>,
     /// The index of each parameter's variable, by the parameter's id, which is equal on all replicas.
@@ -114,17 +116,14 @@ impl<M: Module + Sync + 'static> LibraryOptimizer<Burn> for OwnOptimizer<M> {
     }
 
     fn save(&self) -> Result<Vec<u8>> {
-        if self.is_sharded {
-            let problem = "it is in parts, which burn does not gather; use an optimizer of this crate, such as Adam, \
-                           whose state is saved whole";
-            return Err(Error::OptimizerState { action: "saved", problem: problem.to_owned() });
-        }
+        self.check_whole("saved")?;
         let state = self.replicas[0].lock().into_bytes();
         let problem = |error| Error::OptimizerState { action: "saved", problem: format!("{error:?}") };
         Ok(state.map_err(problem)?.to_vec())
     }
 
     fn load(&self, state: &[u8]) -> Result<()> {
+        self.check_whole("restored")?;
         let problem = |error| Error::OptimizerState { action: "restored", problem: format!("{error:?}") };
         let blank = self.replicas[0].lock().clone();
         let restored = blank.from_bytes(Bytes::from_bytes_vec(state.to_vec())).map_err(problem)?;
@@ -132,6 +131,18 @@ impl<M: Module + Sync + 'static> LibraryOptimizer<Burn> for OwnOptimizer<M> {
             *replica.lock() = restored.clone();
         }
         Ok(())
+    }
+}
+
+impl<M> OwnOptimizer<M> {
+    /// Refuses the state of a model whose parameters are in parts.
+    fn check_whole(&self, action: &'static str) -> Result<()> {
+        if !self.is_divided {
+            return Ok(());
+        }
+        let problem = "it is in parts, which burn does not gather or divide; use an optimizer of this crate, such as \
+                       Adam, whose state is saved whole";
+        Err(Error::OptimizerState { action, problem: problem.to_owned() })
     }
 }
 

@@ -1,9 +1,10 @@
 //! Reading and describing the parameters of a module.
 
-use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterization, Reparameterizer};
+use burn::module::{Flag, Module, ModuleVisitor, Param, ParamId, Reparameterization, Reparameterizer};
 use burn::tensor::Tensor;
 
 use crate::tensor::flex_of;
+use crate::tensor_parallel::{Request, announced};
 use crate::{BurnTensor, Error, Result};
 
 /// A floating-point parameter, or a running statistic, of a module.
@@ -13,14 +14,17 @@ pub(crate) struct Described {
     pub(crate) path: String,
     /// Equal for several paths if weights are tied.
     pub(crate) id: ParamId,
-    shape: Vec<usize>,
+    pub(crate) shape: Vec<usize>,
     pub(crate) is_statistic: bool,
+    /// How a tensor-parallel layer asks for it to be split.
+    pub(crate) split: Option<Request>,
 }
 
 impl std::fmt::Display for Described {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let kind = if self.is_statistic { ", a running statistic" } else { "" };
-        write!(f, "{} {:?}{kind}", self.path, self.shape)
+        let split = self.split.map_or_else(String::new, |split| format!(", {split}"));
+        write!(f, "{} {:?}{kind}{split}", self.path, self.shape)
     }
 }
 
@@ -42,6 +46,13 @@ pub(crate) fn describe<M: Module>(module: &M) -> Result<Vec<Described>> {
         module.clone().apply_reparameterization(Probe).visit(&mut seen);
     }
     Ok(seen.all)
+}
+
+/// Returns the path of the first layer that draws random numbers in training, and is not frozen.
+pub(crate) fn drawing_layer<M: Module>(module: &M) -> Option<String> {
+    let mut draws = Draws::default();
+    module.visit(&mut draws);
+    draws.found
 }
 
 /// Reads the values of the parameters that [`describe`] lists, in the same order. Initializes them.
@@ -87,7 +98,35 @@ impl ModuleVisitor for Seen {
             id: param.id,
             shape: param.lazy_shape().as_slice().to_vec(),
             is_statistic: true,
+            split: announced(),
         });
+    }
+}
+
+/// Looks for burn's layers that draw random numbers, by their flags that say whether they do.
+#[derive(Default)]
+struct Draws {
+    path: Vec<String>,
+    /// The type whose field is visited.
+    container: String,
+    found: Option<String>,
+}
+
+impl ModuleVisitor for Draws {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.push(name.to_owned());
+        container.clone_into(&mut self.container);
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_flag(&mut self, flag: &Param<Flag>) {
+        let draws = ["Struct:Dropout", "Struct:GaussianNoise", "Struct:RRelu"].contains(&self.container.as_str());
+        if draws && flag.is_enabled() && self.found.is_none() {
+            self.found = Some(self.path[..self.path.len().saturating_sub(1)].join("."));
+        }
     }
 }
 

@@ -68,7 +68,9 @@ mod trainer;
 pub use all_reduce::sum_over_replicas;
 pub use batch_norm::{SyncBatchNorm, sync_batch_norm};
 pub use context::{CandleContext, cross_entropy_per_example, nll_per_example};
-pub use distribute_optim::{Adagrad, Adam, AdamW, Clip, Lamb, LossScale, RmsProp, Sgd, StepTimes};
+pub use distribute_optim::{
+    Adagrad, Adam, AdamW, Clip, ColumnParallelOptions, Lamb, LossScale, RmsProp, RowParallelOptions, Sgd, StepTimes,
+};
 pub use error::{Error, Result};
 pub use losses::{
     BinaryCrossentropy, CategoricalCrossentropy, Hinge, Huber, KlDivergence, Loss, MeanAbsoluteError, MeanSquaredError,
@@ -82,10 +84,9 @@ pub use pretrained::Loaded;
 pub use sharded::Sharded;
 pub use tensor::Candle;
 pub use tensor_parallel::{
-    ColumnParallelLinear, ColumnParallelOptions, RowParallelLinear, RowParallelOptions, VocabParallelEmbedding,
-    column_parallel_linear, copy_to_tensor_group, gather_from_tensor_group, row_parallel_linear,
-    scatter_to_tensor_group, sum_over_tensor_group, vocab_parallel_cross_entropy_per_example, vocab_parallel_embedding,
-    vocab_parallel_embedding_with,
+    ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, column_parallel_linear, copy_to_tensor_group,
+    gather_from_tensor_group, row_parallel_linear, scatter_to_tensor_group, sum_over_tensor_group,
+    vocab_parallel_cross_entropy_per_example, vocab_parallel_embedding, vocab_parallel_embedding_with,
 };
 pub use trainer::{Examples, Fit, PredictionData, Trainer, TrainingData};
 

@@ -323,11 +323,7 @@ impl SimpleBackend for ReplicaBackend {
         let variable = &mut registry.variables[index];
         let split = variable.tensor_split();
         if split != request.map(|request| self.split(name, &shape, request)).transpose()? {
-            let problem = format!(
-                "variable {name:?} is split among tensor ranks in one layer and not, or otherwise, in another; let \
-                 both layers be tensor-parallel ones with the same split, or give them different paths"
-            );
-            return Err(candle_core::Error::Msg(problem));
+            return Err(candle_core::Error::wrap(distribute_optim::Error::SplitDiffers { name: name.to_owned() }));
         }
         let of_rank: Shape = split.map_or_else(|| shape.clone(), |split| split.part_shape(shape.dims()).into());
         if let Some(tensor) = variable.components().get(self.replica) {

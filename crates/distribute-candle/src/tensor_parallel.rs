@@ -17,10 +17,7 @@ mod operations;
 mod request;
 
 pub use embedding::{VocabParallelEmbedding, vocab_parallel_embedding, vocab_parallel_embedding_with};
-pub use linear::{
-    ColumnParallelLinear, ColumnParallelOptions, RowParallelLinear, RowParallelOptions, column_parallel_linear,
-    row_parallel_linear,
-};
+pub use linear::{ColumnParallelLinear, RowParallelLinear, column_parallel_linear, row_parallel_linear};
 pub use loss::vocab_parallel_cross_entropy_per_example;
 pub use operations::{copy_to_tensor_group, gather_from_tensor_group, scatter_to_tensor_group, sum_over_tensor_group};
 pub(crate) use request::{Request, take_request};
@@ -29,27 +26,12 @@ use std::sync::Arc;
 
 use candle_core::{DType, Result, Tensor};
 use distribute_collectives::ProcessGroup;
-use distribute_strategy::get_replica_context;
+use distribute_optim::backend::tensor_group_of;
 
 /// Returns the tensor group of the replica that runs a layer whose variables are in `parts` parts; `None` if they are
 /// whole.
 fn group_of(what: &'static str, parts: usize) -> Result<Option<Arc<ProcessGroup>>> {
-    if parts == 1 {
-        return Ok(None);
-    }
-    let group = get_replica_context().and_then(|context| context.tensor_group());
-    match group {
-        Some(group) if group.world_size() == parts => Ok(Some(group)),
-        Some(group) => candle_core::bail!(
-            "{what}: its variables are split among {parts} tensor ranks, and this strategy has groups of {}; build the \
-             model in the scope of the strategy that runs it",
-            group.world_size()
-        ),
-        None => candle_core::bail!(
-            "{what}: its variables are split among {parts} tensor ranks, whose parts are combined inside a replica; \
-             call the model in run, on every rank"
-        ),
-    }
+    tensor_group_of(what, parts).map_err(candle_core::Error::wrap)
 }
 
 /// Returns indices as they are in one rank's part of a vocabulary, 0 for those outside, and for each, as u8, whether it

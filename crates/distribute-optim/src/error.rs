@@ -122,6 +122,39 @@ pub enum Error {
         /// The number of ranks.
         parts: usize,
     },
+    /// A variable is split among the ranks of a tensor group in one of its layers, and otherwise in another.
+    #[error(
+        "variable {name:?} is split among tensor ranks in one layer and not, or otherwise, in another; let both layers \
+         be tensor-parallel ones with the same split, or give each a variable of its own"
+    )]
+    SplitDiffers {
+        /// The variable's name.
+        name: String,
+    },
+    /// A layer whose variables are split was called under a strategy with other tensor groups.
+    #[error(
+        "{layer}: its variables are split among {parts} tensor ranks, and this strategy has groups of {ranks}; build \
+         the model in the scope of the strategy that runs it"
+    )]
+    OtherTensorGroup {
+        /// The layer.
+        layer: &'static str,
+        /// The number of parts of its variables.
+        parts: usize,
+        /// The number of ranks of the strategy's tensor groups.
+        ranks: usize,
+    },
+    /// A layer whose variables are split was called outside a replica, or under a strategy without tensor groups.
+    #[error(
+        "{layer}: its variables are split among {parts} tensor ranks, whose parts are combined inside a replica; call \
+         the model in run, on every rank"
+    )]
+    OutsideTensorGroup {
+        /// The layer.
+        layer: &'static str,
+        /// The number of parts of its variables.
+        parts: usize,
+    },
     /// The loss of a replica without examples was disconnected from the model.
     #[error(
         "the loss of a replica without examples was multiplied by the number 0, where backward ends; others wait there \

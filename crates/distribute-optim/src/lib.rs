@@ -11,6 +11,7 @@
 //! - [`UpdateRule`] is the arithmetic of an optimizer on slices, which parameter servers use too.
 //!   [`OptimizerDescription`] is a rule and its learning rate; [`AdamFactors`] are the factors of one step, for
 //!   kernels.
+//! - [`ColumnParallelOptions`] and [`RowParallelOptions`] are options of the adapters' tensor-parallel layers.
 //! - [`backend`] is for the adapters of tensor libraries.
 //!
 //! # Examples
@@ -42,6 +43,7 @@ mod ema;
 mod error;
 mod exchange;
 mod gradient;
+mod layer_options;
 mod library;
 mod optimizer;
 mod parameters;
@@ -58,6 +60,7 @@ pub use agreement::audit;
 pub use ema::Ema;
 pub use error::{Error, Result};
 pub use gradient::{Clip, LossScale};
+pub use layer_options::{ColumnParallelOptions, RowParallelOptions};
 pub use library::{HostError, HostLoss, HostModel};
 pub use optimizer::{Adagrad, Adam, AdamW, Lamb, Optimizer, OptimizerState, ReplicaOptimizer, RmsProp, Sgd, StepTimes};
 pub use parameters::Trainable;

@@ -1,6 +1,10 @@
 //! The parts of variables that are split among the ranks of tensor groups.
 
+use std::sync::Arc;
+
+use distribute_collectives::ProcessGroup;
 use distribute_device::BufferRef;
+use distribute_strategy::get_replica_context;
 use distribute_values::TensorStorage;
 
 use crate::Error;
@@ -59,6 +63,23 @@ impl TensorSplit {
     /// Returns the elements of one part of a whole tensor of this shape.
     pub fn cut<T: Copy>(&self, whole: &[T], shape: &[usize], place: usize) -> Vec<T> {
         self.pieces(&self.part_shape(shape), 1).cut(whole, place)
+    }
+}
+
+/// Returns the tensor group of the replica that runs a layer whose variables are in `parts` parts; `None` if they are
+/// whole.
+///
+/// # Errors
+/// [`Error::OtherTensorGroup`] if the replica's group has another number of ranks, and [`Error::OutsideTensorGroup`]
+/// outside replicas and where there are no tensor groups.
+pub fn tensor_group_of(layer: &'static str, parts: usize) -> Result<Option<Arc<ProcessGroup>>, Error> {
+    if parts == 1 {
+        return Ok(None);
+    }
+    match get_replica_context().and_then(|context| context.tensor_group()) {
+        Some(group) if group.world_size() == parts => Ok(Some(group)),
+        Some(group) => Err(Error::OtherTensorGroup { layer, parts, ranks: group.world_size() }),
+        None => Err(Error::OutsideTensorGroup { layer, parts }),
     }
 }
 

@@ -154,6 +154,7 @@ impl<'a, M: LearnerModel> Fit<'a, M> {
         valid: &ValidLoader<M>,
     ) -> Result<Fit<'a, M>> {
         let strategy = &training.strategy;
+        start::check_replicas(strategy)?;
         let model = learner.model();
         let device = start::device(strategy, &model, 0)?;
         for local in 1..strategy.num_local_replicas() {

@@ -19,6 +19,20 @@ use parking_lot::Mutex;
 use crate::backend::device_of;
 use crate::{Error, Result};
 
+/// Refuses tensor groups: the learner's replicas have whole models.
+pub(super) fn check_replicas(strategy: &Strategy) -> Result<()> {
+    match strategy.tensor_parallel() {
+        1 => Ok(()),
+        ranks => Err(Error::Learner {
+            what: "burn's learner".to_owned(),
+            problem: format!(
+                "the strategy has groups of {ranks} tensor ranks, and the learner's models are not split; leave \
+                 tensor_parallel out, or train by Trainer or by an Optimizer"
+            ),
+        }),
+    }
+}
+
 /// Returns the device of a local replica: the model's, if that is one of Flex, since it knows whether activations are
 /// recomputed.
 pub(super) fn device<M: Module>(strategy: &Strategy, model: &M, local: usize) -> Result<Device> {

@@ -47,6 +47,11 @@ pub(crate) fn sharded(replicas: usize) -> Strategy {
 pub(crate) trait Classifier: Module + Sync + 'static {
     fn new(device: &Device) -> Self;
     fn forward(&self, x: Tensor<2>) -> Tensor<2>;
+
+    /// Returns the cross-entropy of each example.
+    fn losses(&self, x: Tensor<2>, y: Tensor<1, Int>) -> Tensor<1> {
+        losses(self.forward(x), y)
+    }
 }
 
 pub(crate) const INPUTS: usize = 16;
@@ -204,17 +209,23 @@ pub(crate) fn train<M: Classifier>(
     optimizer: &Optimizer,
     steps: usize,
 ) -> Vec<f32> {
-    let device = Device::flex().autodiff();
+    let (device, ranks) = (Device::flex().autodiff(), strategy.tensor_parallel());
     (0..steps)
         .map(|step| {
             let rows = if step + 1 == steps { 9 } else { 24 };
-            let parts = PerReplica::new(cut(&batch(step, rows), strategy.num_replicas_in_sync(), &device));
+            // The ranks of a tensor group have the same examples.
+            let parts = cut(&batch(step, rows), strategy.num_replicas_in_sync(), &device);
+            let parts = PerReplica::new(parts.into_iter().flat_map(|part| vec![part; ranks]).collect());
             let losses = strategy.run_with((model, optimizer, parts), |context, (model, optimizer, (x, y))| {
-                let loss = context.average_loss(losses(model.forward(x), y), rows);
+                let loss = context.average_loss(model.losses(x, y), rows);
                 optimizer.minimize(context, &loss)?;
                 Ok::<_, Error>(loss.into_scalar::<f32>())
             });
-            losses.unwrap().values().iter().sum()
+            let losses = losses.unwrap();
+            assert!(
+                losses.values().chunks(ranks).all(|of_replica| of_replica.iter().all(|loss| *loss == of_replica[0]))
+            );
+            losses.values().iter().step_by(ranks).sum()
         })
         .collect()
 }

@@ -8,4 +8,5 @@ mod failures;
 mod optimizers;
 mod sharded;
 mod statistics;
+mod tensor_parallel;
 mod trainer;

@@ -8,7 +8,7 @@ use burn::data::dataset::DatasetError;
 use burn::tensor::{Device, Tensor};
 use burn::train::Interrupter;
 use distribute_burn::learner::DistributedTraining;
-use distribute_strategy::MultiWorkerMirroredStrategy;
+use distribute_strategy::{MirroredStrategy, MultiWorkerMirroredStrategy};
 use distribute_testkit::{Job, Signal};
 
 use crate::common::*;
@@ -214,4 +214,13 @@ fn a_process_that_is_killed_is_named_by_the_others() {
         // Others print nothing.
         assert_eq!(outcome.stdout.contains("ProgressSnapshot"), rank == 0);
     }
+}
+
+#[test]
+fn strategies_with_tensor_groups_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let (training, _) = training(folder.path(), loader(rows(64), 4), loader(rows(8), 4));
+    let mesh = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).tensor_parallel(2).build().unwrap();
+    let told = error_of(&training.distributed(&mesh).launch(learner(Net::new(false))));
+    assert!(told.contains("groups of 2 tensor ranks") && told.contains("leave tensor_parallel out"), "{told}");
 }
