@@ -50,7 +50,11 @@ impl ReplicaBackend {
 
 impl SimpleBackend for ReplicaBackend {
     fn get(&self, shape: Shape, name: &str, init: Init, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
-        self.component(shape, name, init, dtype, device)
+        let tensor = self.component(shape, name, init, dtype, device)?;
+        if is_statistic(name) {
+            sharded::note_statistic(&tensor);
+        }
+        Ok(tensor)
     }
 
     fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> candle_core::Result<Tensor> {
@@ -65,7 +69,11 @@ impl SimpleBackend for ReplicaBackend {
         let variable = registry.by_name.get(name).map(|index| &registry.variables[*index]);
         let tensor = variable.and_then(|variable| variable.components().get(self.replica));
         let missing = || candle_core::Error::wrap(Error::UnknownVariable { name: name.to_owned() });
-        tensor.cloned().ok_or_else(missing)
+        let tensor = tensor.cloned().ok_or_else(missing)?;
+        if is_statistic(name) {
+            sharded::note_statistic(&tensor);
+        }
+        Ok(tensor)
     }
 
     fn contains_tensor(&self, name: &str) -> bool {

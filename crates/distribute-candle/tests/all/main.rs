@@ -10,6 +10,7 @@ mod numbers;
 mod optimizers;
 mod parameter_servers;
 mod pretrained;
+mod recompute;
 mod sharded;
 mod tensor_parallel;
 mod trainer;
