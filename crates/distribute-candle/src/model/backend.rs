@@ -92,22 +92,26 @@ impl ReplicaBackend {
         device: &Device,
     ) -> candle_core::Result<Tensor> {
         let request = take_request().filter(|_| self.tensor_ranks > 1);
-        if request.is_some() && self.blocks.is_some() {
-            candle_core::bail!(
-                "variable {name:?} is split among the ranks of a tensor group, and the strategy shards parameters too; \
-                 candle models do one of both: use MirroredStrategy with tensor_parallel, or plain layers"
-            );
-        }
+        let split = request.map(|request| self.split(name, &shape, request)).transpose()?;
+        let of_rank: Shape = split.map_or_else(|| shape.clone(), |split| split.part_shape(shape.dims()).into());
         let mut registry = self.registry.lock();
-        if let Some(sharded) = self.sharded(&mut registry, &shape, name, init, dtype, device)? {
+        let known = registry.by_name.get(name).copied();
+        if known.is_some_and(|index| registry.variables[index].tensor_split() != split) {
+            let problem = format!(
+                "variable {name:?} is split among tensor ranks in one layer and not, or otherwise, in another; let \
+                 both layers be tensor-parallel ones with the same split, or give them different paths"
+            );
+            return Err(candle_core::Error::Msg(problem));
+        }
+        if let Some(sharded) = self.sharded(&mut registry, (&shape, split, &of_rank), name, init, dtype, device)? {
             return Ok(sharded);
         }
-        let index = match registry.by_name.get(name) {
-            Some(index) => *index,
+        let index = match known {
+            Some(index) => index,
             None => {
                 let index = registry.variables.len();
-                let variable = match request {
-                    Some(request) => Variable::split_among(name, self.split(name, &shape, request)?),
+                let variable = match split {
+                    Some(split) => Variable::split_among(name, split),
                     None => Variable::new(name, is_statistic(name)),
                 };
                 registry.by_name.insert(name.to_owned(), index);
@@ -116,15 +120,6 @@ impl ReplicaBackend {
             }
         };
         let variable = &mut registry.variables[index];
-        let split = variable.tensor_split();
-        if split != request.map(|request| self.split(name, &shape, request)).transpose()? {
-            let problem = format!(
-                "variable {name:?} is split among tensor ranks in one layer and not, or otherwise, in another; let \
-                 both layers be tensor-parallel ones with the same split, or give them different paths"
-            );
-            return Err(candle_core::Error::Msg(problem));
-        }
-        let of_rank: Shape = split.map_or_else(|| shape.clone(), |split| split.part_shape(shape.dims()).into());
         if let Some(tensor) = variable.components().get(self.replica) {
             check_shape(name, tensor.shape(), &of_rank)?;
             return Ok(tensor.clone());
@@ -179,11 +174,12 @@ fn own_part(whole: &Tensor, split: TensorSplit, place: usize) -> candle_core::Re
 }
 
 impl ReplicaBackend {
-    /// Returns a variable of a block whose parameters are sharded; `None` for all others.
+    /// Returns a variable of a block whose parameters are sharded; `None` for all others. Of one that is split among
+    /// tensor ranks, each rank has its part in parts.
     fn sharded(
         &self,
         registry: &mut Registry,
-        shape: &Shape,
+        (shape, split, of_rank): (&Shape, Option<TensorSplit>, &Shape),
         name: &str,
         init: Init,
         dtype: DType,
@@ -192,7 +188,7 @@ impl ReplicaBackend {
         let (Some(blocks), unit) = (&self.blocks, sharded::current_unit()) else { return Ok(None) };
         let known = registry.by_name.get(name).copied();
         if let Some(leaf) = known.and_then(|index| registry.leaves.get(&(index, self.replica))) {
-            check_shape(name, leaf.whole().shape(), shape)?;
+            check_shape(name, leaf.whole().shape(), of_rank)?;
             if let Some(unit) = unit {
                 unit.add(leaf);
             }
@@ -201,7 +197,7 @@ impl ReplicaBackend {
         let is_sharded = known.is_some_and(|index| registry.variables[index].layout().is_some());
         let (Some(unit), true) = (unit, is_sharded || known.is_none()) else { return Ok(None) };
         let is_float = matches!(dtype, DType::F32 | DType::F64 | DType::F16 | DType::BF16);
-        let layout = ShardLayout::of(&self.strategy, shape.dims()).filter(|_| is_float && !is_statistic(name));
+        let layout = ShardLayout::of(&self.strategy, of_rank.dims()).filter(|_| is_float && !is_statistic(name));
         let Some(layout) = layout else { return Ok(None) };
         let index = match known {
             Some(index) => {
@@ -210,15 +206,24 @@ impl ReplicaBackend {
             }
             None => {
                 let index = registry.variables.len();
-                let whole = initial::initial(self.seed, name, init, shape, dtype, &Device::Cpu)?.flatten_all()?;
+                let whole = initial::initial(self.seed, name, init, shape, dtype, &Device::Cpu)?;
+                let wholes: Vec<Tensor> = match split {
+                    Some(split) => (0..split.parts()).map(|place| own_part(&whole, split, place)).collect(),
+                    None => Ok(vec![whole]),
+                }?;
                 let mut parts = Vec::new();
                 for local in (0..self.strategy.num_local_replicas()).rev() {
                     let range = layout.range(layout.part_of(local));
-                    let part = whole.narrow(0, range.start, range.len())?;
+                    let of_place = wholes[local % wholes.len()].flatten_all()?;
+                    let part = of_place.narrow(0, range.start, range.len())?;
                     parts.push(part.pad_with_zeros(0, 0, layout.part_len() - range.len())?.force_contiguous()?);
                 }
+                let variable = match split {
+                    Some(split) => Variable::split_among(name, split),
+                    None => Variable::new(name, false),
+                };
                 registry.by_name.insert(name.to_owned(), index);
-                registry.variables.push(Variable::sharded(name, layout.clone()));
+                registry.variables.push(variable.with_sharded_parts(layout.clone()));
                 registry.parts.insert(index, parts);
                 index
             }
@@ -237,7 +242,7 @@ impl ReplicaBackend {
                 }
             })
         };
-        let whole = hooked_at_rest((dtype, shape, device), index, &self.tape, fired)?;
+        let whole = hooked_at_rest((dtype, of_rank, device), index, &self.tape, fired)?;
         sharded::rest(&whole)?;
         let leaf = Leaf::new(name, layout, part.clone(), whole.clone());
         // No other function sets it.

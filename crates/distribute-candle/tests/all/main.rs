@@ -12,6 +12,7 @@ mod parameter_servers;
 mod pretrained;
 mod recompute;
 mod sharded;
+mod sharded_meshes;
 mod tensor_parallel;
 mod trainer;
 mod training;
