@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use candle_core::{DType, Device, Module, Result, Tensor};
 use candle_nn::{Linear, linear};
 use distribute_candle::{CandleContext, CandleStrategy, Error, Sgd, Sharded};
-use distribute_strategy::{FullyShardedStrategy, MirroredStrategy, Strategy};
+use distribute_strategy::{MirroredStrategy, Strategy};
 
 struct Counting;
 
@@ -65,24 +65,23 @@ fn peak(strategy: &Strategy, recomputes: bool) -> usize {
         });
         run.unwrap();
     };
-    step();
+    // The first steps fill what later ones use again.
+    (0..2).for_each(|_| step());
     let before = LIVE.load(Ordering::Relaxed);
     PEAK.store(before, Ordering::Relaxed);
     step();
-    assert!(LIVE.load(Ordering::Relaxed) <= before + ACTIVATION / 4, "a step leaves something behind");
+    let left = LIVE.load(Ordering::Relaxed).saturating_sub(before);
+    assert!(left < ACTIVATION / 4, "a step leaves {left} bytes behind");
     PEAK.load(Ordering::Relaxed) - before
 }
 
 #[test]
 fn the_results_of_one_block_are_in_memory() {
-    let mirrored = MirroredStrategy::builder().devices(["CPU:0"]).build().unwrap();
-    let sharded = FullyShardedStrategy::builder().devices(["CPU:0"]).mirror_below(20).build().unwrap();
-    for strategy in [mirrored, sharded] {
-        let (kept, recomputed) = (peak(&strategy, false), peak(&strategy, true));
-        println!("{}: {kept} bytes, recomputed {recomputed}", strategy.describe());
-        assert!(kept >= BLOCKS * (IN_BLOCK + ACTIVATION), "{kept}");
-        // All but one block's, whose input and results exist twice while they are compared.
-        let saved = (BLOCKS - 1) * IN_BLOCK - 3 * ACTIVATION;
-        assert!(recomputed + saved <= kept, "{recomputed} of {kept}");
-    }
+    let strategy = MirroredStrategy::builder().devices(["CPU:0"]).build().unwrap();
+    let (kept, recomputed) = (peak(&strategy, false), peak(&strategy, true));
+    println!("{kept} bytes, recomputed {recomputed}");
+    assert!(kept >= BLOCKS * (IN_BLOCK + ACTIVATION), "{kept}");
+    // All but one block's, whose input and results exist twice while they are compared.
+    let saved = (BLOCKS - 1) * IN_BLOCK - 3 * ACTIVATION;
+    assert!(recomputed + saved <= kept, "{recomputed} of {kept}");
 }
