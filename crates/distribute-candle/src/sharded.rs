@@ -102,8 +102,8 @@ impl<M> Sharded<M> {
         if y.track_op() { y.contiguous()?.apply_op1(Output::copied(gathered)) } else { Ok(y) }
     }
 
-    /// Runs the block on `x` like [`run`](Sharded::run), and computes it again in backward: what the block computes on
-    /// the way to its result is not kept in memory between the two. Under every strategy, also one that shards nothing.
+    /// Runs the block on `x` like [`run`](Sharded::run), and computes it again in backward: its intermediate results
+    /// are not kept in memory between the two. It does so under every strategy, also under one that shards nothing.
     ///
     /// Backward calls `forward` a second time, with a copy of `x` and with the parameters in memory, and then runs
     /// through the results of that call. Losses, gradients and running statistics are those of [`run`](Sharded::run),

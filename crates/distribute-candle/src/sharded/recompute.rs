@@ -1,4 +1,5 @@
-//! Recomputation of a block: what it computes is dropped after its run, and computed again before its backward.
+//! Recomputation of a block: its intermediate results are dropped after its run, and computed again before its
+//! backward.
 //!
 //! The graph of candle stays as it is. Only the storages of the tensors that the block's run has made are emptied. A
 //! second run, on a copy of the input, makes a second graph of the same form, whose storages are put into the tensors
@@ -67,7 +68,7 @@ thread_local! {
     static ALIVE: RefCell<Vec<Weak<Recomputed>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs a block and drops what it has computed but its result.
+/// Runs a block, and drops all that it has computed except its result.
 pub(super) fn run(
     (name, statistics): (&str, &[Tensor]),
     unit: Option<&Arc<Unit>>,
@@ -110,7 +111,7 @@ pub(super) fn run(
     Ok(result)
 }
 
-/// Drops what this thread's blocks have computed again, after a backward.
+/// Drops the results that this thread's blocks have computed again, after a backward.
 pub(crate) fn drop_recomputed() -> Result<()> {
     alive().iter().filter(|block| block.is_present()).try_for_each(|block| block.leave(true))
 }
@@ -189,7 +190,8 @@ impl Made {
             let address = address(tensor);
             let storage = (!before.contains(&address)).then(|| {
                 let index = *indices.entry(address).or_insert(made.storages.len());
-                // The last one is that for which the storage was made, and no view, which may repeat elements.
+                // The last one is the tensor that the storage was made for. The others are views, some of which have
+                // elements twice, and candle writes in none of these.
                 let kept = Storage { tensor: tensor.detach(), is_late };
                 match made.storages.get_mut(index) {
                     Some(storage) => *storage = kept,
@@ -247,7 +249,7 @@ fn same_elements(one: &Tensor, other: &Tensor) -> Result<bool> {
     Ok(are_same && one.shape() == other.shape() && one.dtype() == other.dtype())
 }
 
-/// Returns where a tensor's storage is, which tells it from those of all other living tensors that are no views of it.
+/// Returns the address of a tensor's storage. Two living tensors have the same one if they are views of one storage.
 fn address(tensor: &Tensor) -> usize {
     let (storage, _) = tensor.storage_and_layout();
     std::ptr::from_ref(&*storage).addr()

@@ -494,7 +494,7 @@ fn uses_that_do_not_recompute_are_sentences() {
     });
     let told = y.unwrap().sum_all().unwrap().backward().unwrap_err().to_string();
     assert!(told.contains("layers.2") && told.contains("by other operations"), "{told}");
-    // What carries no gradient is not recorded.
+    // A result without a gradient is not recorded.
     let y = block.recompute(&x, |layer, x| layer.forward(x)?.argmax(1)).unwrap();
     assert!(!y.track_op());
     assert_eq!(y.dims(), [2]);
