@@ -7,7 +7,8 @@
 //!   gradients in buckets meanwhile, and updates every replica's copy in place.
 //! - [`Optimizer`] also clips, compresses, scales losses ([`LossScale`]), accumulates, and shards its state; [`Ema`]
 //!   averages parameters; [`Model::freeze`] excludes parameters from training.
-//! - [`Sharded`] is a block whose parameters are gathered while it runs, under a strategy that shards them.
+//! - [`Sharded`] is a block whose parameters are gathered while it runs, under a strategy that shards them;
+//!   [`Sharded::recompute`] does not keep its intermediate results for backward, but computes them again.
 //! - [`Model::load_safetensors`] loads pretrained values; [`Model::save_safetensors`] saves values for other programs.
 //! - [`SyncBatchNorm`] normalises over the global batch; [`LayerNorm`] and [`RmsNorm`] have the backward that candle's
 //!   fused operations lack; [`sum_over_replicas`] is a differentiable sum.

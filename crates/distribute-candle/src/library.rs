@@ -1,12 +1,13 @@
 //! candle as a tensor library for optimizers.
 
 use candle_core::backprop::GradStore;
-use candle_core::{CpuStorage, DType as CandleType, Storage, Tensor};
+use candle_core::{DType as CandleType, Tensor};
 use distribute_device::DType;
 use distribute_optim::backend::TensorLibrary;
 
 use crate::gpu::Gpus;
-use crate::sharded::reset_current;
+use crate::sharded::{drop_recomputed, reset_current};
+use crate::tensor::is_whole;
 use crate::{Candle, Error, Result};
 
 impl TensorLibrary for Candle {
@@ -25,6 +26,7 @@ impl TensorLibrary for Candle {
         let gradients = loss.backward();
         // Blocks that this backward has brought into memory and has not passed, or that come next.
         reset_current()?;
+        drop_recomputed()?;
         Ok(gradients?)
     }
 
@@ -55,17 +57,7 @@ impl TensorLibrary for Candle {
     fn own(gradient: Tensor) -> Result<Tensor> {
         // candle sums every gradient in its own storage and keeps no handle on it; only gradients that are views are
         // copied.
-        let is_whole = {
-            let (storage, layout) = gradient.storage_and_layout();
-            let len = match &*storage {
-                Storage::Cpu(CpuStorage::F32(all)) => all.len(),
-                Storage::Cpu(CpuStorage::F64(all)) => all.len(),
-                Storage::Cpu(CpuStorage::F16(all)) => all.len(),
-                Storage::Cpu(CpuStorage::BF16(all)) => all.len(),
-                _ => usize::MAX,
-            };
-            layout.is_contiguous() && layout.start_offset() == 0 && len == layout.shape().elem_count()
-        };
+        let is_whole = is_whole(&gradient);
         let gradient = gradient.detach();
         Ok(if is_whole { gradient } else { gradient.force_contiguous()? })
     }

@@ -1,23 +1,23 @@
 //! Models with one copy per replica.
 
 use std::any::Any;
-use std::collections::HashMap;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::Arc;
 
-use candle_core::{DType, Device, Shape, Tensor, Var};
-use candle_nn::var_builder::SimpleBackend;
-use candle_nn::{Init, VarBuilder};
+use candle_core::{DType, Tensor};
+use candle_nn::VarBuilder;
 use distribute_optim::Trainable;
-use distribute_optim::backend::{Parameters, ShardLayout, Tape, TensorSplit};
+use distribute_optim::backend::{Parameters, Tape};
 use distribute_strategy::{Recoverable, ReplicaArgs, Strategy, counted};
 use parking_lot::Mutex;
 
 use crate::gpu::candle_device;
-use crate::hook::{hooked, hooked_at_rest};
-use crate::sharded::{self, Blocks, Leaf, Replica};
+use crate::sharded::{self, Blocks};
 use crate::statistics::Statistics;
-use crate::tensor_parallel::{Request, take_request};
-use crate::{Candle, Error, Result, Variable, initial, statistics};
+use crate::{Candle, Error, Result, Variable, statistics};
+
+mod backend;
+
+use backend::{Registry, ReplicaBackend};
 
 /// Construction of candle models under a strategy.
 pub trait CandleStrategy {
@@ -262,224 +262,8 @@ impl<'a, M: Sync> ReplicaArgs for &'a Model<M> {
     }
 }
 
-/// The variables that the replicas of a model have created so far.
-#[derive(Default)]
-struct Registry {
-    variables: Vec<Variable>,
-    by_name: HashMap<String, usize>,
-    /// The sharded variables as models have them, by index and replica.
-    leaves: HashMap<(usize, usize), Arc<Leaf>>,
-    /// The parts of sharded variables for the replicas that are still to be built, by index, the last replica's first.
-    parts: HashMap<usize, Vec<Tensor>>,
-}
-
-/// The backend that gives one replica of a model its copies of the variables.
-struct ReplicaBackend {
-    strategy: Strategy,
-    registry: Arc<Mutex<Registry>>,
-    replica: usize,
-    tape: Arc<Tape<Tensor>>,
-    shared: bool,
-    seed: u64,
-    /// The number of ranks of each tensor group.
-    tensor_ranks: usize,
-    /// The replica's blocks, under a strategy that shards parameters.
-    blocks: Option<Arc<Replica>>,
-}
-
-impl ReplicaBackend {
-    fn split(&self, name: &str, whole: &Shape, request: Request) -> candle_core::Result<TensorSplit> {
-        let split = TensorSplit::new(name, whole.dims(), request.axis, request.blocks, self.tensor_ranks);
-        split.map_err(candle_core::Error::wrap)
-    }
-}
-
-impl SimpleBackend for ReplicaBackend {
-    fn get(&self, shape: Shape, name: &str, init: Init, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
-        let request = take_request().filter(|_| self.tensor_ranks > 1);
-        if request.is_some() && self.blocks.is_some() {
-            candle_core::bail!(
-                "variable {name:?} is split among the ranks of a tensor group, and the strategy shards parameters too; \
-                 candle models do one of both: use MirroredStrategy with tensor_parallel, or plain layers"
-            );
-        }
-        let mut registry = self.registry.lock();
-        if let Some(sharded) = self.sharded(&mut registry, &shape, name, init, dtype, device)? {
-            return Ok(sharded);
-        }
-        let index = match registry.by_name.get(name) {
-            Some(index) => *index,
-            None => {
-                let index = registry.variables.len();
-                let variable = match request {
-                    Some(request) => Variable::split_among(name, self.split(name, &shape, request)?),
-                    None => Variable::new(name, is_statistic(name)),
-                };
-                registry.by_name.insert(name.to_owned(), index);
-                registry.variables.push(variable);
-                index
-            }
-        };
-        let variable = &mut registry.variables[index];
-        let split = variable.tensor_split();
-        if split != request.map(|request| self.split(name, &shape, request)).transpose()? {
-            return Err(candle_core::Error::wrap(distribute_optim::Error::SplitDiffers { name: name.to_owned() }));
-        }
-        let of_rank: Shape = split.map_or_else(|| shape.clone(), |split| split.part_shape(shape.dims()).into());
-        if let Some(tensor) = variable.components().get(self.replica) {
-            check_shape(name, tensor.shape(), &of_rank)?;
-            return Ok(tensor.clone());
-        }
-        if let (true, true, Some(first)) =
-            (self.shared, variable.is_trainable(), variable.components().first().cloned())
-        {
-            check_shape(name, first.shape(), &shape)?;
-            variable.push(first.clone());
-            return Ok(first);
-        }
-        if let Some(first) = variable.components().first() {
-            check_shape(name, first.shape(), &of_rank)?;
-        }
-        // The component with the same values: the first, or that of the same place in the first tensor group.
-        let place = self.replica % self.tensor_ranks;
-        let values = match variable.components().get(split.map_or(0, |_| place)) {
-            // The copy goes through the host, which can copy to every device.
-            Some(same) => same.detach().copy()?.to_device(&Device::Cpu)?.to_device(device)?,
-            None => {
-                let drawn = |device| initial::initial(self.seed, name, init, &shape, dtype, device);
-                match split {
-                    Some(split) => own_part(&drawn(&Device::Cpu)?, split, place)?.to_device(device)?,
-                    None => drawn(device)?.contiguous()?,
-                }
-            }
-        };
-        let tensor = match variable.is_trainable() {
-            true if !self.shared => hooked(&values, index, &self.tape)?,
-            _ => Var::from_tensor(&values)?.as_tensor().clone(),
-        };
-        variable.push(tensor.clone());
-        Ok(tensor)
-    }
-
-    fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> candle_core::Result<Tensor> {
-        let registry = self.registry.lock();
-        let known = registry.by_name.get(name).and_then(|index| registry.leaves.get(&(*index, self.replica)));
-        if let Some(leaf) = known {
-            if let Some(unit) = sharded::current_unit() {
-                unit.add(leaf);
-            }
-            return Ok(leaf.whole().clone());
-        }
-        let variable = registry.by_name.get(name).map(|index| &registry.variables[*index]);
-        let tensor = variable.and_then(|variable| variable.components().get(self.replica));
-        tensor.cloned().ok_or_else(|| candle_core::Error::wrap(Error::UnknownVariable { name: name.to_owned() }))
-    }
-
-    fn contains_tensor(&self, name: &str) -> bool {
-        self.registry.lock().by_name.contains_key(name)
-    }
-}
-
-/// Returns the part of a whole value on the host that the rank at `place` of a tensor group has.
-fn own_part(whole: &Tensor, split: TensorSplit, place: usize) -> candle_core::Result<Tensor> {
-    let shape = whole.dims();
-    macro_rules! cut {
-        ($($dtype:ident => $t:ty),*) => {
-            match whole.dtype() {
-                $(DType::$dtype => {
-                    let part = split.cut(&whole.flatten_all()?.to_vec1::<$t>()?, shape, place);
-                    Tensor::from_vec(part, split.part_shape(shape), &Device::Cpu)
-                })*
-                other => candle_core::bail!("a variable of {other:?} cannot be split among tensor ranks; give floats"),
-            }
-        };
-    }
-    cut!(F32 => f32, F64 => f64, F16 => distribute_device::f16, BF16 => distribute_device::bf16)
-}
-
-impl ReplicaBackend {
-    /// Returns a variable of a block whose parameters are sharded; `None` for all others.
-    fn sharded(
-        &self,
-        registry: &mut Registry,
-        shape: &Shape,
-        name: &str,
-        init: Init,
-        dtype: DType,
-        device: &Device,
-    ) -> candle_core::Result<Option<Tensor>> {
-        let (Some(blocks), unit) = (&self.blocks, sharded::current_unit()) else { return Ok(None) };
-        let known = registry.by_name.get(name).copied();
-        if let Some(leaf) = known.and_then(|index| registry.leaves.get(&(index, self.replica))) {
-            check_shape(name, leaf.whole().shape(), shape)?;
-            if let Some(unit) = unit {
-                unit.add(leaf);
-            }
-            return Ok(Some(leaf.whole().clone()));
-        }
-        let is_sharded = known.is_some_and(|index| registry.variables[index].layout().is_some());
-        let (Some(unit), true) = (unit, is_sharded || known.is_none()) else { return Ok(None) };
-        let is_float = matches!(dtype, DType::F32 | DType::F64 | DType::F16 | DType::BF16);
-        let layout = ShardLayout::of(&self.strategy, shape.dims()).filter(|_| is_float && !is_statistic(name));
-        let Some(layout) = layout else { return Ok(None) };
-        let index = match known {
-            Some(index) => {
-                check_shape(name, &Shape::from(registry.variables[index].shape()), shape)?;
-                index
-            }
-            None => {
-                let index = registry.variables.len();
-                let whole = initial::initial(self.seed, name, init, shape, dtype, &Device::Cpu)?.flatten_all()?;
-                let mut parts = Vec::new();
-                for local in (0..self.strategy.num_local_replicas()).rev() {
-                    let range = layout.range(layout.part_of(local));
-                    let part = whole.narrow(0, range.start, range.len())?;
-                    parts.push(part.pad_with_zeros(0, 0, layout.part_len() - range.len())?.force_contiguous()?);
-                }
-                registry.by_name.insert(name.to_owned(), index);
-                registry.variables.push(Variable::sharded(name, layout.clone()));
-                registry.parts.insert(index, parts);
-                index
-            }
-        };
-        let missing =
-            || candle_core::Error::Msg(format!("variable {name:?} was made more often than for each replica"));
-        let part = registry.parts.get_mut(&index).and_then(Vec::pop).ok_or_else(missing)?.to_device(device)?;
-        let slot: Arc<OnceLock<(Weak<Leaf>, Weak<Replica>)>> = Arc::default();
-        let fired = {
-            let slot = slot.clone();
-            Box::new(move || {
-                let (leaf, replica) = slot.get().map(|(leaf, replica)| (leaf.upgrade(), replica.upgrade())).unzip();
-                match (leaf.flatten(), replica.flatten()) {
-                    (Some(leaf), Some(replica)) => leaf.fired(&replica),
-                    _ => Ok(()),
-                }
-            })
-        };
-        let whole = hooked_at_rest((dtype, shape, device), index, &self.tape, fired)?;
-        sharded::rest(&whole)?;
-        let leaf = Leaf::new(name, layout, part.clone(), whole.clone());
-        // No other function sets it.
-        let _ = slot.set((Arc::downgrade(&leaf), Arc::downgrade(blocks)));
-        registry.variables[index].push(part);
-        registry.leaves.insert((index, self.replica), leaf.clone());
-        blocks.add(leaf.clone());
-        unit.add(&leaf);
-        Ok(Some(whole))
-    }
-}
-
 /// Returns whether a variable is a running statistic. Normalisation layers write these themselves; they need a plain
 /// variable and get no gradient.
 pub(crate) fn is_statistic(name: &str) -> bool {
     ["running_mean", "running_var"].iter().any(|statistic| name.ends_with(statistic))
-}
-
-fn check_shape(name: &str, held: &Shape, asked: &Shape) -> candle_core::Result<()> {
-    if held == asked {
-        return Ok(());
-    }
-    let problem =
-        format!("variable {name:?} has shape {held:?}, but {asked:?} was asked for; give layers different paths");
-    Err(candle_core::Error::Msg(problem))
 }

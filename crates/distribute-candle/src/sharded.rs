@@ -8,9 +8,13 @@ use candle_nn::VarBuilder;
 
 mod blocks;
 mod ops;
+mod recompute;
 
 pub(crate) use blocks::{Blocks, Leaf, Replica, Unit, explain, reset_current};
 pub(crate) use ops::rest;
+pub(crate) use recompute::drop_recomputed;
+
+use ops::Output;
 
 /// A block of a model, such as a transformer's layer, whose parameters are in memory only while it runs (ZeRO stage 3).
 ///
@@ -58,7 +62,11 @@ pub(crate) use ops::rest;
 /// `torch.distributed.fsdp.fully_shard`, applied to a block.
 #[derive(Debug)]
 pub struct Sharded<M> {
-    block: M,
+    block: Arc<M>,
+    /// The block's path.
+    name: String,
+    /// The running statistics of its layers.
+    statistics: Vec<Tensor>,
     /// The block's sharded parameters; `None` if there are none.
     unit: Option<Arc<Unit>>,
 }
@@ -70,14 +78,14 @@ impl<M> Sharded<M> {
     /// # Errors
     /// [`candle_core::Error`] if `build` fails.
     pub fn new<'a>(vb: VarBuilder<'a>, build: impl FnOnce(VarBuilder<'a>) -> Result<M>) -> Result<Sharded<M>> {
-        let Some(replica) = BUILDING.with_borrow(Clone::clone) else {
-            return Ok(Sharded { block: build(vb)?, unit: None });
-        };
-        let unit = Unit::new(vb.prefix(), &replica);
-        let outer = UNIT.replace(Some(unit.clone()));
+        let name = vb.prefix();
+        let unit = BUILDING.with_borrow(|replica| replica.as_ref().map(|replica| Unit::new(name.clone(), replica)));
+        let (outer, outer_statistics) = (UNIT.replace(unit.clone()), STATISTICS.replace(Some(Vec::new())));
         let built = build(vb);
         UNIT.replace(outer);
-        Ok(Sharded { block: built?, unit: Some(unit).filter(|unit| !unit.is_empty()) })
+        let statistics = STATISTICS.replace(outer_statistics).unwrap_or_default();
+        statistics.iter().for_each(note_statistic);
+        Ok(Sharded { block: Arc::new(built?), name, statistics, unit: unit.filter(|unit| !unit.is_empty()) })
     }
 
     /// Runs the block on `x`, with its parameters in memory. Call it on a replica's thread.
@@ -89,10 +97,71 @@ impl<M> Sharded<M> {
     /// # Cost
     /// A copy of the result.
     pub fn run(&self, x: &Tensor, forward: impl FnOnce(&M, &Tensor) -> Result<Tensor>) -> Result<Tensor> {
-        match &self.unit {
-            None => forward(&self.block, x),
-            Some(unit) => blocks::run(unit, || forward(&self.block, x)),
-        }
+        let Some(unit) = &self.unit else { return forward(&self.block, x) };
+        let (y, gathered) = blocks::run(unit, || forward(&self.block, x))?;
+        if y.track_op() { y.contiguous()?.apply_op1(Output::copied(gathered)) } else { Ok(y) }
+    }
+
+    /// Runs the block on `x` like [`run`](Sharded::run), and computes it again in backward: its intermediate results
+    /// are not kept in memory between the two. It does so under every strategy, also under one that shards nothing.
+    ///
+    /// Backward calls `forward` a second time, with a copy of `x` and with the parameters in memory, and then runs
+    /// through the results of that call. Losses, gradients and running statistics are those of [`run`](Sharded::run),
+    /// bit for bit. Values that `forward` takes from outside get their gradients too.
+    ///
+    /// `forward` must do the same in both calls. The result of the second is compared with that of the first, bit for
+    /// bit, so that a block that draws random numbers is an error. A generator is drawn from outside, and copied:
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Module, Tensor};
+    /// use candle_nn::linear;
+    /// use distribute_candle::{Adam, CandleContext, CandleStrategy, Error, Sharded};
+    /// use distribute_strategy::MirroredStrategy;
+    /// use rand_chacha::rand_core::Rng;
+    ///
+    /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+    /// let model = strategy.scope(|vb| Sharded::new(vb.pp("layers.0"), |vb| linear(64, 64, vb)))?;
+    /// let (optimizer, random) = (Adam::new(0.1).build(&model)?, strategy.random(7));
+    /// strategy.run_with((&model, &optimizer), |context, (model, optimizer)| {
+    ///     let generator = random.next(context);
+    ///     let y = model.recompute(&Tensor::ones((2, 64), DType::F32, &Device::Cpu)?, move |layer, x| {
+    ///         let mut generator = generator.clone();
+    ///         let mut kept = || if generator.next_u32() % 10 == 0 { 0f32 } else { 1.0 / 0.9 };
+    ///         let mask = Tensor::from_vec((0..128).map(|_| kept()).collect(), (2, 64), x.device())?;
+    ///         layer.forward(x)?.relu()? * mask
+    ///     })?;
+    ///     optimizer.minimize(context, &context.average_loss(&y.sqr()?.mean(1)?, 4)?)
+    /// })?;
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// Tensors outside the graph, such as a mask that `forward` computes and an operation keeps, stay in memory. So do
+    /// `x` and the result. Layers with running statistics are built by the block's `VarBuilder`.
+    ///
+    /// Blocks may be nested. Collectives of the block, such as those of tensor-parallel layers, run again in backward;
+    /// all replicas must therefore recompute the same blocks.
+    ///
+    /// # Errors
+    /// The errors of [`run`](Sharded::run), and [`candle_core::Error`] if the block is on a GPU. In backward,
+    /// [`candle_core::Error`] if the second call fails, or computes another result or by other operations.
+    ///
+    /// # Cost
+    /// The block's forward runs twice. In backward, a copy of `x` and a comparison of the result; in forward, a walk
+    /// over the graph before the block.
+    ///
+    /// # Source
+    /// `torch.utils.checkpoint.checkpoint` with `use_reentrant=False`.
+    pub fn recompute(
+        &self,
+        x: &Tensor,
+        forward: impl Fn(&M, &Tensor) -> Result<Tensor> + Send + Sync + 'static,
+    ) -> Result<Tensor>
+    where
+        M: Send + Sync + 'static,
+    {
+        let block = self.block.clone();
+        let forward = Box::new(move |x: &Tensor| forward(&block, x));
+        recompute::run((&self.name, &self.statistics), self.unit.as_ref(), x, forward)
     }
 }
 
@@ -101,6 +170,8 @@ thread_local! {
     static BUILDING: RefCell<Option<Arc<Replica>>> = const { RefCell::new(None) };
     /// The block that is being built.
     static UNIT: RefCell<Option<Arc<Unit>>> = const { RefCell::new(None) };
+    /// The running statistics that were created for it.
+    static STATISTICS: RefCell<Option<Vec<Tensor>>> = const { RefCell::new(None) };
 }
 
 /// Builds a replica's model; blocks in it belong to `replica`.
@@ -116,4 +187,13 @@ pub(crate) fn building<R>(replica: Option<Arc<Replica>>, build: impl FnOnce() ->
 /// Returns the block that is being built on this thread.
 pub(crate) fn current_unit() -> Option<Arc<Unit>> {
     UNIT.with_borrow(Clone::clone)
+}
+
+/// Notes a running statistic that was created for the block that is being built on this thread, if one is.
+pub(crate) fn note_statistic(statistic: &Tensor) {
+    STATISTICS.with_borrow_mut(|statistics| {
+        if let Some(statistics) = statistics {
+            statistics.push(statistic.clone());
+        }
+    });
 }

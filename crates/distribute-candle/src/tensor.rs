@@ -124,6 +124,19 @@ pub(crate) fn dtype_of(dtype: CandleType) -> candle_core::Result<DType> {
     })
 }
 
+/// Returns whether a tensor on the CPU, of floats, has all elements of its storage, in order.
+pub(crate) fn is_whole(tensor: &Tensor) -> bool {
+    let (storage, layout) = tensor.storage_and_layout();
+    let len = match &*storage {
+        Storage::Cpu(CpuStorage::F32(all)) => all.len(),
+        Storage::Cpu(CpuStorage::F64(all)) => all.len(),
+        Storage::Cpu(CpuStorage::F16(all)) => all.len(),
+        Storage::Cpu(CpuStorage::BF16(all)) => all.len(),
+        _ => return false,
+    };
+    layout.is_contiguous() && layout.start_offset() == 0 && len == layout.shape().elem_count()
+}
+
 /// Returns whether a type has 16 bits, for which training keeps an f32 copy.
 pub(crate) fn is_short(dtype: CandleType) -> bool {
     matches!(dtype, CandleType::F16 | CandleType::BF16)

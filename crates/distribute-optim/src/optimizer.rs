@@ -217,6 +217,8 @@ impl<L: TensorLibrary> Optimizer<L> {
     /// bytes moved stays the same, the state takes 1/n of the memory on each of n replicas, and parameters get the same
     /// values.
     ///
+    /// Under tensor parallelism, the state of a rank's parts is sharded over the replicas.
+    ///
     /// Every variable that ever gets a gradient must get one in the first step, on at least one replica. Parameters of
     /// 16 bits are gathered in 16 bits; their copies in f32 are sharded like the slots.
     ///
@@ -305,10 +307,6 @@ impl<L: TensorLibrary> Optimizer<L> {
             _ if !matches!(self.compression, Compression::None) => {
                 refuse("compress", "compressed gradients come whole; leave one of them out")
             }
-            _ if self.parameters.tensor_ranks > 1 => refuse(
-                "tensor parallelism",
-                "its state is split among the ranks of tensor groups already; leave one of them out",
-            ),
             _ if self.parameters.shared => {
                 refuse("a strategy whose replicas share variables", "there is one copy of the state already")
             }
@@ -497,7 +495,8 @@ impl<L: TensorLibrary> Optimizer<L> {
         let trainable = self.parameters.variables().iter().filter(|variable| self.sharded && is_flat(variable));
         let mut all = Vec::new();
         for variable in trainable {
-            let like = wide::<L>(&variable.components()[0])?;
+            let whole = tensor_split::whole::<L, _>(variable.components(), variable.tensor_split())?;
+            let like = wide::<L>(&whole)?;
             all.extend(self.slot_names(variable)?.into_iter().map(|name| (name, like.clone())));
         }
         Ok(all)

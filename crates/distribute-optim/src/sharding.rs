@@ -235,8 +235,17 @@ impl<L: TensorLibrary> Variable<L> {
     pub fn overwrite_by_chief(&self, strategy: &Strategy, value: Option<&L::Tensor>) -> Result<(), L::Error> {
         let layout = self.layout().ok_or_else(|| elsewhere(self.name()))?;
         with_dtype!(dtype::<L>(&self.components()[0])?, T => {
-            let whole = value.map_or(Ok(Vec::new()), |value| value.to_elements::<T>())?;
-            let parts = scatter_whole(strategy, self.name(), layout, whole)?;
+            let of_place = |place| -> distribute_values::Result<Vec<T>> {
+                match (value, self.tensor_split()) {
+                    (Some(value), Some(split)) => {
+                        tensor_split::part::<L, _>(split, value, layout.shape(), place)?.to_elements::<T>()
+                    }
+                    (Some(value), None) => value.to_elements::<T>(),
+                    (None, _) => Ok(Vec::new()),
+                }
+            };
+            let wholes = (0..strategy.tensor_parallel()).map(of_place).collect::<distribute_values::Result<_>>()?;
+            let parts = scatter_wholes(strategy, self.name(), layout, wholes)?;
             for (component, part) in self.components().iter().zip(&parts) {
                 let part = component.beside(&component.shape(), BufferRef::from(&part[..]))?;
                 overwrite::<L>(std::slice::from_ref(component), &part)?;

@@ -71,8 +71,8 @@ pub trait Trainee: Sync {
 pub struct Part<E> {
     /// The examples; for a replica without any, some that its results do not count.
     pub examples: E,
-    /// Whether the replica has examples in this batch. [`begin_batch`](distribute_strategy::ReplicaContext::begin_batch)
-    /// is to be told.
+    /// Whether the replica has examples in this batch, for
+    /// [`begin_batch`](distribute_strategy::ReplicaContext::begin_batch).
     pub has_examples: bool,
 }
 

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 
 use super::embedding::{self, Table};
 use crate::model::is_statistic;
+use crate::sharded::note_statistic;
 use crate::tensor::dtype_of;
 use crate::{Error, Result, initial};
 
@@ -127,6 +128,7 @@ impl SimpleBackend for Copying {
         let mut registry = self.registry.lock();
         if let Some(copied) = registry.copies.get(name) {
             check(&copied.variable, &shape, dtype)?;
+            note(copied);
             return Ok(copied.copy.as_tensor().clone());
         }
         let variable = self.find(name)?;
@@ -138,7 +140,9 @@ impl SimpleBackend for Copying {
         }
         let copy = Var::zeros(shape, dtype, device)?;
         let tensor = copy.as_tensor().clone();
-        registry.copies.insert(name.to_owned(), Copied { variable, copy, statistic: is_statistic(name) });
+        let copied = Copied { variable, copy, statistic: is_statistic(name) };
+        note(&copied);
+        registry.copies.insert(name.to_owned(), copied);
         Ok(tensor)
     }
 
@@ -149,6 +153,13 @@ impl SimpleBackend for Copying {
 
     fn contains_tensor(&self, name: &str) -> bool {
         self.variables.contains_key(name)
+    }
+}
+
+/// Notes a running statistic for the block that is being built.
+fn note(copied: &Copied) {
+    if copied.statistic {
+        note_statistic(copied.copy.as_tensor());
     }
 }
 

@@ -12,7 +12,7 @@ use distribute_strategy::{Recoverable, RecoveryError, ShardGroups, get_replica_c
 use distribute_values::TensorStorage;
 use parking_lot::Mutex;
 
-use super::ops::{Output, replace, resting};
+use super::ops::{replace, resting};
 use crate::Candle;
 
 type Result<T, E = candle_core::Error> = std::result::Result<T, E>;
@@ -138,20 +138,29 @@ pub(crate) fn reset_current() -> Result<()> {
     current.iter().try_for_each(|replica| replica.reset())
 }
 
-/// Returns a sentence about an error of candle if a parameter that is not in memory has caused it.
+/// Returns a sentence about an error of candle if a parameter that is not in memory has caused it, or a result that was
+/// dropped.
 pub(crate) fn explain(error: &candle_core::Error) -> Option<String> {
     use candle_core::Error as E;
-    let is_resting = match error {
-        E::WithBacktrace { inner, .. } => return explain(inner),
-        E::DTypeMismatchBinaryOp { lhs, rhs, .. } => [lhs, rhs].contains(&&DType::F8E8M0),
-        E::UnsupportedDTypeForOp(dtype, _) => *dtype == DType::F8E8M0,
-        E::UnexpectedDType { got, .. } => *got == DType::F8E8M0,
+    let has = |dtype: DType| match error {
+        E::DTypeMismatchBinaryOp { lhs, rhs, .. } => [lhs, rhs].contains(&&dtype),
+        E::UnsupportedDTypeForOp(of, _) => *of == dtype,
+        E::UnexpectedDType { got, .. } => *got == dtype,
         _ => false,
     };
+    if let E::WithBacktrace { inner, .. } = error {
+        return explain(inner);
+    }
+    if has(DType::F4) {
+        return Some(format!(
+            "an intermediate result of a recomputed block was read after the block's run ({error}); return it from the \
+             closure that Sharded::recompute calls, or call Sharded::run"
+        ));
+    }
     let current = CURRENT.with_borrow(|current| current.iter().filter_map(Weak::upgrade).collect::<Vec<_>>());
     let names: Vec<String> = current.iter().flat_map(|replica| replica.unit_names()).collect();
     let (shown, more) = (names.iter().take(4).cloned().collect::<Vec<_>>().join(", "), names.len() > 4);
-    is_resting.then(|| {
+    has(DType::F8E8M0).then(|| {
         format!(
             "a parameter of a sharded block was read while it was not in memory ({error}); read the parameters of \
              {shown}{} inside Sharded::run only",
@@ -283,10 +292,6 @@ impl Unit {
         unit
     }
 
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
     /// Adds a parameter that the block reads, which other blocks may read too.
     pub(crate) fn add(&self, leaf: &Arc<Leaf>) {
         let mut leaves = self.leaves.lock();
@@ -316,7 +321,7 @@ impl Unit {
 
     /// Brings the parameters into memory for backward, which drops each after its gradient is complete, and starts to
     /// bring those of the block before.
-    pub(super) fn begin_backward(&self, previous: Option<&Arc<Unit>>) -> Result<()> {
+    fn begin_backward(&self, previous: Option<&Arc<Unit>>) -> Result<()> {
         let (replica, groups) = self.here()?;
         let outcome = self
             .hold(&replica, &groups)
@@ -339,8 +344,26 @@ impl Unit {
     }
 }
 
+/// A run of a block whose parameters were gathered for it.
+pub(super) struct Gathered {
+    unit: Arc<Unit>,
+    /// The block that ran before.
+    previous: Option<Arc<Unit>>,
+}
+
+impl Gathered {
+    pub(super) fn name(&self) -> &str {
+        &self.unit.name
+    }
+
+    /// Gathers the parameters for the backward of the run.
+    pub(super) fn begin_backward(&self) -> Result<()> {
+        self.unit.begin_backward(self.previous.as_ref())
+    }
+}
+
 /// Runs a block with its parameters in memory.
-pub(super) fn run(unit: &Arc<Unit>, forward: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
+pub(super) fn run(unit: &Arc<Unit>, forward: impl FnOnce() -> Result<Tensor>) -> Result<(Tensor, Gathered)> {
     let (replica, groups) = unit.here()?;
     let (previous, next) = replica.runs(unit);
     let held = unit.hold(&replica, &groups).and_then(|()| next.map_or(Ok(()), |next| next.prefetch(&replica, &groups)));
@@ -349,9 +372,5 @@ pub(super) fn run(unit: &Arc<Unit>, forward: impl FnOnce() -> Result<Tensor>) ->
     }
     let y = forward();
     unit.leaves().iter().try_for_each(|leaf| leaf.leave(&replica))?;
-    let y = y?;
-    match y.track_op() {
-        true => y.contiguous()?.apply_op1(Output { unit: unit.clone(), previous }),
-        false => Ok(y),
-    }
+    Ok((y?, Gathered { unit: unit.clone(), previous }))
 }

@@ -222,9 +222,6 @@ pub(crate) fn sharded(strategy: &Strategy) -> Result<(), Stop> {
     if strategy.sharding().is_some() {
         return Err(Stop::NotApplicable("the strategy shards the state without being asked"));
     }
-    if strategy.tensor_parallel() > 1 {
-        return Err(Stop::NotApplicable("zero1 is refused with tensor parallelism"));
-    }
     let sizes: Sizes = |step| if step % 5 == 4 { 3 } else { 13 };
     let (whole, optimizer) = train_by(strategy, Kind::Dense, 20, sizes, |model| Adam::new(0.01).build(model))?;
     let (parts, sharded) = train_by(strategy, Kind::Dense, 20, sizes, |model| Adam::new(0.01).build(model)?.zero1())?;

@@ -166,18 +166,29 @@ pub(crate) struct Update<'a, L: TensorLibrary> {
 }
 
 impl<L: TensorLibrary> Update<'_, L> {
-    /// Limits the gradients as [`Clip`] describes. Returns the global norm if it was computed; `others` is the sum of
-    /// the squares of this replica's parts of other gradients.
-    pub(crate) fn clip(&self, clip: Clip, shards: &mut [GradientShard], others: f64) -> Result<Option<f64>, L::Error> {
-        let (factor, norm) = match clip {
-            Clip::GlobalNorm(limit) => {
-                let squares: f64 = shards.iter().map(GradientShard::square_sum).sum();
-                let mut sum = [squares + others];
-                self.group.all_reduce(&mut sum, ReduceOp::Sum)?;
-                let norm = sum[0].sqrt();
-                (if norm > limit { limit / norm } else { 1.0 }, Some(norm))
+    /// Returns the sums of the squares of this replica's parts: of variables that every rank of a tensor group has the
+    /// whole of, and of those that are split.
+    pub(crate) fn squares(&self, shards: &[GradientShard]) -> [f64; 2] {
+        let mut squares = [0.0; 2];
+        for (bucket, shard) in self.plan.gradients().iter().zip(shards) {
+            let len = self.members(bucket).last().map_or(0, |(_, range)| range.end);
+            let mine = part(len, self.group.world_size(), self.group.rank().index());
+            for (index, range) in self.members(bucket) {
+                let (start, end) = (range.start.max(mine.start), range.end.min(mine.end));
+                if start < end {
+                    let is_split = self.parameters.variables()[index].tensor_split().is_some();
+                    squares[usize::from(is_split)] += shard.square_sum_of(start - mine.start..end - mine.start);
+                }
             }
-            _ => (1.0, None),
+        }
+        squares
+    }
+
+    /// Limits the gradients as [`Clip`] describes, with their global norm if it needs that.
+    pub(crate) fn clip(&self, clip: Clip, shards: &mut [GradientShard], norm: Option<f64>) {
+        let factor = match (clip, norm) {
+            (Clip::GlobalNorm(limit), Some(norm)) if norm > limit => limit / norm,
+            _ => 1.0,
         };
         for shard in shards {
             match clip {
@@ -186,7 +197,6 @@ impl<L: TensorLibrary> Update<'_, L> {
                 _ => {}
             }
         }
-        Ok(norm)
     }
 
     /// Updates this replica's parts and starts to gather all replicas' parts.
@@ -335,21 +345,23 @@ fn members<'p, 'b>(plan: &'p Plan, bucket: &'b Bucket) -> impl Iterator<Item = (
 }
 
 /// Copies every part from the replica that owns it, for a single process whose replicas could not gather the parts.
+/// Each rank of a tensor group gets those of the ranks at its place.
 pub(crate) fn complete<L: TensorLibrary>(plan: &Plan, parameters: &Parameters<L>) -> Result<(), L::Error> {
-    let ranks = parameters.tapes.len();
+    let (all, ranks) = (parameters.tapes.len(), parameters.tensor_ranks);
     for bucket in plan.gradients() {
         let len = members(plan, bucket).last().map_or(0, |(_, range)| range.end);
         for (index, range) in members(plan, bucket) {
             let components = parameters.variables()[index].components();
-            for owner in 0..ranks {
-                let owned = part(len, ranks, owner);
+            for owner in 0..all {
+                let owned = part(len, all / ranks, owner / ranks);
                 let (start, end) = (range.start.max(owned.start), range.end.min(owned.end));
                 if start >= end {
                     continue;
                 }
                 let size = dtype::<L>(&components[owner])?.size_bytes();
                 let within = (start - range.start) * size..(end - range.start) * size;
-                for other in (0..ranks).filter(|other| *other != owner) {
+                let at_place = (owner % ranks..all).step_by(ranks);
+                for other in at_place.filter(|other| *other != owner) {
                     let pair = [&components[other], &components[owner]].map(L::detach);
                     with_storage::<L, L::Tensor>(&pair, &mut |buffers| {
                         if let [other, owner] = buffers {
@@ -376,6 +388,13 @@ impl GradientShard {
         match self {
             GradientShard::F32(all) => all.iter().map(|x| f64::from(*x) * f64::from(*x)).sum(),
             GradientShard::F64(all) => all.iter().map(|x| x * x).sum(),
+        }
+    }
+
+    fn square_sum_of(&self, range: Range<usize>) -> f64 {
+        match self {
+            GradientShard::F32(all) => all[range].iter().map(|x| f64::from(*x) * f64::from(*x)).sum(),
+            GradientShard::F64(all) => all[range].iter().map(|x| x * x).sum(),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use distribute_collectives::schedule::part;
-use distribute_collectives::{Bucket, ProcessGroup, on_local_ranks};
+use distribute_collectives::{Bucket, ProcessGroup, on_each_local_rank};
 use distribute_device::{BufferRef, DType, Element};
 use distribute_values::TensorStorage;
 
@@ -11,7 +11,7 @@ use super::{Optimizer, filled_like};
 use crate::exchange::SlotShard;
 use crate::library::{dtype, wide};
 use crate::plan::Plan;
-use crate::{Error, TensorLibrary, Variable, is_short};
+use crate::{Error, TensorLibrary, Variable, is_short, tensor_split};
 
 /// The whole slots of one variable, in the order of [`UpdateRule::slots`](crate::UpdateRule::slots).
 type Slots<L> = Vec<<L as TensorLibrary>::Tensor>;
@@ -42,7 +42,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         let variables = self.parameters.variables().iter().enumerate();
         let flat = |(_, variable): &(usize, &Variable<L>)| variable.is_trainable() && variable.layout().is_none();
         for (index, variable) in variables.filter(flat) {
-            let component = &variable.components()[0];
+            let component = &tensor_split::whole::<L, _>(variable.components(), variable.tensor_split())?;
             let initial = || -> Result<Vec<L::Tensor>, L::Error> {
                 // The variable has not got a gradient.
                 let slot = |slot: &&str| filled_like::<L>(component, self.rule.initial(slot));
@@ -65,9 +65,10 @@ impl<L: TensorLibrary> Optimizer<L> {
         let bucket = &plan.gradients()[index];
         let tensors = plan.buckets.tensors();
         let len: usize = bucket.members.iter().map(|member| tensors[*member].len()).sum();
-        let mut whole: Vec<Vec<T>> = Vec::new();
+        // By slot, and by the place of the rank whose parts they are.
+        let mut whole: Vec<Vec<Vec<T>>> = Vec::new();
         for slot in 0..self.slots_of(bucket.dtype) {
-            let gathered = on_local_ranks::<_, L::Error>(groups, |local, group| {
+            let gathered = on_each_local_rank::<_, L::Error>(groups, |local, group| {
                 let shards = &self.states.each[local].lock().shards;
                 let own = shards.get(index).map(|shard| shard.slot::<T>(slot)).transpose()?;
                 let counts: Vec<usize> =
@@ -75,24 +76,29 @@ impl<L: TensorLibrary> Optimizer<L> {
                 let own = own.ok_or(Error::NoGradient)?;
                 Ok(group.parts(&counts).start().all_gather(own, vec![T::default(); len])?)
             })?;
-            let [_, all] = gathered.unwrap_or_default();
-            whole.push(all);
+            whole.push(gathered.into_iter().take(self.parameters.tensor_ranks).map(|[_, all]| all).collect());
         }
         let mut start = 0;
         let mut slots = Vec::new();
         for member in &bucket.members {
             let range = start..start + tensors[*member].len();
             start = range.end;
-            let component = &self.parameters.variables()[*member].components()[0];
-            let tensor = |all: &Vec<T>| component.beside(&component.shape(), BufferRef::from(&all[range.clone()]));
+            let variable = &self.parameters.variables()[*member];
+            let component = &variable.components()[0];
+            let part = |all: &Vec<T>| component.beside(&component.shape(), BufferRef::from(&all[range.clone()]));
+            let tensor = |places: &Vec<Vec<T>>| {
+                let parts = places.iter().map(part).collect::<distribute_values::Result<Vec<_>>>()?;
+                tensor_split::whole::<L, _>(&parts, variable.tensor_split())
+            };
             slots.push((*member, whole.iter().map(tensor).collect::<distribute_values::Result<Vec<_>>>()?));
         }
         Ok(slots)
     }
 
-    /// Returns one replica's parts of whole slots, which are given for all variables by their names.
+    /// Returns a local replica's parts of whole slots, which are given for all variables by their names.
     pub(super) fn shards_of(
         &self,
+        local: usize,
         plan: &Plan,
         group: &ProcessGroup,
         whole: &HashMap<String, L::Tensor>,
@@ -100,8 +106,8 @@ impl<L: TensorLibrary> Optimizer<L> {
         let mut shards = Vec::new();
         for bucket in plan.gradients() {
             shards.push(match bucket.dtype {
-                DType::F64 => SlotShard::F64(self.cut(bucket, group, whole)?),
-                _ => SlotShard::F32(self.cut(bucket, group, whole)?),
+                DType::F64 => SlotShard::F64(self.cut(local, bucket, group, whole)?),
+                _ => SlotShard::F32(self.cut(local, bucket, group, whole)?),
             });
         }
         Ok(shards)
@@ -114,6 +120,7 @@ impl<L: TensorLibrary> Optimizer<L> {
 
     fn cut<T: Element>(
         &self,
+        local: usize,
         bucket: &Bucket,
         group: &ProcessGroup,
         whole: &HashMap<String, L::Tensor>,
@@ -122,9 +129,16 @@ impl<L: TensorLibrary> Optimizer<L> {
             .map(|slot| {
                 let mut all: Vec<T> = Vec::new();
                 for member in &bucket.members {
-                    let name = &self.slot_names(&self.parameters.variables()[*member])?[slot];
-                    let tensor = whole.get(name).ok_or(Error::NoGradient)?;
-                    all.extend(tensor.to_elements::<T>()?);
+                    let variable = &self.parameters.variables()[*member];
+                    let tensor = whole.get(&self.slot_names(variable)?[slot]).ok_or(Error::NoGradient)?;
+                    let place = local % self.parameters.tensor_ranks;
+                    all.extend(match variable.tensor_split() {
+                        Some(split) => {
+                            let shape = variable.components()[local].shape();
+                            tensor_split::part::<L, _>(split, tensor, &shape, place)?.to_elements::<T>()?
+                        }
+                        None => tensor.to_elements::<T>()?,
+                    });
                 }
                 Ok(all[part(all.len(), group.world_size(), group.rank().index())].to_vec())
             })

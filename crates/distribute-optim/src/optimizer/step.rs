@@ -218,26 +218,40 @@ impl<L: TensorLibrary> Optimizer<L> {
         let plan = self.states.plan.get().ok_or(Error::NoGradient)?;
         let learning_rate = self.learning_rate();
         let (group, parameters, rule) = (context.group(), &*self.parameters, self.rule);
+        let tensor = context.tensor_group();
         let mut finite = true;
-        // There are no tensor ranks, among which variables would be split.
-        let squares: f64 = self.own_squares(context, scaling, &parts)?.iter().sum();
+        let mut squares = self.own_squares(context, scaling, &parts)?;
         if let Some(scaling) = scaling {
             let shards = gradients.iter().all(|shard| shard.square_sum().is_finite());
-            let mut all = [u8::from(shards && squares.is_finite())];
+            let mut all = [u8::from(shards && squares.iter().all(|sum| sum.is_finite()))];
             group.all_reduce(&mut all, ReduceOp::Min)?;
+            if let Some(tensor) = &tensor {
+                tensor.all_reduce(&mut all, ReduceOp::Min)?;
+            }
             finite = all[0] == 1;
             gradients.iter_mut().for_each(|shard| shard.change(|x| x / scaling.scale));
         }
         let update = Update { group, plan, parameters, rule, local, counts, learning_rate, flags };
-        let gradient_norm = match self.clip {
-            Some(clip) if finite => {
-                let norm = update.clip(clip, &mut gradients, squares)?;
-                // Clip::Norm, which needs their squares, does not go with parts.
-                clip.apply_with(&mut parts, norm, |reduced| square_sum::<L>(&reduced.gradient))?;
-                norm
+        let mut gradient_norm = None;
+        if let (Some(Clip::GlobalNorm(_)), true) = (self.clip, finite) {
+            let of_shards = update.squares(&gradients);
+            squares.iter_mut().zip(of_shards).for_each(|(sum, own)| *sum += own);
+            group.all_reduce(&mut squares, ReduceOp::Sum)?;
+            if let Some(tensor) = &tensor {
+                // Of split variables, each rank has summed the squares of its part.
+                tensor.all_reduce(&mut squares[1..], ReduceOp::Sum)?;
             }
-            _ => None,
-        };
+            gradient_norm = Some(squares.iter().sum::<f64>().sqrt());
+        }
+        if let (Some(clip), true) = (self.clip, finite) {
+            update.clip(clip, &mut gradients, gradient_norm);
+            // Clip::Norm, which needs their squares, does not go with parts.
+            clip.apply_with(&mut parts, gradient_norm, |reduced| square_sum::<L>(&reduced.gradient))?;
+        }
+        if let Some(tensor) = &tensor {
+            // The groups of equal places fail independently of each other: see `SquaresOfParts::agree`.
+            tensor.barrier()?;
+        }
         self.commit(context, local, counts, || {
             if finite {
                 for reduced in parts {
@@ -248,7 +262,7 @@ impl<L: TensorLibrary> Optimizer<L> {
                     (std::mem::take(&mut state.shards), state.restored.take())
                 };
                 if let Some(whole) = restored {
-                    slots = self.shards_of(plan, group, &whole)?;
+                    slots = self.shards_of(local, plan, group, &whole)?;
                 }
                 let gathering = update.own_part(gradients, &mut slots);
                 {

@@ -13,7 +13,13 @@ fn ramp(shape: &[usize], scale: f32) -> HostTensor<f32> {
 }
 
 fn trained(sharded: bool) -> (Strategy, HostModel, Optimizer<Host>) {
-    let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1", "CPU:2"]).build().unwrap();
+    trained_on(1, sharded)
+}
+
+/// Makes a step on three replicas of `ranks` tensor ranks each.
+fn trained_on(ranks: usize, sharded: bool) -> (Strategy, HostModel, Optimizer<Host>) {
+    let devices: Vec<String> = (0..3 * ranks).map(|index| format!("CPU:{index}")).collect();
+    let strategy = MirroredStrategy::builder().devices(devices).tensor_parallel(ranks).build().unwrap();
     let layer = HostModel::new(&strategy, SHAPES.map(|(name, shape)| (name, ramp(shape, 0.1)))).unwrap();
     let optimizer = Adam::new(0.1).build(&layer).unwrap();
     let optimizer = if sharded { optimizer.zero1().unwrap() } else { optimizer };
@@ -57,33 +63,31 @@ fn a_replica_that_failed_amid_its_update_gets_anothers_values() {
 
 #[test]
 fn parts_that_replicas_could_not_gather_come_from_their_owners() {
-    let (strategy, layer, optimizer) = trained(true);
-    let expected = values(&layer, &optimizer, 0);
-    // The state after an update of its own part alone: of the 18 elements of a bucket, bias first, a third each.
-    let component = |variable: usize, replica: usize| &layer.parameters().variables()[variable].components()[replica];
-    for replica in 0..3 {
-        let plan = optimizer.states.plan.get().unwrap();
-        for bucket in plan.gradients() {
-            let mut at = 0;
-            let count = |index: usize| component(index, replica).to_elements::<f32>().unwrap().len();
-            let len: usize = bucket.members.iter().map(|index| count(*index)).sum();
-            let own = distribute_collectives::schedule::part(len, 3, replica);
-            for index in bucket.members.iter().copied() {
-                let kept: Vec<f32> = component(index, replica).to_elements().unwrap();
-                let spoilt: Vec<f32> = kept
-                    .iter()
-                    .enumerate()
-                    .map(|(i, kept)| if own.contains(&(at + i)) { *kept } else { f32::NAN })
-                    .collect();
-                fill(component(index, replica), &spoilt);
-                at += kept.len();
+    for ranks in [1, 2] {
+        let (strategy, layer, optimizer) = trained_on(ranks, true);
+        let expected = values(&layer, &optimizer, 0);
+        let component = |variable: usize, local: usize| &layer.parameters().variables()[variable].components()[local];
+        // The state after an update of its own part alone: of the 18 elements of a bucket, bias first, a third each.
+        for local in 0..3 * ranks {
+            let plan = optimizer.states.plan.get().unwrap();
+            for bucket in plan.gradients() {
+                let mut at = 0;
+                let count = |index: usize| component(index, local).to_elements::<f32>().unwrap().len();
+                let len: usize = bucket.members.iter().map(|index| count(*index)).sum();
+                let own = distribute_collectives::schedule::part(len, 3, local / ranks);
+                for index in bucket.members.iter().copied() {
+                    let kept: Vec<f32> = component(index, local).to_elements().unwrap();
+                    let spoilt = |(i, kept): (usize, &f32)| if own.contains(&(at + i)) { *kept } else { f32::NAN };
+                    fill(component(index, local), &kept.iter().enumerate().map(spoilt).collect::<Vec<f32>>());
+                    at += kept.len();
+                }
             }
+            optimizer.states.each[local].lock().change = Change::OwnPart;
         }
-        optimizer.states.each[replica].lock().change = Change::OwnPart;
+        optimizer.states.settle().unwrap();
+        assert!((0..3 * ranks).all(|local| values(&layer, &optimizer, local) == expected), "{ranks} ranks");
+        step(&strategy, &optimizer).unwrap();
     }
-    optimizer.states.settle().unwrap();
-    assert!((0..3).all(|replica| values(&layer, &optimizer, replica) == expected));
-    step(&strategy, &optimizer).unwrap();
 }
 
 #[test]

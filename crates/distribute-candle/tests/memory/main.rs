@@ -1,0 +1,87 @@
+//! The memory of recomputed blocks, counted by the allocator. The only test of its process.
+#![expect(unsafe_code, reason = "an allocator that counts")]
+#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use candle_core::{DType, Device, Module, Result, Tensor};
+use candle_nn::{Linear, linear};
+use distribute_candle::{CandleContext, CandleStrategy, Error, Sgd, Sharded};
+use distribute_strategy::{MirroredStrategy, Strategy};
+
+struct Counting;
+
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call is passed on to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let live = LIVE.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
+        PEAK.fetch_max(live, Ordering::Relaxed);
+        // SAFETY: the caller's promise is that of the system's allocator.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's promise is that of the system's allocator.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const BLOCKS: usize = 8;
+const ROWS: usize = 1024;
+const WIDTH: usize = 64;
+/// The bytes of one activation, of which a block makes six besides its result.
+const ACTIVATION: usize = ROWS * WIDTH * 4;
+const IN_BLOCK: usize = 6 * ACTIVATION;
+
+fn forward(layer: &Linear, x: &Tensor) -> Result<Tensor> {
+    // A product and its sum with the bias, and four more.
+    let y = layer.forward(x)?;
+    y.tanh()?.sqr()?.exp()?.tanh()? + x
+}
+
+/// Returns the most bytes that a step takes above what the model does, on one replica.
+fn peak(strategy: &Strategy, recomputes: bool) -> usize {
+    let layer =
+        |vb: candle_nn::VarBuilder<'static>, index: usize| Sharded::new(vb.pp(index), |vb| linear(WIDTH, WIDTH, vb));
+    let model = strategy.scope(|vb| (0..BLOCKS).map(|index| layer(vb.clone(), index)).collect::<Result<Vec<_>>>());
+    let model = model.unwrap();
+    let optimizer = Sgd::new(0.01).build(&model).unwrap();
+    let step = || {
+        let run = strategy.run_with((&model, &optimizer), |context, (model, optimizer)| {
+            let mut x = Tensor::ones((ROWS, WIDTH), DType::F32, &Device::Cpu)?;
+            for block in model {
+                x = if recomputes { block.recompute(&x, forward)? } else { block.run(&x, forward)? };
+            }
+            optimizer.minimize(context, &context.average_loss(&x.mean(1)?, ROWS)?)?;
+            Ok::<_, Error>(())
+        });
+        run.unwrap();
+    };
+    // The first steps fill what later ones use again.
+    (0..2).for_each(|_| step());
+    let before = LIVE.load(Ordering::Relaxed);
+    PEAK.store(before, Ordering::Relaxed);
+    step();
+    let left = LIVE.load(Ordering::Relaxed).saturating_sub(before);
+    assert!(left < ACTIVATION / 4, "a step leaves {left} bytes behind");
+    PEAK.load(Ordering::Relaxed) - before
+}
+
+#[test]
+fn the_results_of_one_block_are_in_memory() {
+    let strategy = MirroredStrategy::builder().devices(["CPU:0"]).build().unwrap();
+    let (kept, recomputed) = (peak(&strategy, false), peak(&strategy, true));
+    println!("{kept} bytes, recomputed {recomputed}");
+    assert!(kept >= BLOCKS * (IN_BLOCK + ACTIVATION), "{kept}");
+    // All but one block's, whose input and results exist twice while they are compared.
+    let saved = (BLOCKS - 1) * IN_BLOCK - 3 * ACTIVATION;
+    assert!(recomputed + saved <= kept, "{recomputed} of {kept}");
+}
