@@ -32,7 +32,7 @@ use parking_lot::Mutex;
 use crate::BurnTensor;
 use crate::backend::{Diff, DiffTensor};
 use crate::gather::{Gathers, Regather};
-use crate::tensor::tensor_on;
+use crate::tensor::{node_of, on_device_of, tensor_on};
 
 /// The depth by which the tokens of two uses differ. More operations than this between two parameters delay their
 /// gradients, and each level of depth costs an empty list in backward.
@@ -249,16 +249,19 @@ impl Reparameterization for Hook {
         if !copy.is_trained() && !is_sharded {
             return tensor_on(copy.whole(false), &device);
         }
-        let Ok(base) = base.try_into_primitive::<Diff>() else { return tensor_on(copy.whole(false), &device) };
+        let Some(base) = device.is_autodiff().then(|| node_of(base).ok()).flatten() else {
+            return tensor_on(copy.whole(false), &device);
+        };
         let token = copy.uses.begin(copy.index).unwrap_or(&base).node();
         let value = copy.whole(true);
         let nodes = [base.node(), token];
-        Tensor::from_primitive::<Diff>(if is_sharded {
+        let used = if is_sharded {
             let prepared = Take.prepare::<BalancedCheckpointing>(nodes).memory_bound();
             finished(prepared.retro_forward(Regather(copy.clone())).parents([&base]), copy, value)
         } else {
             finished(Take.prepare::<NoCheckpointing>(nodes).compute_bound(), copy, value)
-        })
+        };
+        on_device_of(used, &device)
     }
 }
 

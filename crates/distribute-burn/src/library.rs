@@ -7,9 +7,9 @@ use distribute_device::DType;
 use distribute_optim::backend::{NoDevices, TensorLibrary};
 use distribute_values::TensorStorage;
 
-use crate::backend::{Diff, is_whole};
+use crate::backend::is_whole;
 use crate::hook;
-use crate::tensor::{burn_type, refused};
+use crate::tensor::{burn_type, node_of, refused};
 use crate::{Burn, BurnTensor, Error, Result};
 
 impl TensorLibrary for Burn {
@@ -24,7 +24,7 @@ impl TensorLibrary for Burn {
 
     fn backward(loss: &Tensor<1>) -> Result<Gradients> {
         // burn would panic.
-        if !loss.clone().try_into_primitive::<Diff>().is_ok_and(|loss| loss.is_tracked()) {
+        if !node_of(loss.clone()).is_ok_and(|loss| loss.is_tracked()) {
             return Err(distribute_optim::Error::NoGradient.into());
         }
         Ok(hook::around_backward(|| loss.backward()))

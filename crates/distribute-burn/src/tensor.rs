@@ -4,15 +4,16 @@ use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use burn::tensor::{DType as BurnType, Device, Float, Int, Tensor};
+use burn::tensor::{DType as BurnType, Device, Float, GradientCheckpointingStrategy, Int, Tensor};
 use burn_backend::TensorData;
+use burn_backend::backend::AutodiffBackend;
 use burn_flex::{Flex, FlexTensor};
 use distribute_device::{BufferMut, BufferRef, DType, Element};
 use distribute_types::with_dtype;
 use distribute_values::TensorStorage;
 use parking_lot::RwLock;
 
-use crate::backend::{Diff, is_whole, whole};
+use crate::backend::{Diff, DiffTensor, Recomputing, is_whole, whole};
 
 /// The marker type of burn's tensors, for traits that take a tensor library.
 #[derive(Clone, Copy, Debug)]
@@ -173,22 +174,42 @@ macro_rules! storage_of_tensors {
 
 storage_of_tensors!(Float "make a tensor of numbers", Int "make a tensor of integers");
 
-/// Returns the elements of a tensor of [`Diff`] or of the backend inside it.
+/// Returns the elements of a tensor of [`Diff`], of [`Recomputing`], or of the backend inside them.
 pub(crate) fn flex_of<const D: usize>(tensor: Tensor<D>) -> distribute_values::Result<FlexTensor> {
     let taken = if tensor.is_autodiff() {
-        tensor.try_into_primitive::<Diff>().map(|tensor| tensor.into_primitive())
+        node_of(tensor).map(|tensor| tensor.into_primitive())
     } else {
-        tensor.try_into_primitive::<Flex>()
+        tensor.try_into_primitive::<Flex>().map_err(not_flex)
     };
-    taken.map_err(|error| {
-        refused("read a tensor", format!("{error:?}; models are trained on burn's Flex backend, on Device::flex()"))
-    })
+    taken.map_err(|problem| refused("read a tensor", problem))
+}
+
+/// Returns the tensor with its node in the graph.
+pub(crate) fn node_of<const D: usize>(tensor: Tensor<D>) -> std::result::Result<DiffTensor, String> {
+    match tensor.device().gradient_checkpointing_strategy() {
+        Some(GradientCheckpointingStrategy::Balanced) => tensor.try_into_primitive::<Recomputing>().map_err(not_flex),
+        _ => tensor.try_into_primitive::<Diff>().map_err(not_flex),
+    }
+}
+
+fn not_flex(error: impl std::fmt::Debug) -> String {
+    format!("{error:?}; models are trained on burn's Flex backend, on Device::flex()")
+}
+
+/// Returns a tensor with its place in the graph, on the backend of a device.
+pub(crate) fn on_device_of<const D: usize>(node: DiffTensor, device: &Device) -> Tensor<D> {
+    match device.gradient_checkpointing_strategy() {
+        Some(GradientCheckpointingStrategy::Balanced) => Tensor::from_primitive::<Recomputing>(node),
+        _ => Tensor::from_primitive::<Diff>(node),
+    }
 }
 
 /// Creates a tensor of numbers on a device.
 pub(crate) fn tensor_on<const D: usize>(flex: FlexTensor, device: &Device) -> Tensor<D> {
-    let inner = Tensor::from_primitive::<Flex>(flex);
-    if device.is_autodiff() { Tensor::from_inner(inner) } else { inner }
+    match device.is_autodiff() {
+        true => on_device_of(Diff::from_inner(flex), device),
+        false => Tensor::from_primitive::<Flex>(flex),
+    }
 }
 
 /// Returns the workspace's element type for one of burn's.

@@ -16,6 +16,12 @@ use parking_lot::Mutex;
 /// burn's generator of random numbers is one for the whole process.
 static GENERATOR: Mutex<()> = Mutex::new(());
 
+/// Runs a function that draws random numbers, while no other test builds a model.
+pub(crate) fn drawing<R>(draw: impl FnOnce() -> R) -> R {
+    let _generator = GENERATOR.lock();
+    draw()
+}
+
 /// Builds a model with the same initial values in every test.
 pub(crate) fn seeded<M>(device: &Device, build: impl FnOnce(&Device) -> M) -> M
 where
@@ -249,8 +255,7 @@ pub(crate) fn values<M: Classifier>(model: &Model<M>, local: usize) -> Vec<(Stri
 
 /// Returns random numbers for an input that no test compares.
 pub(crate) fn noise(device: &Device) -> Tensor<2> {
-    let _generator = GENERATOR.lock();
-    Tensor::random([8, INPUTS], Distribution::Default, device)
+    drawing(|| Tensor::random([8, INPUTS], Distribution::Default, device))
 }
 
 pub(crate) fn assert_close(a: &[f32], b: &[f32], tolerance: f32, what: &str) {

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use burn::module::Module;
 use burn::optim::{AdamConfig, ModuleOptimizer, SgdConfig};
 use burn::tensor::Device;
-use distribute_burn::{Adam, BurnContext, Clip, Error, Lamb, Model, Optimizer, Sgd};
+use distribute_burn::{Adam, BurnContext, BurnStrategy, Clip, Error, Lamb, Model, Optimizer, Sgd};
+use distribute_strategy::Strategy;
 use distribute_train::checkpoint::{Checkpointed, Snapshot};
 
 use crate::common::*;
@@ -221,4 +222,33 @@ fn a_replica_that_fails_before_backward_leaves_the_others_with_an_error_that_nam
     // The step was not made, and the next one works.
     assert_eq!(wholes(&strategy, &model), before);
     train(&strategy, &model, &optimizer, 2);
+}
+
+/// Returns losses and parameters after some steps of a model and of inputs on a device with `gradient_checkpointing`, or
+/// on a plain one.
+fn on_device<M: Classifier>(strategy: &Strategy, recomputes: bool) -> (Vec<f32>, Vec<(String, Vec<f32>)>) {
+    let chosen = |device: Device| if recomputes { device.gradient_checkpointing() } else { device };
+    let model = strategy.scope(|device| M::new(&chosen(device.clone()))).unwrap();
+    let optimizer = Adam::new(0.01).build(&model).unwrap();
+    let device = chosen(Device::flex().autodiff());
+    let losses = (0..4).flat_map(|step| {
+        let parts = cut(&batch(step, 24), strategy.num_replicas_in_sync(), &device);
+        let of_replicas = strategy.run_with((&model, &optimizer), |context, (model, optimizer)| {
+            let (x, y) = parts[context.replica_id()].clone();
+            let loss = context.average_loss(losses(model.forward(x), y), 24);
+            optimizer.minimize(context, &loss)?;
+            Ok::<_, Error>(loss.into_scalar::<f32>())
+        });
+        of_replicas.unwrap().into_values()
+    });
+    (losses.collect(), wholes(strategy, &model))
+}
+
+#[test]
+fn activations_that_burn_computes_again_change_nothing() {
+    for strategy in [|| mirrored(2), || sharded(2)] {
+        assert_eq!(on_device::<Attention>(&strategy(), true), on_device::<Attention>(&strategy(), false));
+        assert_eq!(on_device::<Convolution>(&strategy(), true), on_device::<Convolution>(&strategy(), false));
+        assert_eq!(on_device::<Tied>(&strategy(), true), on_device::<Tied>(&strategy(), false));
+    }
 }

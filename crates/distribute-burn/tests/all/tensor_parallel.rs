@@ -291,6 +291,7 @@ fn a_split_mlp_trains_as_one_replica() {
         20,
         &[
             ("adam", |model| Adam::new(0.01).build(model)),
+            ("sharded state", |model| Adam::new(0.01).build(model)?.zero1()),
             ("sgd", |model| Sgd::new(0.1).momentum(0.9).build(model)),
             ("clipped", |model| Sgd::new(0.1).build(model)?.clip(Clip::GlobalNorm(0.05))),
             ("each clipped", |model| Sgd::new(0.1).build(model)?.clip(Clip::Norm(0.02))),

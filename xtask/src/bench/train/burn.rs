@@ -123,6 +123,7 @@ impl Transformer {
 }
 
 #[derive(Module, Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one of them on each replica")]
 enum Net {
     Mlp(Mlp),
     Cnn(Cnn),
