@@ -41,7 +41,7 @@ impl<T: Element> Gathering<T> {
     /// collective operation.
     pub fn wait(mut self) -> Result<Vec<T>, CollectiveError> {
         let work = self.work.take();
-        work.map_or_else(|| Ok(Vec::new()), Work::wait)
+        work.map_or_else(|| Ok(Vec::new()), |work| work.wait())
     }
 }
 
@@ -59,8 +59,8 @@ impl<T: Element> Drop for Gathering<T> {
 /// Starts to gather the whole of a sharded variable from the parts of all replicas of a shard group.
 ///
 /// `part` is this replica's part with its padding, `name` the variable's path. The result is `spare`, a vector whose
-/// memory is used again if it has enough, and whose elements do not matter; an adapter can make a tensor of it without a
-/// copy. The operation proceeds while the program computes.
+/// memory is used again if it has enough, and whose elements do not matter; an adapter can make a tensor of it without
+/// a copy. The operation proceeds while the program computes.
 ///
 /// # Ordering
 /// Every replica of the shard group gathers the same variables in the same order, as often as the others.
@@ -311,7 +311,8 @@ pub(crate) fn whole_on_chief<L: TensorLibrary>(
         if !strategy.is_chief() {
             return Ok(None);
         }
-        let whole = joined::<L, T>(&components[0], (layout, split), gathered.into_iter().flatten().map(|[_, whole]| whole))?;
+        let wholes = gathered.into_iter().flatten().map(|[_, whole]| whole);
+        let whole = joined::<L, T>(&components[0], (layout, split), wholes)?;
         Ok(Some(whole.ok_or_else(|| elsewhere(name))?))
     })
 }

@@ -1,7 +1,7 @@
 //! The threads that replicas run on.
 //!
-//! A rayon pool of all replicas would not do: a replica that waits in a collective inside one of rayon's joins may steal
-//! the task of the very replica it waits for.
+//! A rayon pool of all replicas would not do: a replica that waits in a collective inside one of rayon's joins may
+//! steal the task of the very replica it waits for.
 #![expect(unsafe_code, reason = "replica closures borrow from their caller, who waits for them")]
 
 use std::any::Any;

@@ -40,10 +40,11 @@ pub trait TensorStorage<L>: Clone + Send + Sync + Sized + 'static {
     /// shape.
     fn beside(&self, shape: &[usize], elements: BufferRef<'_>) -> Result<Self>;
 
-    /// Creates a tensor like [`beside`](TensorStorage::beside), of a vector's memory if the library can.
+    /// Creates a tensor of the same library, on the same device, of a vector's memory if the library can.
     ///
     /// # Errors
-    /// The errors of [`beside`](TensorStorage::beside) occur in the same cases.
+    /// [`Error::Tensor`] if the library cannot create it; [`Error::Device`] if the elements do not fit the type or
+    /// shape.
     fn of_elements<T: Element>(&self, shape: &[usize], elements: Vec<T>) -> Result<Self> {
         self.beside(shape, BufferRef::from(&elements[..]))
     }

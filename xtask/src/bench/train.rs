@@ -123,7 +123,7 @@ struct Row {
 
 /// The measurement of one process.
 struct Measured {
-    /// Of all replicas.
+    /// The rate of all replicas together.
     samples_per_s: f64,
     communication: f64,
 }

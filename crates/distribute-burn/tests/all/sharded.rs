@@ -224,8 +224,8 @@ fn a_replica_that_fails_before_backward_leaves_the_others_with_an_error_that_nam
     train(&strategy, &model, &optimizer, 2);
 }
 
-/// Returns losses and parameters after some steps of a model and of inputs on a device with `gradient_checkpointing`, or
-/// on a plain one.
+/// Returns losses and parameters after some steps of a model and of inputs on a device with `gradient_checkpointing`,
+/// or on a plain one.
 fn on_device<M: Classifier>(strategy: &Strategy, recomputes: bool) -> (Vec<f32>, Vec<(String, Vec<f32>)>) {
     let chosen = |device: Device| if recomputes { device.gradient_checkpointing() } else { device };
     let model = strategy.scope(|device| M::new(&chosen(device.clone()))).unwrap();

@@ -33,14 +33,14 @@ enum Kind {
 }
 
 enum Whole {
-    Plain(Net),
+    Plain(Box<Net>),
     Block(Sharded<Net>, bool),
 }
 
 impl Whole {
     fn new(vb: VarBuilder<'_>, kind: Kind) -> Result<Whole> {
         match kind {
-            Kind::Plain => Ok(Whole::Plain(Net::new(vb)?)),
+            Kind::Plain => Ok(Whole::Plain(Box::new(Net::new(vb)?))),
             _ => Ok(Whole::Block(Sharded::new(vb, Net::new)?, kind == Kind::Recomputed)),
         }
     }

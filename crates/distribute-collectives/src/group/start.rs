@@ -83,8 +83,8 @@ impl Start<'_> {
         self.group.begin_apart(request, [input, output])
     }
 
-    /// Starts [`ProcessGroup::reduce_scatter`]; `wait` returns input and output. The input serves as working memory: the
-    /// values that it has afterwards are not specified.
+    /// Starts [`ProcessGroup::reduce_scatter`]; `wait` returns input and output. The input serves as working memory:
+    /// the values that it has afterwards are not specified.
     ///
     /// # Errors
     /// The errors of every asynchronous operation: see [`Start`].

@@ -5,8 +5,9 @@ use super::step::{Float, Step, correction};
 /// The factors of one step of Adam or AdamW, computed in f64, rounded to the parameter's type once, and equal for all
 /// elements.
 ///
-/// The step is m = beta1·m + rest1·g; v = beta2·v + rest2·g²; p = keep·p − rate·m/(√(v·scale) + epsilon).
-/// Moments that are subnormal become zero. Implementations other than the CPU's use these factors too, so that results are equal bit for bit.
+/// The step is m = beta1·m + rest1·g; v = beta2·v + rest2·g²; p = keep·p − rate·m/(√(v·scale) + epsilon). Moments that
+/// are subnormal become zero. Implementations other than the CPU's use these factors too, so that results are equal bit
+/// for bit.
 ///
 /// # Examples
 /// ```
