@@ -7,6 +7,7 @@
 //! - `digits` (feature `digits`) draws handwritten digits, for programs that train something.
 //! - [`Family`] tracks every process that descends from a command, even if it was orphaned, and checks that none is
 //!   left.
+//! - [`CountingAllocator`] counts the bytes that a process uses.
 //! - [`Slurm`] starts Slurm's daemons on this machine, where they are installed.
 //! - [`with_object_server`] runs a test against an S3 server, over a [`Relay`] that cuts and delays connections.
 //!
@@ -42,6 +43,7 @@
 
 mod binary;
 mod capture;
+mod counting_allocator;
 mod deadline;
 #[cfg(feature = "digits")]
 pub mod digits;
@@ -54,6 +56,7 @@ mod ports;
 mod slurm;
 
 pub use binary::target_binary;
+pub use counting_allocator::CountingAllocator;
 pub use deadline::within;
 pub use error::Error;
 pub use family::Family;

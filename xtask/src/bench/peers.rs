@@ -87,6 +87,7 @@ impl Peer {
     /// One run over all sizes; `None` where the peer is not installed.
     fn run(self, transport: &str, ranks: usize, sizes: &[usize]) -> Result<Option<Vec<f64>>, String> {
         let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
+        let of_script: Vec<String> = ["0".to_owned()].into_iter().chain(sizes.iter().cloned()).collect();
         let output = match self {
             Peer::Openmpi => {
                 let Some(program) = compiled()? else { return Ok(None) };
@@ -98,11 +99,11 @@ impl Peer {
                 command.arg(program).arg("0").args(&sizes);
                 command.stderr(Stdio::inherit()).output().map_err(text)?.stdout
             }
-            Peer::Gloo => match python("venv", "torch", "xtask/peers/gloo.py", ranks, &sizes)? {
+            Peer::Gloo => match python("venv", "torch", "xtask/peers/gloo.py", ranks, &of_script)? {
                 Some(printed) => printed,
                 None => return Ok(None),
             },
-            Peer::Tensorflow => match python("tf", "tensorflow", "xtask/peers/tf_ring.py", ranks, &sizes)? {
+            Peer::Tensorflow => match python("tf", "tensorflow", "xtask/peers/tf_ring.py", ranks, &of_script)? {
                 Some(printed) => printed,
                 None => return Ok(None),
             },
@@ -123,7 +124,13 @@ pub(super) fn installed(python: &Path, module: &str) -> bool {
 }
 
 /// Returns the output of rank 0 of a Python script; `None` where its module is not installed in `target/peers`.
-fn python(folder: &str, module: &str, script: &str, ranks: usize, sizes: &[String]) -> Result<Option<Vec<u8>>, String> {
+pub(super) fn python(
+    folder: &str,
+    module: &str,
+    script: &str,
+    ranks: usize,
+    arguments: &[String],
+) -> Result<Option<Vec<u8>>, String> {
     let python = PathBuf::from(format!("target/peers/{folder}/bin/python"));
     if !installed(&python, module) {
         return Ok(None);
@@ -139,7 +146,7 @@ fn python(folder: &str, module: &str, script: &str, ranks: usize, sizes: &[Strin
             "cluster": { "worker": workers }, "task": { "type": "worker", "index": rank },
         });
         let mut command = Command::new(&python);
-        command.arg(script).arg("0").args(sizes).env("OMP_NUM_THREADS", "1").env("TF_CONFIG", config.to_string());
+        command.arg(script).args(arguments).env("OMP_NUM_THREADS", "1").env("TF_CONFIG", config.to_string());
         command.env("RANK", rank.to_string()).env("WORLD_SIZE", ranks.to_string());
         command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", ports[0].to_string());
         command.env("GLOO_SOCKET_IFNAME", "lo").stdout(Stdio::piped()).spawn().map_err(text)

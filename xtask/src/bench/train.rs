@@ -1,5 +1,6 @@
 //! `cargo xtask bench train`: samples per second of small models, for each tensor library.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
@@ -8,8 +9,8 @@ use distribute::optim::StepTimes;
 use distribute::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use super::processes;
 use super::spread::spread;
+use super::{peers, processes};
 use crate::error::text;
 
 mod burn;
@@ -40,6 +41,9 @@ pub(crate) struct Flags {
     /// whose parameters are compared never, as by default, and always. Both are of candle's MLP.
     #[arg(long, value_enum, default_value = "all")]
     api: Api,
+    /// Also run torch's DistributedDataParallel on the same models, where torch is installed in target/peers/venv.
+    #[arg(long)]
+    compare: bool,
     /// One JSON object a line.
     #[arg(long)]
     json: bool,
@@ -121,6 +125,28 @@ struct Row {
     peak_mib: f64,
 }
 
+impl Row {
+    fn print(&self, json: bool) -> Result<(), String> {
+        match json {
+            true => println!("{}", serde_json::to_string(self).map_err(text)?),
+            false => println!(
+                "{:<7} {:<19} {:<42} {:>8} {:>9} {:>5} {:>10.0} {:>6.2} {:>7.1} {:>9.0}",
+                self.library,
+                self.model,
+                self.strategy,
+                self.replicas,
+                self.processes,
+                self.batch,
+                self.samples_per_s,
+                self.ratio,
+                100.0 * self.communication,
+                self.peak_mib
+            ),
+        }
+        Ok(())
+    }
+}
+
 /// The measurement of one process.
 struct Measured {
     /// The rate of all replicas together.
@@ -199,6 +225,12 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
             "peak MiB"
         );
     }
+    if flags.compare && !peers::installed(Path::new("target/peers/venv/bin/python"), "torch") {
+        println!(
+            "skipped: torch is not installed (python3 -m venv target/peers/venv && target/peers/venv/bin/pip install \
+             torch numpy)"
+        );
+    }
     for library in &flags.library {
         for model in &flags.model {
             measure(flags, *library, *model, &arrangements(flags, *library, *model)?)?;
@@ -207,8 +239,24 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
     Ok(())
 }
 
+/// Returns the samples per second of torch; `None` where it is not installed, or does not have the model.
+fn torch(flags: &Flags, model: Model, name: &str) -> Result<Option<f64>, String> {
+    if !flags.compare || model == Model::Wide {
+        return Ok(None);
+    }
+    #[derive(Deserialize)]
+    struct Line {
+        samples_per_s: f64,
+    }
+    let arguments = [name.to_owned(), model.batch().to_string(), flags.seconds.to_string()];
+    let printed = peers::python("venv", "torch", "xtask/peers/torch_ddp.py", flags.processes, &arguments)?;
+    let line = |printed: Vec<u8>| serde_json::from_slice::<Line>(&printed).map(|line| line.samples_per_s).map_err(text);
+    printed.map(line).transpose()
+}
+
 fn measure(flags: &Flags, library: Library, model: Model, arrangements: &[Arrangement]) -> Result<(), String> {
     let mut rates: Vec<Vec<f64>> = vec![Vec::new(); arrangements.len()];
+    let mut of_torch = Vec::new();
     let mut shares: Vec<Vec<f64>> = vec![Vec::new(); arrangements.len()];
     let mut peaks: Vec<f64> = vec![0.0; arrangements.len()];
     let named =
@@ -235,6 +283,9 @@ fn measure(flags: &Flags, library: Library, model: Model, arrangements: &[Arrang
                 Ok(())
             })?;
         }
+        if let Some(rate) = torch(flags, model, &of_model)? {
+            of_torch.push(rate);
+        }
     }
     let medians: Vec<f64> = rates.into_iter().map(|rates| spread(rates).0).collect();
     for (((_, strategy, replicas, processes), rate), (shares, peak)) in
@@ -253,22 +304,24 @@ fn measure(flags: &Flags, library: Library, model: Model, arrangements: &[Arrang
             communication: spread(shares).0,
             peak_mib: peak,
         };
-        match flags.json {
-            true => println!("{}", serde_json::to_string(&row).map_err(text)?),
-            false => println!(
-                "{:<7} {:<19} {:<42} {:>8} {:>9} {:>5} {:>10.0} {:>6.2} {:>7.1} {:>9.0}",
-                row.library,
-                row.model,
-                row.strategy,
-                row.replicas,
-                row.processes,
-                row.batch,
-                row.samples_per_s,
-                row.ratio,
-                100.0 * row.communication,
-                row.peak_mib
-            ),
-        }
+        row.print(flags.json)?;
+    }
+    if !of_torch.is_empty() {
+        let rate = spread(of_torch).0;
+        let row = Row {
+            bench: "train".to_owned(),
+            library: "torch".to_owned(),
+            model: model.name().to_owned(),
+            strategy: "DistributedDataParallel, gloo".to_owned(),
+            replicas: flags.processes,
+            processes: flags.processes,
+            batch: model.batch(),
+            samples_per_s: rate,
+            ratio: rate / (medians[0] * flags.processes as f64 / arrangements[0].2 as f64),
+            communication: 0.0,
+            peak_mib: 0.0,
+        };
+        row.print(flags.json)?;
     }
     Ok(())
 }

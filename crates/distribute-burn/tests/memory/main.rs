@@ -1,9 +1,5 @@
 //! The memory of fully sharded parameters, counted by the allocator. The only test of its process.
-#![expect(unsafe_code, reason = "an allocator that counts")]
 #![expect(clippy::unwrap_used, reason = "tests")]
-
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
@@ -11,30 +7,10 @@ use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use distribute_burn::{Adam, BurnContext, BurnStrategy, Error};
 use distribute_strategy::{FullyShardedStrategy, MirroredStrategy, Strategy};
-
-struct Counting;
-
-static LIVE: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call is passed on to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let live = LIVE.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
-        PEAK.fetch_max(live, Ordering::Relaxed);
-        // SAFETY: the caller's promise is that of the system's allocator.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promise is that of the system's allocator.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
+use distribute_testkit::CountingAllocator;
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 const WIDTH: usize = 1024;
 const LAYERS: usize = 6;
@@ -58,8 +34,7 @@ impl Deep {
 
 /// Returns the most bytes that a model, its optimizer and its steps take, over all replicas of the process.
 fn peak(strategy: &Strategy) -> usize {
-    let before = LIVE.load(Ordering::Relaxed);
-    PEAK.store(before, Ordering::Relaxed);
+    let before = ALLOCATOR.reset_peak();
     let model = strategy.scope(Deep::new).unwrap();
     let optimizer = Adam::new(1e-4).build(&model).unwrap();
     for _ in 0..2 {
@@ -70,7 +45,7 @@ fn peak(strategy: &Strategy) -> usize {
         });
         step.unwrap();
     }
-    PEAK.load(Ordering::Relaxed) - before
+    ALLOCATOR.peak() - before
 }
 
 /// The most bytes of gradients that are on their way to other replicas at once.

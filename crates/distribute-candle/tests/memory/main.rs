@@ -1,38 +1,14 @@
 //! The memory of recomputed blocks, counted by the allocator. The only test of its process.
-#![expect(unsafe_code, reason = "an allocator that counts")]
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
-
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{DType, Device, Module, Result, Tensor};
 use candle_nn::{Linear, linear};
 use distribute_candle::{CandleContext, CandleStrategy, Error, Sgd, Sharded};
 use distribute_strategy::{MirroredStrategy, Strategy};
-
-struct Counting;
-
-static LIVE: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call is passed on to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let live = LIVE.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
-        PEAK.fetch_max(live, Ordering::Relaxed);
-        // SAFETY: the caller's promise is that of the system's allocator.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promise is that of the system's allocator.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
+use distribute_testkit::CountingAllocator;
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 const BLOCKS: usize = 8;
 const ROWS: usize = 1024;
@@ -67,12 +43,11 @@ fn peak(strategy: &Strategy, recomputes: bool) -> usize {
     };
     // The first steps fill what later ones use again.
     (0..2).for_each(|_| step());
-    let before = LIVE.load(Ordering::Relaxed);
-    PEAK.store(before, Ordering::Relaxed);
+    let before = ALLOCATOR.reset_peak();
     step();
-    let left = LIVE.load(Ordering::Relaxed).saturating_sub(before);
+    let left = ALLOCATOR.live().saturating_sub(before);
     assert!(left < ACTIVATION / 4, "a step leaves {left} bytes behind");
-    PEAK.load(Ordering::Relaxed) - before
+    ALLOCATOR.peak() - before
 }
 
 #[test]
