@@ -4,7 +4,7 @@ use distribute_device::DeviceSpec;
 
 use crate::alone::refuse_lonely;
 use crate::devices::{check_device, check_devices};
-use crate::{CommunicationOptions, Replicas, Result, Strategy, StrategyExtended};
+use crate::{CommunicationOptions, Replicas, Result, Strategy, StrategyExtended, intra_op};
 
 /// Synchronous training on several devices of one process, with one copy of every variable. Replicas read it; the
 /// values they write are aggregated first and then written once.
@@ -77,6 +77,7 @@ impl CentralStorageBuilder {
             (None, [only]) => only.clone(),
             (None, _) => check_device("CPU:0".parse()?, None)?,
         };
+        intra_op::share_cores(devices.len());
         let options = self.communication.options(&devices)?;
         let replicas = Replicas::local(devices, options)?;
         Ok(Strategy::new(CentralStorageStrategy { replicas, parameter_device }))

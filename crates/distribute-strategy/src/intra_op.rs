@@ -2,7 +2,9 @@
 //!
 //! Tensor libraries divide an operation among the threads of a rayon pool. All replicas of a process in one pool would
 //! wait for each other's operations, and a thread outside the pool waits for a thread of it in each operation. So each
-//! replica's thread is a member of a pool of its own, with its share of the cores.
+//! replica's thread is a member of a pool of its own, with its share of the cores. candle divides products of matrices
+//! by the variable RAYON_NUM_THREADS, whatever the pool is, so that is set too.
+#![expect(unsafe_code, reason = "setting an environment variable is unsafe once there are other threads")]
 
 use std::cell::RefCell;
 
@@ -10,27 +12,44 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 const VARIABLE: &str = "RAYON_NUM_THREADS";
 
+/// Gives each replica of this process its share of the cores, or warns and names the setting.
+pub(crate) fn share_cores(replicas: usize) {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let share = (cores / replicas.max(1)).max(1);
+    match given() {
+        Some(threads) if threads > 1 && threads * replicas > cores => tracing::warn!(
+            "{VARIABLE}={threads} lets {replicas} replicas use {} threads on {cores} cores, which slows them down; set \
+             {VARIABLE}={share}",
+            threads * replicas
+        ),
+        Some(_) => {}
+        None if replicas == 1 => {}
+        None if threads_of_this_process() == Some(1) => {
+            // SAFETY: this is the only thread of the process, so no other one reads the environment meanwhile.
+            unsafe { std::env::set_var(VARIABLE, share.to_string()) };
+        }
+        None => tracing::warn!(
+            "{replicas} replicas share {cores} cores, but products of matrices of candle models are divided among as \
+             many threads, which slows them down; set {VARIABLE}={share} before the program starts, or make the \
+             strategy before any other thread"
+        ),
+    }
+}
+
+/// Returns `None` if the system does not tell.
+fn threads_of_this_process() -> Option<usize> {
+    Some(std::fs::read_dir("/proc/self/task").ok()?.count())
+}
+
+fn given() -> Option<usize> {
+    std::env::var(VARIABLE).ok().and_then(|value| value.parse::<usize>().ok()).filter(|threads| *threads > 0)
+}
+
 /// Returns the size of the pool of each of `replicas` replicas: RAYON_NUM_THREADS, or its share of the cores. `None` if
 /// the only replica has the process's common pool for itself.
 pub(crate) fn pool_size(replicas: usize) -> Option<usize> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let share = (cores / replicas.max(1)).max(1);
-    let threads = match std::env::var(VARIABLE)
-        .ok()
-        .and_then(|value| value.parse::<usize>().ok())
-        .filter(|threads| *threads > 0)
-    {
-        Some(threads) if threads > 1 && threads * replicas > cores => {
-            tracing::warn!(
-                "{VARIABLE}={threads} lets {replicas} replicas use {} threads on {cores} cores, which slows them down; \
-                 set {VARIABLE}={share}",
-                threads * replicas
-            );
-            threads
-        }
-        Some(threads) => threads,
-        None => share,
-    };
+    let threads = given().unwrap_or((cores / replicas.max(1)).max(1));
     // The thread of a pool of one would do what this one waits for.
     (replicas > 1 || threads == 1).then_some(threads)
 }

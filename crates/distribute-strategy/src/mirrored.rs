@@ -7,7 +7,7 @@ use crate::alone::refuse_lonely;
 use crate::devices::check_devices;
 use crate::mesh::Mesh;
 use crate::workers::tensor_ranks;
-use crate::{CommunicationOptions, Replicas, Result, Strategy, StrategyExtended};
+use crate::{CommunicationOptions, Replicas, Result, Strategy, StrategyExtended, intra_op};
 
 /// Synchronous training on several devices of one process, each with its own copy of every variable.
 ///
@@ -123,7 +123,8 @@ impl MirroredBuilder {
     /// Builds the strategy.
     ///
     /// Replicas share the cores of this machine: an operation of a replica runs on its thread, and on as many others as
-    /// its share has, unless RAYON_NUM_THREADS says how many threads it may use. The thread that calls
+    /// its share has, unless RAYON_NUM_THREADS says how many threads it may use. If it is not set, and this is the only
+    /// thread of the process, it is set to the share, for candle. The thread that calls
     /// [`run`](Strategy::run_with) becomes that of the first replica, also for operations of rayon outside of runs.
     ///
     /// # Errors
@@ -136,6 +137,7 @@ impl MirroredBuilder {
         let devices = check_devices("MirroredStrategy", names, self.table.as_ref())?;
         let mesh = Mesh::new("MirroredStrategy", devices.len(), self.tensor_parallel.unwrap_or(1))?;
         refuse_lonely("MirroredStrategy")?;
+        intra_op::share_cores(devices.len());
         let mut options = self.communication.options(&devices)?;
         if let Some(ops) = self.cross_device_ops {
             if let Some(caution) = ops.caution(&devices) {

@@ -7,7 +7,7 @@ use distribute_device::{DeviceKind, DeviceSpec};
 
 use crate::devices::check_devices;
 use crate::mesh::Mesh;
-use crate::{CommunicationOptions, Replicas, Result};
+use crate::{CommunicationOptions, Replicas, Result, intra_op};
 
 /// The devices of this process, how its replicas communicate, and its place in the cluster.
 #[derive(Clone, Debug, Default)]
@@ -50,6 +50,7 @@ impl Workers {
         let names = self.devices.unwrap_or_else(|| vec!["CPU:0".to_owned()]);
         let devices = check_devices(strategy, names, None)?;
         let mesh = Mesh::new(strategy, devices.len(), self.tensor_parallel.unwrap_or(1))?;
+        intra_op::share_cores(devices.len());
         let options = self.communication.options(&devices)?;
         let membership = match self.membership {
             Some(membership) => Some(membership),
