@@ -249,9 +249,7 @@ impl Reparameterization for Hook {
         if !copy.is_trained() && !is_sharded {
             return tensor_on(copy.whole(false), &device);
         }
-        let Some(base) = device.is_autodiff().then(|| node_of(base).ok()).flatten() else {
-            return tensor_on(copy.whole(false), &device);
-        };
+        let Ok(base) = node_of(base) else { return tensor_on(copy.whole(false), &device) };
         let token = copy.uses.begin(copy.index).unwrap_or(&base).node();
         let value = copy.whole(true);
         let nodes = [base.node(), token];

@@ -192,7 +192,7 @@ pub(crate) fn node_of<const D: usize>(tensor: Tensor<D>) -> std::result::Result<
     }
 }
 
-fn not_flex(error: impl std::fmt::Debug) -> String {
+pub(crate) fn not_flex(error: impl std::fmt::Debug) -> String {
     format!("{error:?}; models are trained on burn's Flex backend, on Device::flex()")
 }
 

@@ -14,8 +14,7 @@ const VARIABLE: &str = "RAYON_NUM_THREADS";
 
 /// Gives each replica of this process its share of the cores, or warns and names the setting.
 pub(crate) fn share_cores(replicas: usize) {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let share = (cores / replicas.max(1)).max(1);
+    let (cores, share) = (cores(), share(replicas));
     match given() {
         Some(threads) if threads > 1 && threads * replicas > cores => tracing::warn!(
             "{VARIABLE}={threads} lets {replicas} replicas use {} threads on {cores} cores, which slows them down; set \
@@ -36,6 +35,15 @@ pub(crate) fn share_cores(replicas: usize) {
     }
 }
 
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Returns the cores of each replica, at least 1.
+fn share(replicas: usize) -> usize {
+    (cores() / replicas.max(1)).max(1)
+}
+
 /// Returns `None` if the system does not tell.
 fn threads_of_this_process() -> Option<usize> {
     Some(std::fs::read_dir("/proc/self/task").ok()?.count())
@@ -48,8 +56,7 @@ fn given() -> Option<usize> {
 /// Returns the size of the pool of each of `replicas` replicas: RAYON_NUM_THREADS, or its share of the cores. `None` if
 /// the only replica has the process's common pool for itself.
 pub(crate) fn pool_size(replicas: usize) -> Option<usize> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = given().unwrap_or((cores / replicas.max(1)).max(1));
+    let threads = given().unwrap_or_else(|| share(replicas));
     // The thread of a pool of one would do what this one waits for.
     (replicas > 1 || threads == 1).then_some(threads)
 }

@@ -12,7 +12,7 @@
 
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
+use burn::tensor::{GradientCheckpointingStrategy, Tensor};
 use burn_autodiff::checkpoint::base::Checkpointer;
 use burn_autodiff::checkpoint::strategy::{BalancedCheckpointing, CheckpointStrategy, NoCheckpointing};
 use burn_autodiff::grads::Gradients;
@@ -24,8 +24,8 @@ use distribute_optim::backend::Pieces;
 use distribute_types::with_dtype;
 
 use super::or_end;
-use crate::backend::{Diff, DiffTensor, Recomputing, whole};
-use crate::tensor::{dtype_of, refused};
+use crate::backend::{DiffTensor, whole};
+use crate::tensor::{dtype_of, node_of, not_flex, on_device_of, refused};
 use crate::{Error, Result};
 
 /// Returns a copy of `x`, which is equal on all ranks of the group, for operations in which each rank computes a part.
@@ -238,25 +238,23 @@ fn reduced(group: &ProcessGroup, tensor: FlexTensor, op: ReduceOp) -> Result<Fle
 
 /// Returns the elements of a tensor outside the graph.
 fn flex<const D: usize>(x: Tensor<D>) -> Result<FlexTensor> {
-    Ok(x.try_into_primitive::<Flex>().map_err(not_flex)?)
+    Ok(x.try_into_primitive::<Flex>().map_err(|error| refused(ACTION, not_flex(error)))?)
 }
 
-fn not_flex(error: impl std::fmt::Debug) -> distribute_values::Error {
-    refused("exchange a tensor", format!("{error:?}; models run on burn's Flex backend, on Device::flex()"))
-}
+const ACTION: &str = "exchange a tensor";
 
 /// Applies an operation, and records it in the graph if the tensor has one.
 fn exchanged<const D: usize>(group: &Arc<ProcessGroup>, kind: Kind, x: Tensor<D>) -> Result<Tensor<D>> {
     if !x.is_autodiff() {
         return Ok(Tensor::from_primitive::<Flex>(kind.apply(group, flex(x)?)?));
     }
-    match x.clone().try_into_primitive::<Diff>() {
-        Ok(x) => Ok(Tensor::from_primitive::<Diff>(recorded::<NoCheckpointing>(group, kind, x)?)),
-        Err(_) => {
-            let x = x.try_into_primitive::<Recomputing>().map_err(not_flex)?;
-            Ok(Tensor::from_primitive::<Recomputing>(recorded::<BalancedCheckpointing>(group, kind, x)?))
-        }
-    }
+    let device = x.device();
+    let x = node_of(x).map_err(|problem| refused(ACTION, problem))?;
+    let result = match device.gradient_checkpointing_strategy() {
+        Some(GradientCheckpointingStrategy::Balanced) => recorded::<BalancedCheckpointing>(group, kind, x)?,
+        _ => recorded::<NoCheckpointing>(group, kind, x)?,
+    };
+    Ok(on_device_of(result, &device))
 }
 
 fn recorded<C: CheckpointStrategy>(group: &Arc<ProcessGroup>, kind: Kind, x: DiffTensor) -> Result<DiffTensor> {
