@@ -148,17 +148,15 @@ impl<L: TensorLibrary> Optimizer<L> {
         scaling: Option<Scaling>,
         gradients: Vec<Reduced<L>>,
     ) -> Result<Parts<L>, L::Error> {
-        let needs_squares = scaling.is_some() || matches!(self.clip, Some(Clip::GlobalNorm(_)));
-        if !is_sharded || !needs_squares {
+        if !is_sharded || !self.needs_squares(scaling) {
             return Ok(Parts { gradients, squares: 0.0, squares_of_split: SquaresOfParts::default() });
         }
-        let mut squares = self.own_squares(context, scaling, &gradients)?;
-        context.group().all_reduce(&mut squares, ReduceOp::Sum)?;
-        if let Some(tensor) = context.tensor_group() {
-            // Of split variables, each rank has summed the squares of its part.
-            tensor.all_reduce(&mut squares[1..], ReduceOp::Sum)?;
-        }
-        Ok(Parts { gradients, squares: squares.iter().sum(), squares_of_split: SquaresOfParts::default() })
+        let squares = all_squares(context, self.own_squares(context, scaling, &gradients)?)?;
+        Ok(Parts { gradients, squares, squares_of_split: SquaresOfParts::default() })
+    }
+
+    fn needs_squares(&self, scaling: Option<Scaling>) -> bool {
+        scaling.is_some() || matches!(self.clip, Some(Clip::GlobalNorm(_)))
     }
 
     /// Divides the parts of sharded variables' gradients by the loss scale, and returns the sum of their squares, apart
@@ -220,7 +218,10 @@ impl<L: TensorLibrary> Optimizer<L> {
         let (group, parameters, rule) = (context.group(), &*self.parameters, self.rule);
         let tensor = context.tensor_group();
         let mut finite = true;
-        let mut squares = self.own_squares(context, scaling, &parts)?;
+        let mut squares = match self.needs_squares(scaling) {
+            true => self.own_squares(context, scaling, &parts)?,
+            false => [0.0; 2],
+        };
         if let Some(scaling) = scaling {
             let shards = gradients.iter().all(|shard| shard.square_sum().is_finite());
             let mut all = [u8::from(shards && squares.iter().all(|sum| sum.is_finite()))];
@@ -236,12 +237,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         if let (Some(Clip::GlobalNorm(_)), true) = (self.clip, finite) {
             let of_shards = update.squares(&gradients);
             squares.iter_mut().zip(of_shards).for_each(|(sum, own)| *sum += own);
-            group.all_reduce(&mut squares, ReduceOp::Sum)?;
-            if let Some(tensor) = &tensor {
-                // Of split variables, each rank has summed the squares of its part.
-                tensor.all_reduce(&mut squares[1..], ReduceOp::Sum)?;
-            }
-            gradient_norm = Some(squares.iter().sum::<f64>().sqrt());
+            gradient_norm = Some(all_squares(context, squares)?.sqrt());
         }
         if let (Some(clip), true) = (self.clip, finite) {
             update.clip(clip, &mut gradients, gradient_norm);
@@ -343,6 +339,16 @@ impl<L: TensorLibrary> Optimizer<L> {
             None => Ok(()),
         }
     }
+}
+
+/// Returns the sum over all replicas of the squares that each has summed: of variables that every rank of a tensor
+/// group has the whole of, and of its parts of those that are split.
+fn all_squares(context: &ReplicaContext, mut own: [f64; 2]) -> distribute_strategy::Result<f64> {
+    context.group().all_reduce(&mut own, ReduceOp::Sum)?;
+    if let Some(tensor) = context.tensor_group() {
+        tensor.all_reduce(&mut own[1..], ReduceOp::Sum)?;
+    }
+    Ok(own.iter().sum())
 }
 
 /// Rounds a parameter of 16 bits from its f32 copy.
