@@ -27,34 +27,10 @@ pub(crate) fn rest(parameter: &Tensor) -> Result<()> {
 
 /// Replaces the storage of a tensor, and thereby of all views of it.
 pub(super) fn replace(tensor: &Tensor, storage: CpuStorage) -> Result<()> {
-    tensor.inplace_op1(&Replace(Mutex::new(Some(storage))))
+    swap(tensor, storage).map(drop)
 }
 
-struct Replace(Mutex<Option<CpuStorage>>);
-
-impl Replace {
-    fn storage(&self) -> CpuStorage {
-        self.0.lock().take().unwrap_or_else(resting)
-    }
-}
-
-impl InplaceOp1 for Replace {
-    fn name(&self) -> &'static str {
-        "distribute-replace"
-    }
-
-    fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> Result<()> {
-        *storage = self.storage();
-        Ok(())
-    }
-
-    fn cuda_fwd(&self, storage: &mut CudaStorage, _: &Layout) -> Result<()> {
-        *storage = storage.device().storage_from_cpu_storage_owned(self.storage())?;
-        Ok(())
-    }
-}
-
-/// Replaces the storage of a tensor on the CPU, and thereby of all views of it. Returns the one before.
+/// Replaces the storage of a tensor, and thereby of all views of it. Returns the one before if it is on the CPU.
 pub(super) fn swap(tensor: &Tensor, storage: CpuStorage) -> Result<CpuStorage> {
     let swap = Swap(Mutex::new(storage));
     tensor.inplace_op1(&swap)?;
@@ -70,6 +46,12 @@ impl InplaceOp1 for Swap {
 
     fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> Result<()> {
         std::mem::swap(storage, &mut self.0.lock());
+        Ok(())
+    }
+
+    fn cuda_fwd(&self, storage: &mut CudaStorage, _: &Layout) -> Result<()> {
+        let new = std::mem::replace(&mut *self.0.lock(), resting());
+        *storage = storage.device().storage_from_cpu_storage_owned(new)?;
         Ok(())
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Module, ModuleT, Result, Shape, Storage, Tensor, Var};
-use candle_nn::{BatchNorm, Linear, VarBuilder, VarMap, linear, linear_no_bias};
+use candle_nn::{BatchNorm, Linear, VarBuilder, VarMap, linear};
 use distribute_candle::{
     Adam, CandleContext, CandleStrategy, ColumnParallelLinear, ColumnParallelOptions, Error, LayerNorm, Model,
     Optimizer, RowParallelLinear, RowParallelOptions, Sharded, SyncBatchNorm, column_parallel_linear,
@@ -19,8 +19,6 @@ use parking_lot::Mutex;
 use rand_chacha::rand_core::Rng;
 
 use crate::common::*;
-
-const WIDTH: usize = 16;
 
 fn devices(replicas: usize) -> Vec<String> {
     (0..replicas).map(|index| format!("CPU:{index}")).collect()
@@ -54,17 +52,9 @@ struct Deep {
 
 impl Deep {
     fn new(vb: VarBuilder<'_>, recomputes: bool) -> Result<Deep> {
-        let block = |index: usize| {
-            let (own, tied) = (vb.pp(format!("blocks.{index}")), vb.pp("tied"));
-            Sharded::new(own, |vb| {
-                let out =
-                    if index < 2 { linear_no_bias(WIDTH, WIDTH, tied)? } else { linear(WIDTH, WIDTH, vb.pp("out"))? };
-                Ok((linear(WIDTH, WIDTH, vb.pp("in"))?, out))
-            })
-        };
         Ok(Deep {
             first: linear(8, WIDTH, vb.pp("first"))?,
-            blocks: (0..4).map(block).collect::<Result<_>>()?,
+            blocks: (0..4).map(|index| residual(&vb, index)).collect::<Result<_>>()?,
             last: linear(WIDTH, 3, vb.pp("last"))?,
             recomputes,
             fails: None,

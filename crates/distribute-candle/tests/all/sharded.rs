@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Module, Shape, Tensor};
-use candle_nn::{Linear, VarBuilder, linear, linear_no_bias};
+use candle_nn::{Linear, VarBuilder, linear};
 use distribute_candle::{
     Adam, CandleContext, CandleStrategy, Clip, Ema, Error, LossScale, Model, Optimizer, ScopeOptions, Sharded,
     cross_entropy_per_example,
@@ -16,9 +16,6 @@ use distribute_train::checkpoint::CheckpointManager;
 use distribute_values::PerReplica;
 
 use crate::common::*;
-
-/// Width of the model; its matrices are sharded and its biases are not.
-const WIDTH: usize = 16;
 
 fn sharded(replicas: usize, over: usize) -> Strategy {
     let devices: Vec<String> = (0..replicas).map(|index| format!("CPU:{index}")).collect();
@@ -42,17 +39,9 @@ impl Deep {
 
     /// A model whose backward fails on one replica, between two blocks.
     fn failing(vb: VarBuilder<'_>, fails: Option<usize>) -> candle_core::Result<Deep> {
-        let block = |index: usize| {
-            let (own, tied) = (vb.pp(format!("blocks.{index}")), vb.pp("tied"));
-            Sharded::new(own, |vb| {
-                let out =
-                    if index < 2 { linear_no_bias(WIDTH, WIDTH, tied)? } else { linear(WIDTH, WIDTH, vb.pp("out"))? };
-                Ok((linear(WIDTH, WIDTH, vb.pp("in"))?, out))
-            })
-        };
         Ok(Deep {
             first: linear(8, WIDTH, vb.pp("first"))?,
-            blocks: (0..4).map(block).collect::<candle_core::Result<_>>()?,
+            blocks: (0..4).map(|index| residual(&vb, index)).collect::<candle_core::Result<_>>()?,
             last: linear(WIDTH, 3, vb.pp("last"))?,
             fails,
         })

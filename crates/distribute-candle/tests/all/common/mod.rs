@@ -2,8 +2,10 @@
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 use candle_core::{Device, Module, Tensor};
-use candle_nn::{Linear, VarBuilder, linear};
-use distribute_candle::{Adam, CandleContext, CandleStrategy, Error, Model, Optimizer, cross_entropy_per_example};
+use candle_nn::{Linear, VarBuilder, linear, linear_no_bias};
+use distribute_candle::{
+    Adam, CandleContext, CandleStrategy, Error, Model, Optimizer, Sharded, cross_entropy_per_example,
+};
 use distribute_strategy::{MirroredStrategy, Strategy};
 use distribute_values::PerReplica;
 
@@ -103,4 +105,18 @@ pub(crate) fn train_with(
         losses.push(loss.iter().sum());
     }
     ((0..replicas).map(|replica| values(&model, replica).concat()).collect(), losses)
+}
+
+/// Width of the models of blocks; their matrices are sharded and their biases are not.
+pub(crate) const WIDTH: usize = 16;
+
+/// Returns a block of two linear layers. The second layers of blocks 0 and 1 are one, of the path `tied`.
+pub(crate) fn residual(vb: &VarBuilder<'_>, index: usize) -> candle_core::Result<Sharded<(Linear, Linear)>> {
+    Sharded::new(vb.pp(format!("blocks.{index}")), |own| {
+        let out = match index {
+            0 | 1 => linear_no_bias(WIDTH, WIDTH, vb.pp("tied"))?,
+            _ => linear(WIDTH, WIDTH, own.pp("out"))?,
+        };
+        Ok((linear(WIDTH, WIDTH, own.pp("in"))?, out))
+    })
 }
