@@ -288,40 +288,33 @@ fn measure(flags: &Flags, library: Library, model: Model, arrangements: &[Arrang
         }
     }
     let medians: Vec<f64> = rates.into_iter().map(|rates| spread(rates).0).collect();
+    let of_one = medians[0] / arrangements[0].2 as f64;
+    let row = |library: &str, strategy: &str, (replicas, processes): (usize, usize), samples_per_s: f64| Row {
+        bench: "train".to_owned(),
+        library: library.to_owned(),
+        model: model.name().to_owned(),
+        strategy: strategy.to_owned(),
+        replicas,
+        processes,
+        batch: model.batch(),
+        samples_per_s,
+        ratio: samples_per_s / (of_one * replicas as f64),
+        communication: 0.0,
+        peak_mib: 0.0,
+    };
     for (((_, strategy, replicas, processes), rate), (shares, peak)) in
         arrangements.iter().zip(&medians).zip(shares.into_iter().zip(peaks))
     {
         let row = Row {
-            bench: "train".to_owned(),
-            library: of_library.clone(),
-            model: model.name().to_owned(),
-            strategy: (*strategy).to_owned(),
-            replicas: *replicas,
-            processes: *processes,
-            batch: model.batch(),
-            samples_per_s: *rate,
-            ratio: rate / (medians[0] * *replicas as f64 / arrangements[0].2 as f64),
             communication: spread(shares).0,
             peak_mib: peak,
+            ..row(&of_library, strategy, (*replicas, *processes), *rate)
         };
         row.print(flags.json)?;
     }
     if !of_torch.is_empty() {
-        let rate = spread(of_torch).0;
-        let row = Row {
-            bench: "train".to_owned(),
-            library: "torch".to_owned(),
-            model: model.name().to_owned(),
-            strategy: "DistributedDataParallel, gloo".to_owned(),
-            replicas: flags.processes,
-            processes: flags.processes,
-            batch: model.batch(),
-            samples_per_s: rate,
-            ratio: rate / (medians[0] * flags.processes as f64 / arrangements[0].2 as f64),
-            communication: 0.0,
-            peak_mib: 0.0,
-        };
-        row.print(flags.json)?;
+        let (name, count) = ("DistributedDataParallel, gloo", flags.processes);
+        row("torch", name, (count, count), spread(of_torch).0).print(flags.json)?;
     }
     Ok(())
 }
