@@ -120,6 +120,13 @@ fn several_operations_run_at_once_and_may_be_dropped() {
             let [_, all] = last.wait().unwrap();
             assert_eq!(all.len(), 2 * ranks);
             check(group, &first.wait().unwrap(), 0);
+
+            let counts: Vec<usize> = (0..ranks).collect();
+            let values: Vec<u32> = (0..counts.iter().sum::<usize>() as u32).collect();
+            let work = group.parts(&counts).start().reduce_scatter_in_place(values, ReduceOp::Sum).unwrap();
+            let (me, values) = (group.rank().index(), work.wait().unwrap());
+            let start = counts[..me].iter().sum::<usize>();
+            assert!((start..start + me).all(|index| values[index] as usize == index * ranks));
         });
     }
 }

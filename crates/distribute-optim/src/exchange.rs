@@ -21,7 +21,7 @@ mod whole;
 pub(crate) use device::{OnDevice, SumOnDevice};
 pub(crate) use flags::StepFlags;
 pub(crate) use parts::{PartsOrder, PartsStep, is_exchanged};
-pub(crate) use payload::Payload;
+pub(crate) use payload::{Payload, WholeGradient};
 pub(crate) use sharded::{GradientShard, ShardedStep, SlotShard, Update, complete};
 pub(crate) use whole::WholeStep;
 

@@ -144,15 +144,27 @@ pub(crate) enum Counts {
 /// The slices of one rank's part in a call.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Buffers {
-    /// Memory that is only read.
+    /// Memory that is read, and maybe overwritten.
     pub(crate) inputs: Vec<RawSlice>,
     /// Memory that is written; in operations in place also read.
     pub(crate) outputs: Vec<RawSlice>,
     pub(crate) counts: Counts,
     /// The reduction, if it is a custom one.
     pub(crate) user: Option<Combiner>,
-    /// Whether the operation may overwrite the inputs: it owns them, and their owner needs no values of them again.
-    pub(crate) inputs_are_spare: bool,
+    pub(crate) use_of_inputs: UseOfInputs,
+}
+
+/// The use that an operation may make of its inputs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum UseOfInputs {
+    /// They are only read.
+    #[default]
+    Read,
+    /// They may be overwritten: the operation owns them, and their owner needs no values of them again.
+    Spare,
+    /// As above; and a reduce-scatter leaves each rank's part of the result at its position in the rank's input, which
+    /// is its output.
+    Result,
 }
 
 impl Buffers {
@@ -172,7 +184,12 @@ impl Buffers {
         let in_place = self.inputs.is_empty() && other.inputs.is_empty();
         let theirs = other.outputs.iter().map(RawSlice::len_bytes);
         let same = !in_place || self.outputs.iter().map(RawSlice::len_bytes).eq(theirs);
-        counts && same && self.inputs.len() == other.inputs.len() && self.user.is_some() == other.user.is_some()
+        let is_result = |buffers: &Buffers| buffers.use_of_inputs == UseOfInputs::Result;
+        counts
+            && same
+            && is_result(self) == is_result(other)
+            && self.inputs.len() == other.inputs.len()
+            && self.user.is_some() == other.user.is_some()
     }
 }
 

@@ -6,7 +6,7 @@ use distribute_device::DType;
 
 use super::blocks::{Blocks, Disagreement, Messages, starts};
 use super::context::GroupContext;
-use super::memory::{Buffers, Counts, RawSlice, Staging};
+use super::memory::{Buffers, Counts, RawSlice, Staging, UseOfInputs};
 use super::phases::Phase;
 use crate::call::{Call, Kind};
 use crate::kernel;
@@ -72,8 +72,11 @@ impl LocalPlan {
         let count = call.count as usize;
         let scatters = matches!(call.kind, Kind::ReduceScatter | Kind::ReduceScatterV);
         let staging = match &ranks[..] {
-            [only] if across && scatters && accumulator.is_none() && only.inputs_are_spare => {
+            [only] if across && scatters && accumulator.is_none() && only.use_of_inputs != UseOfInputs::Read => {
                 elements[Phase::Reduce as usize] = 0;
+                if only.use_of_inputs == UseOfInputs::Result {
+                    elements[Phase::Spread as usize] = 0;
+                }
                 Some(Staging::of_input(only.inputs[0]))
             }
             _ => (across && scatters || accumulator.is_some()).then(|| Staging::new(count, call.dtype, accumulator)),

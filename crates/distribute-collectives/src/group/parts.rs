@@ -1,10 +1,10 @@
 //! Operations whose parts have different lengths.
 
-use distribute_device::{BufferMut, BufferRef, Element};
+use distribute_device::{BufferMut, BufferRef, DType, Element};
 
 use super::{ProcessGroup, Request, Work};
-use crate::engine::memory::{Borrowed, Buffers, RawSlice};
-use crate::{Operator, Rank, ReduceOp, Result};
+use crate::engine::memory::{Borrowed, Buffers, OwnedBuffers, RawSlice, UseOfInputs};
+use crate::{Error, Operator, Rank, ReduceOp, Result};
 
 /// Operations on parts of different lengths: the part of rank r has `counts[r]` elements. Created by
 /// [`ProcessGroup::parts`].
@@ -239,6 +239,59 @@ impl StartParts<'_> {
             op.into(),
         )?;
         self.parts.group.begin_apart((self.parts.tag_request(request.0), request.1), [input, output])
+    }
+
+    /// Starts [`Parts::reduce_scatter`] in place: afterwards this rank's part of the result is at its position in
+    /// `values`, after the counts of the ranks before it. The other values are not specified.
+    ///
+    /// `values` is one slice, with the sum of all counts of elements. All ranks of a process call this form.
+    ///
+    /// # Errors
+    /// The errors of every asynchronous operation: see [`StartParts`].
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_collectives::{ProcessGroup, ReduceOp};
+    ///
+    /// let ranks = ProcessGroup::local(2)?;
+    /// std::thread::scope(|scope| {
+    ///     for group in &ranks {
+    ///         scope.spawn(move || {
+    ///             let parts = group.parts(&[1, 2]);
+    ///             let work = parts.start().reduce_scatter_in_place(vec![1, 2, 3], ReduceOp::Sum).expect("they fit");
+    ///             let values = work.wait().expect("both ranks take part");
+    ///             match group.rank().0 {
+    ///                 0 => assert_eq!(values[..1], [2]),
+    ///                 _ => assert_eq!(values[1..], [4, 6]),
+    ///             }
+    ///         });
+    ///     }
+    /// });
+    /// # Ok::<(), distribute_collectives::Error>(())
+    /// ```
+    pub fn reduce_scatter_in_place<B: OwnedBuffers>(self, mut values: B, op: ReduceOp) -> Result<Work<B>> {
+        let (group, counts) = (self.parts.group, self.parts.counts);
+        let dtype = values.dtype().unwrap_or(DType::U8);
+        let mut slices = Vec::new();
+        values.visit(&mut |bytes| slices.push(RawSlice::of_mut(bytes)));
+        let &[input] = &slices[..] else {
+            let (what, got) = ("slices of reduce_scatter_in_place", slices.len());
+            let remedy = "pass one slice; several reductions in place are several calls";
+            return Err(Error::Length { what, got, expected: 1, remedy });
+        };
+        let size = dtype.size_bytes();
+        let own = counts.get(group.rank().index()).copied().unwrap_or_default();
+        let (request, layout) =
+            group.reduce_scatter_request(dtype, input.len_bytes() / size, own, Some(counts), op.into())?;
+        let start: usize = counts[..group.rank().index()].iter().sum();
+        let buffers = Buffers {
+            inputs: vec![input],
+            outputs: vec![input.part(start * size..(start + own) * size)],
+            counts: layout,
+            user: None,
+            use_of_inputs: UseOfInputs::Result,
+        };
+        group.begin(self.parts.tag_request(request), buffers, values)
     }
 
     /// Starts [`Parts::gather`].

@@ -5,7 +5,7 @@ use distribute_device::{DType, Element};
 use super::pairs::{receiving, sending};
 use super::{ProcessGroup, Request, Work};
 use crate::call::{Call, Kind, Reducing};
-use crate::engine::memory::{Buffers, Counts, OwnedBuffers, RawSlice};
+use crate::engine::memory::{Buffers, Counts, OwnedBuffers, RawSlice, UseOfInputs};
 use crate::{Rank, ReduceOp, Result};
 
 /// The asynchronous operations of [`ProcessGroup`]. Each takes ownership of the memory, works on it while the caller
@@ -178,7 +178,7 @@ impl ProcessGroup {
             outputs: vec![RawSlice::of_mut(bytemuck::cast_slice_mut(output))],
             counts,
             user: None,
-            inputs_are_spare: true,
+            use_of_inputs: UseOfInputs::Spare,
         };
         self.begin(request, buffers, owned)
     }

@@ -25,8 +25,8 @@ fn all_ways(body: impl Fn(&str, &[ProcessGroup])) {
     body("two processes of two", &groups(2, 2, &quick()));
 }
 
-/// Checks that every rank's result of `op` by all-reduce, the root's by reduce and every rank's part by reduce-scatter
-/// are equal to `expected`, bit for bit.
+/// Checks that every rank's result of `op` by all-reduce, the root's by reduce and every rank's part by reduce-scatter,
+/// also in place, are equal to `expected`, bit for bit.
 fn check<T: Element>(way: &str, groups: &[ProcessGroup], op: ReduceOp, values: &[Vec<T>], expected: &[T]) {
     let ranks = groups.len();
     let results = each(groups, |group| {
@@ -40,11 +40,15 @@ fn check<T: Element>(way: &str, groups: &[ProcessGroup], op: ReduceOp, values: &
         let repeated: Vec<T> = (0..ranks).flat_map(|_| mine.clone()).collect();
         let mut part = vec![T::default(); mine.len()];
         group.reduce_scatter(&repeated, &mut part, op).unwrap();
+        let counts = vec![mine.len(); ranks];
+        let in_place = group.parts(&counts).start().reduce_scatter_in_place(repeated, op).unwrap().wait().unwrap();
+        let in_place = in_place[me * mine.len()..(me + 1) * mine.len()].to_vec();
         let reduced = if group.rank() == root { reduced } else { expected.to_vec() };
-        [all, reduced, part]
+        [all, reduced, part, in_place]
     });
     for (rank, results) in results.iter().enumerate() {
-        for (what, result) in ["all_reduce", "reduce", "reduce_scatter"].iter().zip(results) {
+        for (what, result) in ["all_reduce", "reduce", "reduce_scatter", "reduce_scatter in place"].iter().zip(results)
+        {
             for (index, (got, want)) in result.iter().zip(expected).enumerate() {
                 assert_eq!(
                     bytes_of(got),

@@ -310,6 +310,9 @@ fn check_exchanges(processes: usize, local: usize, scale: usize, options: &Optio
         assert_eq!(output, want);
         let work = group.parts(&counts).start().reduce_scatter(input, output, ReduceOp::Sum).unwrap();
         assert_eq!(work.wait().unwrap()[1], want);
+        let values: Vec<i64> = (0..total).map(|index| value(me, index)).collect();
+        let work = group.parts(&counts).start().reduce_scatter_in_place(values, ReduceOp::Sum).unwrap();
+        assert_eq!(work.wait().unwrap()[start..start + counts[me]], want);
 
         // Row 5 on all ranks, row `me` only on this one, and none on the last one.
         let last = world - 1;
@@ -415,6 +418,24 @@ fn reductions_of_the_callers_own_run_over_every_transport() {
             assert!(error.contains("band of f32 values is not defined"), "{error}");
         });
     }
+}
+
+#[test]
+fn reductions_in_place_and_apart_are_not_mixed_in_a_process() {
+    let errors = each(&groups(1, 2, &quick()), |group| {
+        let (parts, values) = (group.parts(&[1, 2]), vec![1u8; 3]);
+        if group.rank().0 == 0 {
+            let values: Box<[u8]> = values.into();
+            parts.start().reduce_scatter_in_place(values, ReduceOp::Sum).unwrap().wait().unwrap_err()
+        } else {
+            parts.start().reduce_scatter(values, vec![0; 2], ReduceOp::Sum).unwrap().wait().unwrap_err()
+        }
+    });
+    assert!(errors.iter().all(|error| matches!(error, Error::Mismatch { .. })), "{errors:?}");
+    let group = ProcessGroup::local(1).unwrap().remove(0);
+    let two = [vec![1u8], vec![2]];
+    let error = group.parts(&[2]).start().reduce_scatter_in_place(two, ReduceOp::Sum).unwrap_err().to_string();
+    assert!(error.contains("got 2 elements, expected 1; pass one slice"), "{error}");
 }
 
 #[test]

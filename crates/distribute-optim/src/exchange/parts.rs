@@ -6,6 +6,7 @@
 //! Gradients that a replica does not have when their turn comes hold up those that follow, until its backward ends.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
@@ -17,7 +18,7 @@ use distribute_strategy::{ReplicaContext, ShardGroups};
 use distribute_types::with_dtype;
 use distribute_values::TensorStorage;
 
-use super::StepFlags;
+use super::{StepFlags, WholeGradient};
 use crate::gradient::Reduced;
 use crate::library::dtype;
 use crate::shard_layout::tag;
@@ -253,8 +254,8 @@ impl<L: TensorLibrary> PartsStep<L> {
         let layout = variable.layout().ok_or_else(|| elsewhere(variable.name()))?;
         let reduction: Box<dyn Reduction<L>> = with_dtype!(dtype::<L>(&variable.components()[0])?, T => {
             let whole = match gradient {
-                Some(gradient) => gradient.into_elements::<T>()?,
-                None => vec![T::default(); layout.len()],
+                Some(gradient) => WholeGradient::<L, T>::new(gradient)?,
+                None => WholeGradient::Elements(vec![T::default(); layout.len()]),
             };
             Box::new(Stage::begin(self.groups.reductions(), tag(variable.name()), layout, whole)?)
         });
@@ -321,9 +322,9 @@ trait Reduction<L: TensorLibrary>: Send {
 }
 
 /// The stages of a reduction.
-enum Stage<T: Element> {
-    /// The sum over the shard group is on its way.
-    Scattering { work: Work<[Vec<T>; 2]>, bytes: usize },
+enum Stage<L: TensorLibrary, T: Element> {
+    /// The sum over the shard group is on its way; this replica's part will be in `own`.
+    Scattering { work: Work<WholeGradient<L, T>>, own: Range<usize>, bytes: usize },
     /// This replica's part of it.
     Settled(Vec<T>),
     /// The sum over mirrors is on its way.
@@ -332,36 +333,33 @@ enum Stage<T: Element> {
     Failed,
 }
 
-impl<T: Element> Stage<T> {
+impl<L: TensorLibrary, T: Element> Stage<L, T> {
     fn begin(
         group: &ProcessGroup,
         tag: u32,
         layout: &ShardLayout,
-        whole: Vec<T>,
-    ) -> Result<Stage<T>, distribute_collectives::Error> {
-        let counts = layout.counts();
-        let own = vec![T::default(); counts[group.rank().index()]];
-        let bytes = size_of_val(&whole[..]);
-        let work = group.parts(&counts).tag(tag).start().reduce_scatter(whole, own, ReduceOp::Sum)?;
-        Ok(Stage::Scattering { work, bytes })
+        whole: WholeGradient<L, T>,
+    ) -> Result<Stage<L, T>, distribute_collectives::Error> {
+        let bytes = layout.len() * size_of::<T>();
+        let work = group.parts(&layout.counts()).tag(tag).start().reduce_scatter_in_place(whole, ReduceOp::Sum)?;
+        Ok(Stage::Scattering { work, own: layout.range(group.rank().index()), bytes })
     }
 }
 
-impl<L: TensorLibrary, T: Element> Reduction<L> for Stage<T> {
+impl<L: TensorLibrary, T: Element> Reduction<L> for Stage<L, T> {
     fn bytes(&self) -> usize {
         if let Stage::Scattering { bytes, .. } = self { *bytes } else { 0 }
     }
 
     fn settle_until(&mut self, deadline: Option<Instant>) -> Result<bool, distribute_collectives::Error> {
-        let Stage::Scattering { work, .. } = self else { return Ok(true) };
+        let Stage::Scattering { work, own, .. } = self else { return Ok(true) };
         if !work.is_done() {
             let Some(deadline) = deadline else { return Ok(false) };
             let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
             loop {
                 match Pin::new(&mut *work).poll(&mut Context::from_waker(&waker)) {
                     Poll::Ready(outcome) => {
-                        let [_, own] = outcome?;
-                        *self = Stage::Settled(own);
+                        *self = Stage::Settled(outcome?.elements(own.clone()));
                         return Ok(true);
                     }
                     Poll::Pending => match deadline.checked_duration_since(Instant::now()) {
@@ -377,10 +375,7 @@ impl<L: TensorLibrary, T: Element> Reduction<L> for Stage<T> {
 
     fn settle(&mut self) -> Result<(), distribute_collectives::Error> {
         *self = match std::mem::replace(self, Stage::Failed) {
-            Stage::Scattering { work, .. } => {
-                let [_, own] = work.wait()?;
-                Stage::Settled(own)
-            }
+            Stage::Scattering { work, own, .. } => Stage::Settled(work.wait()?.elements(own)),
             later => later,
         };
         Ok(())
@@ -434,7 +429,8 @@ mod tests {
             if context.replica_id() == 1 {
                 context.barrier()?;
             }
-            let mut stage = Stage::begin(groups.reductions(), 7, &layout, whole)?;
+            let whole = WholeGradient::Elements(whole);
+            let mut stage = Stage::<Host, f32>::begin(groups.reductions(), 7, &layout, whole)?;
             let reduction: &mut dyn Reduction<Host> = &mut stage;
             if context.replica_id() == 0 {
                 assert_eq!(reduction.bytes(), 12);

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::{Buffers, RawSlice, Staging, locate};
+use super::{Buffers, RawSlice, Staging, UseOfInputs, locate};
 use crate::call::Kind;
 use crate::engine::phases::Phase;
 use crate::engine::plan::LocalPlan;
@@ -182,15 +182,20 @@ impl LocalPlan {
             let owner = self.owner(start);
             let end = if self.staging.is_some() { range.end } else { range.end.min(self.starts[owner + 1]) };
             let bytes = self.bytes(&(start..end));
-            let sources: Vec<&[u8]> = self
-                .ranks
-                .iter()
-                // SAFETY: inputs are only read, and their owner waits.
-                .map(|rank| unsafe { rank.inputs[0].bytes(bytes.clone()) })
-                .collect();
             match &self.staging {
-                Some(staging) => self.accumulate(staging, &sources, &(start..end)),
+                Some(staging) => self.accumulate(staging, &self.sources(&bytes), &(start..end)),
+                None if self.ranks[0].use_of_inputs == UseOfInputs::Result => {
+                    let mut buffers: Vec<&mut [u8]> = self
+                        .ranks
+                        .iter()
+                        // SAFETY: all ranks allow their inputs to be overwritten (compared in their calls), these are
+                        // distinct, and this chunk was handed out to this thread alone while every owner waits.
+                        .map(|rank| unsafe { rank.inputs[0].bytes_mut(bytes.clone()) })
+                        .collect();
+                    self.combiner.reduce_in_place(self.call.dtype, self.divisor, Keep::One(owner), &mut buffers);
+                }
                 None => {
+                    let sources = self.sources(&bytes);
                     let bytes = self.bytes(&(start - self.starts[owner]..end - self.starts[owner]));
                     // SAFETY: outputs hold one part (checked by the caller) and this chunk was handed out to this
                     // thread alone.
@@ -200,6 +205,12 @@ impl LocalPlan {
             }
             start = end;
         }
+    }
+
+    /// Returns some bytes of every local rank's input.
+    fn sources(&self, bytes: &Range<usize>) -> Vec<&[u8]> {
+        // SAFETY: inputs are only read in this phase, and their owner waits.
+        self.ranks.iter().map(|rank| unsafe { rank.inputs[0].bytes(bytes.clone()) }).collect()
     }
 
     /// Reduce-scatter across processes: copies each local rank's part out of the staging memory.
