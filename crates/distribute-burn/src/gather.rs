@@ -90,20 +90,27 @@ impl Gathers {
     ) -> distribute_strategy::Result<FlexTensor> {
         let pending = {
             let mut order = self.order.lock();
+            let spare = self.spare_of(groups);
             let pending = match order.ahead.take() {
                 Some(ahead) if ahead.index == copy.index && ahead.version == copy.value.version() => ahead.pending,
                 // Something else is used than was expected.
-                _ => start(copy, layout, groups, &self.spare)?,
+                _ => start(copy, layout, groups, &spare)?,
             };
             if let Some(next) = order.advance(copy.index)
                 && let Some(layout) = &next.layout
+                && groups.overlap()
             {
                 let (index, version) = (next.index, next.value.version());
-                order.ahead = Some(Ahead { index, version, pending: start(&next, layout, groups, &self.spare)? });
+                order.ahead = Some(Ahead { index, version, pending: start(&next, layout, groups, &spare)? });
             }
             pending
         };
         Ok(pending()?)
+    }
+
+    /// Returns where the memory of weights goes when they are dropped: if nothing overlaps, nowhere, for least memory.
+    fn spare_of(&self, groups: &ShardGroups) -> Arc<Spare> {
+        if groups.overlap() { self.spare.clone() } else { Arc::default() }
     }
 
     /// Ends a step: its order is what the next one is expected to repeat. Nothing that was gathered before an update is

@@ -61,6 +61,7 @@ pub struct FullyShardedBuilder {
     hybrid: bool,
     shard_over: Option<usize>,
     mirror_below: Option<usize>,
+    in_turn: bool,
 }
 
 impl FullyShardedBuilder {
@@ -127,6 +128,25 @@ impl FullyShardedBuilder {
         self
     }
 
+    /// Sets whether the parameter that is used next is gathered, and gradients are reduced, while the model computes.
+    /// Without, a step takes longer, and a replica needs the least memory: its parts, and one whole parameter and one
+    /// whole gradient in moments. Default: true.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_strategy::FullyShardedStrategy;
+    /// let strategy = FullyShardedStrategy::builder().devices(["CPU:0", "CPU:1"]).overlap(false).build()?;
+    /// assert!(!strategy.sharding().expect("this strategy shards").overlap);
+    /// # Ok::<(), distribute_strategy::Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// `limit_all_gathers` and `backward_prefetch` of `torch.distributed.fsdp.FullyShardedDataParallel`.
+    pub fn overlap(mut self, overlap: bool) -> Self {
+        self.in_turn = !overlap;
+        self
+    }
+
     /// Makes each `ranks` neighbours in the list of devices one tensor group, which is one replica, as
     /// [`MirroredBuilder::tensor_parallel`](crate::MirroredBuilder::tensor_parallel) does. Parameters, and the parts of
     /// those that are split among the ranks, are sharded over the replicas. Default: 1.
@@ -154,7 +174,7 @@ impl FullyShardedBuilder {
     pub fn build(mut self) -> Result<Strategy> {
         let (replicas, cluster) = std::mem::take(&mut self.workers).join("FullyShardedStrategy")?;
         let sharding = self.sharding(&replicas)?;
-        replicas.shard(sharding.parts)?;
+        replicas.shard(sharding)?;
         Ok(Strategy::new(FullyShardedStrategy { replicas, cluster, sharding }))
     }
 
@@ -167,6 +187,7 @@ impl FullyShardedBuilder {
             hybrid: u64::from(self.hybrid),
             shard_over: self.shard_over.map_or(u64::MAX, |replicas| replicas as u64),
             mirror_below: mirror_below as u64,
+            in_turn: u64::from(self.in_turn),
         };
         let groups = replicas.groups();
         let all = on_local_ranks::<_, Error>(&groups, |_, group| {
@@ -185,7 +206,7 @@ impl FullyShardedBuilder {
         }
         let hosts: Vec<u64> = all.iter().map(|settings| settings.host).collect();
         let parts = parts(&hosts, self.hybrid, self.shard_over)?;
-        Ok(Sharding { parts, mirrors: hosts.len() / parts, mirror_below })
+        Ok(Sharding { parts, mirrors: hosts.len() / parts, mirror_below, overlap: !self.in_turn })
     }
 }
 
@@ -197,18 +218,19 @@ struct Settings {
     hybrid: u64,
     shard_over: u64,
     mirror_below: u64,
+    in_turn: u64,
 }
 
 impl Settings {
-    const LEN: usize = 4;
+    const LEN: usize = 5;
 
     fn numbers(self) -> [u64; Settings::LEN] {
-        [self.host, self.hybrid, self.shard_over, self.mirror_below]
+        [self.host, self.hybrid, self.shard_over, self.mirror_below, self.in_turn]
     }
 
     fn from_numbers(numbers: &[u64]) -> Settings {
         let at = |index: usize| numbers.get(index).copied().unwrap_or_default();
-        Settings { host: at(0), hybrid: at(1), shard_over: at(2), mirror_below: at(3) }
+        Settings { host: at(0), hybrid: at(1), shard_over: at(2), mirror_below: at(3), in_turn: at(4) }
     }
 
     /// Returns what must be equal on all processes.
@@ -218,7 +240,8 @@ impl Settings {
             u64::MAX => "sharded over all replicas".to_owned(),
             replicas => format!("sharded over {replicas} replicas"),
         };
-        format!("parameters are {over} and mirrored below {} elements", self.mirror_below)
+        let overlap = if self.in_turn == 1 { "without" } else { "with" };
+        format!("parameters are {over} and mirrored below {} elements, {overlap} overlap", self.mirror_below)
     }
 }
 

@@ -13,7 +13,7 @@ use crate::running::Running;
 use crate::settings::Settings;
 use crate::step_header::StepAgreement;
 use crate::waits::InputWait;
-use crate::{Error, Recoverable, Result, ShardGroups, Topology};
+use crate::{Error, Recoverable, Result, ShardGroups, Sharding, Topology};
 
 /// The replicas of this process: their devices, their threads and their ranks.
 pub struct Replicas {
@@ -48,7 +48,7 @@ pub struct Replicas {
 
 /// The groups of a strategy that shards parameters.
 struct LocalShardGroups {
-    parts: usize,
+    sharding: Sharding,
     /// By local replica.
     groups: Arc<Vec<Arc<ShardGroups>>>,
 }
@@ -175,11 +175,11 @@ impl Replicas {
         Ok(group)
     }
 
-    /// Creates the groups for parameters of `parts` parts. Every process calls this, outside runs.
-    pub(crate) fn shard(&self, parts: usize) -> Result<()> {
+    /// Creates the groups for sharded parameters. Every process calls this, outside runs.
+    pub(crate) fn shard(&self, sharding: Sharding) -> Result<()> {
         let groups = self.groups();
         let create = |group| -> Box<dyn FnOnce() -> Result<ShardGroups> + Send + '_> {
-            Box::new(move || ShardGroups::split(group, parts))
+            Box::new(move || ShardGroups::split(group, sharding.parts, sharding.overlap))
         };
         let created = self.threads.run(groups.iter().map(create).collect());
         let created = created.into_iter().enumerate().map(|(local, outcome)| {
@@ -190,7 +190,7 @@ impl Replicas {
             outcome.map_err(panicked)?.map(Arc::new)
         });
         let created = created.collect::<Result<Vec<_>>>()?;
-        *self.shard_groups.write() = Some(LocalShardGroups { parts, groups: Arc::new(created) });
+        *self.shard_groups.write() = Some(LocalShardGroups { sharding, groups: Arc::new(created) });
         Ok(())
     }
 
@@ -299,9 +299,9 @@ impl Replicas {
             *self.tensor_groups.write() = tensor;
             self.graph_groups.lock().fill(None);
             self.device_groups.lock().fill(None);
-            let parts = self.shard_groups.read().as_ref().map(|sharded| sharded.parts);
-            if let Some(parts) = parts {
-                self.shard(parts)?;
+            let sharding = self.shard_groups.read().as_ref().map(|sharded| sharded.sharding);
+            if let Some(sharding) = sharding {
+                self.shard(sharding)?;
             }
         }
         Ok(())

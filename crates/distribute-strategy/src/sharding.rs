@@ -20,6 +20,8 @@ pub struct Sharding {
     pub mirrors: usize,
     /// Variables with fewer elements are not sharded; every replica has a copy.
     pub mirror_below: usize,
+    /// Whether parameters are gathered before their use, and gradients reduced, while the model computes.
+    pub overlap: bool,
 }
 
 impl Sharding {
@@ -51,11 +53,12 @@ pub struct ShardGroups {
     gathers: ProcessGroup,
     reductions: ProcessGroup,
     mirrors: Option<ProcessGroup>,
+    overlap: bool,
 }
 
 impl ShardGroups {
     /// Creates this replica's groups. Every replica calls this, each on a thread of its own.
-    pub(crate) fn split(all: &ProcessGroup, parts: usize) -> Result<ShardGroups> {
+    pub(crate) fn split(all: &ProcessGroup, parts: usize, overlap: bool) -> Result<ShardGroups> {
         let me = all.rank().index();
         let (part, group) = (number(me % parts)?, number(me / parts)?);
         // The parent's order is kept, so that the rank in a shard group is the part.
@@ -72,7 +75,7 @@ impl ShardGroups {
             true => Some(member(all.split(Some(part), 0)?)?),
             false => None,
         };
-        Ok(ShardGroups { gathers, reductions, mirrors })
+        Ok(ShardGroups { gathers, reductions, mirrors, overlap })
     }
 
     /// Returns the rank in the group of the replicas that hold the other parts, for gathering parameters. The rank is
@@ -90,6 +93,12 @@ impl ShardGroups {
     /// is one shard group. The rank is the number of the shard group.
     pub fn mirrors(&self) -> Option<&ProcessGroup> {
         self.mirrors.as_ref()
+    }
+
+    /// Returns whether parameters are gathered before their use, and gradients reduced, while the model computes; see
+    /// [`Sharding::overlap`].
+    pub fn overlap(&self) -> bool {
+        self.overlap
     }
 
     fn all(&self) -> impl Iterator<Item = &ProcessGroup> {

@@ -176,6 +176,7 @@ fn arrangements(flags: &Flags, library: Library, model: Model) -> Result<Vec<Arr
         Api::All if model == Model::Wide => vec![
             ("workers", "MultiWorkerMirrored", processes, processes),
             ("sharded", "FullySharded", processes, processes),
+            ("sharded-in-turn", "FullySharded, overlap(false)", processes, processes),
         ],
         Api::All => {
             let mut all = vec![
@@ -345,6 +346,7 @@ fn strategy_of(arrangement: &str) -> Result<Strategy, String> {
         "one" => MirroredStrategy::builder().build(),
         name if name.starts_with("workers") => MultiWorkerMirroredStrategy::builder().build(),
         "sharded" => FullyShardedStrategy::builder().build(),
+        "sharded-in-turn" => FullyShardedStrategy::builder().overlap(false).build(),
         _ => MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build(),
     }
     .map_err(text)

@@ -51,18 +51,18 @@ fn peak(strategy: &Strategy) -> usize {
 /// The most bytes of gradients that are on their way to other replicas at once.
 const ON_THE_WAY: usize = 16 << 20;
 
-/// Parameters, gradients and Adam's two slots: 1/w of them on each of w replicas, the weight that is used and the next,
-/// and gradients on their way.
+/// Parameters, gradients and Adam's two slots: 1/w of them on each of w replicas; a whole weight and a whole gradient;
+/// with overlap also the next weight, in place of a gradient, and gradients on their way.
 #[test]
 fn each_replica_holds_its_share_and_two_layers() {
     let devices = |replicas: usize| (0..replicas).map(|cpu| format!("CPU:{cpu}")).collect::<Vec<String>>();
     let mirrored = peak(&MirroredStrategy::builder().devices(devices(2)).build().unwrap()) / 2;
     assert!(mirrored >= 4 * LAYERS * LAYER, "{mirrored}");
-    for replicas in [2, 4] {
-        let strategy = FullyShardedStrategy::builder().devices(devices(replicas)).build().unwrap();
+    for (replicas, overlap) in [(2, true), (4, true), (2, false), (4, false)] {
+        let strategy = FullyShardedStrategy::builder().devices(devices(replicas)).overlap(overlap).build().unwrap();
         let each = peak(&strategy) / replicas;
-        let allowed = mirrored / replicas + 2 * LAYER + ON_THE_WAY;
-        println!("{replicas} replicas: {each} bytes each, {allowed} allowed, {mirrored} mirrored");
+        let allowed = mirrored / replicas + 2 * LAYER + if overlap { ON_THE_WAY } else { 0 };
+        println!("{replicas} replicas, overlap {overlap}: {each} bytes each, {allowed} allowed, {mirrored} mirrored");
         assert!(each <= allowed, "{replicas} replicas hold {each} bytes each, more than {allowed}");
     }
 }

@@ -310,12 +310,16 @@ impl Unit {
 
     /// Brings the parameters into memory.
     fn hold(&self, replica: &Replica, groups: &ShardGroups) -> Result<(), distribute_strategy::Error> {
-        self.prefetch(replica, groups)?;
+        self.start(replica, groups)?;
         self.leaves().iter().try_for_each(|leaf| leaf.take())
     }
 
-    /// Starts to bring the parameters into memory.
+    /// Starts to bring the parameters of the block that is used next into memory.
     fn prefetch(&self, replica: &Replica, groups: &ShardGroups) -> Result<(), distribute_strategy::Error> {
+        if groups.overlap() { self.start(replica, groups) } else { Ok(()) }
+    }
+
+    fn start(&self, replica: &Replica, groups: &ShardGroups) -> Result<(), distribute_strategy::Error> {
         self.leaves().iter().try_for_each(|leaf| leaf.start(replica, groups))
     }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use distribute_collectives::{ProcessGroup, Rank, ReduceOp, Work};
+use distribute_collectives::{OwnedBuffers, ProcessGroup, Rank, ReduceOp, Work};
 use distribute_device::Element;
 use distribute_strategy::{ReplicaContext, ShardGroups};
 use distribute_types::with_dtype;
@@ -20,7 +20,7 @@ use distribute_values::TensorStorage;
 
 use super::{StepFlags, WholeGradient};
 use crate::gradient::Reduced;
-use crate::library::dtype;
+use crate::library::{dtype, len};
 use crate::shard_layout::tag;
 use crate::sharding::elsewhere;
 use crate::{Parameters, ShardLayout, TensorLibrary, Variable};
@@ -42,8 +42,8 @@ pub(crate) struct PartsStep<L: TensorLibrary> {
     told: Vec<Work<Vec<u32>>>,
     /// The number of reductions, from the first on, whose whole gradient is freed.
     settled: usize,
-    /// Until when this step may wait for earlier reductions before it starts another.
-    patience: Duration,
+    /// Whether this step waits if too many whole gradients are in memory.
+    waits: bool,
 }
 
 enum Order {
@@ -63,18 +63,28 @@ enum Turn {
     Over,
 }
 
+impl Turn {
+    fn announced(announcement: &[u32]) -> Turn {
+        match announcement.first() {
+            Some(index) if *index != END => Turn::Of(*index as usize),
+            _ => Turn::Over,
+        }
+    }
+}
+
 /// Ends the announcements.
 const END: u32 = u32::MAX;
 
-/// Number of whole gradients that may be on their way while the next is computed; more would let a fast backward keep
-/// all of them.
+/// Number of whole gradients that may be on their way while the next is computed, if communication overlaps with that;
+/// more would let a fast backward keep all of them.
 const ON_THE_WAY: usize = 1;
 
 /// Bytes of whole gradients that may be on their way at once if they are more than [`ON_THE_WAY`].
 const BYTES_ON_THE_WAY: usize = 16 << 20;
 
-/// The time that one step may wait, in all, because too many gradients are on their way. A peer whose backward does not
-/// produce one of them may wait for this replica meanwhile, so the memory bound yields to progress.
+/// The time for which a step waits because too many gradients are in memory. A peer whose backward does not produce one
+/// of them may wait for this replica meanwhile, so the memory bound yields to progress: after a wait in vain, a step
+/// waits no more.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl<L: TensorLibrary> PartsStep<L> {
@@ -101,7 +111,7 @@ impl<L: TensorLibrary> PartsStep<L> {
             launched: Vec::new(),
             told: Vec::new(),
             settled: 0,
-            patience: PATIENCE,
+            waits: true,
         };
         step.listen()?;
         Ok(Some(step))
@@ -124,6 +134,7 @@ impl<L: TensorLibrary> PartsStep<L> {
             self.launch(index, Some(gradient))?;
         } else {
             self.waiting.insert(index, gradient);
+            self.hear()?;
             while let Some(next) = self.next(false)?.filter(|next| self.waiting.contains_key(next)) {
                 let gradient = self.waiting.remove(&next);
                 self.launch(next, gradient)?;
@@ -215,16 +226,37 @@ impl<L: TensorLibrary> PartsStep<L> {
                 return Ok(None);
             }
             let Turn::Pending(work) = std::mem::replace(turn, Turn::Over) else { return Ok(None) };
-            let announced = work.wait()?;
-            let index = announced.first().copied().unwrap_or(END);
-            if index != END {
-                *turn = Turn::Of(index as usize);
-            }
+            *turn = Turn::announced(&work.wait()?);
         }
         Ok(match turn {
             Turn::Of(index) => Some(*index),
             _ => None,
         })
+    }
+
+    /// Waits a while for the announcement of the next variable if too many gradients wait for it.
+    fn hear(&mut self) -> Result<(), L::Error> {
+        let mut bytes = 0;
+        for gradient in self.waiting.values() {
+            bytes += len::<L>(gradient) * dtype::<L>(gradient)?.size_bytes();
+        }
+        let is_much = self.is_much(self.waiting.len(), bytes);
+        let Order::Announced(turn) = &mut self.order else { return Ok(()) };
+        if let (Turn::Pending(work), true) = (&mut *turn, is_much && self.waits) {
+            match poll_until(work, Some(Instant::now() + PATIENCE)) {
+                Some(announced) => *turn = Turn::announced(&announced?),
+                None => self.waits = false,
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns whether a number of whole gradients, of these bytes, is more than this step should keep in memory.
+    fn is_much(&self, count: usize, bytes: usize) -> bool {
+        match self.groups.overlap() {
+            true => count > ON_THE_WAY && bytes > BYTES_ON_THE_WAY,
+            false => count > 0,
+        }
     }
 
     /// Waits for the announcement of the next variable, on replicas other than the first, while the program continues.
@@ -274,17 +306,14 @@ impl<L: TensorLibrary> PartsStep<L> {
             let is_settled = reduction.settle_until(None)?;
             let on_the_way = &self.launched[self.settled..];
             let bytes: usize = on_the_way.iter().map(|(_, reduction)| reduction.bytes()).sum();
-            let is_much = on_the_way.len() > ON_THE_WAY && bytes > BYTES_ON_THE_WAY;
-            let may_wait = is_much && self.patience > Duration::ZERO;
-            if !is_settled && !may_wait {
-                break;
-            }
+            let may_wait = self.waits && self.is_much(on_the_way.len(), bytes);
             let Some((_, reduction)) = self.launched.get_mut(self.settled) else { break };
             if !is_settled {
-                let began = Instant::now();
-                let is_settled = reduction.settle_until(Some(began + self.patience))?;
-                self.patience = self.patience.saturating_sub(began.elapsed());
-                if !is_settled {
+                if !may_wait {
+                    break;
+                }
+                if !reduction.settle_until(Some(Instant::now() + PATIENCE))? {
+                    self.waits = false;
                     break;
                 }
             }
@@ -353,23 +382,8 @@ impl<L: TensorLibrary, T: Element> Reduction<L> for Stage<L, T> {
 
     fn settle_until(&mut self, deadline: Option<Instant>) -> Result<bool, distribute_collectives::Error> {
         let Stage::Scattering { work, own, .. } = self else { return Ok(true) };
-        if !work.is_done() {
-            let Some(deadline) = deadline else { return Ok(false) };
-            let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-            loop {
-                match Pin::new(&mut *work).poll(&mut Context::from_waker(&waker)) {
-                    Poll::Ready(outcome) => {
-                        *self = Stage::Settled(outcome?.elements(own.clone()));
-                        return Ok(true);
-                    }
-                    Poll::Pending => match deadline.checked_duration_since(Instant::now()) {
-                        Some(left) if !left.is_zero() => std::thread::park_timeout(left),
-                        _ => return Ok(false),
-                    },
-                }
-            }
-        }
-        Reduction::<L>::settle(self)?;
+        let Some(outcome) = poll_until(work, deadline) else { return Ok(false) };
+        *self = Stage::Settled(outcome?.elements(own.clone()));
         Ok(true)
     }
 
@@ -400,6 +414,26 @@ impl<L: TensorLibrary, T: Element> Reduction<L> for Stage<L, T> {
         };
         own.resize(part_len, T::default());
         Ok(component.of_elements(&component.shape(), own)?)
+    }
+}
+
+/// Waits for an operation, at most until then; `None` if it is not done, at once without a deadline.
+fn poll_until<B: OwnedBuffers>(
+    work: &mut Work<B>,
+    deadline: Option<Instant>,
+) -> Option<Result<B, distribute_collectives::Error>> {
+    if deadline.is_none() && !work.is_done() {
+        return None;
+    }
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    loop {
+        match Pin::new(&mut *work).poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(outcome) => return Some(outcome),
+            Poll::Pending => match deadline?.checked_duration_since(Instant::now()) {
+                Some(left) if !left.is_zero() => std::thread::park_timeout(left),
+                _ => return None,
+            },
+        }
     }
 }
 
