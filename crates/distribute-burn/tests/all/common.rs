@@ -45,8 +45,12 @@ pub(crate) fn mirrored(replicas: usize) -> Strategy {
 
 /// Shards every parameter, also small ones.
 pub(crate) fn sharded(replicas: usize) -> Strategy {
+    sharded_with(replicas, true)
+}
+
+pub(crate) fn sharded_with(replicas: usize, overlap: bool) -> Strategy {
     let devices = (0..replicas).map(|cpu| format!("CPU:{cpu}"));
-    FullyShardedStrategy::builder().devices(devices).mirror_below(1).build().unwrap()
+    FullyShardedStrategy::builder().devices(devices).mirror_below(1).overlap(overlap).build().unwrap()
 }
 
 /// A model of the tests: rows of 16 numbers or of 16 tokens in, logits of 4 classes out.

@@ -17,9 +17,13 @@ fn names(replicas: usize) -> Vec<String> {
 }
 
 fn sharded(replicas: usize, over: usize) -> Strategy {
+    sharded_with(replicas, over, true)
+}
+
+fn sharded_with(replicas: usize, over: usize, overlap: bool) -> Strategy {
     let communication = CommunicationOptions::default().timeout(Duration::from_secs(60));
     let builder = FullyShardedStrategy::builder().devices(names(replicas)).communication(communication);
-    builder.shard_over(over).mirror_below(3).build().unwrap()
+    builder.shard_over(over).overlap(overlap).mirror_below(3).build().unwrap()
 }
 
 fn mirrored(replicas: usize) -> Strategy {
@@ -101,11 +105,21 @@ fn close(one: &[(String, Vec<f32>)], other: &[(String, Vec<f32>)], tolerance: f3
 #[test]
 fn training_equals_that_with_whole_parameters() {
     for (what, build) in BUILDS {
-        for (replicas, over) in [(1, 1), (2, 2), (3, 3), (4, 4), (4, 2), (4, 1)] {
-            let (strategy, reference) = (sharded(replicas, over), mirrored(replicas));
+        for (replicas, over, overlap) in [
+            (1, 1, true),
+            (2, 2, true),
+            (3, 3, true),
+            (4, 4, true),
+            (4, 2, true),
+            (4, 1, true),
+            (2, 2, false),
+            (3, 3, false),
+            (4, 2, false),
+        ] {
+            let (strategy, reference) = (sharded_with(replicas, over, overlap), mirrored(replicas));
             let (model, optimizer) = trained(&strategy, build);
             let (whole, other) = trained(&reference, build);
-            let what = format!("{what}, {replicas} replicas, {over} parts");
+            let what = format!("{what}, {replicas} replicas, {over} parts, overlap {overlap}");
             let (got, expected) = (values(&strategy, &model, &optimizer), values(&reference, &whole, &other));
             // Sums of gradients are exact here; norms are sums in another order.
             let is_exact = !what.starts_with("global") && !what.starts_with("both");
@@ -151,7 +165,8 @@ fn variables_without_gradients_keep_their_values_and_may_get_one_later() {
             _ => &[],
         }
     };
-    for (replicas, over) in [(2, 2), (3, 3), (4, 2)] {
+    // Without overlap, a replica waits for a gradient that another one does not have, but not for long.
+    for (replicas, over, overlap) in [(2, 2, true), (3, 3, true), (4, 2, true), (2, 2, false)] {
         let run = |strategy: &Strategy| {
             let model = model(strategy);
             let optimizer = Adam::new(0.1).build(&model).unwrap();
@@ -164,7 +179,8 @@ fn variables_without_gradients_keep_their_values_and_may_get_one_later() {
             }
             values(strategy, &model, &optimizer)
         };
-        close(&run(&sharded(replicas, over)), &run(&mirrored(replicas)), 0.0, &format!("{replicas}, {over}"));
+        let strategy = sharded_with(replicas, over, overlap);
+        close(&run(&strategy), &run(&mirrored(replicas)), 0.0, &format!("{replicas}, {over}, overlap {overlap}"));
     }
 }
 

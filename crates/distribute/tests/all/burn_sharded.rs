@@ -14,12 +14,17 @@ fn alone(args: &[&str]) -> JobBuilder {
 }
 
 fn workers(count: u32, args: &[&str]) -> JobBuilder {
+    cluster(count, alone(args))
+}
+
+/// Gives the tasks of a job places in a cluster of workers.
+fn cluster(count: u32, job: JobBuilder) -> JobBuilder {
     let addresses = Ports::reserve(count as usize).unwrap().addresses();
     let config = move |rank| {
         let task = format!(r#"{{"type": "worker", "index": {rank}}}"#);
         vec![("TF_CONFIG".to_owned(), format!(r#"{{"cluster": {{"worker": {addresses:?}}}, "task": {task}}}"#))]
     };
-    alone(args).tasks(count).task_env(config)
+    job.tasks(count).task_env(config)
 }
 
 /// Runs the example; returns the losses of its steps.
@@ -74,6 +79,23 @@ fn a_checkpoint_of_four_processes_is_restored_by_two_and_by_one() {
     let mirrored = part(alone(&steps).arg("--mirrored"), "mirrored");
     assert_close(&four, &two);
     assert_close(&four, &mirrored);
+}
+
+/// Parameters, gradients and Adam's slots take 200 MB, which the limit on each process's data does not allow.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_model_that_does_not_fit_one_process_trains_on_four() {
+    const LIMIT_KIB: &str = "240000";
+    let program = target_binary("burn_fsdp_lm").unwrap();
+    let limited = || {
+        let shell = Job::builder("/bin/sh").args(["-c", "ulimit -d $0 && exec \"$@\"", LIMIT_KIB]).arg(&program);
+        shell.args(["--width", "512", "--layers", "4", "--context", "16", "--steps", "2"]).env("RAYON_NUM_THREADS", "1")
+    };
+    let one = limited().arg("--mirrored").start().unwrap().wait_all(DEADLINE).unwrap();
+    assert!(!one[0].success() && one[0].stderr.contains("memory allocation of"), "{one:?}");
+    let four = cluster(4, limited()).start().unwrap().wait_all(DEADLINE).unwrap();
+    assert!(four.iter().all(Outcome::success), "{four:?}");
+    assert!(four[0].stdout.contains("peak memory"), "{four:?}");
 }
 
 /// A frozen process makes the others wait in the gather of a weight, in forward or in backward; then it is killed.
