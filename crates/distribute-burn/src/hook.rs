@@ -79,7 +79,7 @@ pub(crate) fn around_backward<R>(backward: impl FnOnce() -> R) -> R {
 /// The tokens of this process, in the order of their depth. Models share them: each takes some kilobytes.
 static TOKENS: Mutex<Vec<DiffTensor>> = Mutex::new(Vec::new());
 
-fn tokens(count: usize) -> Vec<DiffTensor> {
+pub(crate) fn tokens(count: usize) -> Vec<DiffTensor> {
     let mut tokens = TOKENS.lock();
     while tokens.len() < count {
         let mut token = match tokens.last() {

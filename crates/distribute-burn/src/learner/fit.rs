@@ -13,14 +13,15 @@ use burn::train::{
     ValidLoader,
 };
 use distribute_collectives::ReduceOp;
-use distribute_strategy::Strategy;
+use distribute_strategy::{ReplicaContext, Strategy};
 use distribute_types::ErrorClass;
 use distribute_values::{Axis, PerReplica};
 use parking_lot::Mutex;
 
 use super::agreement::{Agreement, Round};
 use super::data::{Batch, Feed, shares};
-use super::replica::Replica;
+use super::replica::{Reduction, Replica};
+use super::watch::Meanwhile;
 use super::{DataParallel, start};
 use crate::statistics::{set_values, values_of};
 use crate::visit::describe;
@@ -132,6 +133,8 @@ struct Fit<'a, M: LearnerModel> {
     strategy: &'a Strategy,
     interrupter: &'a Interrupter,
     replicas: Vec<Mutex<Replica<M>>>,
+    /// The reduction of gradients while backward runs, if steps allow it.
+    meanwhile: Option<Meanwhile>,
     /// The training data of each replica.
     loaders: Vec<TrainLoader<M>>,
     /// The validation data of the chief.
@@ -166,6 +169,7 @@ impl<'a, M: LearnerModel> Fit<'a, M> {
             format!("epochs: {last}"),
             format!("steps whose gradients are accumulated: {}", components.accumulation),
             format!("loaders of their own for workers: {}", training.has_own_loaders),
+            format!("gradients reduced after backward: {}", training.reduces_after_backward),
         ];
         if !training.has_own_loaders {
             settings.push(format!("items of the training loader: {}", train.num_items()));
@@ -180,11 +184,19 @@ impl<'a, M: LearnerModel> Fit<'a, M> {
             Err(_) => untrained(&learner.model()),
         };
         let locals = strategy.num_local_replicas();
-        let replicas = (0..locals).map(|_| Ok(Mutex::new(Replica::new(&learner, &device, locals > 1)?)));
-        let replicas = replicas.collect::<Result<_>>()?;
+        let meanwhile = match training.reduces_after_backward {
+            true => None,
+            false => Meanwhile::new(strategy, &learner.model())?,
+        };
+        let replica = |local| {
+            let meanwhile = meanwhile.as_ref().map(|meanwhile| (meanwhile, local));
+            Ok(Mutex::new(Replica::new(&learner, &device, locals > 1, meanwhile)?))
+        };
+        let replicas = (0..locals).map(replica).collect::<Result<_>>()?;
         let loaders = shares(training, train, &device);
         let valid = valid.to_device(&device.inner());
-        let mut fit = Fit { strategy, interrupter, replicas, loaders, valid, items: 0, statistics, is_averaged };
+        let mut fit =
+            Fit { strategy, interrupter, replicas, meanwhile, loaders, valid, items: 0, statistics, is_averaged };
         fit.items = train.num_items() as u64;
         if training.has_own_loaders {
             let sum = fit.agreement().sum(Round { rows: fit.items, ..Round::default() })?;
@@ -265,15 +277,19 @@ impl<'a, M: LearnerModel> Fit<'a, M> {
         rows: u64,
         is_applied: bool,
     ) -> Result<Vec<Option<Output<M>>>> {
-        let outputs = self.strategy.run_with(PerReplica::new(batches), |context, batch| {
-            let mut replica = self.replicas[context.local_replica_id()].lock();
-            let output = batch.map(|batch| replica.train(batch, rows)).transpose()?;
-            if is_applied {
-                replica.apply(context)?;
+        let batches = PerReplica::new(batches);
+        let step = |context: &ReplicaContext, reduction: Reduction<'_>, batch| {
+            self.replicas[context.local_replica_id()].lock().step(context, reduction, batch, (rows, is_applied))
+        };
+        let outputs = match &self.meanwhile {
+            Some(meanwhile) => {
+                self.strategy.run_with((&meanwhile.optimizer, batches), |context, (optimizer, batch)| {
+                    step(context, Some((meanwhile, optimizer)), batch)
+                })
             }
-            Ok::<_, Error>(output)
-        })?;
-        Ok(outputs.into_values())
+            None => self.strategy.run_with(batches, |context, batch| step(context, None, batch)),
+        };
+        Ok(outputs?.into_values())
     }
 
     /// Validates on the chief. Returns whether that came to its end.

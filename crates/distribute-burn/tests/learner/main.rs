@@ -5,4 +5,5 @@ mod common;
 mod equality;
 mod failures;
 mod files;
+mod overlap;
 mod workers;
