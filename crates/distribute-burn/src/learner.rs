@@ -19,6 +19,8 @@
 //!   for bit.
 //! - **The number of steps.** Before each step workers exchange the number of their rows; an epoch ends when no replica
 //!   has any. A replica without rows contributes nothing to a step, and does not call the model.
+//! - **The optimizer's state,** under a strategy that shards: each large parameter is updated by one replica of a shard
+//!   group, whose optimizer has its state, and sent to the others. Parameters and gradients are whole on all replicas.
 //! - **Running statistics,** such as those of batch normalization, are averaged over replicas after each epoch.
 //!
 //! # What the chief does alone
@@ -42,6 +44,8 @@
 //!   instead, as are those of parameters of 16 bits and of models with LoRA. A step that begins to change them later is
 //!   an error: see [`DataParallel::reduce_after_backward`].
 //! - Strategies with tensor groups (`tensor_parallel`) are refused: the learner's models are not split.
+//! - Parameters are not sharded: burn's [`Learner`] holds its model. [`Trainer`](crate::Trainer) and
+//!   [`Model::optimizer`](crate::Model::optimizer) shard them.
 //! - With LoRA or another reparameterization, running statistics are not averaged: they are the first local replica's.
 //!
 //! # Examples
@@ -129,6 +133,7 @@ mod chief;
 mod data;
 mod fit;
 mod gradients;
+mod owners;
 mod replica;
 mod start;
 mod watch;

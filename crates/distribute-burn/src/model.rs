@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use burn::module::{Module, ParamId};
 use burn::tensor::Device;
 use distribute_optim::Trainable;
-use distribute_optim::backend::{Parameters, ShardLayout, Tape, Variable, check_and_share, compare};
+use distribute_optim::backend::{Parameters, Tape, Variable, check_and_share, compare};
 use distribute_strategy::{Recoverable, ReplicaArgs, Strategy, counted};
 use distribute_types::{FNV64, fnv1a_64};
 
@@ -102,10 +102,7 @@ fn copies(
             value: variable.components()[local].clone(),
             layout: variable.layout().cloned(),
             is_split: variable.tensor_split().is_some(),
-            parts: variable
-                .layout()
-                .and_then(|layout| parts(variable, layout, local % ranks, ranks))
-                .unwrap_or_default(),
+            parts: parts(variable, local % ranks, ranks).unwrap_or_default(),
             trained: trained.clone(),
             uses: uses.clone(),
         };
@@ -116,10 +113,10 @@ fn copies(
     copies
 }
 
-/// Returns the parts of a sharded variable in the order of its layout: of its slice, for the ranks at one place of their
-/// tensor groups. Returns `None` if this process lacks one.
-fn parts(variable: &Variable<Burn>, layout: &ShardLayout, place: usize, ranks: usize) -> Option<Vec<BurnTensor>> {
-    let components = variable.components();
+/// Returns the parts of a sharded variable in the order of its layout: of its slice, for the ranks at one place of
+/// their tensor groups. Returns `None` if it is not sharded, or if this process lacks one.
+fn parts(variable: &Variable<Burn>, place: usize, ranks: usize) -> Option<Vec<BurnTensor>> {
+    let (layout, components) = (variable.layout()?, variable.components());
     let component = |part: usize| {
         let mut of_place = (place..components.len()).step_by(ranks);
         of_place.find(|local| layout.part_of(*local) == part).map(|local| components[local].clone())

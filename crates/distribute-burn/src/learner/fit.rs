@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 
 use super::agreement::{Agreement, Round};
 use super::data::{Batch, Feed, shares};
+use super::owners::Owners;
 use super::replica::{Reduction, Replica};
 use super::watch::Meanwhile;
 use super::{DataParallel, start};
@@ -135,6 +136,8 @@ struct Fit<'a, M: LearnerModel> {
     replicas: Vec<Mutex<Replica<M>>>,
     /// The reduction of gradients while backward runs, if steps allow it.
     meanwhile: Option<Meanwhile>,
+    /// The owners of parameters, if the optimizer's state is in parts.
+    owners: Option<Arc<Owners>>,
     /// The training data of each replica.
     loaders: Vec<TrainLoader<M>>,
     /// The validation data of the chief.
@@ -188,15 +191,36 @@ impl<'a, M: LearnerModel> Fit<'a, M> {
             true => None,
             false => Meanwhile::new(strategy, &learner.model())?,
         };
+        let owners = Owners::new(strategy, &learner.model())?.map(Arc::new);
+        // Of a resumed state, a replica needs its part.
+        let resumed = match first > 1 && owners.is_some() {
+            true => Some(start::states(&learner, &components.store)?),
+            false => None,
+        };
         let replica = |local| {
+            let mut own = learner.clone();
+            if let (Some(owners), Some([_, state, _]), Some(sharding)) = (&owners, &resumed, strategy.sharding()) {
+                let part = sharding.part_of(strategy.topology().first_replica() + local);
+                own.load_optim(start::record(&owners.part_of_state(state, part)?)?);
+            }
             let meanwhile = meanwhile.as_ref().map(|meanwhile| (meanwhile, local));
-            Ok(Mutex::new(Replica::new(&learner, &device, locals > 1, meanwhile)?))
+            Ok(Mutex::new(Replica::new(&own, &device, locals > 1, meanwhile, owners.clone())?))
         };
         let replicas = (0..locals).map(replica).collect::<Result<_>>()?;
         let loaders = shares(training, train, &device);
         let valid = valid.to_device(&device.inner());
-        let mut fit =
-            Fit { strategy, interrupter, replicas, meanwhile, loaders, valid, items: 0, statistics, is_averaged };
+        let mut fit = Fit {
+            strategy,
+            interrupter,
+            replicas,
+            meanwhile,
+            owners,
+            loaders,
+            valid,
+            items: 0,
+            statistics,
+            is_averaged,
+        };
         fit.items = train.num_items() as u64;
         if training.has_own_loaders {
             let sum = fit.agreement().sum(Round { rows: fit.items, ..Round::default() })?;
@@ -331,12 +355,20 @@ impl<'a, M: LearnerModel> Fit<'a, M> {
         if components.checkpointer.is_some() || components.early_stopping.is_some() {
             components.events.flush();
         }
-        if self.agreement().sum(Round::default())?.is_none() {
-            return Ok(true);
-        }
+        let saves = Round { batches: u64::from(components.checkpointer.is_some()), ..Round::default() };
+        let Some(Round { batches: saves, .. }) = self.agreement().sum(saves)? else { return Ok(true) };
         let Components { store, checkpointer, early_stopping, .. } = components;
+        let mut learner = self.replicas[0].lock().learner.clone();
+        if saves > 0
+            && let Some(owners) = &self.owners
+        {
+            let learners = self.replicas.iter().map(|replica| replica.lock().learner.clone());
+            if let Some(state) = owners.whole_state(self.strategy, learners, store)? {
+                learner.load_optim(start::record(&state)?);
+            }
+        }
         if let Some(checkpointer) = checkpointer {
-            checkpointer.checkpoint(&self.replicas[0].lock().learner, epoch, store);
+            checkpointer.checkpoint(&learner, epoch, store);
         }
         let ends = early_stopping.as_mut().is_some_and(|early| early.should_stop(epoch, store));
         let round = self.agreement().sum(Round { ends: u64::from(ends), ..Round::default() })?;

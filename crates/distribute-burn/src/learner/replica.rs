@@ -1,6 +1,7 @@
 //! A replica: burn's learner, and the model that it trains.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
@@ -12,6 +13,7 @@ use distribute_strategy::ReplicaContext;
 
 use super::data::Batch;
 use super::gradients::Accumulated;
+use super::owners::Owners;
 use super::watch::Meanwhile;
 use crate::hook::replaced;
 use crate::tensor::{flex_of, tensor_on};
@@ -29,6 +31,8 @@ pub(super) struct Replica<M: LearnerModel> {
     watched: Option<M>,
     way: Way,
     gradients: Accumulated,
+    /// The owners of parameters, if the optimizer's state is in parts.
+    owners: Option<Arc<Owners>>,
 }
 
 /// When gradients are reduced.
@@ -53,6 +57,7 @@ impl<M: LearnerModel> Replica<M> {
         device: &Device,
         is_one_of_several: bool,
         meanwhile: Option<(&Meanwhile, usize)>,
+        owners: Option<Arc<Owners>>,
     ) -> Result<Replica<M>> {
         let mut learner = learner.clone();
         // Leaves of a graph of its own.
@@ -67,7 +72,7 @@ impl<M: LearnerModel> Replica<M> {
         let watched = meanwhile
             .map(|(meanwhile, local)| meanwhile.watched(own.clone().unwrap_or_else(|| learner.model()), local));
         let way = if watched.is_some() { Way::First { are_unchanged: true } } else { Way::After };
-        Ok(Replica { learner, own, watched, way, gradients: Accumulated::default() })
+        Ok(Replica { learner, own, watched, way, gradients: Accumulated::default(), owners })
     }
 
     /// Returns the model of the steps, with its running statistics.
@@ -103,14 +108,14 @@ impl<M: LearnerModel> Replica<M> {
             }
             optimizer.minimize_by(context, backward)?;
             let local = context.local_replica_id();
-            self.update(meanwhile.gradients(&self.learner.model(), local))?;
+            self.update(context, meanwhile.gradients(&self.learner.model(), local))?;
             meanwhile.store(&self.learner.model(), local)?;
             return Ok(output);
         }
         let output = batch.map(|batch| self.train(context, reduction, batch, weight)).transpose()?;
         if is_applied {
             let reduced = self.gradients.reduce(context, &self.model())?;
-            self.update(reduced)?;
+            self.update(context, reduced)?;
             self.decide(context, reduction)?;
         }
         Ok(output)
@@ -143,9 +148,17 @@ impl<M: LearnerModel> Replica<M> {
     }
 
     /// Makes a step of the optimizer, and brings the models of the steps up to date.
-    fn update(&mut self, reduced: GradientsParams) -> Result<()> {
+    fn update(&mut self, context: &ReplicaContext, reduced: GradientsParams) -> Result<()> {
         self.learner.lr_step();
-        self.learner.optimizer_step(reduced);
+        match &self.owners {
+            Some(owners) => {
+                self.learner.optimizer_step(owners.own(context, &self.learner.model(), reduced));
+                let values = owners.exchange(context, &self.learner.model())?;
+                let exchanged = self.learner.model().map(&mut Load { values, device: None });
+                self.learner.load_model(exchanged.into_record());
+            }
+            None => self.learner.optimizer_step(reduced),
+        }
         for model in [&mut self.own, &mut self.watched] {
             if let Some(old) = model.take() {
                 *model = Some(updated(old, &self.learner.model(), |is_trained| is_trained, None)?);

@@ -6,7 +6,7 @@
 //! [`Optimizer`] reduces. What the step gives back is compared with what was reported, since a program may change
 //! gradients: in the first step to find out whether it does, and in the later ones to refuse it.
 //!
-//! The end of backward is known only when the step returns. Once a gradient has come, `val` returns the parameter
+//! The end of backward is known only when the step returns. Once a gradient has arrived, `val` returns the parameter
 //! itself, where burn finds its gradient.
 
 use std::collections::{BTreeMap, HashMap};
@@ -107,7 +107,7 @@ impl Meanwhile {
 }
 
 /// Returns the trained parameters of a model, each once.
-fn trained<M: Module>(model: &M) -> Result<Vec<(ParamId, FlexTensor)>> {
+pub(super) fn trained<M: Module>(model: &M) -> Result<Vec<(ParamId, FlexTensor)>> {
     struct Trained(Result<Vec<(ParamId, FlexTensor)>>);
     impl ModuleVisitor for Trained {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
@@ -189,7 +189,7 @@ struct Parameter {
 /// The gradients that backward has reported in a step, without the replica's weight.
 pub(super) struct Taken {
     gradients: BTreeMap<usize, FlexTensor>,
-    /// Whether one has come after it was complete, from another backward.
+    /// Whether one arrived after it was complete, from another backward.
     is_repeated: bool,
 }
 
@@ -214,7 +214,7 @@ impl Watch {
         Taken { gradients, is_repeated }
     }
 
-    /// Counts a use, and returns its token; `None` if the parameter's gradient has come in this step.
+    /// Counts a use, and returns its token; `None` if the parameter's gradient has arrived in this step.
     fn begin(&self, index: usize) -> Option<&DiffTensor> {
         let mut step = self.step.lock();
         let parameter = step.of_parameters.entry(index).or_default();

@@ -6,4 +6,5 @@ mod equality;
 mod failures;
 mod files;
 mod overlap;
+mod sharded;
 mod workers;

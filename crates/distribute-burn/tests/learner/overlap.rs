@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 
 use crate::common::{INPUTS, Log, Row, assert_close, loader, rows};
 
-/// What a model's step does with its gradients.
+/// The way in which a step treats its gradients.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     /// It gives them back.
