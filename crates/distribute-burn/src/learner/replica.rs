@@ -184,16 +184,13 @@ impl<M: LearnerModel> Replica<M> {
 }
 
 /// Runs a model on a batch while its gradients are reduced.
-fn watched_step<M: LearnerModel, I>(
+fn watched_step<M: LearnerModel>(
     meanwhile: &Meanwhile,
     context: &ReplicaContext,
     model: &M,
-    batch: Batch<I>,
+    batch: Batch<<M as TrainStep>::Input>,
     weight: f64,
-) -> Result<<M as TrainStep>::Output>
-where
-    M: TrainStep<Input = I>,
-{
+) -> Result<<M as TrainStep>::Output> {
     let watch = &meanwhile.watches[context.local_replica_id()];
     watch.start(weight);
     let trained = TrainStep::step(model, batch.input);
