@@ -162,15 +162,6 @@ pub enum Error {
         /// The number of ranks.
         ranks: usize,
     },
-    /// A burn model was built under a strategy that both shards parameters and has tensor groups.
-    #[error(
-        "the strategy shards parameters and has groups of {ranks} tensor ranks; burn models do one of both: use \
-         FullyShardedStrategy without tensor_parallel, or MirroredStrategy with it"
-    )]
-    ShardedMesh {
-        /// The number of ranks of a tensor group.
-        ranks: usize,
-    },
     /// A model under a strategy with tensor groups has dropout, or another of burn's layers that draw random numbers.
     #[error(
         "layer {path:?} draws random numbers in training, and the ranks of a tensor group ({ranks} here) would draw \

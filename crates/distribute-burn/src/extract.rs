@@ -6,7 +6,7 @@ use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::Tensor;
 use burn_flex::FlexTensor;
 use distribute_device::BufferRef;
-use distribute_optim::backend::{ShardLayout, TensorSplit, Variable, scatter_whole};
+use distribute_optim::backend::{ShardLayout, TensorSplit, Variable, scatter_whole, scatter_wholes};
 use distribute_strategy::Strategy;
 use distribute_types::with_dtype;
 use distribute_values::TensorStorage;
@@ -95,10 +95,14 @@ fn variable(
     is_trained: bool,
 ) -> Result<Variable<Burn>> {
     let shape = value.layout().shape().as_slice().to_vec();
-    let layout = if described.is_statistic { None } else { ShardLayout::of(strategy, &shape) };
+    let ranks = strategy.tensor_parallel();
+    let split = split.map(|split| TensorSplit::new(&described.path, &shape, split.axis, split.blocks, ranks));
+    let split = split.transpose()?;
+    let of_rank = split.map_or_else(|| shape.clone(), |split| split.part_shape(&shape));
+    let layout = if described.is_statistic { None } else { ShardLayout::of(strategy, &of_rank) };
     let value = BurnTensor::new(value);
     let mut variable = match (layout, split) {
-        (Some(layout), _) => sharded(strategy, described, &layout, value)?,
+        (Some(layout), split) => sharded(strategy, described, (layout, split), value)?,
         (None, Some(split)) => divided(strategy, described, split, value)?,
         (None, None) => {
             let mut variable = Variable::new(described.path.clone(), described.is_statistic);
@@ -115,18 +119,32 @@ fn variable(
     Ok(variable)
 }
 
-/// Creates a variable of which each replica has a part.
+/// Creates a variable of which each replica has a part; if it is split among tensor ranks, each rank has a part of its
+/// slice.
 fn sharded(
     strategy: &Strategy,
     described: &Described,
-    layout: &ShardLayout,
+    (layout, split): (ShardLayout, Option<TensorSplit>),
     value: BurnTensor,
 ) -> Result<Variable<Burn>> {
-    let mut variable = Variable::sharded(described.path.clone(), layout.clone());
+    let (name, shape) = (described.path.as_str(), value.shape());
+    let mut variable = match split {
+        Some(split) => Variable::split_among(name, split),
+        None => Variable::new(name, false),
+    };
     with_dtype!(value.dtype()?, T => {
-        let whole: Vec<T> = if strategy.is_chief() { value.to_elements()? } else { Vec::new() };
-        drop(value);
-        for part in scatter_whole(strategy, &described.path, layout, whole)? {
+        let whole = if strategy.is_chief() { value.into_elements::<T>()? } else { Vec::new() };
+        let parts = match split {
+            Some(split) => {
+                let slice = |place| if whole.is_empty() { Vec::new() } else { split.cut(&whole, &shape, place) };
+                let slices = (0..split.parts()).map(slice).collect();
+                drop(whole);
+                scatter_wholes(strategy, name, &layout, slices)?
+            }
+            None => scatter_whole(strategy, name, &layout, whole)?,
+        };
+        variable = variable.with_sharded_parts(layout);
+        for part in parts {
             variable.push(BurnTensor::new(made(&[part.len()], BufferRef::from(&part[..]))?));
         }
     });
@@ -134,14 +152,18 @@ fn sharded(
 }
 
 /// Creates a variable of which each rank of a tensor group has a part.
-fn divided(strategy: &Strategy, described: &Described, split: Request, value: BurnTensor) -> Result<Variable<Burn>> {
-    let (shape, ranks) = (value.shape(), strategy.tensor_parallel());
-    let split = TensorSplit::new(&described.path, &shape, split.axis, split.blocks, ranks)?;
+fn divided(
+    strategy: &Strategy,
+    described: &Described,
+    split: TensorSplit,
+    value: BurnTensor,
+) -> Result<Variable<Burn>> {
+    let shape = value.shape();
     let mut variable = Variable::split_among(described.path.clone(), split);
     with_dtype!(value.dtype()?, T => {
         let whole = value.into_elements::<T>()?;
         for local in 0..strategy.num_local_replicas() {
-            let part = split.cut(&whole, &shape, local % ranks);
+            let part = split.cut(&whole, &shape, local % split.parts());
             variable.push(BurnTensor::new(made(&split.part_shape(&shape), BufferRef::from(&part[..]))?));
         }
     });

@@ -2,14 +2,19 @@
 //!
 //! The weight that follows in the order of the step before is gathered ahead. All replicas must gather in the same
 //! order, so whether something is gathered ahead depends on that order alone, never on time.
+//!
+//! Some of burn's operations keep a weight from forward to backward, others let it be gathered again, and which one
+//! burn takes can depend on the size of the batch, of which replicas may have different ones. So replicas compare what
+//! they keep before each backward. A weight that only some of them keep is gathered at once for the others.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 use burn_autodiff::NodeId;
 use burn_autodiff::checkpoint::retro_forward::RetroForward;
 use burn_autodiff::checkpoint::state::BackwardStates;
 use burn_flex::{FlexTensor, Layout};
-use distribute_collectives::Error as CollectiveError;
+use distribute_collectives::{Error as CollectiveError, ReduceOp};
 use distribute_device::BufferRef;
 use distribute_optim::backend::{Gathering, ShardLayout, start_gather};
 use distribute_strategy::{ShardGroups, get_replica_context, raise};
@@ -44,6 +49,8 @@ struct Order {
     copies: Vec<Weak<Copy>>,
     /// The weights that forward has gathered.
     live: Vec<(Weak<Copy>, Weak<burn_backend::Bytes>)>,
+    /// The weights that backward may ask for and that are not gathered then, once for each use.
+    held: HashMap<usize, Vec<FlexTensor>>,
     /// Whether a warning has named weights that forward keeps.
     warned: bool,
 }
@@ -71,6 +78,9 @@ impl Gathers {
     pub(crate) fn whole(&self, copy: &Arc<Copy>, layout: &ShardLayout, is_recorded: bool) -> FlexTensor {
         let Some(context) = get_replica_context() else { return assembled(copy, layout) };
         let Some(groups) = context.shard_groups() else { return assembled(copy, layout) };
+        if !is_recorded && let Some(held) = self.order.lock().held.get_mut(&copy.index).and_then(Vec::pop) {
+            return held;
+        }
         match self.gathered(copy, layout, &groups) {
             Ok(whole) => {
                 if is_recorded {
@@ -113,6 +123,48 @@ impl Gathers {
         if groups.overlap() { self.spare.clone() } else { Arc::default() }
     }
 
+    /// Prepares backward, for which all replicas must keep the same weights: see the module's documentation.
+    ///
+    /// A failure ends the replica: burn's interface has no place for an error.
+    pub(crate) fn begin_backward(&self) {
+        let groups = get_replica_context().and_then(|context| context.shard_groups());
+        if let Some(groups) = groups
+            && let Err(error) = self.agree_on_kept(&groups)
+        {
+            raise(error);
+        }
+        self.warn_of_kept();
+    }
+
+    /// Gathers the weights that some replicas keep and others do not.
+    fn agree_on_kept(&self, groups: &ShardGroups) -> distribute_strategy::Result<()> {
+        let mut order = self.order.lock();
+        // All replicas have gathered the same weights in the same order.
+        let live: Vec<_> = order.live.iter().map(|(copy, memory)| (copy.upgrade(), memory.upgrade())).collect();
+        if live.is_empty() {
+            return Ok(());
+        }
+        let is_kept = |is: bool| live.iter().map(move |(_, memory)| u8::from(memory.is_some() == is));
+        let flags: Vec<u8> = is_kept(true).chain(is_kept(false)).collect();
+        let some = groups.gathers().start().all_reduce(flags, ReduceOp::Max)?.wait()?;
+        let (kept, dropped) = some.split_at(live.len());
+        for ((copy, memory), _) in live.iter().zip(kept.iter().zip(dropped)).filter(|(_, flags)| *flags == (&1, &1)) {
+            let Some((copy, layout)) = copy.as_ref().and_then(|copy| Some((copy, copy.layout.as_ref()?))) else {
+                continue;
+            };
+            let gathered = start(copy, layout, groups, &self.spare_of(groups))?()?;
+            let weight = match memory {
+                Some(memory) => {
+                    let (shape, dtype) = (Layout::contiguous(layout.shape().to_vec().into()), gathered.dtype());
+                    FlexTensor::from_arc(memory.clone(), shape, dtype)
+                }
+                None => gathered,
+            };
+            order.held.entry(copy.index).or_default().push(weight);
+        }
+        Ok(())
+    }
+
     /// Ends a step: its order is what the next one is expected to repeat. Nothing that was gathered before an update is
     /// used after it.
     pub(crate) fn end_step(&self) {
@@ -120,6 +172,7 @@ impl Gathers {
         order.last = std::mem::take(&mut order.now);
         (order.expected, order.ahead) = (None, None);
         order.live.clear();
+        order.held.clear();
     }
 
     /// Forgets the gathers of a run that has failed, and what its group was about to gather.
@@ -128,10 +181,11 @@ impl Gathers {
         (order.expected, order.ahead) = (None, None);
         order.now.clear();
         order.live.clear();
+        order.held.clear();
     }
 
     /// Warns about weights that are still in memory at the end of the forward pass.
-    pub(crate) fn warn_of_kept(&self) {
+    fn warn_of_kept(&self) {
         let mut order = self.order.lock();
         let kept = order.live.iter().filter(|(_, memory)| memory.strong_count() > 0);
         let mut names: Vec<String> = kept.filter_map(|(copy, _)| Some(copy.upgrade()?.name.clone())).collect();
@@ -190,12 +244,12 @@ fn start(
 /// Returns the whole of a weight from the parts of this process, if it has all.
 fn assembled(copy: &Copy, layout: &ShardLayout) -> FlexTensor {
     let whole = || -> Result<FlexTensor> {
-        if copy.parts.len() < layout.parts() {
+        if copy.parts.is_empty() {
             return Err(Error::OutsideRun { name: copy.name.clone() });
         }
         with_dtype!(copy.value.dtype()?, T => {
             let mut whole: Vec<T> = Vec::with_capacity(layout.len());
-            for part in &copy.parts[..layout.parts()] {
+            for part in &copy.parts {
                 whole.extend(part.to_elements::<T>()?);
             }
             whole.truncate(layout.len());

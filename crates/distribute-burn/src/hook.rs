@@ -70,7 +70,7 @@ thread_local! {
 /// Runs a backward pass, and reports the gradients of parameters some uses of which the loss did not depend on.
 pub(crate) fn around_backward<R>(backward: impl FnOnce() -> R) -> R {
     let used = USED.take();
-    used.iter().for_each(|uses| uses.gathers.warn_of_kept());
+    used.iter().for_each(|uses| uses.gathers.begin_backward());
     let result = backward();
     used.iter().for_each(|uses| uses.end_backward());
     result
@@ -79,7 +79,7 @@ pub(crate) fn around_backward<R>(backward: impl FnOnce() -> R) -> R {
 /// The tokens of this process, in the order of their depth. Models share them: each takes some kilobytes.
 static TOKENS: Mutex<Vec<DiffTensor>> = Mutex::new(Vec::new());
 
-fn tokens(count: usize) -> Vec<DiffTensor> {
+pub(crate) fn tokens(count: usize) -> Vec<DiffTensor> {
     let mut tokens = TOKENS.lock();
     while tokens.len() < count {
         let mut token = match tokens.last() {
@@ -179,11 +179,12 @@ pub(crate) struct Copy {
     pub(crate) name: String,
     pub(crate) id: ParamId,
     pub(crate) value: BurnTensor,
-    /// How the variable is divided among replicas, if it is.
+    /// How the variable, or this rank's slice of it, is divided among replicas, if it is.
     pub(crate) layout: Option<ShardLayout>,
-    /// Whether the variable is split among the ranks of each tensor group; the value is then this rank's part.
+    /// Whether the variable is split among the ranks of each tensor group; the value is then this rank's slice, or a
+    /// part of that.
     pub(crate) is_split: bool,
-    /// The parts of all replicas of this process.
+    /// The parts in the order of the layout, of this rank's slice if it is split, if this process has all of them.
     pub(crate) parts: Vec<BurnTensor>,
     /// Whether gradients are computed for it.
     pub(crate) trained: Arc<AtomicBool>,
@@ -195,7 +196,7 @@ impl Copy {
         self.trained.load(Ordering::Acquire)
     }
 
-    /// Returns the whole value, for an operation that backward runs through or not.
+    /// Returns the whole value, or this rank's slice, for an operation that backward runs through or not.
     fn whole(self: &Arc<Copy>, is_recorded: bool) -> FlexTensor {
         match &self.layout {
             Some(layout) => given(self.index).unwrap_or_else(|| self.uses.gathers.whole(self, layout, is_recorded)),
@@ -312,7 +313,7 @@ impl Reparameterizer for Attach<'_> {
         let Some(copy) = self.copies.get(path) else { return (param, None) };
         let device = param.lazy_device();
         let is_tracked = copy.layout.is_some() || param.is_require_grad();
-        let shape = if copy.layout.is_some() { param.lazy_shape().as_slice().to_vec() } else { copy.value.shape() };
+        let shape = copy.layout.as_ref().map_or_else(|| copy.value.shape(), |layout| layout.shape().to_vec());
         let base = placeholder::<D>(&shape, copy.value.flex().dtype(), &device);
         let mut param = replaced(param, base.set_require_grad(is_tracked));
         param.id = copy.id;

@@ -19,6 +19,8 @@
 //!   for bit.
 //! - **The number of steps.** Before each step workers exchange the number of their rows; an epoch ends when no replica
 //!   has any. A replica without rows contributes nothing to a step, and does not call the model.
+//! - **The optimizer's state,** under a strategy that shards: each large parameter is updated by one replica of a shard
+//!   group, whose optimizer has its state, and sent to the others. Parameters and gradients are whole on all replicas.
 //! - **Running statistics,** such as those of batch normalization, are averaged over replicas after each epoch.
 //!
 //! # What the chief does alone
@@ -37,8 +39,13 @@
 //! # Limits
 //! - Models are on burn's Flex backend. For recomputation of activations, build the model on a device with
 //!   `gradient_checkpointing`: the builder's method of this name has an effect on burn's own strategies only.
-//! - Gradients are reduced after backward and not during it. [`Optimizer`](crate::Optimizer) overlaps the two.
+//! - Gradients are reduced while backward runs, from the second step on, if [`TrainStep::step`](burn::train::TrainStep)
+//!   gives back those of its backward as they are. If it changes them, or leaves some out, they are reduced after it
+//!   instead, as are those of parameters of 16 bits and of models with LoRA. A step that begins to change them later is
+//!   an error: see [`DataParallel::reduce_after_backward`].
 //! - Strategies with tensor groups (`tensor_parallel`) are refused: the learner's models are not split.
+//! - Parameters are not sharded: burn's [`Learner`] holds its model. [`Trainer`](crate::Trainer) and
+//!   [`Model::optimizer`](crate::Model::optimizer) shard them.
 //! - With LoRA or another reparameterization, running statistics are not averaged: they are the first local replica's.
 //!
 //! # Examples
@@ -126,8 +133,10 @@ mod chief;
 mod data;
 mod fit;
 mod gradients;
+mod owners;
 mod replica;
 mod start;
+mod watch;
 
 use std::sync::Arc;
 
@@ -174,13 +183,14 @@ pub fn strategy<M: LearnerModel>(strategy: &Strategy) -> TrainingStrategy<M> {
 pub struct DataParallel {
     strategy: Strategy,
     has_own_loaders: bool,
+    reduces_after_backward: bool,
 }
 
 impl DataParallel {
     /// Creates the training with default options: every worker passes the same training loader, of which each replica
     /// gets a part.
     pub fn new(strategy: &Strategy) -> DataParallel {
-        DataParallel { strategy: strategy.clone(), has_own_loaders: false }
+        DataParallel { strategy: strategy.clone(), has_own_loaders: false, reduces_after_backward: false }
     }
 
     /// Declares that the training loaders of the workers hold different items, such as those of different files: each
@@ -191,6 +201,14 @@ impl DataParallel {
     #[must_use]
     pub fn own_loaders(self) -> DataParallel {
         DataParallel { has_own_loaders: true, ..self }
+    }
+
+    /// Reduces gradients after each backward, and not while it runs. For models whose
+    /// [`step`](burn::train::TrainStep::step) changes gradients, or leaves some out, in some steps and not in the
+    /// first: one that does so in the first step needs no option.
+    #[must_use]
+    pub fn reduce_after_backward(self) -> DataParallel {
+        DataParallel { reduces_after_backward: true, ..self }
     }
 }
 

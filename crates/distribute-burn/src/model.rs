@@ -33,18 +33,14 @@ pub trait BurnStrategy {
     /// reparameterization; [`Error::Device`] if a replica is not on a CPU; [`Error::Optim`] with
     /// [`Indivisible`](distribute_optim::Error::Indivisible) or
     /// [`SplitDiffers`](distribute_optim::Error::SplitDiffers) if a parameter of a tensor-parallel layer cannot be
-    /// split among the ranks of a tensor group; [`Error::ShardedMesh`] if the strategy has tensor groups and shards
-    /// parameters, and [`Error::DrawnByRanks`] if it has them and the model has dropout; [`Error::Collective`] if a
-    /// worker is missing or fails.
+    /// split among the ranks of a tensor group; [`Error::DrawnByRanks`] if the strategy has tensor groups and the model
+    /// has dropout; [`Error::Collective`] if a worker is missing or fails.
     fn scope<M: Module + Sync + 'static>(&self, build: impl FnMut(&Device) -> M) -> Result<Model<M>>;
 }
 
 impl BurnStrategy for Strategy {
     fn scope<M: Module + Sync + 'static>(&self, mut build: impl FnMut(&Device) -> M) -> Result<Model<M>> {
         let ranks = self.tensor_parallel();
-        if ranks > 1 && self.sharding().is_some() {
-            return Err(Error::ShardedMesh { ranks });
-        }
         self.within(|| {
             let replicas = self.num_local_replicas();
             let mut models = Vec::with_capacity(replicas);
@@ -69,7 +65,7 @@ impl BurnStrategy for Strategy {
             let tapes: Vec<Arc<Tape<BurnTensor>>> = (0..replicas).map(|_| Tape::new()).collect();
             let uses: Vec<Arc<Uses>> = tapes.iter().map(|tape| Uses::new(tape.clone(), of_path.len())).collect();
             let attached = models.into_iter().zip(&uses).enumerate().map(|(local, (model, uses))| {
-                let copies = copies(&variables, &trained, local, uses);
+                let copies = copies(&variables, &trained, (local, ranks), uses);
                 let used = of_path.iter().filter_map(|(path, index)| Some((path.clone(), copies[*index].clone()?)));
                 model.apply_reparameterization(Attach { copies: &used.collect() })
             });
@@ -95,7 +91,7 @@ impl BurnStrategy for Strategy {
 fn copies(
     variables: &[Variable<Burn>],
     trained: &[Arc<AtomicBool>],
-    local: usize,
+    (local, ranks): (usize, usize),
     uses: &Arc<Uses>,
 ) -> Vec<Option<Arc<Copy>>> {
     let copy = |(index, (variable, trained)): (usize, (&Variable<Burn>, &Arc<AtomicBool>))| {
@@ -106,7 +102,7 @@ fn copies(
             value: variable.components()[local].clone(),
             layout: variable.layout().cloned(),
             is_split: variable.tensor_split().is_some(),
-            parts: variable.layout().map_or_else(Vec::new, |_| variable.components().to_vec()),
+            parts: parts(variable, local % ranks, ranks).unwrap_or_default(),
             trained: trained.clone(),
             uses: uses.clone(),
         };
@@ -115,6 +111,17 @@ fn copies(
     let copies: Vec<Option<Arc<Copy>>> = variables.iter().zip(trained).enumerate().map(copy).collect();
     uses.gathers.set_copies(copies.iter().map(|copy| copy.as_ref().map_or_else(Weak::new, Arc::downgrade)).collect());
     copies
+}
+
+/// Returns the parts of a sharded variable in the order of its layout: of its slice, for the ranks at one place of
+/// their tensor groups. Returns `None` if it is not sharded, or if this process lacks one.
+fn parts(variable: &Variable<Burn>, place: usize, ranks: usize) -> Option<Vec<BurnTensor>> {
+    let (layout, components) = (variable.layout()?, variable.components());
+    let component = |part: usize| {
+        let mut of_place = (place..components.len()).step_by(ranks);
+        of_place.find(|local| layout.part_of(*local) == part).map(|local| components[local].clone())
+    };
+    (0..layout.parts()).map(component).collect()
 }
 
 /// Returns the id of the parameters of a variable. burn draws ids at random; these are equal on all replicas and in all
@@ -142,8 +149,8 @@ fn check_alike(first: &[Described], other: &[Described], replica: usize) -> Resu
 /// placeholders of NaN. [`to_module`](Model::to_module) returns a module with the values inside, to be saved by burn.
 ///
 /// Under a strategy that shards parameters, a large one is gathered when it is used, dropped afterwards, and gathered
-/// again when backward needs it. Under one with tensor groups, each rank has its part of the parameters of
-/// tensor-parallel layers.
+/// again when backward needs it. Under one with tensor groups, each rank has its slice of the parameters of
+/// tensor-parallel layers. A strategy that does both shards each slice.
 pub struct Model<M> {
     replicas: Arc<Vec<M>>,
     parameters: Arc<Parameters<Burn>>,

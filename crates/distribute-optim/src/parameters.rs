@@ -215,6 +215,16 @@ impl<L: TensorLibrary> Parameters<L> {
         self.torn.store(torn, Ordering::Release);
     }
 
+    /// Calls `backward` on one replica and passes each gradient that variables report meanwhile to `sink`.
+    pub(crate) fn reported(
+        &self,
+        local: usize,
+        sink: Sink<L::Tensor>,
+        backward: impl FnOnce() -> Result<(), L::Error>,
+    ) -> Result<(), L::Error> {
+        self.tapes[local].record(sink, backward).0
+    }
+
     /// Runs backward on one replica and passes each gradient to `sink`: as soon as it is complete if variables report
     /// it, else at the end, the last layer's first.
     pub(crate) fn backward(&self, local: usize, sink: Sink<L::Tensor>, loss: &L::Loss) -> Result<(), L::Error> {

@@ -13,14 +13,16 @@ use burn::train::{
     ValidLoader,
 };
 use distribute_collectives::ReduceOp;
-use distribute_strategy::Strategy;
+use distribute_strategy::{ReplicaContext, Strategy};
 use distribute_types::ErrorClass;
 use distribute_values::{Axis, PerReplica};
 use parking_lot::Mutex;
 
 use super::agreement::{Agreement, Round};
 use super::data::{Batch, Feed, shares};
-use super::replica::Replica;
+use super::owners::Owners;
+use super::replica::{Reduction, Replica};
+use super::watch::Meanwhile;
 use super::{DataParallel, start};
 use crate::statistics::{set_values, values_of};
 use crate::visit::describe;
@@ -132,6 +134,10 @@ struct Fit<'a, M: LearnerModel> {
     strategy: &'a Strategy,
     interrupter: &'a Interrupter,
     replicas: Vec<Mutex<Replica<M>>>,
+    /// The reduction of gradients while backward runs, if steps allow it.
+    meanwhile: Option<Meanwhile>,
+    /// The owners of parameters, if the optimizer's state is in parts.
+    owners: Option<Arc<Owners>>,
     /// The training data of each replica.
     loaders: Vec<TrainLoader<M>>,
     /// The validation data of the chief.
@@ -166,6 +172,7 @@ impl<'a, M: LearnerModel> Fit<'a, M> {
             format!("epochs: {last}"),
             format!("steps whose gradients are accumulated: {}", components.accumulation),
             format!("loaders of their own for workers: {}", training.has_own_loaders),
+            format!("gradients reduced after backward: {}", training.reduces_after_backward),
         ];
         if !training.has_own_loaders {
             settings.push(format!("items of the training loader: {}", train.num_items()));
@@ -180,11 +187,40 @@ impl<'a, M: LearnerModel> Fit<'a, M> {
             Err(_) => untrained(&learner.model()),
         };
         let locals = strategy.num_local_replicas();
-        let replicas = (0..locals).map(|_| Ok(Mutex::new(Replica::new(&learner, &device, locals > 1)?)));
-        let replicas = replicas.collect::<Result<_>>()?;
+        let meanwhile = match training.reduces_after_backward {
+            true => None,
+            false => Meanwhile::new(strategy, &learner.model())?,
+        };
+        let owners = Owners::new(strategy, &learner.model())?.map(Arc::new);
+        // Of a resumed state, a replica needs its part.
+        let resumed = match first > 1 && owners.is_some() {
+            true => Some(start::states(&learner, &components.store)?),
+            false => None,
+        };
+        let replica = |local| {
+            let mut own = learner.clone();
+            if let (Some(owners), Some([_, state, _]), Some(sharding)) = (&owners, &resumed, strategy.sharding()) {
+                let part = sharding.part_of(strategy.topology().first_replica() + local);
+                own.load_optim(start::record(&owners.part_of_state(state, part)?)?);
+            }
+            let meanwhile = meanwhile.as_ref().map(|meanwhile| (meanwhile, local));
+            Ok(Mutex::new(Replica::new(&own, &device, locals > 1, meanwhile, owners.clone())?))
+        };
+        let replicas = (0..locals).map(replica).collect::<Result<_>>()?;
         let loaders = shares(training, train, &device);
         let valid = valid.to_device(&device.inner());
-        let mut fit = Fit { strategy, interrupter, replicas, loaders, valid, items: 0, statistics, is_averaged };
+        let mut fit = Fit {
+            strategy,
+            interrupter,
+            replicas,
+            meanwhile,
+            owners,
+            loaders,
+            valid,
+            items: 0,
+            statistics,
+            is_averaged,
+        };
         fit.items = train.num_items() as u64;
         if training.has_own_loaders {
             let sum = fit.agreement().sum(Round { rows: fit.items, ..Round::default() })?;
@@ -265,15 +301,19 @@ impl<'a, M: LearnerModel> Fit<'a, M> {
         rows: u64,
         is_applied: bool,
     ) -> Result<Vec<Option<Output<M>>>> {
-        let outputs = self.strategy.run_with(PerReplica::new(batches), |context, batch| {
-            let mut replica = self.replicas[context.local_replica_id()].lock();
-            let output = batch.map(|batch| replica.train(batch, rows)).transpose()?;
-            if is_applied {
-                replica.apply(context)?;
+        let batches = PerReplica::new(batches);
+        let step = |context: &ReplicaContext, reduction: Reduction<'_>, batch| {
+            self.replicas[context.local_replica_id()].lock().step(context, reduction, batch, (rows, is_applied))
+        };
+        let outputs = match &self.meanwhile {
+            Some(meanwhile) => {
+                self.strategy.run_with((&meanwhile.optimizer, batches), |context, (optimizer, batch)| {
+                    step(context, Some((meanwhile, optimizer)), batch)
+                })
             }
-            Ok::<_, Error>(output)
-        })?;
-        Ok(outputs.into_values())
+            None => self.strategy.run_with(batches, |context, batch| step(context, None, batch)),
+        };
+        Ok(outputs?.into_values())
     }
 
     /// Validates on the chief. Returns whether that came to its end.
@@ -315,12 +355,20 @@ impl<'a, M: LearnerModel> Fit<'a, M> {
         if components.checkpointer.is_some() || components.early_stopping.is_some() {
             components.events.flush();
         }
-        if self.agreement().sum(Round::default())?.is_none() {
-            return Ok(true);
-        }
+        let saves = Round { batches: u64::from(components.checkpointer.is_some()), ..Round::default() };
+        let Some(Round { batches: saves, .. }) = self.agreement().sum(saves)? else { return Ok(true) };
         let Components { store, checkpointer, early_stopping, .. } = components;
+        let mut learner = self.replicas[0].lock().learner.clone();
+        if saves > 0
+            && let Some(owners) = &self.owners
+        {
+            let learners = self.replicas.iter().map(|replica| replica.lock().learner.clone());
+            if let Some(state) = owners.whole_state(self.strategy, learners, store)? {
+                learner.load_optim(start::record(&state)?);
+            }
+        }
         if let Some(checkpointer) = checkpointer {
-            checkpointer.checkpoint(&self.replicas[0].lock().learner, epoch, store);
+            checkpointer.checkpoint(&learner, epoch, store);
         }
         let ends = early_stopping.as_mut().is_some_and(|early| early.should_stop(epoch, store));
         let round = self.agreement().sum(Round { ends: u64::from(ends), ..Round::default() })?;

@@ -108,7 +108,7 @@ where
     Ok(copies.values()[0].clone())
 }
 
-fn record<R: Checkpoint>(bytes: &[u8]) -> Result<R> {
+pub(super) fn record<R: Checkpoint>(bytes: &[u8]) -> Result<R> {
     R::checkpoint_from_bytes(Bytes::from_bytes_vec(bytes.to_vec())).map_err(|error| failed(format!("{error:?}")))
 }
 
@@ -117,7 +117,7 @@ fn failed(problem: String) -> Error {
 }
 
 /// Returns the bytes of a learner's parameters, optimizer and scheduler. burn gives the last two to checkpointers only.
-fn states<M: LearnerModel>(learner: &Learner<M>, store: &EventStoreClient) -> Result<[Vec<u8>; 3]> {
+pub(super) fn states<M: LearnerModel>(learner: &Learner<M>, store: &EventStoreClient) -> Result<[Vec<u8>; 3]> {
     let kept = (Kept::default(), Kept::default(), Kept::default());
     let mut checkpointer = LearningCheckpointer::new(
         AsyncCheckpointer::new(kept.0.clone()),

@@ -3,11 +3,13 @@
 use std::time::{Duration, Instant};
 
 use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamConfig, ModuleOptimizer, SgdConfig};
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor};
 use distribute_burn::{Adam, BurnContext, BurnStrategy, Clip, Error, Lamb, Model, Optimizer, Sgd};
 use distribute_strategy::Strategy;
 use distribute_train::checkpoint::{Checkpointed, Snapshot};
+use distribute_values::PerReplica;
 
 use crate::common::*;
 
@@ -65,6 +67,53 @@ fn overlap_changes_no_values() {
     for replicas in [2, 3] {
         assert_eq!(run(sharded_with(replicas, false)), run(sharded_with(replicas, true)));
     }
+}
+
+/// A linear layer on inputs of three dimensions. burn makes one product of them for 2 rows, as for this model's 16
+/// positions and 24 outputs, and several for 5: these keep the weight until backward, and that does not.
+#[derive(Module, Debug)]
+struct Positions {
+    first: Linear,
+    up: Linear,
+    head: Linear,
+}
+
+impl Classifier for Positions {
+    fn new(device: &Device) -> Positions {
+        seeded(device, |device| Positions {
+            first: LinearConfig::new(INPUTS, INPUTS).init(device),
+            up: LinearConfig::new(1, 24).init(device),
+            head: LinearConfig::new(24, CLASSES).init(device),
+        })
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        let rows = x.dims()[0];
+        let x = self.up.forward(self.first.forward(x).reshape([rows, INPUTS, 1])).tanh();
+        self.head.forward(x.mean_dim(1).reshape([rows, 24]))
+    }
+}
+
+#[test]
+fn replicas_of_which_some_keep_a_weight_train_as_mirrored_ones() {
+    let run = |strategy: Strategy| {
+        let model = scope::<Positions>(&strategy);
+        let optimizer = Sgd::new(0.1).build(&model).unwrap();
+        let device = Device::flex().autodiff();
+        let mut norms = Vec::new();
+        for (step, rows) in [[5, 5], [2, 5], [5, 2], [2, 2]].into_iter().enumerate() {
+            let first = cut(&batch(step, 2 * rows[0]), 2, &device).swap_remove(0);
+            let second = cut(&batch(step + 9, 2 * rows[1]), 2, &device).swap_remove(0);
+            let parts = PerReplica::new(vec![first, second]);
+            let stepped = strategy.run_with((&model, &optimizer, parts), |context, (model, optimizer, (x, y))| {
+                optimizer.minimize(context, &context.average_loss(model.losses(x, y), rows[0] + rows[1]))
+            });
+            stepped.unwrap();
+            norms.push(wholes(&strategy, &model));
+        }
+        norms
+    };
+    assert_eq!(run(mirrored(2)), run(sharded(2)));
 }
 
 #[test]

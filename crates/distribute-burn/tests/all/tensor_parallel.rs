@@ -2,6 +2,7 @@
 
 mod operations;
 mod refusals;
+mod sharded;
 mod states;
 
 use std::time::Duration;

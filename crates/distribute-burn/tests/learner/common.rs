@@ -1,5 +1,6 @@
 //! A model, its data and its training.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -10,7 +11,8 @@ use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::loss::{MseLoss, Reduction};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
-use burn::optim::AdamWConfig;
+use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::activation::tanh;
 use burn::tensor::{Device, Tensor};
 use burn::train::logger::{InMemoryMetricLogger, MetricLogger};
@@ -20,7 +22,9 @@ use burn::train::{
     InferenceStep, Learner, LearningResult, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep,
 };
 use distribute_cluster::Membership;
-use distribute_strategy::{MirroredStrategy, MultiWorkerMirroredStrategy, Strategy};
+use distribute_strategy::{
+    FullyShardedStrategy, MirroredStrategy, MultiWorkerMirroredStrategy, Strategy, get_replica_context,
+};
 use distribute_testkit::Ports;
 use parking_lot::Mutex;
 
@@ -39,7 +43,12 @@ pub(crate) struct Net {
     head: Linear,
     /// No loss depends on it.
     spare: Linear,
+    #[module(skip)]
+    pub(crate) states: States,
 }
+
+/// The number of tensors in the state of each replica's optimizer, after its last step.
+pub(crate) type States = Arc<Mutex<BTreeMap<usize, usize>>>;
 
 impl Net {
     pub(crate) fn new(has_norm: bool) -> Net {
@@ -57,6 +66,7 @@ impl Net {
             norm: has_norm.then(|| BatchNormConfig::new(8).init(&device)),
             head: LinearConfig::new(8, 1).init(&device),
             spare: LinearConfig::new(2, 2).init(&device),
+            states: States::default(),
         };
         // Initializes the parameters, which burn does when they are used first.
         let _ = net.clone().into_record();
@@ -96,6 +106,14 @@ impl TrainStep for Net {
     fn step(&self, batch: Self::Input) -> TrainOutput<RegressionOutput> {
         let output = self.forward(batch);
         TrainOutput::new(self, output.loss.backward(), output)
+    }
+
+    fn optimize(self, optimizer: &mut ModuleOptimizer, rate: ModuleLearningRate, gradients: GradientsParams) -> Net {
+        let net = optimizer.step(rate, self, gradients);
+        if let Some(context) = get_replica_context() {
+            net.states.lock().insert(context.replica_id(), optimizer.to_record().len());
+        }
+        net
     }
 }
 
@@ -207,15 +225,32 @@ pub(crate) fn mirrored(replicas: usize) -> Strategy {
     MirroredStrategy::builder().devices((0..replicas).map(|cpu| format!("CPU:{cpu}"))).build().unwrap()
 }
 
+/// Shards parameters of at least five elements: all but the bias of the head, and the spare layer.
+pub(crate) fn sharded(replicas: usize, over: usize) -> Strategy {
+    let builder = FullyShardedStrategy::builder().devices((0..replicas).map(|cpu| format!("CPU:{cpu}")));
+    builder.shard_over(over).mirror_below(5).build().unwrap()
+}
+
 /// Runs a job of several workers with one thread for each, and returns their results.
 pub(crate) fn on_workers<R: Send>(workers: u32, replicas: usize, body: impl Fn(Strategy, u32) -> R + Sync) -> Vec<R> {
-    let address = Ports::reserve(1).unwrap().addresses().remove(0);
-    let worker = |rank: u32| {
-        let membership = Membership::new(rank, workers, address.clone()).unwrap();
-        let devices = (0..replicas).map(|cpu| format!("CPU:{cpu}"));
-        let strategy = MultiWorkerMirroredStrategy::builder().devices(devices).membership(membership);
+    let devices = || (0..replicas).map(|cpu| format!("CPU:{cpu}"));
+    on_members(workers, |membership, rank| {
+        let strategy = MultiWorkerMirroredStrategy::builder().devices(devices()).membership(membership);
         body(strategy.build().unwrap(), rank)
-    };
+    })
+}
+
+/// Runs a job of several workers that shard.
+pub(crate) fn on_sharded_workers<R: Send>(workers: u32, body: impl Fn(Strategy, u32) -> R + Sync) -> Vec<R> {
+    on_members(workers, |membership, rank| {
+        let strategy = FullyShardedStrategy::builder().mirror_below(5).membership(membership);
+        body(strategy.build().unwrap(), rank)
+    })
+}
+
+fn on_members<R: Send>(workers: u32, body: impl Fn(Membership, u32) -> R + Sync) -> Vec<R> {
+    let address = Ports::reserve(1).unwrap().addresses().remove(0);
+    let worker = |rank: u32| body(Membership::new(rank, workers, address.clone()).unwrap(), rank);
     std::thread::scope(|threads| {
         let (worker, threads) = (&worker, &threads);
         let all: Vec<_> = (0..workers).map(|rank| threads.spawn(move || worker(rank))).collect();

@@ -8,7 +8,7 @@ use burn::data::dataset::DatasetError;
 use burn::tensor::{Device, Tensor};
 use burn::train::Interrupter;
 use distribute_burn::learner::DistributedTraining;
-use distribute_strategy::{MirroredStrategy, MultiWorkerMirroredStrategy};
+use distribute_strategy::{FullyShardedStrategy, MirroredStrategy, MultiWorkerMirroredStrategy};
 use distribute_testkit::{Job, Signal};
 
 use crate::common::*;
@@ -223,4 +223,9 @@ fn strategies_with_tensor_groups_are_refused() {
     let mesh = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).tensor_parallel(2).build().unwrap();
     let told = error_of(&training.distributed(&mesh).launch(learner(Net::new(false))));
     assert!(told.contains("groups of 2 tensor ranks") && told.contains("leave tensor_parallel out"), "{told}");
+    let devices = (0..4).map(|cpu| format!("CPU:{cpu}"));
+    let mesh = FullyShardedStrategy::builder().devices(devices).tensor_parallel(2).build().unwrap();
+    let (training, _) = crate::common::training(folder.path(), loader(rows(64), 4), loader(rows(8), 4));
+    let told = error_of(&training.distributed(&mesh).launch(learner(Net::new(false))));
+    assert!(told.contains("groups of 2 tensor ranks"), "{told}");
 }

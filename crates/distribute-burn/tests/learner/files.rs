@@ -10,7 +10,11 @@ use distribute_strategy::Strategy;
 use crate::common::*;
 
 /// Trains with a checkpoint for each epoch; `from` is the one to resume from.
-fn train(strategy: &Strategy, folder: &Path, epochs: usize, from: Option<usize>) -> Vec<f32> {
+pub(crate) fn train(strategy: &Strategy, folder: &Path, epochs: usize, from: Option<usize>) -> Vec<f32> {
+    values(&trained(strategy, folder, epochs, from))
+}
+
+pub(crate) fn trained(strategy: &Strategy, folder: &Path, epochs: usize, from: Option<usize>) -> Net {
     let mut training = SupervisedTraining::new(folder, loader(rows(64), 8), loader(rows(20), 20))
         .metrics((LossMetric::new(),))
         .with_default_checkpointers()
@@ -20,7 +24,7 @@ fn train(strategy: &Strategy, folder: &Path, epochs: usize, from: Option<usize>)
     }
     let result = training.distributed(strategy).launch(learner(Net::new(true)));
     assert_eq!(error_of(&result), "no error");
-    values(&result.model)
+    result.model
 }
 
 fn names(folder: &Path) -> Vec<String> {

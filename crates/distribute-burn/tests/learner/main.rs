@@ -5,4 +5,6 @@ mod common;
 mod equality;
 mod failures;
 mod files;
+mod overlap;
+mod sharded;
 mod workers;

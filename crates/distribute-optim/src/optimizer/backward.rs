@@ -8,8 +8,9 @@ use parking_lot::Mutex;
 
 use super::Optimizer;
 use crate::exchange::{Exchange, InProgress, OnDevice, PartsStep, Reducer, ShardedStep, WholeStep, is_exchanged};
-use crate::gradient::Accumulated;
+use crate::gradient::{Accumulated, Scaling};
 use crate::plan::Plan;
+use crate::tape::Sink;
 use crate::{DeviceExchange, Error, Parameters, TensorLibrary};
 
 /// The index of a variable, and its gradient.
@@ -22,12 +23,12 @@ impl<L: TensorLibrary> Optimizer<L> {
         context: &ReplicaContext,
         local: usize,
         plan: &Arc<Plan>,
-        loss: &L::Loss,
+        backward: impl FnOnce(Sink<L::Tensor>) -> Result<(), L::Error>,
         accumulated: Accumulated<L>,
     ) -> Result<Reducer<L>, L::Error> {
         let reducer = self.reducer(context, local, plan, self.parts_step(context)?)?;
         let state = Arc::new(Mutex::new(Some((reducer, accumulated))));
-        let sink = {
+        let sink: Sink<L::Tensor> = {
             let state = state.clone();
             Box::new(move |index, gradient| {
                 if let Some((reducer, accumulated)) = &mut *state.lock() {
@@ -38,7 +39,7 @@ impl<L: TensorLibrary> Optimizer<L> {
                 }
             })
         };
-        self.parameters.backward(local, sink, loss)?;
+        backward(sink)?;
         // No other function takes the reducer.
         let (mut reducer, accumulated) = state.lock().take().ok_or(Error::NoGradient)?;
         check_cut(context, &self.parameters, reducer.has_any())?;
@@ -54,7 +55,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         &self,
         context: &ReplicaContext,
         local: usize,
-        loss: &L::Loss,
+        backward: impl FnOnce(Sink<L::Tensor>) -> Result<(), L::Error>,
         accumulated: Accumulated<L>,
     ) -> Result<Reducer<L>, L::Error> {
         // Settings are compared first, because the operations themselves differ if, for example, one worker compresses.
@@ -63,7 +64,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         let parts = self.parts_step(context)?;
         let first = First { parts, accumulated, fired: Vec::new(), order: Vec::new(), failure: None };
         let state = Arc::new(Mutex::new(Some(first)));
-        let sink = {
+        let sink: Sink<L::Tensor> = {
             let (state, parameters) = (state.clone(), self.parameters.clone());
             Box::new(move |index, gradient| {
                 if let Some(first) = &mut *state.lock() {
@@ -71,7 +72,7 @@ impl<L: TensorLibrary> Optimizer<L> {
                 }
             })
         };
-        self.parameters.backward(local, sink, loss)?;
+        backward(sink)?;
         // No other function takes it.
         let mut first = state.lock().take().ok_or(Error::NoGradient)?;
         check_cut(context, &self.parameters, !first.order.is_empty())?;
@@ -140,12 +141,16 @@ impl<L: TensorLibrary> Optimizer<L> {
         Ok(Box::new(WholeStep::new(plan, fused.begin())))
     }
 
-    /// Adds the gradients of `loss` to those that this replica accumulates for its next step.
-    pub(super) fn accumulate(&self, context: &ReplicaContext, local: usize, loss: &L::Loss) -> Result<(), L::Error> {
+    /// Adds the gradients that `backward` passes to a sink to those that this replica accumulates for its next step.
+    pub(super) fn accumulate(
+        &self,
+        context: &ReplicaContext,
+        local: usize,
+        backward: impl FnOnce(Option<Scaling>, Sink<L::Tensor>) -> Result<(), L::Error>,
+    ) -> Result<(), L::Error> {
         self.watch(context)?;
         let scaling = self.states.each[local].lock().standing.scaling;
-        let scaled = scaling.map(|scaling| L::scale(loss, scaling.scale)).transpose()?;
-        let fired = self.record(context, local, scaled.as_ref().unwrap_or(loss))?;
+        let fired = self.record(context, |sink| backward(scaling, sink))?;
         let mut accumulated = self.states.each[local].lock().standing.accumulated.clone();
         for (index, gradient) in fired {
             accumulated.add(index, gradient)?;
@@ -155,13 +160,17 @@ impl<L: TensorLibrary> Optimizer<L> {
     }
 
     /// Runs backward and returns the gradients in the order in which they were reported.
-    fn record(&self, context: &ReplicaContext, local: usize, loss: &L::Loss) -> Result<Vec<Fired<L>>, L::Error> {
+    fn record(
+        &self,
+        context: &ReplicaContext,
+        backward: impl FnOnce(Sink<L::Tensor>) -> Result<(), L::Error>,
+    ) -> Result<Vec<Fired<L>>, L::Error> {
         let fired: Arc<Mutex<Vec<Fired<L>>>> = Arc::default();
-        let sink = {
+        let sink: Sink<L::Tensor> = {
             let fired = fired.clone();
             Box::new(move |index, gradient| fired.lock().push((index, gradient)))
         };
-        self.parameters.backward(local, sink, loss)?;
+        backward(sink)?;
         let fired = std::mem::take(&mut *fired.lock());
         check_cut(context, &self.parameters, !fired.is_empty())?;
         Ok(fired)

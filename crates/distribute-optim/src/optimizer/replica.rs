@@ -3,6 +3,8 @@
 use distribute_strategy::{ReplicaArgs, ReplicaContext, counted};
 
 use super::Optimizer;
+use crate::gradient::Scaling;
+use crate::tape::Sink;
 use crate::{Error, TensorLibrary};
 
 /// One replica's view of an [`Optimizer`].
@@ -41,7 +43,23 @@ impl<L: TensorLibrary> ReplicaOptimizer<'_, L> {
     /// - The library's error if backward or an update fails, and the collective's if a replica is missing or fails.
     pub fn minimize(&self, context: &ReplicaContext, loss: &L::Loss) -> Result<(), L::Error> {
         self.check(context)?;
-        self.optimizer.step(context, self.local, loss)
+        self.optimizer.step(context, self.local, |scaling, sink| self.backward(loss, scaling, sink))
+    }
+
+    /// Makes one step like [`minimize`](ReplicaOptimizer::minimize), with the gradients that variables report to their
+    /// replica's [`Tape`](crate::backend::Tape) while `backward` runs: for programs whose backward is run by other
+    /// code. `backward` may report none, on a replica that has nothing to contribute.
+    ///
+    /// # Errors
+    /// [`Error::Combination`] if the optimizer scales losses, which this cannot; otherwise as
+    /// [`minimize`](ReplicaOptimizer::minimize), and the error that `backward` returns.
+    pub fn minimize_by(
+        &self,
+        context: &ReplicaContext,
+        backward: impl FnOnce() -> Result<(), L::Error>,
+    ) -> Result<(), L::Error> {
+        self.check(context)?;
+        self.optimizer.step(context, self.local, |scaling, sink| self.reported(scaling, sink, backward))
     }
 
     /// Runs backward from `loss` and keeps the gradients, which are added, unreduced, to those of the next
@@ -78,7 +96,41 @@ impl<L: TensorLibrary> ReplicaOptimizer<'_, L> {
     /// `DistributedDataParallel.no_sync` of PyTorch.
     pub fn accumulate(&self, context: &ReplicaContext, loss: &L::Loss) -> Result<(), L::Error> {
         self.check(context)?;
-        self.optimizer.accumulate(context, self.local, loss)
+        self.optimizer.accumulate(context, self.local, |scaling, sink| self.backward(loss, scaling, sink))
+    }
+
+    /// Keeps gradients like [`accumulate`](ReplicaOptimizer::accumulate), those that variables report to their
+    /// replica's [`Tape`](crate::backend::Tape) while `backward` runs.
+    ///
+    /// # Errors
+    /// [`Error::Combination`] if the optimizer scales losses, and the error that `backward` returns.
+    pub fn accumulate_by(
+        &self,
+        context: &ReplicaContext,
+        backward: impl FnOnce() -> Result<(), L::Error>,
+    ) -> Result<(), L::Error> {
+        self.check(context)?;
+        self.optimizer.accumulate(context, self.local, |scaling, sink| self.reported(scaling, sink, backward))
+    }
+
+    /// Runs backward from a loss, times the scale.
+    fn backward(&self, loss: &L::Loss, scaling: Option<Scaling>, sink: Sink<L::Tensor>) -> Result<(), L::Error> {
+        let scaled = scaling.map(|scaling| L::scale(loss, scaling.scale)).transpose()?;
+        self.optimizer.parameters.backward(self.local, sink, scaled.as_ref().unwrap_or(loss))
+    }
+
+    fn reported(
+        &self,
+        scaling: Option<Scaling>,
+        sink: Sink<L::Tensor>,
+        backward: impl FnOnce() -> Result<(), L::Error>,
+    ) -> Result<(), L::Error> {
+        if scaling.is_some() {
+            let why = "it has no loss to multiply; leave scale_losses out, or call minimize and accumulate";
+            let (what, other) = ("scale_losses", "minimize_by and accumulate_by");
+            return Err(Error::Combination { what, other, why }.into());
+        }
+        self.optimizer.parameters.reported(self.local, sink, backward)
     }
 
     fn check(&self, context: &ReplicaContext) -> Result<(), Error> {
@@ -98,5 +150,69 @@ impl<'a, L: TensorLibrary> ReplicaArgs for &'a Optimizer<L> {
     fn split(self, replicas: usize) -> distribute_strategy::Result<Vec<ReplicaOptimizer<'a, L>>> {
         let views = (0..self.states.each.len()).map(|local| ReplicaOptimizer { optimizer: self, local }).collect();
         counted(views, replicas)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use distribute_strategy::MirroredStrategy;
+    use distribute_values::HostTensor;
+
+    use crate::{Adam, HostError, HostLoss, HostModel, LossScale, Trainable};
+
+    #[test]
+    fn gradients_that_variables_report_make_the_step_of_a_loss() {
+        let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build().unwrap();
+        let values = || HostTensor::new(&[2], vec![0.5, -1.0]).unwrap();
+        let model = || HostModel::new(&strategy, [("w", values()), ("b", values())]).unwrap();
+        let gradient = |index: usize, step: usize, replica: usize| {
+            let value = |at: usize| (1 + index + 2 * replica + at) as f32 * 0.25 - step as f32;
+            HostTensor::new(&[2], vec![value(0), value(5)]).unwrap()
+        };
+        let (by_loss, by_report) = (model(), model());
+        let (optimizer, other) = (Adam::new(0.1).build(&by_loss).unwrap(), Adam::new(0.1).build(&by_report).unwrap());
+        for step in 0..4 {
+            let run = strategy.run_with((&optimizer, &other), |context, (optimizer, other)| {
+                let (replica, local) = (context.replica_id(), context.local_replica_id());
+                // The second replica has nothing to report in the third step.
+                let has_any = step != 2 || replica == 0;
+                let loss = HostLoss((0..2).map(|index| has_any.then(|| gradient(index, step, replica))).collect());
+                let tape = &by_report.parameters().tapes[local];
+                let report = || {
+                    let indices = (0..2).rev().filter(|_| has_any);
+                    indices.for_each(|index| tape.gradient(index, gradient(index, step, replica)));
+                    Ok(())
+                };
+                if step % 2 == 0 {
+                    optimizer.accumulate(context, &loss)?;
+                    other.accumulate_by(context, report)?;
+                }
+                optimizer.minimize(context, &loss)?;
+                other.minimize_by(context, report)
+            });
+            run.unwrap();
+            assert_eq!(by_loss.values().unwrap(), by_report.values().unwrap(), "step {step}");
+        }
+        assert_ne!(by_loss.values().unwrap(), model().values().unwrap());
+        // The error of the backward is the step's.
+        let run = strategy.run_with(&other, |context, other| {
+            other.minimize_by(context, || Err(HostError::Optim(crate::Error::NoGradient)))
+        });
+        assert!(matches!(run, Err(HostError::Optim(crate::Error::NoGradient))), "{run:?}");
+    }
+
+    #[test]
+    fn reported_gradients_are_not_scaled() {
+        let strategy = MirroredStrategy::builder().build().unwrap();
+        let model = HostModel::new(&strategy, [("w", HostTensor::new(&[1], vec![0.5]).unwrap())]).unwrap();
+        let optimizer = Adam::new(0.1).build(&model).unwrap().scale_losses(LossScale::fixed(8.0)).unwrap();
+        for is_accumulated in [true, false] {
+            let run = strategy.run_with(&optimizer, |context, optimizer| match is_accumulated {
+                true => optimizer.accumulate_by(context, || Ok(())),
+                false => optimizer.minimize_by(context, || Ok(())),
+            });
+            let told = run.unwrap_err().to_string();
+            assert!(told.starts_with("scale_losses does not go with minimize_by"), "{told}");
+        }
     }
 }

@@ -15,10 +15,17 @@ use crate::exchange::{GradientShard, StepFlags, SumOnDevice, Summed, Sums, Updat
 use crate::gradient::{Clip, Reduced, Scaling, SquaresOfParts, change, is_finite, square_sum};
 use crate::library::dtype;
 use crate::rule::{Real, UpdateRule};
+use crate::tape::Sink;
 use crate::{DeviceExchange, DeviceUpdate, Error, StepCounts, TensorLibrary, is_short};
 
 impl<L: TensorLibrary> Optimizer<L> {
-    pub(super) fn step(&self, context: &ReplicaContext, local: usize, loss: &L::Loss) -> Result<(), L::Error> {
+    /// Makes a step with the gradients that `backward` passes to a sink.
+    pub(super) fn step(
+        &self,
+        context: &ReplicaContext,
+        local: usize,
+        backward: impl FnOnce(Option<Scaling>, Sink<L::Tensor>) -> Result<(), L::Error>,
+    ) -> Result<(), L::Error> {
         let started = Instant::now();
         self.watch(context)?;
         let (counts, accumulated, scaling) = {
@@ -29,11 +36,10 @@ impl<L: TensorLibrary> Optimizer<L> {
             let standing = &state.standing;
             (standing.counts.clone(), standing.accumulated.clone(), standing.scaling)
         };
-        let scaled = scaling.map(|scaling| L::scale(loss, scaling.scale)).transpose()?;
-        let loss = scaled.as_ref().unwrap_or(loss);
+        let backward = |sink: Sink<L::Tensor>| backward(scaling, sink);
         let reducer = match self.states.plan.get() {
-            Some(plan) => self.backward(context, local, plan, loss, accumulated)?,
-            None => self.first_backward(context, local, loss, accumulated)?,
+            Some(plan) => self.backward(context, local, plan, backward, accumulated)?,
+            None => self.first_backward(context, local, backward, accumulated)?,
         };
         let (sums, communication) = reducer.finish()?;
         let counts = &{

@@ -174,7 +174,7 @@ fn workers_of_a_mesh_train_as_one_replica() {
 }
 
 /// Halves the initial values.
-struct Halved;
+pub(super) struct Halved;
 
 impl ModuleMapper for Halved {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
