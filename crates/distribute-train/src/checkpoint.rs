@@ -54,15 +54,21 @@
 //! `tf.train.CheckpointManager`; the file format is Hugging Face's.
 
 mod disk;
+mod draft;
 mod folder;
+mod inflow;
 mod lock;
 mod manager;
 mod manifest;
 mod optimizer;
+mod outflow;
 mod read;
+mod restore;
 mod run;
 mod snapshot;
+mod survey;
 mod task;
+mod tensor_file;
 mod watch;
 mod write;
 

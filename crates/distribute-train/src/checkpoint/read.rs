@@ -1,10 +1,11 @@
 //! Reading a checkpoint; every file is compared with the manifest.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde_json::Value;
 
-use super::disk::{Disk, Folder};
+use super::disk::{Disk, Entry, Folder};
 use super::folder::{read_manifest, unless_damaged};
 use super::manifest::{MANIFEST, Manifest};
 use super::snapshot::{Snapshot, tensors_of};
@@ -19,18 +20,23 @@ const TENSORS: &str = ".safetensors";
 /// [`Error::Damaged`] if it is not whole, [`Error::Format`] for another version, [`Error::File`] if it cannot be read
 /// for other reasons.
 pub(super) fn read(disk: &Disk, path: &Path) -> Result<Snapshot> {
+    Ok(retried(disk, path, |folder| read_in(disk, folder, path))?.0)
+}
+
+/// Looks at a checkpoint by `look`, again if another one has taken its place meanwhile; returns its folder too.
+pub(super) fn retried<T>(disk: &Disk, path: &Path, look: impl Fn(&Folder) -> Result<T>) -> Result<(T, Folder)> {
     let open = |path: &Path| match disk.open_folder(path) {
         Ok(folder) => Ok(folder),
         Err(error) => {
             let problem = unless_damaged(path, error)?;
-            Err(Error::Damaged { path: path.join(MANIFEST), problem })
+            Err(damaged(path, MANIFEST, problem))
         }
     };
     let mut folder = open(path)?;
     for _ in 0..LOOKS {
-        let error = match read_in(disk, &folder, path) {
+        let error = match look(&folder) {
             Err(error @ Error::Damaged { .. }) => error,
-            outcome => return outcome,
+            outcome => return outcome.map(|found| (found, folder)),
         };
         // A checkpoint of the same step may have replaced it meanwhile, so that the first one's files are gone.
         match open(path) {
@@ -38,39 +44,55 @@ pub(super) fn read(disk: &Disk, path: &Path) -> Result<Snapshot> {
             _ => return Err(error),
         }
     }
-    read_in(disk, &folder, path)
+    look(&folder).map(|found| (found, folder))
 }
 
 /// How often a checkpoint is read again while others replace it.
 const LOOKS: usize = 8;
 
+/// Returns the error of a damaged file of a checkpoint.
+pub(super) fn damaged(path: &Path, file: &str, problem: String) -> Error {
+    Error::Damaged { path: path.join(file), problem }
+}
+
+/// Returns the error of a file that cannot be read: damaged, or to be read at another time.
+pub(super) fn unreadable(path: &Path, file: &str, error: std::io::Error) -> Error {
+    unless_damaged(&path.join(file), error).map_or_else(|error| error, |problem| damaged(path, file, problem))
+}
+
+/// Returns the error of a file of another length than that of the manifest.
+pub(super) fn of_another_length(path: &Path, file: &str, length: u64, entry: &Entry) -> Error {
+    damaged(path, file, format!("it has {length} bytes, and was written with {}", entry.bytes))
+}
+
+/// Returns the state in the file of it.
+pub(super) fn state_of(text: &[u8]) -> Result<BTreeMap<String, Value>, String> {
+    let mut value: Value = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    let state = value.get_mut("state").map(Value::take).unwrap_or_default();
+    serde_json::from_value(state).map_err(|error| error.to_string())
+}
+
 fn read_in(disk: &Disk, folder: &Folder, path: &Path) -> Result<Snapshot> {
-    let damaged = |file: &str, problem: String| Error::Damaged { path: path.join(file), problem };
     let manifest: Manifest = read_manifest(disk, folder, path)?;
     let mut snapshot = Snapshot { run: Some(manifest.run), ..Snapshot::new(manifest.step) };
     for (name, entry) in &manifest.files {
-        let file = path.join(name);
-        let length = |length| damaged(name, format!("it has {length} bytes, and was written with {}", entry.bytes));
-        let wrong = |error| unless_damaged(&file, error).map_or_else(|error| error, |problem| damaged(name, problem));
+        let wrong = |error| unreadable(path, name, error);
         // Checked before memory is allocated for it.
         match disk.length(folder, path, name).map_err(wrong)? {
-            found if found != entry.bytes => return Err(length(found)),
+            found if found != entry.bytes => return Err(of_another_length(path, name, found, entry)),
             _ => {}
         }
         let bytes = disk.read(folder, path, name, entry.bytes).map_err(wrong)?;
         if bytes.len() as u64 != entry.bytes {
-            return Err(length(bytes.len() as u64));
+            return Err(of_another_length(path, name, bytes.len() as u64, entry));
         }
         if crc32c::crc32c(&bytes) != entry.crc32c {
-            return Err(damaged(name, "its checksum is not the one that was written".to_owned()));
+            return Err(damaged(path, name, "its checksum is not the one that was written".to_owned()));
         }
         if name == STATE {
-            let mut value: Value = serde_json::from_slice(&bytes).map_err(|error| damaged(name, error.to_string()))?;
-            let state = value.get_mut("state").map(Value::take).unwrap_or_default();
-            let state = serde_json::from_value(state);
-            snapshot.state = state.map_err(|error| damaged(name, error.to_string()))?;
+            snapshot.state = state_of(&bytes).map_err(|problem| damaged(path, name, problem))?;
         } else if let Some(file) = group_of(name) {
-            let tensors = tensors_of(&bytes).map_err(|problem| damaged(name, problem))?;
+            let tensors = tensors_of(&bytes).map_err(|problem| damaged(path, name, problem))?;
             snapshot.files.entry(file.to_owned()).or_default().extend(tensors);
         }
     }
