@@ -55,6 +55,7 @@
 
 mod disk;
 mod draft;
+mod export;
 mod folder;
 mod inflow;
 mod lock;
@@ -72,6 +73,7 @@ mod tensor_file;
 mod watch;
 mod write;
 
+pub use export::write_safetensors;
 pub use manager::{CheckpointManager, Checkpointed};
 pub use run::RunId;
 pub use snapshot::Snapshot;
