@@ -128,8 +128,8 @@ impl<M> Model<M> {
     /// To resume training, save a checkpoint instead: it also has the optimizer's state and the position in the data.
     ///
     /// # Cost
-    /// Variables that are sharded, or split among tensor ranks, are joined one after another, so that one whole variable
-    /// is in memory at a time.
+    /// Variables that are sharded, or split among tensor ranks, are joined one after another, so that one whole
+    /// variable is in memory at a time.
     ///
     /// # Errors
     /// [`Error::Pretrained`] if the file cannot be written, with the chief's reason on other workers, as

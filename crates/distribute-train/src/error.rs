@@ -217,7 +217,8 @@ pub enum Error {
     /// Workers read different tensors of a checkpoint at the same time.
     #[cfg(feature = "checkpoint")]
     #[error(
-        "{name:?} is read from a checkpoint here while {other} reads another tensor; under a strategy that shards, every         worker must load the same parts, and read the same tensors in the same order"
+        "{name:?} is read from a checkpoint here while {other} reads another tensor; under a strategy that shards, \
+        every worker must load the same parts, and read the same tensors in the same order"
     )]
     LoadOrder {
         /// The tensor.
@@ -228,7 +229,8 @@ pub enum Error {
     /// A tensor of a checkpoint is read after its parts were restored.
     #[cfg(feature = "checkpoint")]
     #[error(
-        "{name:?} is not in memory: under a strategy that shards, tensors are read while the parts of a checkpoint are         loaded; read it there, or with Snapshot::read"
+        "{name:?} is not in memory: under a strategy that shards, tensors are read while the parts of a checkpoint are \
+        loaded; read it there, or with Snapshot::read"
     )]
     ReadLate {
         /// The tensor.

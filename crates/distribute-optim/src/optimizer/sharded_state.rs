@@ -28,9 +28,9 @@ impl<L: TensorLibrary> Optimizer<L> {
     }
 
     /// Calls `visit` with the name of every slot and with the whole of it, one after another, until it breaks. Slots of
-    /// sharded variables are gathered by the chief: in other processes `visit` gets `None` for them. Every process calls
-    /// this, outside `run`, and visits the same slots in the same order; if `visit` breaks, it must do so in all of
-    /// them.
+    /// sharded variables are gathered by the chief: in other processes `visit` gets `None` for them. Every process
+    /// calls this, outside `run`, and visits the same slots in the same order; if `visit` breaks, it must do so in all
+    /// of them.
     ///
     /// # Cost
     /// One whole slot is in memory at a time; with `zero1`, those of the variables that are exchanged together.

@@ -1,4 +1,4 @@
-//! A checkpoint that is being written, in a folder that is not a checkpoint yet.
+//! A checkpoint that is being written: to a temporary folder, synced, and then moved into place atomically.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,9 +8,10 @@ use serde_json::{Value, json};
 use super::disk::{Disk, Entry};
 use super::folder::{self, Found, LATEST};
 use super::manifest::{FORMAT, MANIFEST, Manifest};
-use super::read::STATE;
+use super::names::STATE;
+use super::run::RunId;
 use super::tensor_file::{self, Described};
-use super::write::SaveOptions;
+use crate::warning::warn;
 use crate::{Error, Result};
 
 /// A checkpoint without a manifest, in a temporary folder; in a store, where nothing is renamed, under its name.
@@ -26,6 +27,16 @@ pub(super) struct Draft<'a> {
     /// The folder's checkpoints.
     found: Vec<Found>,
     manifest: Manifest,
+}
+
+/// How a checkpoint is written.
+#[derive(Clone, Debug)]
+pub(super) struct SaveOptions {
+    pub(super) max_shard_bytes: usize,
+    pub(super) run: RunId,
+    /// Whether it is to be removed at the end of the training.
+    pub(super) backup: bool,
+    pub(super) stays: bool,
 }
 
 impl<'a> Draft<'a> {
@@ -157,4 +168,24 @@ fn publish(disk: &Disk, root: &Path, temporary: &Path, path: &Path) -> Result<()
     }
     disk.sync_folder(root)?;
     disk.remove_folder(&old)
+}
+
+/// Creates the folder again if it has been removed, but not its parent: if that is gone too, a disk has most likely
+/// been unmounted, and files written in its place would be hidden by the next mount.
+pub(super) fn ensure_folder(disk: &Disk, root: &Path, options: &SaveOptions) -> Result<()> {
+    if disk.exists(root)? {
+        return Ok(());
+    }
+    let create = || if disk.is_store(root) { Ok(()) } else { disk.create_folder(root) };
+    create().map_err(|error| match error {
+        Error::File { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
+            Error::FolderGone { folder: root.to_owned() }
+        }
+        other => other,
+    })?;
+    folder::claim(disk, root, Some(options.run), false)?;
+    let words =
+        "has been removed while the training that saves into it continues; it is made again with the newest checkpoint";
+    warn(&format!("the folder {} {words}", root.display()));
+    Ok(())
 }

@@ -19,8 +19,8 @@ use serde_json::Value;
 
 use super::disk::Disk;
 use super::run::RunId;
-use super::snapshot::{Snapshot, Stored};
-use super::survey::Survey;
+use super::stored::Stored;
+use super::survey::{Place, Survey};
 use super::task::{Task, everywhere};
 use super::tensor_file::{dtype_from, dtype_of};
 use crate::chief::bytes_from_chief;
@@ -59,18 +59,23 @@ struct Contents {
     tensors: HashMap<String, Vec<(String, Dtype, Vec<usize>)>>,
 }
 
-/// Returns the snapshot whose tensors are read from what the chief has found; `None` if that is nothing. Every worker
-/// calls this.
-pub(super) fn snapshot(
+/// A checkpoint that is being restored.
+#[derive(Debug)]
+pub(super) struct Inflow {
+    pub(super) step: u64,
+    pub(super) run: RunId,
+    pub(super) state: BTreeMap<String, Value>,
+    pub(super) source: Source,
+}
+
+/// Returns the checkpoint that the chief has found on every worker; `None` if there is none. Every worker calls this.
+pub(super) fn begin(
     strategy: &Strategy,
     survey: Option<Survey>,
     disk: &Disk,
     patience: Duration,
-) -> Result<Option<Snapshot>> {
-    let contents = match &survey {
-        Some(survey) => Some(contents(survey)),
-        None => None,
-    };
+) -> Result<Option<Inflow>> {
+    let contents = survey.as_ref().map(contents);
     let contents = match strategy.topology().workers() {
         1 => contents,
         _ => {
@@ -92,16 +97,14 @@ pub(super) fn snapshot(
     }
     let (strategy, disk, survey) = (strategy.clone(), disk.clone(), survey.map(Arc::new));
     let open = Mutex::new(Some(Arc::new(Open { strategy, disk, patience, survey })));
-    let source = Arc::new(Source { tensors, open, failure: Mutex::new(None) });
-    Ok(Some(Snapshot { run: Some(run), state, source: Some(source), ..Snapshot::new(step) }))
+    let source = Source { tensors, open, failure: Mutex::new(None) };
+    Ok(Some(Inflow { step, run, state, source }))
 }
 
 fn contents(survey: &Survey) -> Contents {
     let found = &survey.found;
-    let of_group = |tensors: &BTreeMap<String, super::survey::Place>| {
-        let listed = |(name, place): (&String, &super::survey::Place)| {
-            (name.clone(), dtype_of(place.dtype), place.shape.clone())
-        };
+    let of_group = |tensors: &BTreeMap<String, Place>| {
+        let listed = |(name, place): (&String, &Place)| (name.clone(), dtype_of(place.dtype), place.shape.clone());
         tensors.iter().map(listed).collect()
     };
     let tensors = found.tensors.iter().map(|(group, tensors)| (group.clone(), of_group(tensors))).collect();

@@ -9,6 +9,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::disk::Disk;
+use super::draft::SaveOptions;
 use super::folder::{self, Retention};
 use super::lock::exclusively;
 use super::outflow::{self, Inlet, Sink};
@@ -16,7 +17,7 @@ use super::restore::{newest, streams};
 use super::run::RunId;
 use super::snapshot::Snapshot;
 use super::task::{TIMEOUT, Task};
-use super::write::{self, SaveOptions};
+use super::write;
 use crate::chief::from_chief;
 use crate::objects;
 use crate::warning::warn;

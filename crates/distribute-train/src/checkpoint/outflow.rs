@@ -13,12 +13,12 @@ use distribute_strategy::Strategy;
 use serde_json::Value;
 
 use super::disk::Disk;
-use super::draft::Draft;
+use super::draft::{Draft, SaveOptions, ensure_folder};
 use super::folder::{self, Retention};
-use super::snapshot::Stored;
+use super::names::{check_group, file_name};
+use super::stored::Stored;
 use super::task::{Awaited, LOOK, Task, everywhere};
 use super::tensor_file::Described;
-use super::write::{SaveOptions, check_group, ensure_folder, file_name};
 use crate::{Error, Result};
 
 /// A snapshot's end of the way to the writer. Workers other than the chief have no writer, and drop their tensors.

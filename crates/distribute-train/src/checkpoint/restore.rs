@@ -1,17 +1,19 @@
 //! Restoring from checkpoints.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use distribute_strategy::Strategy;
 use serde::de::DeserializeOwned;
 
 use super::disk::Disk;
+use super::inflow::{self, Inflow};
 use super::lock::exclusively;
 use super::manager::of_part;
 use super::run::RunId;
 use super::survey::Survey;
 use super::task::Task;
-use super::{CheckpointManager, Checkpointed, Snapshot, folder, inflow, read};
+use super::{CheckpointManager, Checkpointed, Snapshot, folder, read};
 use crate::chief::{bytes_from_chief, from_chief};
 use crate::objects;
 use crate::{Error, Result};
@@ -36,8 +38,9 @@ impl CheckpointManager {
     /// this. Nothing in the folder is changed. To save for the same run afterwards, call
     /// [`continue_run`](CheckpointManager::continue_run) with the snapshot's [`run`](Snapshot::run).
     ///
-    /// Under a strategy that shards, the chief checks all files before it overwrites anything, and then sends one tensor
-    /// at a time; the returned snapshot has no tensors.
+    /// Under a strategy that shards, the chief checks all files before anything is overwritten, and then sends one
+    /// tensor at a time; the returned snapshot has no tensors. If the disk fails between two of them, the parts are
+    /// restored in part: restore again.
     ///
     /// # Errors
     /// [`Error::Damaged`] if the checkpoint is not whole, [`Error::Format`] for another version, [`Error::File`] or
@@ -117,8 +120,8 @@ impl CheckpointManager {
     ) -> Result<Option<Snapshot>> {
         let snapshot = match found {
             Some(Found::InMemory(snapshot)) => shared(strategy, Some(snapshot))?,
-            Some(Found::OnDisk(survey)) => inflow::snapshot(strategy, Some(survey), &self.disk, self.write_timeout)?,
-            None if streams(strategy) => inflow::snapshot(strategy, None, &self.disk, self.write_timeout)?,
+            Some(Found::OnDisk(survey)) => self.lazy(strategy, Some(survey))?,
+            None if streams(strategy) => self.lazy(strategy, None)?,
             None => shared(strategy, None)?,
         };
         let Some(snapshot) = snapshot else { return Ok(None) };
@@ -131,6 +134,17 @@ impl CheckpointManager {
             source.close();
         }
         outcome.map(|()| Some(snapshot))
+    }
+
+    /// Returns a snapshot whose tensors are read when they are asked for.
+    fn lazy(&self, strategy: &Strategy, survey: Option<Survey>) -> Result<Option<Snapshot>> {
+        let inflow = inflow::begin(strategy, survey, &self.disk, self.write_timeout)?;
+        Ok(inflow.map(|Inflow { step, run, state, source }| Snapshot {
+            run: Some(run),
+            state,
+            source: Some(Arc::new(source)),
+            ..Snapshot::new(step)
+        }))
     }
 }
 

@@ -9,8 +9,7 @@ use distribute_device::{BufferRef, DType, bf16, f16};
 use distribute_strategy::Strategy;
 use distribute_values::TensorStorage;
 use parking_lot::Mutex;
-use safetensors::Dtype;
-use safetensors::tensor::{SafeTensors, View};
+use safetensors::tensor::SafeTensors;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -20,8 +19,8 @@ use super::inflow::Source;
 use super::outflow::Sink;
 use super::read;
 use super::run::RunId;
+use super::stored::{Stored, tensors_of};
 use super::task::{TIMEOUT, Task};
-use super::tensor_file::{Described, dtype_from, dtype_of};
 use crate::objects;
 use crate::{Error, Result};
 
@@ -30,9 +29,9 @@ use crate::{Error, Result};
 /// # Strategies that shard
 /// Under [`FullyShardedStrategy`](distribute_strategy::FullyShardedStrategy) no process holds all tensors of a
 /// checkpoint. While one is saved, tensors leave the snapshot as they come: [`put_whole`](Snapshot::put_whole) passes
-/// them on. While one is restored, each is read when it is asked for, and sent to all workers: every worker must ask for
-/// the same tensors in the same order, and gets [`Error::LoadOrder`] otherwise. Afterwards they can no longer be read
-/// ([`Error::ReadLate`]), except those that [`tensor`](Snapshot::tensor) has returned.
+/// them on. While one is restored, each is read when it is asked for, and sent to all workers: every worker must ask
+/// for the same tensors in the same order, and gets [`Error::LoadOrder`] otherwise. Afterwards they can no longer be
+/// read ([`Error::ReadLate`]), except those that [`tensor`](Snapshot::tensor) has returned.
 #[derive(Debug, Default)]
 pub struct Snapshot {
     pub(super) step: u64,
@@ -44,14 +43,6 @@ pub struct Snapshot {
     pub(super) sink: Option<Mutex<Sink>>,
     /// Where tensors are read, if they are not in memory.
     pub(super) source: Option<Arc<Source>>,
-}
-
-/// A tensor's bytes.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Stored {
-    pub(super) dtype: DType,
-    pub(super) shape: Vec<usize>,
-    pub(super) bytes: Vec<u8>,
 }
 
 impl Snapshot {
@@ -316,39 +307,5 @@ impl PartialEq for Snapshot {
         };
         let parts = |snapshot: &Snapshot| (snapshot.step, snapshot.run);
         sources && parts(self) == parts(other) && self.files == other.files && self.state == other.state
-    }
-}
-
-/// Returns the tensors of a safetensors document.
-pub(super) fn tensors_of(bytes: &[u8]) -> Result<Vec<(String, Stored)>, String> {
-    let tensors = SafeTensors::deserialize(bytes).map_err(|error| error.to_string())?;
-    let stored = |(name, tensor): (String, safetensors::tensor::TensorView<'_>)| {
-        let dtype = dtype_from(tensor.dtype()).ok_or_else(|| format!("{name} has type {:?}", tensor.dtype()))?;
-        Ok((name, Stored { dtype, shape: tensor.shape().to_vec(), bytes: tensor.data().to_vec() }))
-    };
-    tensors.tensors().into_iter().map(stored).collect()
-}
-
-impl Stored {
-    pub(super) fn described<'a>(&'a self, name: &'a str) -> Described<'a> {
-        Described { name, dtype: self.dtype, shape: &self.shape, bytes: self.bytes.len() }
-    }
-}
-
-impl View for &Stored {
-    fn dtype(&self) -> Dtype {
-        dtype_of(self.dtype)
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(&self.bytes)
-    }
-
-    fn data_len(&self) -> usize {
-        self.bytes.len()
     }
 }

@@ -9,9 +9,10 @@ use serde_json::Value;
 use super::disk::{Disk, Entry, Folder};
 use super::folder::read_manifest;
 use super::manifest::Manifest;
-use super::read::{STATE, damaged, group_of, of_another_length, retried, state_of, unreadable};
+use super::names::{STATE, group_of};
+use super::open::{damaged, of_another_length, retried, state_of, unreadable};
 use super::run::RunId;
-use super::snapshot::Stored;
+use super::stored::Stored;
 use super::tensor_file::{self, LENGTH_BYTES, Located};
 use crate::{Error, Result};
 
@@ -48,7 +49,8 @@ impl Survey {
     /// Reads all files of a checkpoint, and compares them with the manifest. Takes the memory of one buffer.
     ///
     /// # Errors
-    /// Those of [`read`](super::read::read).
+    /// [`Error::Damaged`] if it is not whole, [`Error::Format`] for another version, [`Error::File`] if it cannot be
+    /// read for other reasons.
     pub(super) fn of(disk: &Disk, path: &Path) -> Result<Survey> {
         let (found, folder) = retried(disk, path, |folder| surveyed(disk, folder, path))?;
         Ok(Survey { path: path.to_owned(), folder, found })

@@ -104,7 +104,7 @@ impl<T: Send + 'static> Task<T> {
     }
 }
 
-/// What the chief waits for while the other workers wait for the chief.
+/// Work that the chief waits for while the other workers wait for the chief.
 pub(super) trait Awaited: Sized {
     type Value;
 

@@ -116,7 +116,7 @@ pub(super) fn dtype_from(dtype: Dtype) -> Option<DType> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::snapshot::Stored;
+    use super::super::stored::Stored;
     use super::*;
 
     #[test]

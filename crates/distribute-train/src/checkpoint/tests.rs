@@ -8,8 +8,9 @@ use distribute_strategy::{MirroredStrategy, Strategy};
 use distribute_values::{Host, HostTensor, TensorStorage};
 
 use super::disk::Disk;
+use super::draft::SaveOptions;
 use super::folder::{self, Found};
-use super::write::{self, SaveOptions};
+use super::write;
 use super::*;
 use crate::{BoxError, Error};
 

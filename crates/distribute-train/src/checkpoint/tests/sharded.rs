@@ -349,6 +349,32 @@ fn a_disk_that_hangs_amid_a_save_is_told_to_all_workers() {
 }
 
 #[test]
+fn a_disk_that_waits_for_tensors_does_not_hang() {
+    /// Takes longer than an operation on the disk may.
+    struct Slow;
+    impl Checkpointed for Slow {
+        fn save(&self, strategy: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError> {
+            for name in ["a", "b"] {
+                std::thread::sleep(3 * LIMIT);
+                snapshot.put_whole::<Host, _>(strategy, "model", name, Some(HostTensor::scalar(7.0f32)))?;
+            }
+            std::thread::sleep(3 * LIMIT);
+            Ok(())
+        }
+        fn load(&self, _: &Strategy, _: &Snapshot) -> Result<(), BoxError> {
+            Ok(())
+        }
+    }
+    const LIMIT: Duration = Duration::from_millis(500);
+    let folder = folder_in_memory();
+    let strategy = in_parts(2);
+    let mut manager = manager(folder.path()).write_timeout(LIMIT);
+    manager.save(&strategy, 1, &[&Slow], &()).unwrap();
+    manager.finish_everywhere(&strategy).unwrap();
+    assert_eq!(steps(folder.path()), [1]);
+}
+
+#[test]
 fn one_name_for_two_tensors_is_an_error() {
     struct Twice;
     impl Checkpointed for Twice {

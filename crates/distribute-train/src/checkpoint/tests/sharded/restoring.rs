@@ -9,7 +9,7 @@ fn damage_is_found_before_anything_is_overwritten() {
         ("the last byte", |bytes| *bytes.last_mut().unwrap() ^= 1),
         ("the header", |bytes| bytes[12] ^= 1),
         ("its length", |bytes| bytes[6] ^= 1),
-        ("the end", |bytes| drop(bytes.pop())),
+        ("the end", |bytes| bytes.truncate(bytes.len() - 1)),
     ];
     for (what, damage) in damages {
         let folder = folder_in_memory();
@@ -136,4 +136,32 @@ fn tensors_are_read_while_parts_are_loaded_and_not_later() {
         snapshot.get::<Host, _>("extra", "y", &HostTensor::scalar(0.0f32)).unwrap_err().to_string()
     });
     assert!(told.iter().all(|error| error.contains("Snapshot::read")), "{told:?}");
+}
+
+#[test]
+fn a_file_that_changes_after_it_was_checked_is_an_error() {
+    /// Writes to the files of a checkpoint while it is loaded.
+    struct Writer(std::path::PathBuf);
+    impl Checkpointed for Writer {
+        fn save(&self, _: &Strategy, _: &mut Snapshot) -> Result<(), BoxError> {
+            Ok(())
+        }
+        fn load(&self, _: &Strategy, _: &Snapshot) -> Result<(), BoxError> {
+            for name in names(&self.0).into_iter().filter(|name| name.starts_with("model-")) {
+                let mut bytes = fs::read(self.0.join(&name))?;
+                *bytes.last_mut().ok_or("an empty file")? ^= 1;
+                fs::write(self.0.join(&name), bytes)?;
+            }
+            Ok(())
+        }
+    }
+    let folder = folder_in_memory();
+    let strategy = in_parts(2);
+    let trained = made(&strategy);
+    let mut manager = manager(folder.path());
+    save_in(&mut manager, &strategy, &trained, 1).unwrap();
+    let checkpoint = folder.path().join("step-00000001");
+    let writer = Writer(checkpoint.clone());
+    let error = manager.restore_from(&strategy, &checkpoint, &[&writer, &trained.0]).unwrap_err();
+    assert!(matches!(error, Error::Damaged { .. }) && error.to_string().contains("has changed since"), "{error}");
 }
