@@ -1,6 +1,7 @@
 //! Models in parts, in one process and in two: saved and restored one variable at a time.
 
 use std::ops::ControlFlow;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use distribute_cluster::Membership;
@@ -8,6 +9,7 @@ use distribute_optim::backend::Variable;
 use distribute_optim::{Adam, HostLoss, HostModel, Optimizer, Trainable};
 use distribute_strategy::{CommunicationOptions, FullyShardedStrategy, OneDeviceStrategy};
 use distribute_testkit::Ports;
+use parking_lot::Mutex;
 
 use super::super::disk::{Fault, Faults};
 use super::*;
@@ -350,28 +352,35 @@ fn a_disk_that_hangs_amid_a_save_is_told_to_all_workers() {
 
 #[test]
 fn a_disk_that_waits_for_tensors_does_not_hang() {
-    /// Takes longer than an operation on the disk may.
-    struct Slow;
+    /// Takes longer between two tensors than an operation on the disk may.
+    struct Slow(Mutex<mpsc::Sender<()>>);
     impl Checkpointed for Slow {
         fn save(&self, strategy: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError> {
-            for name in ["a", "b"] {
-                std::thread::sleep(3 * LIMIT);
-                snapshot.put_whole::<Host, _>(strategy, "model", name, Some(HostTensor::scalar(7.0f32)))?;
-            }
-            std::thread::sleep(3 * LIMIT);
-            Ok(())
+            snapshot.put_whole::<Host, _>(strategy, "model", "a", Some(HostTensor::scalar(7.0f32)))?;
+            self.0.lock().send(())?;
+            std::thread::sleep(4 * LIMIT);
+            Ok(snapshot.put_whole::<Host, _>(strategy, "model", "b", Some(HostTensor::scalar(8.0f32)))?)
         }
         fn load(&self, _: &Strategy, _: &Snapshot) -> Result<(), BoxError> {
             Ok(())
         }
     }
-    const LIMIT: Duration = Duration::from_millis(500);
+    const LIMIT: Duration = Duration::from_millis(300);
     let folder = folder_in_memory();
-    let strategy = in_parts(2);
-    let mut manager = manager(folder.path()).write_timeout(LIMIT);
-    manager.save(&strategy, 1, &[&Slow], &()).unwrap();
-    manager.finish_everywhere(&strategy).unwrap();
-    assert_eq!(steps(folder.path()), [1]);
+    let (send, receive) = mpsc::channel();
+    std::thread::scope(|scope| {
+        // Waits for the folder, and so for the disk of the manager that saves.
+        let root = folder.path();
+        let other = scope.spawn(move || {
+            receive.recv_timeout(AT_ONCE).unwrap();
+            manager(root).write_timeout(LIMIT).restore::<u64>(&one_device(), &[])
+        });
+        let strategy = in_parts(2);
+        let mut manager = manager(folder.path()).write_timeout(LIMIT);
+        manager.save(&strategy, 1, &[&Slow(Mutex::new(send))], &1).unwrap();
+        manager.finish_everywhere(&strategy).unwrap();
+        assert_eq!(other.join().unwrap().unwrap(), Some((1, 1)));
+    });
 }
 
 #[test]
