@@ -54,7 +54,7 @@ impl<L: TensorLibrary> Optimizer<L> {
     ///     Some(_) => { names.push(name.to_owned()); ControlFlow::Continue(()) }
     ///     None => ControlFlow::Break("the chief has it"),
     /// })?;
-    /// assert!(visited.is_continue() && names == ["w/momentum"]);
+    /// assert!(visited.is_continue() && names == ["w/velocity"]);
     /// # Ok::<(), HostError>(())
     /// ```
     pub fn visit_whole_slots<B>(
