@@ -242,14 +242,14 @@ impl CheckpointManager {
         let mut snapshot = Snapshot { run: Some(run), ..Snapshot::new(step) };
         if streams(strategy) {
             self.finish_everywhere(strategy)?;
-            snapshot.sink = Some(Mutex::new(self.sink(strategy, step, run)));
+            snapshot.sink = Some(Box::new(Mutex::new(self.sink(strategy, step, run))));
         }
         for part in parts {
             part.save(strategy, &mut snapshot).map_err(of_part)?;
         }
         snapshot.put_state(PROGRAM, program)?;
         if let Some(sink) = snapshot.sink.take() {
-            self.writing = sink.into_inner().end(strategy, snapshot.state)?;
+            self.writing = (*sink).into_inner().end(strategy, snapshot.state)?;
             return Ok(());
         }
         self.finish_everywhere(strategy)?;

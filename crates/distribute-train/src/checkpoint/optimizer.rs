@@ -46,7 +46,7 @@ impl<L: TensorLibrary> Checkpointed for Optimizer<L> {
         if !whole.is_empty() {
             self.set_sharded_slots(whole);
         }
-        if let Some((_, _, state)) = snapshot.bytes(OPTIMIZER, LIBRARY)? {
+        if let Some(state) = snapshot.bytes(OPTIMIZER, LIBRARY)? {
             self.set_library_state(&state).map_err(Classified::new)?;
         }
         if let Some(state) = snapshot.get_state::<OptimizerState>(OPTIMIZER)? {

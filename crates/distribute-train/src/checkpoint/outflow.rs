@@ -92,9 +92,10 @@ impl Sink {
         if let Some(told) = &self.told {
             return Err(Error::Chief(told.clone()));
         }
+        let is_writer = self.pieces.is_some();
         let room = match self.failure.take() {
             Some(error) => Err(error),
-            None => Ok(self.pieces.is_some().then(|| Room(&mut *self))),
+            None => Ok(is_writer.then_some(Room(&mut *self))),
         };
         let outcome = everywhere(strategy, room).map(drop);
         if let Err(error) = &outcome {

@@ -40,7 +40,7 @@ pub struct Snapshot {
     pub(super) files: BTreeMap<String, BTreeMap<String, Stored>>,
     pub(super) state: BTreeMap<String, Value>,
     /// Where tensors go, if they do not stay in memory. Only `&mut self` reaches it: the lock is never taken.
-    pub(super) sink: Option<Mutex<Sink>>,
+    pub(super) sink: Option<Box<Mutex<Sink>>>,
     /// Where tensors are read, if they are not in memory.
     pub(super) source: Option<Arc<Source>>,
 }
@@ -116,7 +116,7 @@ impl Snapshot {
         tensor: Option<T>,
     ) -> Result<()> {
         let outcome = tensor.map_or(Ok(()), |tensor| self.put(file, name, &tensor));
-        let Some(sink) = self.sink.as_mut().map(Mutex::get_mut) else { return outcome };
+        let Some(sink) = self.sink.as_mut().map(|sink| sink.get_mut()) else { return outcome };
         let outcome = match outcome {
             Err(error) if strategy.is_chief() => {
                 sink.fail(error);
@@ -180,16 +180,15 @@ impl Snapshot {
         Some((stored.dtype, &stored.shape, &stored.bytes))
     }
 
-    /// Returns a copy of the bytes of a file's tensor, with its type and shape; `None` if there is none of this name.
+    /// Returns a copy of the bytes of a file's tensor; `None` if there is none of this name.
     ///
     /// # Errors
     /// Under a strategy that shards, the errors of reading the checkpoint.
-    pub fn bytes(&self, file: &str, name: &str) -> Result<Option<(DType, Vec<usize>, Vec<u8>)>> {
+    pub fn bytes(&self, file: &str, name: &str) -> Result<Option<Vec<u8>>> {
         if !self.names(file).contains(&name) {
             return Ok(None);
         }
-        let Stored { dtype, shape, bytes } = self.stored(file, name, |_| Ok(()))?.into_owned();
-        Ok(Some((dtype, shape, bytes)))
+        Ok(Some(self.stored(file, name, |_| Ok(()))?.into_owned().bytes))
     }
 
     /// Returns the names of a file's tensors.
