@@ -26,9 +26,7 @@ impl<M: Module + Sync + 'static> Checkpointed for Model<M> {
                 true => variable.whole_on_chief(strategy),
                 false => whole(strategy, variable).map(Some),
             };
-            if let Some(whole) = whole.map_err(Classified::new)? {
-                snapshot.put::<Burn, _>(MODEL, variable.name(), &whole)?;
-            }
+            snapshot.put_whole::<Burn, _>(strategy, MODEL, variable.name(), whole.map_err(Classified::new)?)?;
         }
         Ok(())
     }

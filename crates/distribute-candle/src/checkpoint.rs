@@ -18,9 +18,8 @@ impl<M> Checkpointed for Model<M> {
         self.parameters.check_whole()?;
         self.audit(strategy).map_err(Classified::new)?;
         for variable in self.variables() {
-            if let Some(whole) = whole(strategy, variable).map_err(Classified::new)? {
-                snapshot.put::<Candle, _>(MODEL, variable.name(), &whole)?;
-            }
+            let whole = whole(strategy, variable).map_err(Classified::new)?;
+            snapshot.put_whole::<Candle, _>(strategy, MODEL, variable.name(), whole)?;
         }
         Ok(())
     }

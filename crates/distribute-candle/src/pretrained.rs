@@ -1,14 +1,16 @@
 //! Loading and saving of plain safetensors files, to exchange values with other programs.
 
 use std::collections::{BTreeSet, HashMap};
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 
 use candle_core::safetensors::BufferedSafetensors;
 use candle_core::{DType, Device, Tensor};
 use distribute_strategy::Strategy;
+use distribute_train::checkpoint::write_safetensors;
 use distribute_train::from_chief;
+use distribute_values::TensorStorage;
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::whole;
@@ -126,24 +128,28 @@ impl<M> Model<M> {
     /// To resume training, save a checkpoint instead: it also has the optimizer's state and the position in the data.
     ///
     /// # Cost
-    /// Variables that are split among tensor ranks are joined one after another; the chief keeps the joined ones until
-    /// the file is written.
+    /// Variables that are sharded, or split among tensor ranks, are joined one after another, so that one whole
+    /// variable is in memory at a time.
     ///
     /// # Errors
-    /// [`Error::Pretrained`] if the file cannot be written, with the chief's reason on other workers;
-    /// [`Error::Collective`] if a worker is missing or fails.
+    /// [`Error::Pretrained`] if the file cannot be written, with the chief's reason on other workers, as
+    /// [`Error::Train`]; [`Error::Collective`] if a worker is missing or fails.
     ///
     /// # Examples
     /// See [`load_safetensors`](Model::load_safetensors).
     pub fn save_safetensors(&self, strategy: &Strategy, path: impl AsRef<Path>) -> Result<()> {
-        let mut tensors = HashMap::new();
+        let (path, mut tensors) = (path.as_ref(), Vec::new());
         for variable in self.variables() {
-            if let Some(whole) = whole(strategy, variable)?.filter(|_| strategy.is_chief()) {
-                tensors.insert(variable.name().to_owned(), whole.detach());
-            }
+            let dtype = TensorStorage::dtype(&variable.components()[0])?;
+            tensors.push((variable.name(), dtype, variable.shape()));
         }
-        let outcome = if strategy.is_chief() { write(path.as_ref(), &tensors) } else { Ok(()) };
-        from_chief(strategy, outcome)
+        let gather = |index: usize| -> Result<_> { whole(strategy, &self.variables()[index]) };
+        write_safetensors::<Candle, _, Error>(strategy, path, &tensors, gather).map_err(|error| match error {
+            Error::Train(distribute_train::Error::File { source, .. }) => {
+                Error::Pretrained { path: path.to_owned(), problem: source.to_string() }
+            }
+            other => other,
+        })
     }
 
     fn has_optimizer(&self) -> bool {
@@ -230,26 +236,6 @@ fn fits(value: &Tensor, converted: &Tensor) -> Result<bool> {
     let elements = |tensor: &Tensor| tensor.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>();
     let (value, converted) = (elements(value)?, elements(converted)?);
     Ok(value.iter().zip(converted).all(|(value, converted)| converted.is_finite() || !value.is_finite()))
-}
-
-fn write(path: &Path, tensors: &HashMap<String, Tensor>) -> Result<()> {
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".tmp-{}", std::process::id()));
-    let beside = PathBuf::from(beside);
-    let written = candle_core::safetensors::save(tensors, &beside).map_err(|error| error.to_string()).and_then(|()| {
-        let commit = || {
-            File::open(&beside)?.sync_all()?;
-            fs::rename(&beside, path)?;
-            // The new name is durable only when its folder is synced too.
-            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-            File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
-        };
-        commit().map_err(|error: std::io::Error| error.to_string())
-    });
-    written.map_err(|problem| {
-        drop(fs::remove_file(&beside));
-        Error::Pretrained { path: path.to_owned(), problem }
-    })
 }
 
 fn has_16_bits(variable: &Variable) -> bool {

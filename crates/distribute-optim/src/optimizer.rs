@@ -7,7 +7,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use distribute_collectives::{Compression, FusedAllReduce, FusionOptions};
-use distribute_strategy::Strategy;
 use distribute_values::{Aggregation, DistributedVariable, VariableOptions};
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +16,6 @@ use crate::gradient::{Clip, LossScale, Scaling};
 use crate::library::{bytes, dtype, len, wide};
 use crate::rule::{OptimizerDescription, UpdateRule};
 use crate::settings::{FixedSettings, Settings};
-use crate::sharding::whole_on_chief;
 use crate::step_counts::SavedCounts;
 use crate::{Error, Parameters, ShardLayout, StepCounts, TensorLibrary, Trainable, Variable, is_short, tensor_split};
 
@@ -431,41 +429,6 @@ impl<L: TensorLibrary> Optimizer<L> {
                 (scaling.scale, scaling.good_steps) = (scale, state.good_steps);
             }
         }
-    }
-
-    /// Calls `visit` with the name of every slot and with the whole of it, one after another; those of sharded
-    /// variables are gathered by the chief, and visited in its process only. Every process calls this, outside `run`.
-    ///
-    /// # Errors
-    /// [`Error::Torn`] if a failed step has left no replica with complete state; the collective's error if a process is
-    /// missing or fails.
-    pub fn visit_whole_slots(
-        &self,
-        strategy: &Strategy,
-        mut visit: impl FnMut(&str, &L::Tensor),
-    ) -> Result<(), L::Error> {
-        self.states.check()?;
-        if self.sharded {
-            for (name, slot) in self.gathered_slots(&strategy.groups())? {
-                visit(&name, &slot);
-            }
-        }
-        for (variable, slots) in self.parameters.variables().iter().zip(&self.slots) {
-            for slot in slots {
-                let (name, components) = (slot.name(), slot.components());
-                match variable.layout() {
-                    None => visit(name, &tensor_split::whole::<L, _>(components, variable.tensor_split())?),
-                    Some(layout) => {
-                        if let Some(whole) =
-                            whole_on_chief::<L>(strategy, name, (layout, variable.tensor_split()), components)?
-                        {
-                            visit(name, &whole);
-                        }
-                    }
-                }
-            }
-        }
-        Ok(())
     }
 
     /// Restores all slots except [sharded ones](Optimizer::sharded_slots) from whole values. `saved` returns the value

@@ -54,18 +54,29 @@
 //! `tf.train.CheckpointManager`; the file format is Hugging Face's.
 
 mod disk;
+mod draft;
+mod export;
 mod folder;
+mod inflow;
 mod lock;
 mod manager;
 mod manifest;
+mod names;
+mod open;
 mod optimizer;
+mod outflow;
 mod read;
+mod restore;
 mod run;
 mod snapshot;
+mod stored;
+mod survey;
 mod task;
+mod tensor_file;
 mod watch;
 mod write;
 
+pub use export::write_safetensors;
 pub use manager::{CheckpointManager, Checkpointed};
 pub use run::RunId;
 pub use snapshot::Snapshot;

@@ -205,6 +205,37 @@ pub enum Error {
         /// The mismatch.
         problem: String,
     },
+    /// A checkpoint that is written while it is saved was given two tensors of one name.
+    #[cfg(feature = "checkpoint")]
+    #[error("the checkpoint's {file} has a tensor {name:?} already; give each tensor a name of its own")]
+    PutTwice {
+        /// The group of tensors, such as `model`.
+        file: String,
+        /// The tensor.
+        name: String,
+    },
+    /// Workers read different tensors of a checkpoint at the same time.
+    #[cfg(feature = "checkpoint")]
+    #[error(
+        "{name:?} is read from a checkpoint here while {other} reads another tensor; under a strategy that shards, \
+        every worker must load the same parts, and read the same tensors in the same order"
+    )]
+    LoadOrder {
+        /// The tensor.
+        name: String,
+        /// The name of a rank that reads another one.
+        other: String,
+    },
+    /// A tensor of a checkpoint is read after its parts were restored.
+    #[cfg(feature = "checkpoint")]
+    #[error(
+        "{name:?} is not in memory: under a strategy that shards, tensors are read while the parts of a checkpoint are \
+        loaded; read it there, or with Snapshot::read"
+    )]
+    ReadLate {
+        /// The tensor.
+        name: String,
+    },
     /// No new checkpoint has been saved within the limit.
     #[cfg(feature = "checkpoint")]
     #[error(

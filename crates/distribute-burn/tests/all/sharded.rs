@@ -8,7 +8,7 @@ use burn::optim::{AdamConfig, ModuleOptimizer, SgdConfig};
 use burn::tensor::{Device, Tensor};
 use distribute_burn::{Adam, BurnContext, BurnStrategy, Clip, Error, Lamb, Model, Optimizer, Sgd};
 use distribute_strategy::Strategy;
-use distribute_train::checkpoint::{Checkpointed, Snapshot};
+use distribute_train::checkpoint::{CheckpointManager, Checkpointed, Snapshot};
 use distribute_values::PerReplica;
 
 use crate::common::*;
@@ -197,16 +197,28 @@ fn a_checkpoint_is_restored_on_other_numbers_of_replicas_and_other_strategies() 
     let model = scope::<Attention>(&from);
     let optimizer = Adam::new(0.01).build(&model).unwrap();
     train(&from, &model, &optimizer, 3);
-    let mut snapshot = Snapshot::new(3);
-    model.save(&from, &mut snapshot).unwrap();
-    optimizer.save(&from, &mut snapshot).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    // Files of some variables each.
+    let manager = || CheckpointManager::new(folder.path()).max_shard_bytes(300);
+    let mut saving = manager();
+    saving.save(&from, 3, &[&model, &optimizer], &()).unwrap();
+    saving.finish().unwrap();
+    assert!(folder.path().join("step-00000003/model.safetensors.index.json").exists());
+    // What is written is what a snapshot in memory has.
+    let mut expected = Snapshot::new(3);
+    model.save(&from, &mut expected).unwrap();
+    optimizer.save(&from, &mut expected).unwrap();
+    let read = Snapshot::read(folder.path().join("step-00000003")).unwrap();
+    for file in ["model", "optimizer"] {
+        assert_eq!(read.names(file), expected.names(file));
+        assert!(expected.names(file).iter().all(|name| read.tensor(file, name) == expected.tensor(file, name)));
+    }
     let parameters = wholes(&from, &model);
     let losses = train(&from, &model, &optimizer, 3);
     for (to, exact) in [(sharded(2), true), (mirrored(2), true), (sharded(3), false), (one(), false)] {
         let restored = scope::<Attention>(&to);
         let optimizer = Adam::new(0.5).build(&restored).unwrap();
-        restored.load(&to, &snapshot).unwrap();
-        optimizer.load(&to, &snapshot).unwrap();
+        manager().restore::<()>(&to, &[&restored, &optimizer]).unwrap().unwrap();
         assert_eq!(wholes(&to, &restored), parameters);
         let continued = train(&to, &restored, &optimizer, 3);
         if exact {

@@ -336,9 +336,10 @@ fn a_master_copy_keeps_what_16_bits_would_lose() {
     }
     let mut masters = Vec::new();
     let visited = optimizer.visit_whole_slots(&strategy, |name, slot| {
-        masters.push((name.to_owned(), slot.flatten_all().unwrap().to_vec1::<f32>().unwrap()));
+        masters.push((name.to_owned(), slot.unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap()));
+        std::ops::ControlFlow::<()>::Continue(())
     });
-    visited.unwrap();
+    assert!(visited.unwrap().is_continue());
     let sharded = masters.into_iter().find(|(name, _)| name == "fc.weight/master").unwrap().1;
     assert_eq!(sharded, master);
 }

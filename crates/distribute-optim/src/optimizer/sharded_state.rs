@@ -1,16 +1,19 @@
 //! Conversion of sharded state to whole tensors for checkpoints, and back.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::ops::ControlFlow;
 
 use distribute_collectives::schedule::part;
 use distribute_collectives::{Bucket, ProcessGroup, on_each_local_rank};
 use distribute_device::{BufferRef, DType, Element};
+use distribute_strategy::Strategy;
 use distribute_values::TensorStorage;
 
 use super::{Optimizer, filled_like};
 use crate::exchange::SlotShard;
 use crate::library::{dtype, wide};
 use crate::plan::Plan;
+use crate::sharding::whole_on_chief;
 use crate::{Error, TensorLibrary, Variable, is_short, tensor_split};
 
 /// The whole slots of one variable, in the order of [`UpdateRule::slots`](crate::UpdateRule::slots).
@@ -24,35 +27,107 @@ impl<L: TensorLibrary> Optimizer<L> {
         Ok(slots.map(|slot| format!("{}/{slot}", variable.name())).collect())
     }
 
-    /// Returns every slot as one tensor, gathered from the replicas that have its parts. Every process calls this.
-    pub(super) fn gathered_slots(&self, groups: &[ProcessGroup]) -> Result<Vec<(String, L::Tensor)>, L::Error> {
-        let mut all = Vec::new();
-        let mut gathered: HashMap<usize, Vec<L::Tensor>> = HashMap::new();
+    /// Calls `visit` with the name of every slot and with the whole of it, one after another, until it breaks. Slots of
+    /// sharded variables are gathered by the chief: in other processes `visit` gets `None` for them. Every process
+    /// calls this, outside `run`, and visits the same slots in the same order; if `visit` breaks, it must do so in all
+    /// of them.
+    ///
+    /// # Cost
+    /// One whole slot is in memory at a time; with `zero1`, those of the variables that are exchanged together.
+    ///
+    /// # Errors
+    /// [`Error::Torn`] if a failed step has left no replica with complete state; the collective's error if a process is
+    /// missing or fails.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::ops::ControlFlow;
+    /// use distribute_optim::{HostError, HostModel, Sgd};
+    /// use distribute_strategy::Strategy;
+    /// use distribute_values::HostTensor;
+    ///
+    /// let strategy = Strategy::default_strategy()?;
+    /// let model = HostModel::new(&strategy, [("w", HostTensor::new(&[3], vec![0.5; 3])?)])?;
+    /// let optimizer = Sgd::new(0.1).momentum(0.9).build(&model)?;
+    /// let mut names = Vec::new();
+    /// let visited = optimizer.visit_whole_slots(&strategy, |name, slot| match slot {
+    ///     Some(_) => { names.push(name.to_owned()); ControlFlow::Continue(()) }
+    ///     None => ControlFlow::Break("the chief has it"),
+    /// })?;
+    /// assert!(visited.is_continue() && names == ["w/velocity"]);
+    /// # Ok::<(), HostError>(())
+    /// ```
+    pub fn visit_whole_slots<B>(
+        &self,
+        strategy: &Strategy,
+        mut visit: impl FnMut(&str, Option<L::Tensor>) -> ControlFlow<B>,
+    ) -> Result<ControlFlow<B>, L::Error> {
+        self.states.check()?;
+        if self.sharded
+            && let ControlFlow::Break(broken) = self.visit_gathered_slots(&strategy.groups(), &mut visit)?
+        {
+            return Ok(ControlFlow::Break(broken));
+        }
+        for (variable, slots) in self.parameters.variables().iter().zip(&self.slots) {
+            for slot in slots {
+                let (name, components) = (slot.name(), slot.components());
+                let split = variable.tensor_split();
+                let whole = match variable.layout() {
+                    None => Some(tensor_split::whole::<L, _>(components, split)?),
+                    Some(layout) => whole_on_chief::<L>(strategy, name, (layout, split), components)?,
+                };
+                if let ControlFlow::Break(broken) = visit(name, whole) {
+                    return Ok(ControlFlow::Break(broken));
+                }
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Visits the slots of which every replica has a part (`zero1`), gathered bucket by bucket.
+    fn visit_gathered_slots<B>(
+        &self,
+        groups: &[ProcessGroup],
+        visit: &mut impl FnMut(&str, Option<L::Tensor>) -> ControlFlow<B>,
+    ) -> Result<ControlFlow<B>, L::Error> {
+        let mut visit_all = |variable: &Variable<L>, tensors: Vec<L::Tensor>| {
+            for (name, tensor) in self.slot_names(variable)?.iter().zip(tensors) {
+                if let ControlFlow::Break(broken) = visit(name, Some(tensor)) {
+                    return Ok::<_, L::Error>(ControlFlow::Break(broken));
+                }
+            }
+            Ok(ControlFlow::Continue(()))
+        };
+        let mut seen = HashSet::new();
         if let Some(plan) = self.states.plan.get() {
             for (index, bucket) in plan.gradients().iter().enumerate() {
                 let slots = match bucket.dtype {
                     DType::F64 => self.gather_bucket::<f64>(groups, plan, index)?,
                     _ => self.gather_bucket::<f32>(groups, plan, index)?,
                 };
-                for (variable, tensors) in slots {
-                    gathered.insert(variable, tensors);
+                for (index, tensors) in slots {
+                    seen.insert(index);
+                    let visited = visit_all(&self.parameters.variables()[index], tensors)?;
+                    if visited.is_break() {
+                        return Ok(visited);
+                    }
                 }
             }
         }
         let variables = self.parameters.variables().iter().enumerate();
-        let flat = |(_, variable): &(usize, &Variable<L>)| variable.is_trainable() && variable.layout().is_none();
-        for (index, variable) in variables.filter(flat) {
+        let flat = variables.filter(|(_, variable)| variable.is_trainable() && variable.layout().is_none());
+        // Those that have not got a gradient.
+        for (_, variable) in flat.filter(|(index, _)| !seen.contains(index)) {
             let component = &tensor_split::whole::<L, _>(variable.components(), variable.tensor_split())?;
-            let initial = || -> Result<Vec<L::Tensor>, L::Error> {
-                // The variable has not got a gradient.
-                let slot = |slot: &&str| filled_like::<L>(component, self.rule.initial(slot));
-                let master = is_short(dtype::<L>(component)?).then(|| wide::<L>(component));
-                self.rule.slots().iter().map(slot).chain(master).collect()
-            };
-            let tensors = gathered.remove(&index).map_or_else(initial, Ok)?;
-            all.extend(self.slot_names(variable)?.into_iter().zip(tensors));
+            let slot = |slot: &&str| filled_like::<L>(component, self.rule.initial(slot));
+            let master = is_short(dtype::<L>(component)?).then(|| wide::<L>(component));
+            let initial: Vec<L::Tensor> = self.rule.slots().iter().map(slot).chain(master).collect::<Result<_, _>>()?;
+            let visited = visit_all(variable, initial)?;
+            if visited.is_break() {
+                return Ok(visited);
+            }
         }
-        Ok(all)
+        Ok(ControlFlow::Continue(()))
     }
 
     /// Returns the slots of the variables of one bucket.

@@ -1,5 +1,6 @@
 //! Variables that are split among tensor ranks, and whose parts are sharded over replicas.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -118,9 +119,10 @@ fn values(strategy: &Strategy, model: &SplitModel, optimizer: &Optimizer<Host>) 
         all.push((variable.name().to_owned(), whole.to_elements().unwrap()));
     }
     let visited = optimizer.visit_whole_slots(strategy, |name, slot| {
-        all.push((name.to_owned(), slot.to_elements().unwrap()));
+        all.push((name.to_owned(), slot.unwrap().to_elements().unwrap()));
+        ControlFlow::<()>::Continue(())
     });
-    visited.unwrap();
+    assert!(visited.unwrap().is_continue());
     all
 }
 

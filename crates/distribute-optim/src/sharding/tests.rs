@@ -1,3 +1,4 @@
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use distribute_strategy::{CommunicationOptions, FullyShardedStrategy, MirroredStrategy};
@@ -68,9 +69,10 @@ fn values(strategy: &Strategy, model: &HostModel, optimizer: &Optimizer<Host>) -
         })
         .collect();
     let visited = optimizer.visit_whole_slots(strategy, |name, slot| {
-        all.push((name.to_owned(), slot.to_elements().unwrap()));
+        all.push((name.to_owned(), slot.unwrap().to_elements().unwrap()));
+        ControlFlow::<()>::Continue(())
     });
-    visited.unwrap();
+    assert!(visited.unwrap().is_continue());
     all
 }
 

@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,6 +22,8 @@ use crate::{Error, Result};
 
 #[cfg(test)]
 mod faults;
+#[cfg(not(test))]
+mod no_faults;
 #[cfg_attr(unix, path = "disk/unix.rs")]
 #[cfg_attr(not(unix), path = "disk/by_path.rs")]
 mod system;
@@ -39,11 +41,13 @@ struct UnderWay {
     verb: &'static str,
     path: PathBuf,
     since: Instant,
+    /// Whether it is not the disk that is waited for.
+    rests: bool,
 }
 
 impl Default for UnderWay {
     fn default() -> UnderWay {
-        UnderWay { verb: "starting with", path: PathBuf::new(), since: Instant::now() }
+        UnderWay { verb: "starting with", path: PathBuf::new(), since: Instant::now(), rests: false }
     }
 }
 
@@ -70,7 +74,8 @@ impl Disk {
     /// Returns the operation in progress, such as `writing model.safetensors`, and how long it has taken so far.
     pub(super) fn under_way(&self) -> (String, Duration) {
         let now = self.under_way.lock();
-        (format!("{} {}", now.verb, now.path.display()), now.since.elapsed())
+        let waited = if now.rests { Duration::ZERO } else { now.since.elapsed() };
+        (format!("{} {}", now.verb, now.path.display()), waited)
     }
 
     /// Adopts the operation of another user of the disk while this one waits for it.
@@ -88,7 +93,13 @@ impl Disk {
 
     /// Records the operation in progress from now on.
     pub(super) fn begin(&self, verb: &'static str, path: &Path) {
-        *self.under_way.lock() = UnderWay { verb, path: path.to_owned(), since: Instant::now() };
+        *self.under_way.lock() = UnderWay { verb, path: path.to_owned(), since: Instant::now(), rests: false };
+    }
+
+    /// Records that the disk has nothing to do until the next operation, so that no wait takes it for hanging.
+    pub(super) fn rest(&self) {
+        let mut now = self.under_way.lock();
+        (now.since, now.rests) = (Instant::now(), true);
     }
 
     /// Runs an operation like [`Disk::step`], and adds the path to its error.
@@ -145,33 +156,55 @@ impl Disk {
 
     /// Writes a new file and syncs it. In a store, it replaces an object of the same name when it is complete.
     pub(super) fn write(&self, path: &Path, bytes: &[u8]) -> Result<Entry> {
-        let entry = Entry { bytes: bytes.len() as u64, crc32c: crc32c::crc32c(bytes) };
+        self.write_pieces(path, &[bytes])
+    }
+
+    /// Writes a new file like [`Disk::write`], of pieces that lie one after another in it.
+    pub(super) fn write_pieces(&self, path: &Path, pieces: &[&[u8]]) -> Result<Entry> {
+        let length: usize = pieces.iter().map(|piece| piece.len()).sum();
+        let crc32c = pieces.iter().fold(0, |crc, piece| crc32c::crc32c_append(crc, piece));
+        let entry = Entry { bytes: length as u64, crc32c };
         if let Some(object) = self.object(path)? {
-            return self.write_object(&object, path, bytes).map(|()| entry);
+            return self.write_object(&object, path, pieces, length).map(|()| entry);
         }
         let mut file = self.named("making", path, || OpenOptions::new().write(true).create_new(true).open(path))?;
+        let mut unsynced = 0;
         // Written in parts, so that a slow disk can be told from one that hangs.
-        for part in bytes.chunks(PART_BYTES) {
+        for part in pieces.iter().flat_map(|piece| piece.chunks(PART_BYTES)) {
             let torn = self.faults.torn(part);
             if let Some(torn) = torn {
                 drop(file.write_all(torn));
             }
             self.named("writing", path, || file.write_all(part))?;
-            if bytes.len() > PART_BYTES {
+            unsynced += part.len();
+            if unsynced >= PART_BYTES {
                 self.named("syncing", path, || file.sync_data())?;
+                unsynced = 0;
             }
         }
         self.named("syncing", path, || file.sync_all())?;
         Ok(entry)
     }
 
-    fn write_object(&self, object: &Object, path: &Path, bytes: &[u8]) -> Result<()> {
-        if bytes.len() <= objects::PART_BYTES {
-            return self.named("writing", path, || object.write(bytes));
+    fn write_object(&self, object: &Object, path: &Path, pieces: &[&[u8]], length: usize) -> Result<()> {
+        if length <= objects::PART_BYTES {
+            return self.named("writing", path, || object.write(&pieces.concat()));
         }
         let mut upload = self.named("making", path, || object.upload())?;
-        for part in bytes.chunks(objects::PART_BYTES) {
-            self.named("writing", path, || upload.push(part))?;
+        let mut part = Vec::with_capacity(objects::PART_BYTES);
+        for mut piece in pieces.iter().copied() {
+            while !piece.is_empty() {
+                let (now, later) = piece.split_at(piece.len().min(objects::PART_BYTES - part.len()));
+                part.extend_from_slice(now);
+                piece = later;
+                if part.len() == objects::PART_BYTES {
+                    self.named("writing", path, || upload.push(&part))?;
+                    part.clear();
+                }
+            }
+        }
+        if !part.is_empty() {
+            self.named("writing", path, || upload.push(&part))?;
         }
         self.named("completing", path, || upload.finish())
     }
@@ -214,6 +247,15 @@ impl Disk {
             })?;
         }
         self.remove_folder(from)
+    }
+
+    /// Gives a file of a folder another name. In a store, the object is copied, and then removed.
+    pub(super) fn rename_file(&self, from: &Path, to: &Path) -> Result<()> {
+        let (Some(object), Some(other)) = (self.object(from)?, self.object(to)?) else {
+            return self.named("renaming to", to, || fs::rename(from, to));
+        };
+        self.named("copying to", to, || object.copy(&other))?;
+        self.remove_file(from)
     }
 
     /// Exchanges two names atomically; returns whether the system and the file system support it.
@@ -313,6 +355,45 @@ impl Disk {
         }
     }
 
+    /// Reads a part of a regular file in a folder, from a position on, into the whole of `bytes`.
+    pub(super) fn read_at(
+        &self,
+        folder: &Folder,
+        path: &Path,
+        name: &str,
+        start: u64,
+        bytes: &mut [u8],
+    ) -> io::Result<()> {
+        let path = path.join(name);
+        let folder = match folder {
+            Folder::Local(folder) => folder,
+            Folder::Objects(folder) => {
+                let mut at = start;
+                for part in bytes.chunks_mut(objects::PART_BYTES) {
+                    let end = at + part.len() as u64;
+                    let read = self.step("reading", &path, || folder.read(name, at..end))?;
+                    if read.len() != part.len() {
+                        return Err(shorter());
+                    }
+                    part.copy_from_slice(&read);
+                    at = end;
+                }
+                return Ok(());
+            }
+        };
+        let mut file = self.step("opening", &path, || {
+            let mut file = folder.file(name)?;
+            if !file.metadata()?.is_file() {
+                return Err(not_regular());
+            }
+            file.seek(SeekFrom::Start(start))?;
+            Ok(file)
+        })?;
+        let outcome =
+            bytes.chunks_mut(PART_BYTES).try_for_each(|part| self.step("reading", &path, || file.read_exact(part)));
+        outcome.map_err(|error| if error.kind() == io::ErrorKind::UnexpectedEof { shorter() } else { error })
+    }
+
     /// Reads an object of a folder in parts; nothing is allocated for one of more than `most` bytes.
     fn read_object(&self, folder: &objects::Folder, path: &Path, name: &str, most: u64) -> io::Result<Vec<u8>> {
         let length = self.step("opening", path, || folder.length(name))?;
@@ -375,33 +456,13 @@ fn list(path: &Path) -> io::Result<Vec<OsString>> {
 /// The object by which the writer of a checkpoint takes the name of its folder in a store.
 pub(super) const TAKEN: &str = ".folder";
 
+fn shorter() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "it has become shorter while it is read")
+}
+
 fn not_regular() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "it is not a regular file")
 }
 
 /// Bytes that are written or read at once: seconds on a slow disk.
 const PART_BYTES: usize = 64 << 20;
-
-#[cfg(not(test))]
-mod no_faults {
-    use std::io;
-    use std::path::Path;
-
-    /// Outside tests, no faults are injected.
-    #[derive(Clone, Debug, Default)]
-    pub(super) struct Faults;
-
-    impl Faults {
-        pub(super) fn before(&self, _: &'static str, _: &Path) -> io::Result<()> {
-            Ok(())
-        }
-
-        pub(super) fn torn<'a>(&self, _: &'a [u8]) -> Option<&'a [u8]> {
-            None
-        }
-
-        pub(super) fn exchange(&self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-}

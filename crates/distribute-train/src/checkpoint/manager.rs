@@ -4,31 +4,37 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use distribute_strategy::Strategy;
+use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::disk::Disk;
+use super::draft::SaveOptions;
 use super::folder::{self, Retention};
 use super::lock::exclusively;
-use super::read;
+use super::outflow::{self, Inlet, Sink};
+use super::restore::{newest, streams};
 use super::run::RunId;
 use super::snapshot::Snapshot;
 use super::task::{TIMEOUT, Task};
-use super::write::{self, SaveOptions};
-use crate::chief::{bytes_from_chief, from_chief};
+use super::write;
+use crate::chief::from_chief;
 use crate::objects;
 use crate::warning::warn;
 use crate::{BoxError, Error, Result};
 
 /// The parts of a checkpoint: models, optimizers, and other types that implement this.
 pub trait Checkpointed {
-    /// Adds the state to a snapshot. Every worker calls this, outside `run`, in the same order.
+    /// Adds the state to a snapshot. Every worker calls this, outside `run`, in the same order. Under a strategy that
+    /// shards, tensors are written as they are added: pass those that are gathered to
+    /// [`put_whole`](Snapshot::put_whole), which tells all workers if they cannot be.
     ///
     /// # Errors
     /// The tensor library's error if the state cannot be read.
     fn save(&self, strategy: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError>;
 
-    /// Restores the state, under any strategy. Every worker calls this, with the same snapshot.
+    /// Restores the state, under any strategy. Every worker calls this, with the same snapshot. Under a strategy that
+    /// shards, tensors are read when they are asked for, which every worker must do in the same order.
     ///
     /// # Errors
     /// If the snapshot does not fit.
@@ -57,13 +63,14 @@ pub trait Checkpointed {
 /// `tf.train.CheckpointManager`.
 #[derive(Debug)]
 pub struct CheckpointManager {
-    root: PathBuf,
+    pub(super) root: PathBuf,
     keep: usize,
     keep_every: Option<Duration>,
     /// When the last checkpoint that is kept for good was written.
     kept: Instant,
-    max_shard_bytes: usize,
-    write_timeout: Duration,
+    /// `None` for the default, which depends on the strategy.
+    max_shard_bytes: Option<usize>,
+    pub(super) write_timeout: Duration,
     sets_aside: bool,
     /// Whether the checkpoints are to be removed at the end of the training.
     backup: bool,
@@ -72,16 +79,9 @@ pub struct CheckpointManager {
     /// Whether the folder is known to belong to the run.
     claimed: bool,
     /// Sequence numbers in the run of checkpoints that were found damaged.
-    damaged: Vec<u64>,
+    pub(super) damaged: Vec<u64>,
     writing: Option<Task<()>>,
-    disk: Disk,
-}
-
-/// The chief's result of reading a folder.
-struct Restored {
-    snapshot: Option<Snapshot>,
-    run: Option<RunId>,
-    damaged: Vec<u64>,
+    pub(super) disk: Disk,
 }
 
 /// The key of the program's own state.
@@ -111,7 +111,7 @@ impl CheckpointManager {
             keep: 5,
             keep_every: None,
             kept: Instant::now(),
-            max_shard_bytes: 5_000_000_000,
+            max_shard_bytes: None,
             write_timeout: TIMEOUT,
             sets_aside: false,
             backup: false,
@@ -136,9 +136,10 @@ impl CheckpointManager {
         self
     }
 
-    /// Sets the maximum size of a tensor file, beyond which it is split. Default: 5 GB.
+    /// Sets the maximum size of a tensor file, beyond which it is split. A larger tensor has a file of its own.
+    /// Default: 5 GB; 1 GB under a strategy that shards, where the chief holds one file in memory.
     pub fn max_shard_bytes(mut self, bytes: usize) -> CheckpointManager {
-        self.max_shard_bytes = bytes.max(1);
+        self.max_shard_bytes = Some(bytes.max(1));
         self
     }
 
@@ -216,12 +217,17 @@ impl CheckpointManager {
     /// Takes a snapshot of all parts and starts writing it; returns as soon as the snapshot is taken. Every worker must
     /// call this.
     ///
+    /// Under a strategy that shards, tensors are written while the snapshot is taken, and the last file afterwards: the
+    /// chief never holds more than [`max_shard_bytes`](CheckpointManager::max_shard_bytes) and about three variables,
+    /// other workers one variable.
+    ///
     /// If the folder has been removed meanwhile, it is created again, with a warning. If its parent folder is also
     /// gone, for example because a disk has been unmounted, the save fails with [`Error::FolderGone`].
     ///
     /// # Errors
     /// - [`Error::Part`] if a part cannot be read, and [`Error::State`] if `program` cannot be written as JSON.
-    /// - On every worker, the error of writing the previous checkpoint.
+    /// - On every worker, the error of writing the previous checkpoint; under a strategy that shards, also that of
+    ///   writing this one so far.
     /// - [`Error::OtherWriter`], with the next save, if another process has claimed a folder of a store meanwhile.
     /// - With the first save, the errors of [`claim`](CheckpointManager::claim).
     /// - [`Error::Collective`] if a worker is missing or fails; it names the missing ones.
@@ -234,10 +240,18 @@ impl CheckpointManager {
     ) -> Result<()> {
         let run = self.claim(strategy)?;
         let mut snapshot = Snapshot { run: Some(run), ..Snapshot::new(step) };
+        if streams(strategy) {
+            self.finish_everywhere(strategy)?;
+            snapshot.sink = Some(Box::new(Mutex::new(self.sink(strategy, step, run))));
+        }
         for part in parts {
-            part.save(strategy, &mut snapshot).map_err(Error::Part)?;
+            part.save(strategy, &mut snapshot).map_err(of_part)?;
         }
         snapshot.put_state(PROGRAM, program)?;
+        if let Some(sink) = snapshot.sink.take() {
+            self.writing = (*sink).into_inner().end(strategy, snapshot.state)?;
+            return Ok(());
+        }
         self.finish_everywhere(strategy)?;
         if strategy.is_chief() {
             self.write(snapshot, run)?;
@@ -246,22 +260,40 @@ impl CheckpointManager {
     }
 
     fn write(&mut self, snapshot: Snapshot, run: RunId) -> Result<()> {
-        let stays = self.keep_every.is_some_and(|time| self.kept.elapsed() >= time);
-        if stays {
-            self.kept = Instant::now();
-        }
-        let options = SaveOptions { max_shard_bytes: self.max_shard_bytes, run, backup: self.backup, stays };
-        let keep = Retention { run, backup: self.backup, count: self.keep, damaged: self.damaged.clone() };
+        let (options, keep) = self.settings(run, MAX_FILE_BYTES);
         let (root, place) = (self.root.clone(), self.root.clone());
-        let what = format!("the checkpoint of step {}", snapshot.step);
+        let what = named(snapshot.step);
         let save = move |disk: &Disk| write::save(disk, &root, &snapshot, &options, &keep).map(drop);
         let work = move |disk: &Disk| exclusively(disk, &place, || save(disk));
         self.writing = Some(Task::start(&self.disk, what, self.write_timeout, work)?);
         Ok(())
     }
 
+    /// Starts to write a checkpoint whose tensors come one by one; workers other than the chief drop theirs.
+    fn sink(&mut self, strategy: &Strategy, step: u64, run: RunId) -> Sink {
+        if !strategy.is_chief() {
+            return Sink::default();
+        }
+        let (options, keep) = self.settings(run, MAX_SHARDED_FILE_BYTES);
+        let root = self.root.clone();
+        let work = move |disk: &Disk, inlet: &Inlet| {
+            exclusively(disk, &root, || outflow::save(disk, &root, inlet, (step, &options), &keep))
+        };
+        Sink::start(&self.disk, named(step), self.write_timeout, work)
+    }
+
+    fn settings(&mut self, run: RunId, max_shard_bytes: usize) -> (SaveOptions, Retention) {
+        let stays = self.keep_every.is_some_and(|time| self.kept.elapsed() >= time);
+        if stays {
+            self.kept = Instant::now();
+        }
+        let max_shard_bytes = self.max_shard_bytes.unwrap_or(max_shard_bytes);
+        let options = SaveOptions { max_shard_bytes, run, backup: self.backup, stays };
+        (options, Retention { run, backup: self.backup, count: self.keep, damaged: self.damaged.clone() })
+    }
+
     /// Starts work on the chief's disk; other workers have none.
-    fn on_chief<T: Send + 'static>(
+    pub(super) fn on_chief<T: Send + 'static>(
         &self,
         strategy: &Strategy,
         what: &str,
@@ -355,78 +387,6 @@ impl CheckpointManager {
     pub fn read_newest(&self) -> Result<Option<Snapshot>> {
         self.alone("reading the newest checkpoint of", newest)
     }
-
-    /// Restores all parts from one checkpoint, which the chief reads, and returns its contents. Every worker must call
-    /// this. Nothing in the folder is changed. To save for the same run afterwards, call
-    /// [`continue_run`](CheckpointManager::continue_run) with the snapshot's [`run`](Snapshot::run).
-    ///
-    /// # Errors
-    /// [`Error::Damaged`] if the checkpoint is not whole, [`Error::Format`] for another version, [`Error::File`] or
-    /// [`Error::DiskHangs`] if it cannot be read; [`Error::Part`] if it does not fit a part; [`Error::Chief`] or
-    /// [`Error::ChiefsDisk`] on the other workers; [`Error::Collective`] if a worker is missing or fails.
-    pub fn restore_from(
-        &self,
-        strategy: &Strategy,
-        checkpoint: &Path,
-        parts: &[&dyn Checkpointed],
-    ) -> Result<Snapshot> {
-        let path = objects::resolved(checkpoint.to_owned());
-        let task = self.on_chief(strategy, "reading a checkpoint", move |disk| read::read(disk, &path));
-        let found = Task::wait_everywhere(strategy, task)?;
-        // The chief has read it, or all workers have got its error.
-        loaded(strategy, found, parts)?.ok_or_else(|| Error::Damaged {
-            path: checkpoint.to_owned(),
-            problem: "the chief has not read it".to_owned(),
-        })
-    }
-
-    /// Restores all parts from the newest whole checkpoint, which the chief reads, and returns its contents; `None` if
-    /// there are no checkpoints. Every worker must call this. Nothing in the folder is changed.
-    ///
-    /// # Errors
-    /// [`Error::NoneWhole`] if there are checkpoints and all are damaged; [`Error::SeveralRuns`] if they belong to
-    /// several runs; otherwise the errors of [`restore_from`](CheckpointManager::restore_from).
-    pub fn restore_newest(&self, strategy: &Strategy, parts: &[&dyn Checkpointed]) -> Result<Option<Snapshot>> {
-        let root = self.root.clone();
-        let work = move |disk: &Disk| newest(disk, &root);
-        let task = self.on_chief(strategy, "reading the newest checkpoint", work);
-        loaded(strategy, Task::wait_everywhere(strategy, task)?.flatten(), parts)
-    }
-
-    /// Restores all parts from the newest whole checkpoint, and returns its step and the program's own state; `None` if
-    /// there are no checkpoints. Checkpoints saved afterwards continue its run. Every worker must call this.
-    ///
-    /// # Errors
-    /// [`Error::NoneWhole`] if there are checkpoints and all are damaged, since a run is never silently started anew;
-    /// [`Error::SeveralRuns`] if they belong to several runs; [`Error::State`] if the program's state is not an `S`;
-    /// otherwise the errors of [`restore_from`](CheckpointManager::restore_from).
-    pub fn restore<S: DeserializeOwned>(
-        &mut self,
-        strategy: &Strategy,
-        parts: &[&dyn Checkpointed],
-    ) -> Result<Option<(u64, S)>> {
-        self.finish_everywhere(strategy)?;
-        let root = self.root.clone();
-        let work = move |disk: &Disk| {
-            // Remove what killed processes have left; no other process writes.
-            exclusively(disk, &root, || folder::clear(disk, &root))?;
-            let (snapshot, damaged) = folder::newest(disk, &root, |path| read::read(disk, path))?;
-            let run = snapshot.as_ref().map_or_else(|| folder::claimed_by(disk, &root), Snapshot::run);
-            Ok(Restored { snapshot, run, damaged })
-        };
-        let task = self.on_chief(strategy, "restoring the newest checkpoint", work);
-        let restored = Task::wait_everywhere(strategy, task)?;
-        let (snapshot, run, damaged) =
-            restored.map_or((None, None, Vec::new()), |Restored { snapshot, run, damaged }| (snapshot, run, damaged));
-        let snapshot = loaded(strategy, snapshot, parts)?;
-        self.damaged = damaged;
-        // A run that was stopped before its first checkpoint keeps its identity when restarted.
-        if let Some(run) = from_chief(strategy, Ok::<_, Error>(run))? {
-            self.continue_run(run);
-        }
-        let Some(snapshot) = snapshot else { return Ok(None) };
-        Ok(Some((snapshot.step(), snapshot.program()?)))
-    }
 }
 
 impl Drop for CheckpointManager {
@@ -437,27 +397,28 @@ impl Drop for CheckpointManager {
     }
 }
 
-fn newest(disk: &Disk, root: &Path) -> Result<Option<Snapshot>> {
-    Ok(folder::newest(disk, root, |path| read::read(disk, path))?.0)
+/// Returns an error with which a part has ended: one of reading or writing the checkpoint as it is, so that it keeps
+/// its class, and others as those of the part.
+pub(super) fn of_part(error: BoxError) -> Error {
+    match error.downcast::<Error>() {
+        Ok(error) => match *error {
+            own @ (Error::Restore { .. } | Error::Values(_) | Error::State { .. } | Error::Part(_)) => {
+                Error::Part(Box::new(own))
+            }
+            of_checkpoint => of_checkpoint,
+        },
+        Err(error) => Error::Part(error),
+    }
 }
 
-/// Sends every worker what the chief has read, and loads it into the parts.
-fn loaded(strategy: &Strategy, found: Option<Snapshot>, parts: &[&dyn Checkpointed]) -> Result<Option<Snapshot>> {
-    let found = shared(strategy, found)?;
-    if let Some(snapshot) = &found {
-        for part in parts {
-            part.load(strategy, snapshot).map_err(Error::Part)?;
-        }
-    }
-    Ok(found)
+/// Returns the name of a checkpoint that is being written.
+fn named(step: u64) -> String {
+    format!("the checkpoint of step {step}")
 }
 
-/// Sends every worker what the chief has read.
-fn shared(strategy: &Strategy, found: Option<Snapshot>) -> Result<Option<Snapshot>> {
-    if strategy.topology().workers() == 1 {
-        return Ok(found);
-    }
-    let bytes = found.as_ref().map_or_else(|| Ok(Vec::new()), Snapshot::to_bytes);
-    let bytes = bytes_from_chief(strategy, bytes)?;
-    if bytes.is_empty() { Ok(None) } else { Snapshot::from_bytes(&bytes).map(Some) }
-}
+/// The most bytes of a file of tensors; Hugging Face's default at the time of writing.
+const MAX_FILE_BYTES: usize = 5_000_000_000;
+
+/// The same under a strategy that shards: a second or so of a disk's time, and little compared with a model that needs
+/// to be sharded.
+const MAX_SHARDED_FILE_BYTES: usize = 1_000_000_000;

@@ -1,6 +1,7 @@
 //! Checkpoints of optimizers.
 
 use std::collections::HashMap;
+use std::ops::ControlFlow;
 
 use distribute_device::DType;
 use distribute_optim::backend::TensorLibrary;
@@ -18,15 +19,15 @@ const LIBRARY: &str = "library";
 /// loss scale.
 impl<L: TensorLibrary> Checkpointed for Optimizer<L> {
     fn save(&self, strategy: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError> {
-        // Every process takes part to the end, whatever one slot's outcome is.
-        let mut outcome = Ok(());
         let visited = self.visit_whole_slots(strategy, |name, slot| {
-            if outcome.is_ok() {
-                outcome = snapshot.put::<L, _>(OPTIMIZER, name, slot);
+            match snapshot.put_whole::<L, _>(strategy, OPTIMIZER, name, slot) {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(error) => ControlFlow::Break(error),
             }
         });
-        visited.map_err(Classified::new)?;
-        outcome?;
+        if let ControlFlow::Break(error) = visited.map_err(Classified::new)? {
+            return Err(error.into());
+        }
         if let Some(state) = self.library_state().map_err(Classified::new)? {
             let shape = [state.len()];
             snapshot.put_bytes(OPTIMIZER, LIBRARY, DType::U8, &shape, state);
@@ -45,8 +46,8 @@ impl<L: TensorLibrary> Checkpointed for Optimizer<L> {
         if !whole.is_empty() {
             self.set_sharded_slots(whole);
         }
-        if let Some((_, _, state)) = snapshot.tensor(OPTIMIZER, LIBRARY) {
-            self.set_library_state(state).map_err(Classified::new)?;
+        if let Some(state) = snapshot.bytes(OPTIMIZER, LIBRARY)? {
+            self.set_library_state(&state).map_err(Classified::new)?;
         }
         if let Some(state) = snapshot.get_state::<OptimizerState>(OPTIMIZER)? {
             self.set_state(&state);

@@ -2,103 +2,47 @@
 
 use std::path::Path;
 
-use serde_json::Value;
-
 use super::disk::{Disk, Folder};
-use super::folder::{read_manifest, unless_damaged};
-use super::manifest::{MANIFEST, Manifest};
-use super::snapshot::{Snapshot, tensors_of};
-use crate::{Error, Result};
-
-pub(super) const STATE: &str = "state.json";
-const TENSORS: &str = ".safetensors";
+use super::folder::read_manifest;
+use super::manifest::Manifest;
+use super::names::{STATE, group_of};
+use super::open::{damaged, of_another_length, retried, state_of, unreadable};
+use super::snapshot::Snapshot;
+use super::stored::tensors_of;
+use crate::Result;
 
 /// Reads the checkpoint in a folder.
 ///
 /// # Errors
-/// [`Error::Damaged`] if it is not whole, [`Error::Format`] for another version, [`Error::File`] if it cannot be read
-/// for other reasons.
+/// [`Error::Damaged`](crate::Error::Damaged) if it is not whole, [`Error::Format`](crate::Error::Format) for
+/// another version, [`Error::File`](crate::Error::File) if it cannot be read for other reasons.
 pub(super) fn read(disk: &Disk, path: &Path) -> Result<Snapshot> {
-    let open = |path: &Path| match disk.open_folder(path) {
-        Ok(folder) => Ok(folder),
-        Err(error) => {
-            let problem = unless_damaged(path, error)?;
-            Err(Error::Damaged { path: path.join(MANIFEST), problem })
-        }
-    };
-    let mut folder = open(path)?;
-    for _ in 0..LOOKS {
-        let error = match read_in(disk, &folder, path) {
-            Err(error @ Error::Damaged { .. }) => error,
-            outcome => return outcome,
-        };
-        // A checkpoint of the same step may have replaced it meanwhile, so that the first one's files are gone.
-        match open(path) {
-            Ok(now) if folder.is_another(&now) => folder = now,
-            _ => return Err(error),
-        }
-    }
-    read_in(disk, &folder, path)
+    Ok(retried(disk, path, |folder| read_in(disk, folder, path))?.0)
 }
 
-/// How often a checkpoint is read again while others replace it.
-const LOOKS: usize = 8;
-
 fn read_in(disk: &Disk, folder: &Folder, path: &Path) -> Result<Snapshot> {
-    let damaged = |file: &str, problem: String| Error::Damaged { path: path.join(file), problem };
     let manifest: Manifest = read_manifest(disk, folder, path)?;
     let mut snapshot = Snapshot { run: Some(manifest.run), ..Snapshot::new(manifest.step) };
     for (name, entry) in &manifest.files {
-        let file = path.join(name);
-        let length = |length| damaged(name, format!("it has {length} bytes, and was written with {}", entry.bytes));
-        let wrong = |error| unless_damaged(&file, error).map_or_else(|error| error, |problem| damaged(name, problem));
+        let wrong = |error| unreadable(path, name, error);
         // Checked before memory is allocated for it.
         match disk.length(folder, path, name).map_err(wrong)? {
-            found if found != entry.bytes => return Err(length(found)),
+            found if found != entry.bytes => return Err(of_another_length(path, name, found, entry)),
             _ => {}
         }
         let bytes = disk.read(folder, path, name, entry.bytes).map_err(wrong)?;
         if bytes.len() as u64 != entry.bytes {
-            return Err(length(bytes.len() as u64));
+            return Err(of_another_length(path, name, bytes.len() as u64, entry));
         }
         if crc32c::crc32c(&bytes) != entry.crc32c {
-            return Err(damaged(name, "its checksum is not the one that was written".to_owned()));
+            return Err(damaged(path, name, "its checksum is not the one that was written".to_owned()));
         }
         if name == STATE {
-            let mut value: Value = serde_json::from_slice(&bytes).map_err(|error| damaged(name, error.to_string()))?;
-            let state = value.get_mut("state").map(Value::take).unwrap_or_default();
-            let state = serde_json::from_value(state);
-            snapshot.state = state.map_err(|error| damaged(name, error.to_string()))?;
+            snapshot.state = state_of(&bytes).map_err(|problem| damaged(path, name, problem))?;
         } else if let Some(file) = group_of(name) {
-            let tensors = tensors_of(&bytes).map_err(|problem| damaged(name, problem))?;
+            let tensors = tensors_of(&bytes).map_err(|problem| damaged(path, name, problem))?;
             snapshot.files.entry(file.to_owned()).or_default().extend(tensors);
         }
     }
     Ok(snapshot)
-}
-
-/// Returns the group that a tensor file is a shard of: `model` for `model-00001-of-00003.safetensors`.
-pub(super) fn group_of(name: &str) -> Option<&str> {
-    let stem = name.strip_suffix(TENSORS)?;
-    let number = |text: &str| text.len() >= 5 && text.bytes().all(|byte| byte.is_ascii_digit());
-    let file = stem
-        .rsplit_once("-of-")
-        .filter(|(_, count)| number(count))
-        .and_then(|(rest, _)| rest.rsplit_once('-'))
-        .filter(|(_, index)| number(index));
-    Some(file.map_or(stem, |(file, _)| file))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::group_of;
-
-    #[test]
-    fn parts_are_told_by_their_whole_ending() {
-        assert_eq!(group_of("model.safetensors"), Some("model"));
-        assert_eq!(group_of("model-00001-of-00003.safetensors"), Some("model"));
-        assert_eq!(group_of("expert-01.safetensors"), Some("expert-01"));
-        assert_eq!(group_of("expert-01-00001-of-00002.safetensors"), Some("expert-01"));
-        assert_eq!(group_of("state.json"), None);
-    }
 }

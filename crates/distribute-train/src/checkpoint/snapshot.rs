@@ -3,38 +3,46 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
+use std::sync::Arc;
 
 use distribute_device::{BufferRef, DType, bf16, f16};
+use distribute_strategy::Strategy;
 use distribute_values::TensorStorage;
-use safetensors::Dtype;
-use safetensors::tensor::{SafeTensors, View};
+use parking_lot::Mutex;
+use safetensors::tensor::SafeTensors;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::disk::Disk;
+use super::inflow::Source;
+use super::outflow::Sink;
 use super::read;
 use super::run::RunId;
+use super::stored::{Stored, tensors_of};
 use super::task::{TIMEOUT, Task};
 use crate::objects;
 use crate::{Error, Result};
 
 /// The contents of a checkpoint: tensors in named files, and values that serde can serialize.
-#[derive(Clone, Debug, Default, PartialEq)]
+///
+/// # Strategies that shard
+/// Under [`FullyShardedStrategy`](distribute_strategy::FullyShardedStrategy) no process holds all tensors of a
+/// checkpoint. While one is saved, tensors leave the snapshot as they come: [`put_whole`](Snapshot::put_whole) passes
+/// them on. While one is restored, each is read when it is asked for, and sent to all workers: every worker must ask
+/// for the same tensors in the same order, and gets [`Error::LoadOrder`] otherwise. Afterwards they can no longer be
+/// read ([`Error::ReadLate`]), except those that [`tensor`](Snapshot::tensor) has returned.
+#[derive(Debug, Default)]
 pub struct Snapshot {
     pub(super) step: u64,
     /// The run that it is saved for, or was read from.
     pub(super) run: Option<RunId>,
     pub(super) files: BTreeMap<String, BTreeMap<String, Stored>>,
     pub(super) state: BTreeMap<String, Value>,
-}
-
-/// A tensor's bytes.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Stored {
-    pub(super) dtype: DType,
-    pub(super) shape: Vec<usize>,
-    pub(super) bytes: Vec<u8>,
+    /// Where tensors go, if they do not stay in memory. Only `&mut self` reaches it: the lock is never taken.
+    pub(super) sink: Option<Box<Mutex<Sink>>>,
+    /// Where tensors are read, if they are not in memory.
+    pub(super) source: Option<Arc<Source>>,
 }
 
 impl Snapshot {
@@ -77,9 +85,56 @@ impl Snapshot {
         Ok(())
     }
 
+    /// Copies a variable's whole value into a file, which the chief has gathered: other workers may pass `None`. Every
+    /// worker calls this, for the same variables in the same order, with the strategy that the model belongs to.
+    ///
+    /// Under a strategy that shards, the tensor is passed on to the thread that writes. If the chief cannot read or
+    /// write it, all workers get an error at once, and none of them waits for the chief in the next gather.
+    ///
+    /// # Errors
+    /// [`Error::Values`] if the tensor cannot be read. Under a strategy that shards: the chief's error of writing the
+    /// checkpoint so far, such as [`Error::File`] if the disk is full; [`Error::Chief`] or [`Error::ChiefsDisk`] on the
+    /// other workers; [`Error::Collective`] if a worker is missing or fails.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_strategy::Strategy;
+    /// use distribute_train::checkpoint::{MODEL, Snapshot};
+    /// use distribute_values::{Host, HostTensor};
+    /// let strategy = Strategy::default_strategy()?;
+    /// let mut snapshot = Snapshot::new(1);
+    /// let gathered = strategy.is_chief().then(|| HostTensor::scalar(7.0f32));
+    /// snapshot.put_whole::<Host, _>(&strategy, MODEL, "w", gathered)?;
+    /// assert_eq!(snapshot.names(MODEL), ["w"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn put_whole<L, T: TensorStorage<L>>(
+        &mut self,
+        strategy: &Strategy,
+        file: &str,
+        name: &str,
+        tensor: Option<T>,
+    ) -> Result<()> {
+        let outcome = tensor.map_or(Ok(()), |tensor| self.put(file, name, &tensor));
+        let Some(sink) = self.sink.as_mut().map(|sink| sink.get_mut()) else { return outcome };
+        let outcome = match outcome {
+            Err(error) if strategy.is_chief() => {
+                sink.fail(error);
+                Ok(())
+            }
+            outcome => outcome,
+        };
+        // Also with an error of its own: the others wait for this.
+        let settled = sink.settle(strategy);
+        outcome.and(settled)
+    }
+
     /// Adds a tensor given as bytes, with elements in row-major order, to a file.
     pub fn put_bytes(&mut self, file: &str, name: &str, dtype: DType, shape: &[usize], bytes: Vec<u8>) {
         let stored = Stored { dtype, shape: shape.to_vec(), bytes };
+        if let Some(sink) = &mut self.sink {
+            return sink.get_mut().push(file, name, stored);
+        }
         self.files.entry(file.to_owned()).or_default().insert(name.to_owned(), stored);
     }
 
@@ -98,36 +153,59 @@ impl Snapshot {
     /// # Errors
     /// The errors of [`get`](Snapshot::get) occur in the same cases.
     pub fn get_shaped<L, T: TensorStorage<L>>(&self, file: &str, name: &str, like: &T, shape: &[usize]) -> Result<T> {
-        let wrong = |problem| Error::Restore { name: name.to_owned(), problem };
-        let stored = self.files.get(file).and_then(|tensors| tensors.get(name));
-        let stored = stored.ok_or_else(|| wrong(format!("the checkpoint's {file} has none of this name")))?;
         let dtype = like.dtype()?;
-        if (stored.dtype, stored.shape.as_slice()) != (dtype, shape) {
-            let Stored { dtype: saved, shape: of, .. } = stored;
-            return Err(wrong(format!("the checkpoint has {saved} {of:?}, and the program {dtype} {shape:?}")));
-        }
+        let check = |found: Option<(DType, &[usize])>| {
+            let wrong = |problem| Error::Restore { name: name.to_owned(), problem };
+            match found {
+                None => Err(wrong(format!("the checkpoint's {file} has none of this name"))),
+                Some(found) if found == (dtype, shape) => Ok(()),
+                Some((saved, of)) => {
+                    Err(wrong(format!("the checkpoint has {saved} {of:?}, and the program {dtype} {shape:?}")))
+                }
+            }
+        };
+        let stored = self.stored(file, name, check)?;
         let elements = BufferRef::from_bytes(dtype, &stored.bytes).map_err(distribute_values::Error::from)?;
         Ok(like.beside(shape, elements)?)
     }
 
-    /// Returns the type, the shape and the bytes of a file's tensor.
+    /// Returns the type, the shape and the bytes of a file's tensor. While a checkpoint is restored under a strategy
+    /// that shards, a tensor that is borrowed stays in memory as long as the snapshot; [`bytes`](Snapshot::bytes) does
+    /// not keep it.
     pub fn tensor(&self, file: &str, name: &str) -> Option<(DType, &[usize], &[u8])> {
-        let stored = self.files.get(file)?.get(name)?;
+        let stored = match &self.source {
+            Some(source) => source.borrow(file, name)?,
+            None => self.files.get(file)?.get(name)?,
+        };
         Some((stored.dtype, &stored.shape, &stored.bytes))
+    }
+
+    /// Returns a copy of the bytes of a file's tensor; `None` if there is none of this name.
+    ///
+    /// # Errors
+    /// Under a strategy that shards, the errors of reading the checkpoint.
+    pub fn bytes(&self, file: &str, name: &str) -> Result<Option<Vec<u8>>> {
+        if !self.names(file).contains(&name) {
+            return Ok(None);
+        }
+        Ok(Some(self.stored(file, name, |_| Ok(()))?.into_owned().bytes))
     }
 
     /// Returns the names of a file's tensors.
     pub fn names(&self, file: &str) -> Vec<&str> {
+        if let Some(source) = &self.source {
+            return source.names(file);
+        }
         self.files.get(file).map_or_else(Vec::new, |tensors| tensors.keys().map(String::as_str).collect())
     }
 
     /// Returns the elements of a file's tensor as f64; `None` for u64, whose type this does not convert.
     pub fn numbers(&self, file: &str, name: &str) -> Option<Vec<f64>> {
-        let stored = self.files.get(file)?.get(name)?;
-        let elements = BufferRef::from_bytes(stored.dtype, &stored.bytes).ok()?;
+        let (dtype, _, bytes) = self.tensor(file, name)?;
+        let elements = BufferRef::from_bytes(dtype, bytes).ok()?;
         macro_rules! wide {
             ($($dtype:ident => $t:ty, $wide:expr);*) => {
-                match stored.dtype {
+                match dtype {
                     $(DType::$dtype => elements.as_slice::<$t>().ok()?.iter().copied().map($wide).collect(),)*
                     _ => return None,
                 }
@@ -136,6 +214,25 @@ impl Snapshot {
         Some(wide!(F32 => f32, f64::from; F64 => f64, f64::from; F16 => f16, f64::from; BF16 => bf16, f64::from;
             I8 => i8, f64::from; U8 => u8, f64::from; I32 => i32, f64::from; U32 => u32, f64::from;
             I64 => i64, |x| x as f64))
+    }
+
+    /// Returns a file's tensor if `check` accepts its type and shape.
+    fn stored(
+        &self,
+        file: &str,
+        name: &str,
+        check: impl FnOnce(Option<(DType, &[usize])>) -> Result<()>,
+    ) -> Result<Cow<'_, Stored>> {
+        if let Some(source) = &self.source {
+            return source.read(file, name, check).map(Cow::Owned);
+        }
+        let stored = self.files.get(file).and_then(|tensors| tensors.get(name));
+        check(stored.map(|stored| (stored.dtype, &stored.shape[..])))?;
+        let missing = || Error::Restore {
+            name: name.to_owned(),
+            problem: format!("the checkpoint's {file} has none of this name"),
+        };
+        stored.map(Cow::Borrowed).ok_or_else(missing)
     }
 
     /// Adds a value under a key.
@@ -182,7 +279,7 @@ impl Snapshot {
         let state = metadata.get("state").map_or("{}", String::as_str);
         let state = serde_json::from_str(state).map_err(|error| damaged(error.to_string()))?;
         let run = metadata.get("run").map(|run| run.parse().map_err(damaged)).transpose()?;
-        let mut snapshot = Snapshot { step, run, files: BTreeMap::new(), state };
+        let mut snapshot = Snapshot { run, state, ..Snapshot::new(step) };
         for (name, stored) in tensors_of(bytes).map_err(damaged)? {
             let (file, name) = name.split_once('\n').unwrap_or(("model", &name));
             snapshot.files.entry(file.to_owned()).or_default().insert(name.to_owned(), stored);
@@ -191,57 +288,23 @@ impl Snapshot {
     }
 }
 
-/// Returns the tensors of a safetensors document.
-pub(super) fn tensors_of(bytes: &[u8]) -> Result<Vec<(String, Stored)>, String> {
-    let tensors = SafeTensors::deserialize(bytes).map_err(|error| error.to_string())?;
-    let stored = |(name, tensor): (String, safetensors::tensor::TensorView<'_>)| {
-        let dtype = dtype_from(tensor.dtype()).ok_or_else(|| format!("{name} has type {:?}", tensor.dtype()))?;
-        Ok((name, Stored { dtype, shape: tensor.shape().to_vec(), bytes: tensor.data().to_vec() }))
-    };
-    tensors.tensors().into_iter().map(stored).collect()
-}
-
-impl View for &Stored {
-    fn dtype(&self) -> Dtype {
-        match self.dtype {
-            DType::F32 => Dtype::F32,
-            DType::F64 => Dtype::F64,
-            DType::F16 => Dtype::F16,
-            DType::BF16 => Dtype::BF16,
-            DType::I8 => Dtype::I8,
-            DType::U8 => Dtype::U8,
-            DType::I32 => Dtype::I32,
-            DType::U32 => Dtype::U32,
-            DType::I64 => Dtype::I64,
-            DType::U64 => Dtype::U64,
-        }
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(&self.bytes)
-    }
-
-    fn data_len(&self) -> usize {
-        self.bytes.len()
+/// The contents; a copy of a snapshot that is being saved collects in memory what it is given from then on.
+impl Clone for Snapshot {
+    fn clone(&self) -> Snapshot {
+        let Snapshot { step, run, files, state, source, .. } = self;
+        let (files, state, source) = (files.clone(), state.clone(), source.clone());
+        Snapshot { step: *step, run: *run, files, state, sink: None, source }
     }
 }
 
-fn dtype_from(dtype: Dtype) -> Option<DType> {
-    Some(match dtype {
-        Dtype::F32 => DType::F32,
-        Dtype::F64 => DType::F64,
-        Dtype::F16 => DType::F16,
-        Dtype::BF16 => DType::BF16,
-        Dtype::I8 => DType::I8,
-        Dtype::U8 => DType::U8,
-        Dtype::I32 => DType::I32,
-        Dtype::U32 => DType::U32,
-        Dtype::I64 => DType::I64,
-        Dtype::U64 => DType::U64,
-        _ => return None,
-    })
+/// Compares contents in memory, and whether tensors are read from the same files.
+impl PartialEq for Snapshot {
+    fn eq(&self, other: &Snapshot) -> bool {
+        let sources = match (&self.source, &other.source) {
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            (one, other) => one.is_none() && other.is_none(),
+        };
+        let parts = |snapshot: &Snapshot| (snapshot.step, snapshot.run);
+        sources && parts(self) == parts(other) && self.files == other.files && self.state == other.state
+    }
 }

@@ -53,15 +53,22 @@ impl<T: Send + 'static> Task<T> {
     pub(super) fn wait(self) -> Result<T> {
         let mut this = self;
         loop {
-            match this.poll(LOOK) {
+            match this.poll_for(LOOK) {
                 Ok(outcome) => return outcome,
                 Err(unfinished) => this = unfinished,
             }
         }
     }
 
+    /// Returns an error if the operation in progress has taken too long.
+    pub(super) fn hangs(&self) -> Option<Error> {
+        let (under_way, waited) = self.disk.under_way();
+        let hangs = waited >= self.patience;
+        hangs.then(|| Error::DiskHangs { what: self.what.clone(), under_way, waited })
+    }
+
     /// Waits like [`Task::wait`] for a limited time; returns the task itself if it is not done by then.
-    fn poll(self, limit: Duration) -> Result<Result<T>, Task<T>> {
+    fn poll_for(self, limit: Duration) -> Result<Result<T>, Task<T>> {
         let until = Instant::now() + limit;
         loop {
             let left = until.saturating_duration_since(Instant::now());
@@ -79,9 +86,8 @@ impl<T: Send + 'static> Task<T> {
                 }
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            let (under_way, waited) = self.disk.under_way();
-            if waited >= self.patience {
-                return Ok(Err(Error::DiskHangs { what: self.what, under_way, waited }));
+            if let Some(error) = self.hangs() {
+                return Ok(Err(error));
             }
             if Instant::now() >= until {
                 return Err(self);
@@ -89,46 +95,77 @@ impl<T: Send + 'static> Task<T> {
         }
     }
 
-    /// Waits on every worker until the chief's task is done. Every worker calls this, those other than the chief with
-    /// `None`. Returns the task's result on the chief. The chief regularly tells the others that it still waits, so
-    /// that no collective exceeds its deadline, however slow the disk.
+    /// Waits on every worker until the chief's task is done; see [`everywhere`].
     ///
     /// # Errors
-    /// On the chief the errors of [`Task::wait`], on the others [`Error::Chief`] or [`Error::ChiefsDisk`] with its
-    /// message; [`Error::Collective`] if a worker is missing or fails.
+    /// The errors of [`everywhere`] occur in the same cases.
     pub(super) fn wait_everywhere(strategy: &Strategy, task: Result<Option<Task<T>>>) -> Result<Option<T>> {
-        let limit = strategy.groups().first().map_or(LOOK, |group| group.options().timeout) / 4;
-        let mut state = match task {
-            Ok(Some(task)) => State::Waiting(task),
-            Ok(None) => State::Done(None),
-            Err(error) => State::Failed(error),
-        };
-        loop {
-            if let State::Waiting(task) = state {
-                state = match task.poll(limit) {
-                    Ok(Ok(value)) => State::Done(Some(value)),
-                    Ok(Err(error)) => State::Failed(error),
-                    Err(unfinished) => State::Waiting(unfinished),
-                };
-            }
-            let told = from_chief(strategy, Ok::<_, Error>(state.told()));
-            state = match (told, state) {
-                // The chief returns its own error.
-                (_, State::Failed(error)) => return Err(error),
-                (Ok(ChiefStatus::Done), State::Done(value)) => return Ok(value),
-                (Ok(ChiefStatus::Failed { sentence, is_retryable: true }), _) => {
-                    return Err(Error::ChiefsDisk(sentence));
-                }
-                (Ok(ChiefStatus::Failed { sentence, .. }), _) => return Err(Error::Chief(sentence)),
-                (Ok(_), state) => state,
-                (Err(error), State::Waiting(task)) => {
-                    // The other workers are lost, but the write in progress is completed.
-                    task.wait()?;
-                    return Err(error);
-                }
-                (Err(error), _) => return Err(error),
+        everywhere(strategy, task)
+    }
+}
+
+/// Work that the chief waits for while the other workers wait for the chief.
+pub(super) trait Awaited: Sized {
+    type Value;
+
+    /// Waits for a limited time; returns itself if it is not done by then.
+    fn poll(self, limit: Duration) -> Result<Result<Self::Value>, Self>;
+
+    /// Waits until it is done, or the disk hangs.
+    fn wait(self) -> Result<Self::Value>;
+}
+
+impl<T: Send + 'static> Awaited for Task<T> {
+    type Value = T;
+
+    fn poll(self, limit: Duration) -> Result<Result<T>, Task<T>> {
+        self.poll_for(limit)
+    }
+
+    fn wait(self) -> Result<T> {
+        Task::wait(self)
+    }
+}
+
+/// Waits on every worker until the chief's work is done. Every worker calls this, those other than the chief with
+/// `None`. Returns the work's result on the chief. The chief regularly tells the others that it still waits, so that no
+/// collective exceeds its deadline, however slow the disk.
+///
+/// # Errors
+/// On the chief the errors of [`Task::wait`], on the others [`Error::Chief`] or [`Error::ChiefsDisk`] with its message;
+/// [`Error::Collective`] if a worker is missing or fails.
+pub(super) fn everywhere<A: Awaited>(strategy: &Strategy, task: Result<Option<A>>) -> Result<Option<A::Value>> {
+    let limit = strategy.groups().first().map_or(LOOK, |group| group.options().timeout) / 4;
+    let mut state = match task {
+        Ok(Some(task)) => State::Waiting(task),
+        Ok(None) => State::Done(None),
+        Err(error) => State::Failed(error),
+    };
+    loop {
+        if let State::Waiting(task) = state {
+            state = match task.poll(limit) {
+                Ok(Ok(value)) => State::Done(Some(value)),
+                Ok(Err(error)) => State::Failed(error),
+                Err(unfinished) => State::Waiting(unfinished),
             };
         }
+        let told = from_chief(strategy, Ok::<_, Error>(state.told()));
+        state = match (told, state) {
+            // The chief returns its own error.
+            (_, State::Failed(error)) => return Err(error),
+            (Ok(ChiefStatus::Done), State::Done(value)) => return Ok(value),
+            (Ok(ChiefStatus::Failed { sentence, is_retryable: true }), _) => {
+                return Err(Error::ChiefsDisk(sentence));
+            }
+            (Ok(ChiefStatus::Failed { sentence, .. }), _) => return Err(Error::Chief(sentence)),
+            (Ok(_), state) => state,
+            (Err(error), State::Waiting(task)) => {
+                // The other workers are lost, but the write in progress is completed.
+                task.wait()?;
+                return Err(error);
+            }
+            (Err(error), _) => return Err(error),
+        };
     }
 }
 
@@ -153,9 +190,9 @@ pub(crate) fn bounded<T: Send + 'static>(
 pub(super) const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The state of the chief's work; the other workers have none, so theirs is done.
-enum State<T> {
-    Waiting(Task<T>),
-    Done(Option<T>),
+enum State<A: Awaited> {
+    Waiting(A),
+    Done(Option<A::Value>),
     Failed(Error),
 }
 
@@ -167,7 +204,7 @@ enum ChiefStatus {
     Failed { sentence: String, is_retryable: bool },
 }
 
-impl<T> State<T> {
+impl<A: Awaited> State<A> {
     fn told(&self) -> ChiefStatus {
         match self {
             State::Waiting(_) => ChiefStatus::Waiting,
@@ -180,4 +217,4 @@ impl<T> State<T> {
 }
 
 /// How often the disk's progress is checked.
-const LOOK: Duration = Duration::from_millis(200);
+pub(super) const LOOK: Duration = Duration::from_millis(200);

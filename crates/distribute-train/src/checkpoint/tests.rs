@@ -8,14 +8,16 @@ use distribute_strategy::{MirroredStrategy, Strategy};
 use distribute_values::{Host, HostTensor, TensorStorage};
 
 use super::disk::Disk;
+use super::draft::SaveOptions;
 use super::folder::{self, Found};
-use super::write::{self, SaveOptions};
+use super::write;
 use super::*;
 use crate::{BoxError, Error};
 
 mod faults;
 mod hostile;
 mod runs;
+mod sharded;
 #[cfg(feature = "object-store")]
 mod stores;
 mod waits;

@@ -1,0 +1,181 @@
+//! Safetensors files outside of checkpoints, written one tensor after another.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use distribute_device::DType;
+use distribute_strategy::Strategy;
+use distribute_values::TensorStorage;
+
+use super::tensor_file::{Described, header};
+use crate::chief::from_chief;
+use crate::{Error, Result};
+
+/// Writes a safetensors file whose tensors the chief gets one after another, for example by gathering the parts of
+/// sharded variables. Every worker calls this, outside `run`, with the same tensors: their names, types and shapes.
+///
+/// `whole` returns the tensor with an index on the chief; what other workers return is not read. It is called for all
+/// of them, in the same order on every worker. The chief writes to a temporary file and renames it, so that readers
+/// never see an incomplete one.
+///
+/// # Cost
+/// One tensor is in memory at a time.
+///
+/// # Errors
+/// [`Error::File`] if the file cannot be written, and [`Error::Chief`] on the other workers: under a strategy that
+/// shards after the tensor at which it fails, else at the end. [`Error::Damaged`] if a tensor has not the type or the
+/// shape that was announced. The errors of `whole`, and [`Error::Collective`] if a worker is missing or fails.
+///
+/// # Examples
+/// ```
+/// use distribute_device::DType;
+/// use distribute_strategy::Strategy;
+/// use distribute_train::Error;
+/// use distribute_train::checkpoint::write_safetensors;
+/// use distribute_values::{Host, HostTensor};
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("model.safetensors");
+/// let strategy = Strategy::default_strategy()?;
+/// let values = [HostTensor::scalar(1.0f32), HostTensor::new(&[2], vec![2.0, 3.0])?];
+/// let tensors = [("scale", DType::F32, vec![]), ("bias", DType::F32, vec![2])];
+/// write_safetensors::<Host, _, Error>(&strategy, &path, &tensors, |index| Ok(Some(values[index].clone())))?;
+/// # assert_eq!(safetensors::SafeTensors::deserialize(&std::fs::read(&path)?)?.len(), 2);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn write_safetensors<L, T: TensorStorage<L>, E: From<Error> + ToString>(
+    strategy: &Strategy,
+    path: &Path,
+    tensors: &[(&str, DType, Vec<usize>)],
+    mut whole: impl FnMut(usize) -> Result<Option<T>, E>,
+) -> Result<(), E> {
+    let mut described: Vec<Described<'_>> = Vec::with_capacity(tensors.len());
+    for (name, dtype, shape) in tensors {
+        let bytes = shape.iter().product::<usize>() * dtype.size_bytes();
+        described.push(Described { name, dtype: *dtype, shape, bytes });
+    }
+    let (header, order) = header(&described).map_err(|problem| Error::Damaged { path: path.to_owned(), problem })?;
+    let mut file = if strategy.is_chief() { Unfinished::create(path, &header).map(Some) } else { Ok(None) };
+    for index in order {
+        if strategy.sharding().is_some() {
+            // All end here if the chief's disk is full, and do not gather the rest.
+            file = Ok(told(strategy, file)?);
+        }
+        let tensor = whole(index)?;
+        file = file.and_then(|file| match (file, tensor) {
+            (Some(file), Some(tensor)) => file.with(&tensor, &described[index]).map(Some),
+            (Some(_), None) => Err(unlike(path, &described[index], "is missing")),
+            (None, _) => Ok(None),
+        });
+    }
+    let finished = file.and_then(|file| file.map_or(Ok(()), Unfinished::finish));
+    Ok(from_chief(strategy, finished)?)
+}
+
+/// Returns the chief's file on the chief, and its error on all workers.
+fn told(strategy: &Strategy, file: Result<Option<Unfinished>>) -> Result<Option<Unfinished>> {
+    let (file, outcome) = match file {
+        Ok(file) => (file, Ok(())),
+        Err(error) => (None, Err(error)),
+    };
+    from_chief(strategy, outcome)?;
+    Ok(file)
+}
+
+/// A file that is removed if it is not finished.
+struct Unfinished {
+    file: File,
+    place: PathBuf,
+    path: PathBuf,
+    is_finished: bool,
+}
+
+impl Unfinished {
+    fn create(path: &Path, header: &[u8]) -> Result<Unfinished> {
+        let mut place = path.as_os_str().to_owned();
+        place.push(format!(".tmp-{}", std::process::id()));
+        let place = PathBuf::from(place);
+        let wrong = |source| Error::File { path: path.to_owned(), source };
+        let file = File::create(&place).map_err(wrong)?;
+        let mut this = Unfinished { file, place, path: path.to_owned(), is_finished: false };
+        this.file.write_all(header).map_err(wrong)?;
+        Ok(this)
+    }
+
+    /// Adds the next tensor.
+    fn with<L, T: TensorStorage<L>>(mut self, tensor: &T, described: &Described<'_>) -> Result<Unfinished> {
+        if (tensor.dtype()?, &tensor.shape()[..]) != (described.dtype, described.shape) {
+            let now = format!("is of {} {:?} now", tensor.dtype()?, tensor.shape());
+            return Err(unlike(&self.path, described, &now));
+        }
+        let mut written = Ok(());
+        tensor.read(&mut |elements| written = self.file.write_all(elements.as_bytes()))?;
+        written.map_err(|source| Error::File { path: self.path.clone(), source })?;
+        Ok(self)
+    }
+
+    fn finish(mut self) -> Result<()> {
+        self.publish().map_err(|source| Error::File { path: self.path.clone(), source })
+    }
+
+    fn publish(&mut self) -> io::Result<()> {
+        self.file.sync_all()?;
+        fs::rename(&self.place, &self.path)?;
+        self.is_finished = true;
+        // The new name is durable only when its folder is synced too.
+        let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        if !self.is_finished {
+            drop(fs::remove_file(&self.place));
+        }
+    }
+}
+
+/// Returns the error of a tensor that is not what was announced.
+fn unlike(path: &Path, described: &Described<'_>, now: &str) -> Error {
+    let Described { name, dtype, shape, .. } = described;
+    let problem = format!("{name:?} was announced as {dtype} {shape:?}, and {now}; pass the same tensors");
+    Error::Damaged { path: path.to_owned(), problem }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use distribute_strategy::FullyShardedStrategy;
+    use distribute_values::{Host, HostTensor};
+
+    use super::*;
+
+    #[test]
+    fn nothing_is_gathered_for_a_file_that_cannot_be_written_and_nothing_is_left_of_one_that_fails() {
+        let folder = tempfile::tempdir().unwrap();
+        let strategy = FullyShardedStrategy::builder().devices(["CPU:0", "CPU:1"]).build().unwrap();
+        let tensors = [("a", DType::F32, vec![3]), ("b", DType::F32, vec![2])];
+        let mut seen = 0;
+        let mut write = |path: &Path, len: usize| {
+            seen = 0;
+            let written = write_safetensors::<Host, _, Error>(&strategy, path, &tensors, |index| {
+                seen += 1;
+                let len = if index == 1 { len } else { 3 };
+                Ok(Some(HostTensor::new(&[len], vec![0.5f32; len])?))
+            });
+            (written, seen)
+        };
+        let began = Instant::now();
+        let (error, seen) = write(&folder.path().join("nowhere/file"), 2);
+        assert!(matches!(error, Err(Error::File { .. })) && seen == 0, "{error:?} after {seen}");
+        let path = folder.path().join("file");
+        let (error, seen) = write(&path, 4);
+        assert!(error.unwrap_err().to_string().contains("\"b\" was announced as f32 [2], and is of f32 [4] now"));
+        assert_eq!((seen, fs::read_dir(folder.path()).unwrap().count()), (2, 0));
+        write(&path, 2).0.unwrap();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    }
+}
