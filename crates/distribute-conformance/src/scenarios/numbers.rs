@@ -1,17 +1,20 @@
 //! Numbers: results on any number of replicas, compared with plain references in f64, on hard inputs.
 
 use candle_core::{DType, Device, Module, Tensor, Var};
-use candle_nn::{BatchNormConfig, Init, ModuleT};
+use candle_nn::{BatchNormConfig, ModuleT};
+use distribute::backend::TensorLibrary;
 use distribute::candle::{
     BinaryCrossentropy, CategoricalCrossentropy, Hinge, Huber, Loss, MeanAbsoluteError, MeanSquaredError, ScopeOptions,
     SparseCategoricalCrossentropy, SyncBatchNorm,
 };
 use distribute::collectives::schedule::part;
+use distribute::device::DType as Type;
 use distribute::prelude::*;
 use distribute::values::{HostTensor, TensorStorage};
 
 use crate::check::{Stop, check, check_eq};
 use crate::conditions::unless_whole;
+use crate::library::{Library, elements, variables};
 
 mod references;
 
@@ -62,39 +65,33 @@ fn gradient(step: u64, element: usize) -> f64 {
 /// Three variables: with a gradient in every step, in every second one, and in every third one on one replica only.
 const VARIABLES: [(&str, f64, u64); 3] = [("always", 1.0, 1), ("sometimes", 1000.0, 2), ("seldom", 1e-3, 3)];
 
-pub(crate) fn optimizers(strategy: &Strategy) -> Result<(), Stop> {
+pub(crate) fn optimizers<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
     for strategy in with_three(strategy)? {
         for kind in Kind::ALL {
-            for (dtype, relative) in [(DType::F32, 3e-6), (DType::F64, 1e-12)] {
-                optimizer(&strategy, kind, dtype, relative)?;
+            for (dtype, relative) in [(Type::F32, 3e-6), (Type::F64, 1e-12)] {
+                optimizer::<L>(&strategy, kind, dtype, relative)?;
             }
         }
     }
     Ok(())
 }
 
-fn optimizer(strategy: &Strategy, kind: Kind, dtype: DType, relative: f64) -> Result<(), Stop> {
-    let options = ScopeOptions::default().dtype(dtype);
-    let model = strategy.scope_with(options, |vb| {
-        VARIABLES.iter().map(|(name, value, _)| vb.get_with_hints(5, name, Init::Const(*value))).collect()
-    })?;
+fn optimizer<L: Library>(strategy: &Strategy, kind: Kind, dtype: Type, relative: f64) -> Result<(), Stop> {
+    let model = L::bag(strategy, &VARIABLES.map(|(name, value, _)| (name, value)), 5, dtype)?;
     let Some(optimizer) = unless_whole(strategy, kind.build(&model))? else { return Ok(()) };
     let replicas = strategy.num_replicas_in_sync() as f64;
     let mut references: Vec<Reference> =
         VARIABLES.iter().map(|(_, value, _)| Reference::new(kind, vec![*value; 5])).collect();
+    // Replicas must use sharded variables equally.
+    let is_sharded = variables(&model)[0].layout().is_some();
     for step in 0..12u64 {
-        strategy.run((&model, &optimizer), |context, (model, optimizer): (&Vec<Tensor>, _)| {
-            let mut loss = Tensor::zeros((), dtype, &Device::Cpu)?;
-            for (index, (variable, (_, _, every))) in model.iter().zip(VARIABLES).enumerate() {
-                if step % every != 0 || index == 2 && context.replica_id() > 0 {
-                    continue;
-                }
-                let slopes: Vec<f64> = (0..5).map(|element| gradient(step, element) / replicas).collect();
-                let slopes = Tensor::new(slopes, &Device::Cpu)?.to_dtype(dtype)?;
-                loss = ((variable * slopes)?.sum_all()? + loss)?;
+        L::step(strategy, &model, &optimizer, |context, index| {
+            let (_, _, every) = VARIABLES[index];
+            match index != 2 || context.replica_id() == 0 {
+                _ if step % every != 0 => None,
+                true => Some((0..5).map(|element| gradient(step, element) / replicas).collect()),
+                false => is_sharded.then(|| vec![0.0; 5]),
             }
-            optimizer.minimize(context, &loss)?;
-            Ok(())
         })?;
         for (index, (reference, (_, _, every))) in references.iter_mut().zip(VARIABLES).enumerate() {
             if step % every == 0 {
@@ -104,17 +101,20 @@ fn optimizer(strategy: &Strategy, kind: Kind, dtype: DType, relative: f64) -> Re
             }
         }
     }
-    let of_replicas = |tensors: &dyn Fn(usize) -> candle_core::Result<Vec<f64>>| -> candle_core::Result<Vec<Vec<u64>>> {
+    let of_replicas = |tensors: &dyn Fn(usize) -> Result<Vec<f64>, Stop>| -> Result<Vec<Vec<u64>>, Stop> {
         let bits = |replica| Ok(tensors(replica)?.into_iter().map(f64::to_bits).collect());
         (0..strategy.num_local_replicas()).map(bits).collect()
     };
-    for (variable, reference) in model.variables().iter().zip(&references) {
-        let what = format!("{kind:?} of {dtype:?} on {replicas} replicas, {}", variable.name());
-        close(&numbers(&variable.components()[0])?, &reference.parameter, relative, relative * 1e-3, &what)?;
-        same_bits(strategy, of_replicas(&|replica| numbers(&variable.components()[replica]))?, &what)?;
+    for ((variable, (name, _, _)), reference) in variables(&model).iter().zip(VARIABLES).zip(&references) {
+        let what = format!("{kind:?} of {dtype:?} on {replicas} replicas, {name}");
+        close(&elements(strategy, variable, 0)?, &reference.parameter, relative, relative * 1e-3, &what)?;
+        same_bits(strategy, of_replicas(&|replica| elements(strategy, variable, replica))?, &what)?;
     }
-    for slot in optimizer.slots() {
-        same_bits(strategy, of_replicas(&|replica| numbers(&slot.components()[replica]))?, slot.name())?;
+    for (slot, layout) in optimizer.slots_with_layouts() {
+        if layout.is_none() {
+            let wide = |replica: usize| Ok(L::Tensors::cast(&slot.components()[replica], Type::F64)?.to_elements()?);
+            same_bits(strategy, of_replicas(&wide)?, slot.name())?;
+        }
     }
     Ok(())
 }
