@@ -27,7 +27,7 @@ impl<L: TensorLibrary> Checkpointed for Optimizer<L> {
         });
         visited.map_err(Classified::new)?;
         outcome?;
-        if let Some(state) = self.library_state().map_err(Classified::new)? {
+        if let Some(state) = self.library_state(strategy).map_err(Classified::new)? {
             let shape = [state.len()];
             snapshot.put_bytes(OPTIMIZER, LIBRARY, DType::U8, &shape, state);
         }
