@@ -9,9 +9,11 @@ use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Bytes, Device, Tensor};
 use burn_backend::ops::FloatTensorOps;
 use burn_flex::{Flex, FlexTensor};
+use distribute_device::DType;
 use distribute_optim::Trainable;
 use distribute_optim::backend::{LibraryOptimizer, Parameters, Reduced};
 use distribute_strategy::Strategy;
+use distribute_values::TensorStorage;
 use parking_lot::Mutex;
 
 use crate::backend::{reshaped, whole};
@@ -33,7 +35,8 @@ impl<M: Module + Sync + 'static> Model<M> {
     /// Under a strategy that shards parameters, the optimizer sees this replica's part of each large parameter, with
     /// all its elements in the last dimension, and its state is a part too. So it must treat every element alike; this
     /// is tried before the first step. The same holds for parameters that are split among tensor ranks, in the shape of
-    /// a part. Checkpoints have the whole state, which is restored on any number of replicas and under every strategy.
+    /// a part. Checkpoints have the whole state, which is restored on any number of replicas and under every strategy;
+    /// checkpoints of parameters of another type than f32 are refused.
     ///
     /// # Errors
     /// [`Error::Optim`] if the learning rate is out of range; [`Error::NotElementwise`] for LAMB, Muon and others that
@@ -120,6 +123,7 @@ impl<M: Module + Sync + 'static> LibraryOptimizer<Burn> for OwnOptimizer<M> {
     }
 
     fn save(&self, strategy: &Strategy) -> Result<Option<Vec<u8>>> {
+        self.check_types("saved")?;
         let problem = |error| Error::OptimizerState { action: "saved", problem: format!("{error:?}") };
         let bytes = |replica: &Mutex<ModuleOptimizer>| replica.lock().into_bytes().map_err(problem);
         if !self.is_divided {
@@ -131,6 +135,7 @@ impl<M: Module + Sync + 'static> LibraryOptimizer<Burn> for OwnOptimizer<M> {
     }
 
     fn load(&self, state: &[u8]) -> Result<()> {
+        self.check_types("restored")?;
         let problem = |error| Error::OptimizerState { action: "restored", problem: format!("{error:?}") };
         let restored = |bytes| self.replicas[0].lock().clone().from_bytes(bytes).map_err(problem);
         let whole = Bytes::from_bytes_vec(state.to_vec());
@@ -148,6 +153,23 @@ impl<M: Module + Sync + 'static> LibraryOptimizer<Burn> for OwnOptimizer<M> {
 }
 
 impl<M> OwnOptimizer<M> {
+    /// Refuses the state of parameters of another type than f32: burn converts what it reads to its default type, and
+    /// the next step would panic.
+    fn check_types(&self, action: &'static str) -> Result<()> {
+        for variable in self.parameters.variables().iter().filter(|variable| variable.is_trainable()) {
+            let dtype = variable.components()[0].dtype()?;
+            if dtype != DType::F32 {
+                let problem = format!(
+                    "burn restores it in f32, and parameter {} is of {dtype}; use an optimizer of this crate, such as \
+                     Adam",
+                    variable.name()
+                );
+                return Err(Error::OptimizerState { action, problem });
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the variable of the parameter with this id if it is in parts.
     fn divided(&self, id: Option<u64>) -> Option<&Variable> {
         self.parameters.variables().get(*self.index_of.get(&id?)?).filter(|variable| is_in_parts(variable))

@@ -9,7 +9,7 @@ use burn::nn::{
 use burn::tensor::{DType as BurnType, Device, FloatDType, Int, Tensor, TensorData};
 use distribute::burn::{
     BurnContext, BurnStrategy, Fit, Model, Optimizer, ReplicaOptimizer, SparseCategoricalCrossentropy, Trainer,
-    cross_entropy_per_example,
+    cast_module, cross_entropy_per_example,
 };
 use distribute::device::DType;
 use distribute::input::Array;
@@ -102,15 +102,6 @@ fn float_type(dtype: DType) -> FloatDType {
     }
 }
 
-/// Converts the parameters of a model.
-struct Cast(FloatDType);
-
-impl ModuleMapper for Cast {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        param.map(|value| Tensor::from_inner(value.inner().cast(self.0)).require_grad())
-    }
-}
-
 fn tensors(batch: &Batch, device: &Device) -> (Tensor<2>, Tensor<1, Int>) {
     let rows = batch.y.len();
     let x = Tensor::from_data(TensorData::new(batch.x.clone(), [rows, INPUTS]), device);
@@ -182,7 +173,7 @@ impl Library for Burn {
     fn model(strategy: &Strategy, kind: Kind, seed: u64, dtype: DType) -> distribute::Result<Model<Net>> {
         Ok(strategy.scope(|device| {
             device.seed(seed);
-            Net::new(kind, device).map(&mut Cast(float_type(dtype)))
+            cast_module(Net::new(kind, device), float_type(dtype))
         })?)
     }
 

@@ -176,13 +176,11 @@ pub(crate) fn copies<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
 }
 
 pub(crate) fn emulated<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
-    for kind in [Kind::Dense, Kind::Convolutional] {
-        for sizes in [(|_| 16) as Sizes, |_| 13] {
-            let got = parameters::<L>(strategy, &train::<L>(strategy, kind, 200, sizes)?, 0)?;
-            let expected = emulate::<L>(strategy, kind, 200, sizes)?;
-            let bits = |all: &[f32]| all.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-            check!(bits(&got) == bits(&expected), "200 steps differ from the emulation");
-        }
+    for (kind, sizes) in [(Kind::Dense, (|_| 16) as Sizes), (Kind::Dense, |_| 13), (Kind::Convolutional, |_| 13)] {
+        let got = parameters::<L>(strategy, &train::<L>(strategy, kind, 200, sizes)?, 0)?;
+        let expected = emulate::<L>(strategy, kind, 200, sizes)?;
+        let bits = |all: &[f32]| all.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        check!(bits(&got) == bits(&expected), "200 steps differ from the emulation");
     }
     Ok(())
 }
