@@ -67,28 +67,24 @@ fn momentum<M: Classifier>(model: &Model<M>) -> Optimizer {
 /// Compares training in 16 bits with training in f32, and shards with mirrors.
 fn follows_full_precision<M: Classifier>() {
     for build in [adam::<M>, momentum::<M>] {
-        let strategy = one();
-        let model = scope::<M>(&strategy);
-        let full = train_in(&strategy, &model, &build(&model), FloatDType::F32, 0..24);
-        assert!(full[23] < full[2], "{full:?}");
+        let run = |strategy: &Strategy, dtype: FloatDType| {
+            let model = scope_in::<M>(strategy, dtype);
+            let losses = train_in(strategy, &model, &build(&model), dtype, 0..24);
+            model.audit(strategy).unwrap();
+            for variable in model.variables() {
+                assert_eq!(variable.components()[0].dtype().unwrap().to_string(), format!("{dtype:?}").to_lowercase());
+            }
+            (losses, wide_wholes(strategy, &model))
+        };
+        let strategies = [one(), mirrored(2)];
+        let full = strategies.each_ref().map(|strategy| run(strategy, FloatDType::F32).0);
+        assert!(full[0][23] < full[0][2], "{full:?}");
         for dtype in SHORT {
-            let run = |strategy: &Strategy| {
-                let model = scope_in::<M>(strategy, dtype);
-                let losses = train_in(strategy, &model, &build(&model), dtype, 0..24);
-                model.audit(strategy).unwrap();
-                let types = model.variables().iter().map(|variable| variable.components()[0].dtype().unwrap());
-                assert!(
-                    types
-                        .into_iter()
-                        .all(|kept| kept == if dtype == FloatDType::F16 { DType::F16 } else { DType::BF16 })
-                );
-                (losses, wide_wholes(strategy, &model))
-            };
-            let (alone, mirrors) = (run(&one()).0, run(&mirrored(2)));
-            for (short, full) in alone.iter().chain(&mirrors.0).zip(full.iter().chain(&full)) {
+            let [alone, mirrors] = strategies.each_ref().map(|strategy| run(strategy, dtype));
+            for (short, full) in alone.0.iter().chain(&mirrors.0).zip(full.concat()) {
                 assert!((short - full).abs() < 0.05 * (1.0 + full), "{dtype:?}: {short} and {full}");
             }
-            assert_eq!(run(&sharded(2)), mirrors, "{dtype:?}");
+            assert_eq!(run(&sharded(2), dtype), mirrors, "{dtype:?}");
         }
     }
 }
@@ -106,6 +102,11 @@ fn a_convolution_follows_full_precision() {
 #[test]
 fn attention_follows_full_precision() {
     follows_full_precision::<Attention>();
+}
+
+#[test]
+fn batch_normalisation_follows_full_precision() {
+    follows_full_precision::<Normalised>();
 }
 
 #[test]

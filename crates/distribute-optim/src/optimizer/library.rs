@@ -29,8 +29,8 @@ pub trait LibraryOptimizer<L: TensorLibrary>: Send + Sync {
     /// The library's error if it cannot be serialized; the collective's if a process is missing or fails.
     fn save(&self, strategy: &Strategy) -> Result<Option<Vec<u8>>, L::Error>;
 
-    /// Restores the state of all replicas of this process from what [`save`](LibraryOptimizer::save) has returned, under
-    /// any strategy. Replicas that have parts of the state take theirs from it.
+    /// Restores the state of all replicas of this process from what [`save`](LibraryOptimizer::save) has returned,
+    /// under any strategy. Replicas that have parts of the state take theirs from it.
     ///
     /// # Errors
     /// The library's error if it cannot be read; no state has then changed.
