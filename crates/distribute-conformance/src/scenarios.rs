@@ -197,5 +197,8 @@ const OF_CANDLE: &[Scenario] = &[
     Scenario::new("gradients go back through a sum over replicas", optimizers::through_a_sum),
 ];
 
-const OF_BURN: &[Scenario] =
-    &[Scenario::new("a module outside a strategy gives and takes the values of all replicas", pretrained::exchanged)];
+const OF_BURN: &[Scenario] = &[
+    Scenario::new("a module outside a strategy gives and takes the values of all replicas", pretrained::exchanged),
+    Scenario::new("losses of classes are those of f64 on large logits", numbers::burn::class_losses),
+    Scenario::new("losses of values are those of f64 on large values", numbers::burn::value_losses),
+];
