@@ -89,7 +89,10 @@ pub(crate) fn class_losses(strategy: &Strategy) -> Result<(), Stop> {
     let outputs = tensor(&LOGITS[..2], FloatDType::F32);
     let refused = cross_entropy_per_example(outputs, classes(&[0, 4])).err();
     let text = refused.map(|error| error.to_string()).unwrap_or_default();
-    check!(text.contains("the target of example 1 is 4, but there are 4 classes"), "a target that is no class: {text}");
+    check!(
+        text.contains("the target of example 1 is 4, but there are 4 classes"),
+        "a target that is not a class: {text}"
+    );
     Ok(())
 }
 
