@@ -77,6 +77,23 @@ pub enum Error {
     /// Parameters were frozen or unfrozen while the model had an optimizer.
     #[error("the model has an optimizer; freeze and unfreeze parameters before one is built, or after it is dropped")]
     FrozenLate,
+    /// Values were loaded into variables of 16 bits whose f32 copies an optimizer keeps.
+    #[error(
+        "variable {name:?} has 16 bits, and an optimizer keeps its value in 32; load values before an optimizer is \
+         built, or after it is dropped"
+    )]
+    LoadedLate {
+        /// The path of the first such variable.
+        name: String,
+    },
+    /// A value does not fit into the type of its variable.
+    #[error("{name:?} has values that {dtype} cannot hold; build the model in f32 or bf16")]
+    Range {
+        /// The variable's path.
+        name: String,
+        /// The variable's type.
+        dtype: String,
+    },
     /// burn could not serialize or read the state of one of its optimizers.
     #[error("the state of burn's optimizer cannot be {action}: {problem}")]
     OptimizerState {

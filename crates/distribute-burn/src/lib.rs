@@ -8,6 +8,7 @@
 //! - [`Model::optimizer`] makes the same of one of burn's own optimizers.
 //! - [`Optimizer`] also clips, compresses, scales losses ([`LossScale`]), accumulates, and shards its state; [`Ema`]
 //!   averages parameters; [`Model::freeze`] excludes parameters from training.
+//! - [`cast_module`] makes a model of 16 bits, which is trained in mixed precision.
 //! - [`Model::to_module`] and [`Model::load_module`] exchange values with modules outside a strategy.
 //! - `learner`, with the feature of this name, trains by burn's own `SupervisedTraining` under a strategy.
 //! - [`BurnContext::average_loss`] scales a loss by the global batch.
@@ -55,6 +56,7 @@ mod library;
 mod losses;
 mod model;
 mod optimizer;
+mod precision;
 mod spare;
 mod statistics;
 mod tensor;
@@ -73,6 +75,7 @@ pub use losses::{
     BinaryCrossentropy, Loss, MeanSquaredError, SparseCategoricalCrossentropy, cross_entropy_per_example,
 };
 pub use model::{BurnStrategy, Model};
+pub use precision::cast_module;
 pub use tensor::{Burn, BurnTensor};
 pub use tensor_parallel::{
     ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, column_parallel_linear, copy_to_tensor_group,

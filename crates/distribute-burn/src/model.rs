@@ -8,13 +8,15 @@ use std::sync::{Arc, Weak};
 use burn::module::{Module, ParamId};
 use burn::tensor::Device;
 use distribute_optim::Trainable;
-use distribute_optim::backend::{Parameters, Tape, Variable, check_and_share, compare};
+use distribute_optim::backend::{Parameters, Tape, Variable, check_and_share, compare, is_short};
 use distribute_strategy::{Recoverable, ReplicaArgs, Strategy, counted};
 use distribute_types::{FNV64, fnv1a_64};
+use distribute_values::TensorStorage;
 
 use crate::backend::device_of;
 use crate::extract::extract;
 use crate::hook::{Attach, Copy, Uses, UsesOfReplicas, with_whole};
+use crate::precision::as_type_of;
 use crate::statistics::Statistics;
 use crate::visit::{Described, describe, drawing_layer, read};
 use crate::{Burn, BurnTensor, Error, Result};
@@ -213,11 +215,13 @@ impl<M: Module + Sync + 'static> Model<M> {
         Ok(with_whole(wholes, || self.first().valid().materialize().train()))
     }
 
-    /// Copies the values of a module, such as a pretrained one that burn has loaded, to all replicas. Every process
-    /// calls this with the same values.
+    /// Copies the values of a module, such as a pretrained one that burn has loaded, to all replicas. Values of another
+    /// type are converted. Every process calls this with the same values.
     ///
     /// # Errors
-    /// [`Error::ReplicasDiffer`] if the module has other parameters.
+    /// [`Error::ReplicasDiffer`] if the module has other parameters; [`Error::Range`] if one has values that the
+    /// variable's type cannot hold; [`Error::LoadedLate`] if variables have 16 bits and the model has an optimizer. No
+    /// value has then changed.
     pub fn load_module(&self, module: &M) -> Result<()> {
         let (mut own, given) = (describe(self.first())?, describe(module)?);
         let index_of = self.index_of_ids();
@@ -227,10 +231,18 @@ impl<M: Module + Sync + 'static> Model<M> {
             }
         }
         check_alike(&own, &given, 0)?;
+        let has_16_bits = |variable: &&Variable<Burn>| variable.components()[0].dtype().is_ok_and(is_short);
+        if let (Some(variable), true) = (self.variables().iter().find(has_16_bits), self.has_optimizer()) {
+            return Err(Error::LoadedLate { name: variable.name().to_owned() });
+        }
+        let mut converted = Vec::new();
         for (described, value) in given.iter().zip(read(module)?) {
             if let Some(variable) = self.variables().iter().find(|variable| variable.name() == described.path) {
-                variable.overwrite(&value)?;
+                converted.push((variable, as_type_of(variable, &value)?));
             }
+        }
+        for (variable, value) in converted {
+            variable.overwrite(&value)?;
         }
         self.write_statistics();
         Ok(())
@@ -267,6 +279,10 @@ impl<M: Module + Sync + 'static> Model<M> {
     /// [`Error::FrozenLate`] while the model has an optimizer.
     pub fn unfreeze(&mut self, thawed: impl Fn(&str) -> bool) -> Result<usize> {
         self.set_trainable(false, thawed)
+    }
+
+    fn has_optimizer(&self) -> bool {
+        Arc::strong_count(&self.parameters) > 1
     }
 
     fn set_trainable(&mut self, from: bool, chosen: impl Fn(&str) -> bool) -> Result<usize> {

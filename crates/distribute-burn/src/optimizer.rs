@@ -9,14 +9,21 @@ use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Bytes, Device, Tensor};
 use burn_backend::ops::FloatTensorOps;
 use burn_flex::{Flex, FlexTensor};
+use distribute_device::DType;
 use distribute_optim::Trainable;
 use distribute_optim::backend::{LibraryOptimizer, Parameters, Reduced};
+use distribute_strategy::Strategy;
+use distribute_values::TensorStorage;
 use parking_lot::Mutex;
 
 use crate::backend::{reshaped, whole};
 use crate::hook::replaced;
 use crate::tensor::{flex_of, tensor_on};
 use crate::{Burn, BurnTensor, Error, Model, Optimizer, Result, Variable};
+
+mod state;
+
+use state::State;
 
 impl<M: Module + Sync + 'static> Model<M> {
     /// Builds an optimizer that reduces gradients over all replicas while backward runs, and updates parameters by one
@@ -27,8 +34,9 @@ impl<M: Module + Sync + 'static> Model<M> {
     ///
     /// Under a strategy that shards parameters, the optimizer sees this replica's part of each large parameter, with
     /// all its elements in the last dimension, and its state is a part too. So it must treat every element alike; this
-    /// is tried before the first step. Its state can then not be saved in checkpoints, or restored. The same holds for
-    /// parameters that are split among tensor ranks, in the shape of a part.
+    /// is tried before the first step. The same holds for parameters that are split among tensor ranks, in the shape of
+    /// a part. Checkpoints have the whole state, which is restored on any number of replicas and under every strategy;
+    /// checkpoints of parameters of another type than f32 are refused.
     ///
     /// # Errors
     /// [`Error::Optim`] if the learning rate is out of range; [`Error::NotElementwise`] for LAMB, Muon and others that
@@ -59,8 +67,7 @@ impl<M: Module + Sync + 'static> Model<M> {
         describe: impl Into<String>,
     ) -> Result<Optimizer> {
         let description = describe.into();
-        let in_parts = |variable: &Variable| variable.layout().is_some() || variable.tensor_split().is_some();
-        let is_divided = self.variables().iter().any(in_parts);
+        let is_divided = self.variables().iter().any(is_in_parts);
         if is_divided && !is_elementwise(&optimizer) {
             return Err(Error::NotElementwise { optimizer: description });
         }
@@ -115,35 +122,62 @@ impl<M: Module + Sync + 'static> LibraryOptimizer<Burn> for OwnOptimizer<M> {
         *self.replicas[to].lock() = state;
     }
 
-    fn save(&self) -> Result<Vec<u8>> {
-        self.check_whole("saved")?;
-        let state = self.replicas[0].lock().into_bytes();
+    fn save(&self, strategy: &Strategy) -> Result<Option<Vec<u8>>> {
+        self.check_types("saved")?;
         let problem = |error| Error::OptimizerState { action: "saved", problem: format!("{error:?}") };
-        Ok(state.map_err(problem)?.to_vec())
+        let bytes = |replica: &Mutex<ModuleOptimizer>| replica.lock().into_bytes().map_err(problem);
+        if !self.is_divided {
+            return Ok(Some(bytes(&self.replicas[0])?.to_vec()));
+        }
+        let states = self.replicas.iter().map(|replica| State::read(bytes(replica)?));
+        let whole = State::whole_on_chief(strategy, states.collect::<Result<_>>()?, |id| self.divided(id))?;
+        whole.map(|state| Ok(state.write()?.to_vec())).transpose()
     }
 
     fn load(&self, state: &[u8]) -> Result<()> {
-        self.check_whole("restored")?;
+        self.check_types("restored")?;
         let problem = |error| Error::OptimizerState { action: "restored", problem: format!("{error:?}") };
-        let blank = self.replicas[0].lock().clone();
-        let restored = blank.from_bytes(Bytes::from_bytes_vec(state.to_vec())).map_err(problem)?;
-        for replica in &self.replicas {
-            *replica.lock() = restored.clone();
+        let restored = |bytes| self.replicas[0].lock().clone().from_bytes(bytes).map_err(problem);
+        let whole = Bytes::from_bytes_vec(state.to_vec());
+        let restored: Vec<ModuleOptimizer> = if self.is_divided {
+            let parts = State::read(whole)?.parts(self.replicas.len(), |id| self.divided(id))?;
+            parts.into_iter().map(|part| restored(part.write()?)).collect::<Result<_>>()?
+        } else {
+            vec![restored(whole)?; self.replicas.len()]
+        };
+        for (replica, restored) in self.replicas.iter().zip(restored) {
+            *replica.lock() = restored;
         }
         Ok(())
     }
 }
 
 impl<M> OwnOptimizer<M> {
-    /// Refuses the state of a model whose parameters are in parts.
-    fn check_whole(&self, action: &'static str) -> Result<()> {
-        if !self.is_divided {
-            return Ok(());
+    /// Refuses the state of parameters of another type than f32: burn converts what it reads to its default type, and
+    /// the next step would panic.
+    fn check_types(&self, action: &'static str) -> Result<()> {
+        for variable in self.parameters.variables().iter().filter(|variable| variable.is_trainable()) {
+            let dtype = variable.components()[0].dtype()?;
+            if dtype != DType::F32 {
+                let problem = format!(
+                    "burn restores it in f32, and parameter {} is of {dtype}; use an optimizer of this crate, such as \
+                     Adam",
+                    variable.name()
+                );
+                return Err(Error::OptimizerState { action, problem });
+            }
         }
-        let problem = "it is in parts, which burn does not gather or divide; use an optimizer of this crate, such as \
-                       Adam, whose state is saved whole";
-        Err(Error::OptimizerState { action, problem: problem.to_owned() })
+        Ok(())
     }
+
+    /// Returns the variable of the parameter with this id if it is in parts.
+    fn divided(&self, id: Option<u64>) -> Option<&Variable> {
+        self.parameters.variables().get(*self.index_of.get(&id?)?).filter(|variable| is_in_parts(variable))
+    }
+}
+
+fn is_in_parts(variable: &Variable) -> bool {
+    variable.layout().is_some() || variable.tensor_split().is_some()
 }
 
 /// One replica's copies of the variables, by the parameters' ids.
@@ -224,11 +258,19 @@ fn in_rank<const D: usize>(tensor: &FlexTensor) -> FlexTensor {
     if tensor.layout().shape().num_dims() == D {
         return tensor.clone();
     }
-    let mut shape = vec![1; D];
-    if let Some(last) = shape.last_mut() {
-        *last = tensor.layout().num_elements();
+    reshaped(tensor, shape_in_rank(tensor.layout().shape(), D).into())
+}
+
+/// Returns the shape in which burn's optimizers see a part: its own, or all elements in the last of `rank` dimensions.
+fn shape_in_rank(shape: &[usize], rank: usize) -> Vec<usize> {
+    if shape.len() == rank {
+        return shape.to_vec();
     }
-    reshaped(tensor, shape.into())
+    let mut shape_of_rank = vec![1; rank];
+    if let Some(last) = shape_of_rank.last_mut() {
+        *last = shape.iter().product();
+    }
+    shape_of_rank
 }
 
 /// A module of one parameter.

@@ -23,13 +23,14 @@ pub(crate) fn in_one_process(strategy: &Strategy) -> Result<(), Stop> {
 /// ones.
 pub(crate) fn unless_whole<T, E: std::error::Error>(strategy: &Strategy, built: Result<T, E>) -> Result<Option<T>, E> {
     match built {
-        Err(error)
-            if strategy.sharding().is_some() && error.to_string().contains("FullyShardedStrategy does not go with") =>
-        {
-            Ok(None)
-        }
+        Err(error) if strategy.sharding().is_some() && takes_whole(&error.to_string()) => Ok(None),
         built => built.map(Some),
     }
+}
+
+fn takes_whole(error: &str) -> bool {
+    error.contains("FullyShardedStrategy does not go with")
+        || error.contains("does not go with a strategy that shards parameters")
 }
 
 /// Skips strategies of one replica, for promises about replicas that differ.

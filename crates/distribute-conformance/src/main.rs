@@ -7,6 +7,7 @@
 mod arrangement;
 mod check;
 mod conditions;
+mod library;
 mod scenarios;
 
 use std::process::ExitCode;
@@ -18,7 +19,7 @@ use distribute_testkit::{Job, Ports};
 
 use crate::arrangement::Arrangement;
 use crate::check::Outcome;
-use crate::scenarios::{SCENARIOS, Scenario};
+use crate::scenarios::{Scenario, Suite};
 
 /// Runs every scenario under every strategy.
 #[derive(Parser)]
@@ -42,7 +43,8 @@ fn main() -> ExitCode {
         return member(arrangement, scenario);
     }
     let chosen = |part: &Option<String>, name: &str| part.as_ref().is_none_or(|part| name.contains(part.as_str()));
-    let scenarios: Vec<&Scenario> = SCENARIOS.iter().filter(|scenario| chosen(&flags.filter, scenario.name)).collect();
+    let scenarios: Vec<(String, &Scenario)> =
+        Suite::scenarios().filter(|(name, _)| chosen(&flags.filter, name)).collect();
     let arrangements: Vec<&Arrangement> =
         Arrangement::ALL.iter().filter(|arrangement| chosen(&flags.strategy, arrangement.name)).collect();
     if scenarios.is_empty() || arrangements.is_empty() {
@@ -56,10 +58,10 @@ fn main() -> ExitCode {
     table.set_header([Cell::new("scenario")].into_iter().chain(headings));
     let (mut passed, mut notes) = (0, Vec::new());
     let mut failures = Vec::new();
-    for scenario in scenarios {
-        let mut row = vec![Cell::new(scenario.name)];
+    for (name, scenario) in &scenarios {
+        let mut row = vec![Cell::new(name)];
         for arrangement in &arrangements {
-            let outcome = run(arrangement, scenario);
+            let outcome = run(arrangement, (name, scenario));
             let mark = match outcome {
                 Outcome::Passed => {
                     passed += 1;
@@ -74,7 +76,7 @@ fn main() -> ExitCode {
                     format!("n/a {}", number + 1)
                 }
                 Outcome::Failed(how) => {
-                    failures.push(format!("{} under {}: {how}", scenario.name, arrangement.name));
+                    failures.push(format!("{name} under {}: {how}", arrangement.name));
                     "FAIL".to_owned()
                 }
             };
@@ -93,17 +95,17 @@ fn main() -> ExitCode {
     if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn run(arrangement: &Arrangement, scenario: &Scenario) -> Outcome {
+fn run(arrangement: &Arrangement, (name, scenario): (&str, &Scenario)) -> Outcome {
     match arrangement.workers {
         None => match arrangement.strategy() {
             Ok(strategy) => scenario.run(&strategy),
             Err(error) => Outcome::Failed(format!("the strategy cannot be made: {error}")),
         },
-        Some(workers) => run_processes(arrangement, scenario, workers).unwrap_or_else(Outcome::Failed),
+        Some(workers) => run_processes(arrangement, name, workers).unwrap_or_else(Outcome::Failed),
     }
 }
 
-fn run_processes(arrangement: &Arrangement, scenario: &Scenario, workers: u32) -> Result<Outcome, String> {
+fn run_processes(arrangement: &Arrangement, scenario: &str, workers: u32) -> Result<Outcome, String> {
     let text = |error: distribute_testkit::Error| error.to_string();
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let ports = Ports::reserve(workers as usize).map_err(text)?.release();
@@ -113,7 +115,7 @@ fn run_processes(arrangement: &Arrangement, scenario: &Scenario, workers: u32) -
         let task = format!("{{\"type\": \"worker\", \"index\": {rank}}}");
         vec![("TF_CONFIG".to_owned(), format!("{{\"cluster\": {{\"worker\": [{cluster}]}}, \"task\": {task}}}"))]
     };
-    let job = Job::builder(program).args(["--member", arrangement.name, scenario.name]).tasks(workers).task_env(config);
+    let job = Job::builder(program).args(["--member", arrangement.name, scenario]).tasks(workers).task_env(config);
     let outcomes = job.start().map_err(text)?.wait_all(DEADLINE).map_err(text)?;
     let told: Vec<Outcome> = outcomes.iter().map(|outcome| Outcome::read(&outcome.stdout, &outcome.stderr)).collect();
     let failed = told.iter().find(|outcome| matches!(outcome, Outcome::Failed(_)));
@@ -122,9 +124,9 @@ fn run_processes(arrangement: &Arrangement, scenario: &Scenario, workers: u32) -
 
 fn member(arrangement: &str, scenario: &str) -> ExitCode {
     let arrangement = Arrangement::ALL.iter().find(|known| known.name == arrangement);
-    let scenario = SCENARIOS.iter().find(|known| known.name == scenario);
+    let scenario = Suite::scenarios().find(|(name, _)| name == scenario);
     let outcome = match arrangement.zip(scenario) {
-        Some((arrangement, scenario)) => match arrangement.strategy() {
+        Some((arrangement, (_, scenario))) => match arrangement.strategy() {
             Ok(strategy) => scenario.run(&strategy),
             Err(error) => Outcome::Failed(format!("the strategy cannot be made: {error}")),
         },

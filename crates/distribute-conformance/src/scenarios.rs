@@ -1,11 +1,13 @@
 //! The promises, each named after the behaviour.
 
 use std::any::Any;
+use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use distribute::prelude::*;
 
 use crate::check::{Outcome, Stop};
+use crate::library::{Burn, Candle, Library};
 
 mod contexts;
 mod data;
@@ -22,7 +24,7 @@ mod variables;
 
 /// A promise and the body that checks it.
 pub(crate) struct Scenario {
-    pub(crate) name: &'static str,
+    name: &'static str,
     body: fn(&Strategy) -> Result<(), Stop>,
 }
 
@@ -46,7 +48,35 @@ fn said(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "(no message)".to_owned())
 }
 
-pub(crate) const SCENARIOS: &[Scenario] = &[
+/// The scenarios of one tensor library, or of strategies alone.
+pub(crate) struct Suite {
+    /// The library's name, or nothing.
+    pub(crate) library: &'static str,
+    pub(crate) scenarios: &'static [Scenario],
+}
+
+impl Suite {
+    pub(crate) const ALL: [Suite; 5] = [
+        Suite { library: "", scenarios: OF_STRATEGIES },
+        Suite { library: "candle", scenarios: Of::<Candle>::SCENARIOS },
+        Suite { library: "candle", scenarios: OF_CANDLE },
+        Suite { library: "burn", scenarios: Of::<Burn>::SCENARIOS },
+        Suite { library: "burn", scenarios: OF_BURN },
+    ];
+
+    /// Returns the names of all scenarios, with their library's in front, and the scenarios.
+    pub(crate) fn scenarios() -> impl Iterator<Item = (String, &'static Scenario)> {
+        let named = |library: &str, scenario: &Scenario| match library {
+            "" => scenario.name.to_owned(),
+            library => format!("{library}: {}", scenario.name),
+        };
+        let of_suite =
+            move |suite: Suite| suite.scenarios.iter().map(move |scenario| (named(suite.library, scenario), scenario));
+        Suite::ALL.into_iter().flat_map(of_suite)
+    }
+}
+
+const OF_STRATEGIES: &[Scenario] = &[
     Scenario::new("outside a scope there is no strategy and no replica", contexts::outside),
     Scenario::new("a scope is the cross-replica context", contexts::scope),
     Scenario::new("inside run there is a replica and its strategy", contexts::replica),
@@ -56,7 +86,6 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("replicas that disagree on merge_call get an error", contexts::merge_disagrees),
     Scenario::new("a failing replica ends the run, and the next run works", contexts::failing),
     Scenario::new("a panicking replica is an error, and the next run works", contexts::panicking),
-    Scenario::new("a run that fails leaves every replica as it was", optimizers::taken_back),
     Scenario::new("run returns one value per replica, in the order of ids", values::ids),
     Scenario::new("values from a function get global ids", values::from_function),
     Scenario::new("reduce combines the replicas' values", values::reduce),
@@ -98,57 +127,78 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("a pass over unequal files may stop with the shortest", data::unequal_cut),
     Scenario::new("the end of the data is agreed in the step's own reduction", data::agreed_in_the_step),
     Scenario::new("a pass resumes at its position, whatever the workers", data::resumed),
-    Scenario::new("a dense model trains as on one replica", models::dense),
-    Scenario::new("a convolutional model trains as on one replica", models::convolutional),
-    Scenario::new("an embedding trains as on one replica", models::embedded),
-    Scenario::new("a recurrent model trains as on one replica", models::recurrent),
-    Scenario::new("a model of long short-term memory trains as on one replica", models::long_short),
-    Scenario::new("two inputs through one layer train as on one replica", models::siamese),
-    Scenario::new("synchronised batch normalisation trains as on one replica", models::normed),
-    Scenario::new("batch normalisation of each replica's own keeps parameters equal", models::normed_apart),
-    Scenario::new("uneven batches train as on one replica", models::uneven),
-    Scenario::new("200 steps are those of replicas emulated one by one, bit for bit", models::emulated),
-    Scenario::new("sharded optimizer state gives the same parameters, bit for bit", models::sharded),
-    Scenario::new("copies of a trained model are equal", models::copies),
-    Scenario::new("every optimizer trains as on one replica", optimizers::every_kind),
-    Scenario::new("unequal gradients make one step by their mean", optimizers::unequal),
-    Scenario::new("gradients are clipped after they are summed", optimizers::clipped),
-    Scenario::new("accumulated parts train as the whole batch", optimizers::accumulated),
-    Scenario::new("mixed precision follows full precision, with equal copies", optimizers::mixed_precision),
-    Scenario::new("a step that is not finite is left out on all replicas", optimizers::overflow),
-    Scenario::new("frozen variables stay as they are", optimizers::frozen),
-    Scenario::new("a copy of a parameter that differs is named", optimizers::diverged),
-    Scenario::new("averages of parameters are equal on all replicas", optimizers::averages),
-    Scenario::new(
-        "a checkpoint of the chief's is restored on all workers, and training continues",
-        optimizers::restored,
-    ),
-    Scenario::new("fit, evaluate and predict give what one replica gives, in the data's order", trainers::fitted),
-    Scenario::new("a model that cannot work on no rows is fitted as on one replica", trainers::reshaped),
     Scenario::new("workers whose files end early continue without empty batches", data::ended_early),
-    Scenario::new("weighted examples and partial epochs are fitted as on one replica", trainers::weighted),
-    Scenario::new("a callback that stops on one worker stops all after the same step", trainers::stopped),
-    Scenario::new("what callbacks decide after an epoch is made the same on all workers", trainers::decided),
-    Scenario::new("a training resumes from its backup with equal parameters", trainers::backed_up),
-    Scenario::new(
-        "a request of one worker saves on all, and one to leave ends all, after the same step",
-        trainers::asked,
-    ),
-    Scenario::new("what fails on one worker ends all with its reason", trainers::failed),
+    Scenario::new("reductions over rows are those of f64 on hard values", numbers::reductions),
+    Scenario::new("the least and the greatest of zeros have one sign on all replicas", numbers::zeros),
+];
+
+/// The scenarios of every tensor library.
+struct Of<L>(PhantomData<L>);
+
+impl<L: Library> Of<L> {
+    const SCENARIOS: &'static [Scenario] = &[
+        Scenario::new("a run that fails leaves every replica as it was", optimizers::taken_back::<L>),
+        Scenario::new("a dense model trains as on one replica", models::dense::<L>),
+        Scenario::new("a convolutional model trains as on one replica", models::convolutional::<L>),
+        Scenario::new("an embedding trains as on one replica", models::embedded::<L>),
+        Scenario::new("a recurrent model trains as on one replica", models::recurrent::<L>),
+        Scenario::new("a model of long short-term memory trains as on one replica", models::long_short::<L>),
+        Scenario::new("two inputs through one layer train as on one replica", models::siamese::<L>),
+        Scenario::new("batch normalisation of each replica's own keeps parameters equal", models::normed_apart::<L>),
+        Scenario::new("uneven batches train as on one replica", models::uneven::<L>),
+        Scenario::new("200 steps are those of replicas emulated one by one, bit for bit", models::emulated::<L>),
+        Scenario::new("sharded optimizer state gives the same parameters, bit for bit", models::sharded::<L>),
+        Scenario::new("copies of a trained model are equal", models::copies::<L>),
+        Scenario::new("every optimizer trains as on one replica", optimizers::every_kind::<L>),
+        Scenario::new("unequal gradients make one step by their mean", optimizers::unequal::<L>),
+        Scenario::new("gradients are clipped after they are summed", optimizers::clipped::<L>),
+        Scenario::new("accumulated parts train as the whole batch", optimizers::accumulated::<L>),
+        Scenario::new("mixed precision follows full precision, with equal copies", optimizers::mixed_precision::<L>),
+        Scenario::new("a step that is not finite is left out on all replicas", optimizers::overflow::<L>),
+        Scenario::new("frozen variables stay as they are", optimizers::frozen::<L>),
+        Scenario::new("a copy of a parameter that differs is named", optimizers::diverged::<L>),
+        Scenario::new("averages of parameters are equal on all replicas", optimizers::averages::<L>),
+        Scenario::new(
+            "a checkpoint of the chief's is restored on all workers, and training continues",
+            optimizers::restored::<L>,
+        ),
+        Scenario::new(
+            "fit, evaluate and predict give what one replica gives, in the data's order",
+            trainers::fitted::<L>,
+        ),
+        Scenario::new("a model that cannot work on no rows is fitted as on one replica", trainers::reshaped::<L>),
+        Scenario::new("weighted examples and partial epochs are fitted as on one replica", trainers::weighted::<L>),
+        Scenario::new("a callback that stops on one worker stops all after the same step", trainers::stopped::<L>),
+        Scenario::new("what callbacks decide after an epoch is made the same on all workers", trainers::decided::<L>),
+        Scenario::new("a training resumes from its backup with equal parameters", trainers::backed_up::<L>),
+        Scenario::new(
+            "a request of one worker saves on all, and one to leave ends all, after the same step",
+            trainers::asked::<L>,
+        ),
+        Scenario::new("what fails on one worker ends all with its reason", trainers::failed::<L>),
+        Scenario::new(
+            "optimizers are those of f64 on hard gradients, also where gradients come seldom",
+            numbers::optimizers::<L>,
+        ),
+        Scenario::new("a penalty counts once", optimizers::penalty::<L>),
+        Scenario::new("every way to combine devices' values trains alike", optimizers::across_devices::<L>),
+        Scenario::new("packs of any size give the same parameters", optimizers::packs::<L>),
+        Scenario::new("a model of another strategy is refused", optimizers::model_of_another::<L>),
+    ];
+}
+
+const OF_CANDLE: &[Scenario] = &[
+    Scenario::new("synchronised batch normalisation trains as on one replica", models::normed),
     Scenario::new("values of a file of the chief's are loaded on all workers", pretrained::loaded),
-    Scenario::new(
-        "optimizers are those of f64 on hard gradients, also where gradients come seldom",
-        numbers::optimizers,
-    ),
     Scenario::new("batch normalisation is that of f64 on large means and in 16 bits", numbers::norms),
     Scenario::new("layer normalisation is that of f64, and gradients come through", numbers::layers),
     Scenario::new("losses of classes are those of f64 on large logits", numbers::class_losses),
     Scenario::new("losses of values are those of f64 on large values", numbers::value_losses),
-    Scenario::new("reductions over rows are those of f64 on hard values", numbers::reductions),
-    Scenario::new("the least and the greatest of zeros have one sign on all replicas", numbers::zeros),
-    Scenario::new("a penalty counts once", optimizers::penalty),
     Scenario::new("gradients go back through a sum over replicas", optimizers::through_a_sum),
-    Scenario::new("every way to combine devices' values trains alike", optimizers::across_devices),
-    Scenario::new("packs of any size give the same parameters", optimizers::packs),
-    Scenario::new("a model of another strategy is refused", optimizers::model_of_another),
+];
+
+const OF_BURN: &[Scenario] = &[
+    Scenario::new("a module outside a strategy gives and takes the values of all replicas", pretrained::exchanged),
+    Scenario::new("losses of classes are those of f64 on large logits", numbers::burn::class_losses),
+    Scenario::new("losses of values are those of f64 on large values", numbers::burn::value_losses),
 ];

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use distribute_collectives::{Compression, FusedAllReduce, FusionOptions};
+use distribute_strategy::Strategy;
 use distribute_values::{Aggregation, DistributedVariable, VariableOptions};
 use serde::{Deserialize, Serialize};
 
@@ -481,14 +482,15 @@ impl<L: TensorLibrary> Optimizer<L> {
         self.slots.iter().flatten()
     }
 
-    /// Returns the state of the tensor library's own optimizer, if this is one.
+    /// Returns the state of the tensor library's own optimizer, if this is one; of parts that replicas have, the whole,
+    /// in the chief's process only. Every process calls this, outside `run`.
     ///
     /// # Errors
     /// [`Error::Torn`] if a failed step has left no replica with complete state; the library's error if the state
-    /// cannot be serialized.
-    pub fn library_state(&self) -> Result<Option<Vec<u8>>, L::Error> {
+    /// cannot be serialized; the collective's if a process is missing or fails.
+    pub fn library_state(&self, strategy: &Strategy) -> Result<Option<Vec<u8>>, L::Error> {
         self.states.check()?;
-        self.library.as_ref().map(|library| library.save()).transpose()
+        self.library.as_ref().map_or(Ok(None), |library| library.save(strategy))
     }
 
     /// Restores the state of the tensor library's own optimizer on all replicas of this process.

@@ -152,8 +152,8 @@ impl LibraryOptimizer<Burn> for Summed {
     fn copy(&self, _: usize, _: usize) {}
 
     /// The state is the learner's.
-    fn save(&self) -> Result<Vec<u8>> {
-        Ok(Vec::new())
+    fn save(&self, _: &Strategy) -> Result<Option<Vec<u8>>> {
+        Ok(None)
     }
 
     fn load(&self, _: &[u8]) -> Result<()> {

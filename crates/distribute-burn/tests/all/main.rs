@@ -5,6 +5,8 @@ mod common;
 mod data;
 mod equality;
 mod failures;
+mod mixed_precision;
+mod optimizer_states;
 mod optimizers;
 mod sharded;
 mod statistics;

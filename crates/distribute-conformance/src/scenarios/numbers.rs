@@ -1,18 +1,22 @@
 //! Numbers: results on any number of replicas, compared with plain references in f64, on hard inputs.
 
 use candle_core::{DType, Device, Module, Tensor, Var};
-use candle_nn::{BatchNormConfig, Init, ModuleT};
+use candle_nn::{BatchNormConfig, ModuleT};
+use distribute::backend::TensorLibrary;
 use distribute::candle::{
     BinaryCrossentropy, CategoricalCrossentropy, Hinge, Huber, Loss, MeanAbsoluteError, MeanSquaredError, ScopeOptions,
     SparseCategoricalCrossentropy, SyncBatchNorm,
 };
 use distribute::collectives::schedule::part;
+use distribute::device::DType as Type;
 use distribute::prelude::*;
 use distribute::values::{HostTensor, TensorStorage};
 
 use crate::check::{Stop, check, check_eq};
 use crate::conditions::unless_whole;
+use crate::library::{Library, elements, variables};
 
+pub(crate) mod burn;
 mod references;
 
 use references::{Kind, Reference, binary_cross_entropy, cross_entropy, huber, normalised};
@@ -62,39 +66,33 @@ fn gradient(step: u64, element: usize) -> f64 {
 /// Three variables: with a gradient in every step, in every second one, and in every third one on one replica only.
 const VARIABLES: [(&str, f64, u64); 3] = [("always", 1.0, 1), ("sometimes", 1000.0, 2), ("seldom", 1e-3, 3)];
 
-pub(crate) fn optimizers(strategy: &Strategy) -> Result<(), Stop> {
+pub(crate) fn optimizers<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
     for strategy in with_three(strategy)? {
         for kind in Kind::ALL {
-            for (dtype, relative) in [(DType::F32, 3e-6), (DType::F64, 1e-12)] {
-                optimizer(&strategy, kind, dtype, relative)?;
+            for (dtype, relative) in [(Type::F32, 3e-6), (Type::F64, 1e-12)] {
+                optimizer::<L>(&strategy, kind, dtype, relative)?;
             }
         }
     }
     Ok(())
 }
 
-fn optimizer(strategy: &Strategy, kind: Kind, dtype: DType, relative: f64) -> Result<(), Stop> {
-    let options = ScopeOptions::default().dtype(dtype);
-    let model = strategy.scope_with(options, |vb| {
-        VARIABLES.iter().map(|(name, value, _)| vb.get_with_hints(5, name, Init::Const(*value))).collect()
-    })?;
+fn optimizer<L: Library>(strategy: &Strategy, kind: Kind, dtype: Type, relative: f64) -> Result<(), Stop> {
+    let model = L::bag(strategy, &VARIABLES.map(|(name, value, _)| (name, value)), 5, dtype)?;
     let Some(optimizer) = unless_whole(strategy, kind.build(&model))? else { return Ok(()) };
     let replicas = strategy.num_replicas_in_sync() as f64;
     let mut references: Vec<Reference> =
         VARIABLES.iter().map(|(_, value, _)| Reference::new(kind, vec![*value; 5])).collect();
+    // Replicas must use sharded variables equally.
+    let is_sharded = variables(&model)[0].layout().is_some();
     for step in 0..12u64 {
-        strategy.run((&model, &optimizer), |context, (model, optimizer): (&Vec<Tensor>, _)| {
-            let mut loss = Tensor::zeros((), dtype, &Device::Cpu)?;
-            for (index, (variable, (_, _, every))) in model.iter().zip(VARIABLES).enumerate() {
-                if step % every != 0 || index == 2 && context.replica_id() > 0 {
-                    continue;
-                }
-                let slopes: Vec<f64> = (0..5).map(|element| gradient(step, element) / replicas).collect();
-                let slopes = Tensor::new(slopes, &Device::Cpu)?.to_dtype(dtype)?;
-                loss = ((variable * slopes)?.sum_all()? + loss)?;
+        L::step(strategy, &model, &optimizer, |context, index| {
+            let (_, _, every) = VARIABLES[index];
+            match index != 2 || context.replica_id() == 0 {
+                _ if step % every != 0 => None,
+                true => Some((0..5).map(|element| gradient(step, element) / replicas).collect()),
+                false => is_sharded.then(|| vec![0.0; 5]),
             }
-            optimizer.minimize(context, &loss)?;
-            Ok(())
         })?;
         for (index, (reference, (_, _, every))) in references.iter_mut().zip(VARIABLES).enumerate() {
             if step % every == 0 {
@@ -104,17 +102,20 @@ fn optimizer(strategy: &Strategy, kind: Kind, dtype: DType, relative: f64) -> Re
             }
         }
     }
-    let of_replicas = |tensors: &dyn Fn(usize) -> candle_core::Result<Vec<f64>>| -> candle_core::Result<Vec<Vec<u64>>> {
+    let of_replicas = |tensors: &dyn Fn(usize) -> Result<Vec<f64>, Stop>| -> Result<Vec<Vec<u64>>, Stop> {
         let bits = |replica| Ok(tensors(replica)?.into_iter().map(f64::to_bits).collect());
         (0..strategy.num_local_replicas()).map(bits).collect()
     };
-    for (variable, reference) in model.variables().iter().zip(&references) {
-        let what = format!("{kind:?} of {dtype:?} on {replicas} replicas, {}", variable.name());
-        close(&numbers(&variable.components()[0])?, &reference.parameter, relative, relative * 1e-3, &what)?;
-        same_bits(strategy, of_replicas(&|replica| numbers(&variable.components()[replica]))?, &what)?;
+    for ((variable, (name, _, _)), reference) in variables(&model).iter().zip(VARIABLES).zip(&references) {
+        let what = format!("{kind:?} of {dtype:?} on {replicas} replicas, {name}");
+        close(&elements(strategy, variable, 0)?, &reference.parameter, relative, relative * 1e-3, &what)?;
+        same_bits(strategy, of_replicas(&|replica| elements(strategy, variable, replica))?, &what)?;
     }
-    for slot in optimizer.slots() {
-        same_bits(strategy, of_replicas(&|replica| numbers(&slot.components()[replica]))?, slot.name())?;
+    for (slot, layout) in optimizer.slots_with_layouts() {
+        if layout.is_none() {
+            let wide = |replica: usize| Ok(L::Tensors::cast(&slot.components()[replica], Type::F64)?.to_elements()?);
+            same_bits(strategy, of_replicas(&wide)?, slot.name())?;
+        }
     }
     Ok(())
 }
@@ -217,8 +218,31 @@ fn norm(
     same_bits(strategy, bits?, &what)
 }
 
+/// Logits on which a naive softmax overflows or loses all digits, and their classes.
+const LOGITS: [[f64; 4]; 7] = [
+    [0.0, 0.0, 0.0, 0.0],
+    [1e4, -1e4, 0.0, 5.0],
+    [-3e4, -3e4, -3e4, -3e4],
+    [6e4, 5e4, 0.0, -6e4],
+    [1e-3, 2e-3, -1e-3, 0.0],
+    [88.0, 89.0, 90.0, 91.0],
+    [0.0, f64::NEG_INFINITY, 1.0, f64::NEG_INFINITY],
+];
+const CLASSES: [u32; 7] = [3, 0, 1, 1, 2, 0, 2];
+
+/// Outputs and targets of losses of values.
+const OUTPUTS: [[f64; 4]; 4] =
+    [[0.0, 1.0, -1.0, 20.0], [-20.0, 100.0, -100.0, 0.5], [6e4, -6e4, 300.0, -300.0], [0.0, -0.0, 1e-4, -1e-4]];
+const TARGETS: [[f64; 4]; 4] =
+    [[1.0, 0.0, 0.5, 1.0], [0.0, 1.0, 0.25, 1.0], [1.0, 0.0, 0.0, 1.0], [0.5, 1.0, 0.0, 1.0]];
+
+/// Returns the squared error and its derivative.
+fn squared(x: f64, target: f64) -> (f64, f64) {
+    ((x - target) * (x - target), 2.0 * (x - target))
+}
+
 /// The types of outputs; in 16 bits, losses compute in f32.
-const OUTPUTS: [(DType, f64); 4] = [(DType::F32, 2e-6), (DType::F64, 1e-12), (DType::F16, 2e-6), (DType::BF16, 2e-6)];
+const TYPES: [(DType, f64); 4] = [(DType::F32, 2e-6), (DType::F64, 1e-12), (DType::F16, 2e-6), (DType::BF16, 2e-6)];
 
 /// Passes each replica's part of the rows through a loss; returns the losses of all rows, and the gradients of the
 /// outputs for the sum of losses.
@@ -241,24 +265,14 @@ fn losses(
 }
 
 pub(crate) fn class_losses(strategy: &Strategy) -> Result<(), Stop> {
-    let logits: [[f64; 4]; 7] = [
-        [0.0, 0.0, 0.0, 0.0],
-        [1e4, -1e4, 0.0, 5.0],
-        [-3e4, -3e4, -3e4, -3e4],
-        [6e4, 5e4, 0.0, -6e4],
-        [1e-3, 2e-3, -1e-3, 0.0],
-        [88.0, 89.0, 90.0, 91.0],
-        [0.0, f64::NEG_INFINITY, 1.0, f64::NEG_INFINITY],
-    ];
-    let classes = [3u32, 0, 1, 1, 2, 0, 2];
     for strategy in with_three(strategy)? {
-        for (dtype, tolerance) in OUTPUTS {
+        for (dtype, tolerance) in TYPES {
             let what = format!("{dtype:?} on {} replicas", strategy.num_replicas_in_sync());
-            let outputs = Tensor::from_slice(logits.as_flattened(), (7, 4), &Device::Cpu)?.to_dtype(dtype)?;
-            let targets = Tensor::new(&classes, &Device::Cpu)?;
+            let outputs = Tensor::from_slice(LOGITS.as_flattened(), (7, 4), &Device::Cpu)?.to_dtype(dtype)?;
+            let targets = Tensor::new(&CLASSES, &Device::Cpu)?;
             let rounded = numbers(&outputs)?;
             let expected: Vec<(f64, Vec<f64>)> =
-                rounded.chunks(4).zip(classes).map(|(row, class)| cross_entropy(row, class as usize)).collect();
+                rounded.chunks(4).zip(CLASSES).map(|(row, class)| cross_entropy(row, class as usize)).collect();
             let of_losses: Vec<f64> = expected.iter().map(|(loss, _)| *loss).collect();
             let of_logits: Vec<f64> = expected.iter().flat_map(|(_, gradient)| gradient.clone()).collect();
             let (found, gradients) = losses(&strategy, &outputs, &targets, &SparseCategoricalCrossentropy)?;
@@ -266,12 +280,12 @@ pub(crate) fn class_losses(strategy: &Strategy) -> Result<(), Stop> {
             let rounding = if matches!(dtype, DType::F16 | DType::BF16) { 4e-3 } else { tolerance };
             close(&gradients, &of_logits, rounding, rounding, &format!("the gradient of cross-entropy of {what}"))?;
             let rows: Vec<f64> =
-                classes.iter().flat_map(|class| (0..4).map(|at| f64::from(u8::from(at == *class)))).collect();
+                CLASSES.iter().flat_map(|class| (0..4).map(|at| f64::from(u8::from(at == *class)))).collect();
             let one_hot = Tensor::from_vec(rows, (7, 4), &Device::Cpu)?.to_dtype(dtype)?;
             let (found, gradients) = losses(&strategy, &outputs, &one_hot, &CategoricalCrossentropy)?;
             close(&found, &of_losses, tolerance, tolerance, &format!("categorical cross-entropy of {what}"))?;
             close(&gradients, &of_logits, rounding, rounding, &format!("its gradient, of {what}"))?;
-            let mut not_a_number = logits;
+            let mut not_a_number = LOGITS;
             not_a_number[0][1] = f64::NAN;
             let outputs = Tensor::from_slice(not_a_number.as_flattened(), (7, 4), &Device::Cpu)?.to_dtype(dtype)?;
             let (found, _) = losses(&strategy, &outputs, &targets, &SparseCategoricalCrossentropy)?;
@@ -300,23 +314,20 @@ pub(crate) fn class_losses(strategy: &Strategy) -> Result<(), Stop> {
 }
 
 pub(crate) fn value_losses(strategy: &Strategy) -> Result<(), Stop> {
-    let outputs =
-        [[0.0, 1.0, -1.0, 20.0], [-20.0, 100.0, -100.0, 0.5], [6e4, -6e4, 300.0, -300.0], [0.0, -0.0, 1e-4, -1e-4]];
-    let targets = [[1.0, 0.0, 0.5, 1.0], [0.0, 1.0, 0.25, 1.0], [1.0, 0.0, 0.0, 1.0], [0.5, 1.0, 0.0, 1.0]];
     type Plain = fn(f64, f64) -> (f64, f64);
     let kinds: [(&str, &dyn Loss, Plain); 5] = [
         ("binary cross-entropy", &BinaryCrossentropy, binary_cross_entropy),
-        ("mean squared error", &MeanSquaredError, |x, t| ((x - t) * (x - t), 2.0 * (x - t))),
+        ("mean squared error", &MeanSquaredError, squared),
         ("mean absolute error", &MeanAbsoluteError, |x, t| ((x - t).abs(), if x < t { -1.0 } else { 1.0 })),
         ("Huber's loss", &Huber { delta: 1.5 }, |x, t| huber(x, t, 1.5)),
         ("hinge loss", &Hinge, |x, t| if x * t > 1.0 { (0.0, 0.0) } else { (1.0 - x * t, -t) }),
     ];
     for strategy in with_three(strategy)? {
-        for (dtype, tolerance) in OUTPUTS {
+        for (dtype, tolerance) in TYPES {
             let tensor = |of: &[[f64; 4]]| -> candle_core::Result<Tensor> {
                 Tensor::from_slice(of.as_flattened(), (of.len(), 4), &Device::Cpu)?.to_dtype(dtype)
             };
-            let (x, t) = (tensor(&outputs)?, tensor(&targets)?);
+            let (x, t) = (tensor(&OUTPUTS)?, tensor(&TARGETS)?);
             let pairs: Vec<(f64, f64)> = numbers(&x)?.into_iter().zip(numbers(&t)?).collect();
             for (name, loss, plain) in kinds {
                 let what = format!("{name} of {dtype:?} on {} replicas", strategy.num_replicas_in_sync());
@@ -327,7 +338,7 @@ pub(crate) fn value_losses(strategy: &Strategy) -> Result<(), Stop> {
                 let slopes: Vec<f64> = pairs.iter().map(|(x, t)| plain(*x, *t).1 / 4.0).collect();
                 let rounding = if matches!(dtype, DType::F16 | DType::BF16) { 4e-3 } else { tolerance };
                 close(&gradients, &slopes, rounding, rounding, &format!("the gradient of {what}"))?;
-                let mut not_a_number = outputs;
+                let mut not_a_number = OUTPUTS;
                 not_a_number[2][1] = f64::NAN;
                 let (found, _) = losses(&strategy, &tensor(&not_a_number)?, &t, loss)?;
                 let shows: Vec<bool> = found.iter().map(|loss| loss.is_nan()).collect();

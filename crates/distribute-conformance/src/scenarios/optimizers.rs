@@ -1,88 +1,85 @@
 //! Promises of optimizers besides their arithmetic.
 
-use candle_core::{DType, Device, Module, Tensor, Var};
-use candle_nn::linear;
-use distribute::candle::{
-    Adagrad, Clip, Ema, Lamb, LossScale, Model, Optimizer, RmsProp, ScopeOptions, sum_over_replicas,
-};
+use candle_core::{Device, Var};
+use distribute::backend::TensorLibrary;
+use distribute::candle::sum_over_replicas;
 use distribute::collectives::{CrossDeviceOps, HierarchicalCopyAllReduce, NcclAllReduce, ReductionToOneDevice};
-use distribute::prelude::*;
+use distribute::device::DType;
+use distribute::optim::{Adagrad, Adam, AdamW, Clip, Ema, Lamb, LossScale, RmsProp, Sgd};
+use distribute::prelude::{Axis, CheckpointManager, CommunicationOptions, MirroredStrategy, ReduceOp, Strategy};
+use distribute::values::TensorStorage;
 
-use super::models::{Kind, Net, Sizes, TOLERANCE, batch, parameters, share, train_by};
-use crate::check::{Stop, check, check_eq};
+use super::models::{TOLERANCE, UNEVEN, audit, built, minimize, parameters, parameters_with, train_by};
+use crate::check::{Fault, Stop, check, check_eq};
 use crate::conditions::{in_one_process, unless_whole};
-
-const UNEVEN: Sizes = |step| if step % 5 == 4 { 3 } else { 13 };
-
-type Build = fn(&Model<Net>) -> distribute::candle::Result<Optimizer>;
+use crate::library::{Batch, Build, Kind, Library, elements, variables};
 
 pub(super) fn apart(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
-const KINDS: [(&str, Build); 7] = [
-    ("SGD", |model| Sgd::new(0.1).build(model)),
-    ("Nesterov", |model| Sgd::new(0.1).momentum(0.9).nesterov().build(model)),
-    ("Adam", |model| Adam::new(0.01).build(model)),
-    ("AdamW", |model| AdamW::new(0.01, 0.01).build(model)),
-    ("Adagrad", |model| Adagrad::new(0.1).build(model)),
-    ("RMSprop", |model| RmsProp::new(0.01).build(model)),
-    ("LAMB", |model| Lamb::new(0.01).build(model)),
-];
+fn every_build<L: Library>() -> [(&'static str, Build<L>); 7] {
+    [
+        ("SGD", |model| Sgd::new(0.1).build(model)),
+        ("Nesterov", |model| Sgd::new(0.1).momentum(0.9).nesterov().build(model)),
+        ("Adam", |model| Adam::new(0.01).build(model)),
+        ("AdamW", |model| AdamW::new(0.01, 0.01).build(model)),
+        ("Adagrad", |model| Adagrad::new(0.1).build(model)),
+        ("RMSprop", |model| RmsProp::new(0.01).build(model)),
+        ("LAMB", |model| Lamb::new(0.01).build(model)),
+    ]
+}
 
 /// Returns the kinds that the strategy does not refuse.
-fn kinds(strategy: &Strategy) -> Result<Vec<(&'static str, Build)>, Stop> {
-    let mut kinds = Vec::new();
-    for (name, build) in KINDS {
-        let model = strategy.scope_seeded(5, |vb| Net::new(Kind::Dense, &vb))?;
+fn kinds<L: Library>(strategy: &Strategy) -> Result<Vec<(&'static str, Build<L>)>, Stop> {
+    let (all, mut kinds) = (every_build::<L>(), Vec::new());
+    for (name, build) in all {
+        let model = built::<L>(strategy, Kind::Dense)?;
         if unless_whole(strategy, build(&model))?.is_some() {
             kinds.push((name, build));
         }
     }
-    check!(kinds.len() + 1 >= KINDS.len(), "only {} kinds of optimizers can be built", kinds.len());
+    check!(kinds.len() + 1 >= all.len(), "only {} kinds of optimizers can be built", kinds.len());
     Ok(kinds)
 }
 
-pub(crate) fn every_kind(strategy: &Strategy) -> Result<(), Stop> {
-    for (name, build) in kinds(strategy)? {
-        let (model, _) = train_by(strategy, Kind::Dense, 20, |_| 16, build)?;
-        let (alone, _) = train_by(&Strategy::default_strategy()?, Kind::Dense, 20, |_| 16, build)?;
-        let apart = apart(&parameters(&model, 0)?, &parameters(&alone, 0)?);
+pub(crate) fn every_kind<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
+    let one = Strategy::default_strategy()?;
+    for (name, build) in kinds::<L>(strategy)? {
+        let (model, _) = train_by::<L>(strategy, Kind::Dense, 20, |_| 16, build)?;
+        let (alone, _) = train_by::<L>(&one, Kind::Dense, 20, |_| 16, build)?;
+        let apart = apart(&parameters::<L>(strategy, &model, 0)?, &parameters::<L>(&one, &alone, 0)?);
         // Where a gradient is nearly 0, adaptive steps amplify its rounding error.
         check!(apart < 10.0 * TOLERANCE, "{name}: parameters are {apart:e} apart after 20 steps");
     }
     Ok(())
 }
 
-pub(crate) fn taken_back(strategy: &Strategy) -> Result<(), Stop> {
+pub(crate) fn taken_back<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
     in_one_process(strategy)?;
     let last = strategy.num_replicas_in_sync() - 1;
     // Returns all replicas' parameters after four steps, with or without a failed one before the third.
-    let train = |build: Build, fails: bool| -> Result<Vec<Vec<f32>>, Stop> {
-        let model = strategy.scope_seeded(5, |vb| Net::new(Kind::Dense, &vb))?;
+    let train = |build: Build<L>, fails: bool| -> Result<Vec<Vec<f32>>, Stop> {
+        let model = built::<L>(strategy, Kind::Dense)?;
         let optimizer = build(&model)?;
         for (step, failing) in [(0, false), (1, false), (2, true), (2, false), (3, false)] {
             if failing && !fails {
                 continue;
             }
-            let whole = batch(step, 12)?;
-            let own = strategy.distribute_values_from_function(|context| {
-                share(&whole, context.num_replicas, context.replica_id).map_err(distribute::Error::from)
-            })?;
-            let outcome = strategy.run((&model, &optimizer, own), |context, (model, optimizer, (x, y))| {
-                let loss = context.average_loss(&cross_entropy_per_example(&model.forward(&x)?, &y)?, 12)?;
-                optimizer.accumulate(context, &loss)?;
+            let whole = Batch::new(step, 12);
+            let outcome = L::run(strategy, &model, &optimizer, |context, optimizer, mean| {
+                let own = whole.share(context);
+                optimizer.accumulate(context, &mean(&own, 12)?).map_err(Into::into)?;
                 if failing && context.replica_id() == last {
-                    return Err(candle_core::Error::Msg("as planned".to_owned()).into());
+                    return Err(distribute::Error::program(Fault("as planned".to_owned())));
                 }
-                optimizer.minimize(context, &loss)?;
-                Ok(())
+                optimizer.minimize(context, &mean(&own, 12)?).map_err(Into::into)
             });
             check_eq!(outcome.is_err(), failing, "whether the step failed");
         }
-        (0..strategy.num_local_replicas()).map(|replica| Ok(parameters(&model, replica)?)).collect()
+        (0..strategy.num_local_replicas()).map(|replica| parameters::<L>(strategy, &model, replica)).collect()
     };
-    for (name, build) in kinds(strategy)? {
+    for (name, build) in kinds::<L>(strategy)? {
         let (got, expected) = (train(build, true)?, train(build, false)?);
         let bits = |all: &[f32]| all.iter().map(|x| x.to_bits()).collect::<Vec<u32>>();
         for (got, expected) in got.iter().zip(&expected) {
@@ -93,99 +90,95 @@ pub(crate) fn taken_back(strategy: &Strategy) -> Result<(), Stop> {
     Ok(())
 }
 
-pub(crate) fn unequal(strategy: &Strategy) -> Result<(), Stop> {
-    let model = strategy.scope(|vb| vb.get_with_hints(1, "v", candle_nn::Init::Const(2.0)))?;
+pub(crate) fn unequal<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
+    let model = L::bag(strategy, &[("v", 2.0)], 1, DType::F32)?;
     let optimizer = Adam::new(0.01).betas(0.2, 0.2).build(&model)?;
     let n = strategy.num_replicas_in_sync() as f64;
-    strategy.run((&model, &optimizer), |context, (v, optimizer)| {
-        let loss = (v.sum_all()? * (context.replica_id() as f64 + 1.0))?;
-        optimizer.minimize(context, &(loss / n)?)?;
-        Ok(())
-    })?;
+    L::step(strategy, &model, &optimizer, |context, _| Some(vec![(context.replica_id() as f64 + 1.0) / n]))?;
     // For two replicas: 1.99, 1.2 and 1.8.
     let gradient = (n + 1.0) / 2.0;
     let expected = [1.99, 0.8 * gradient, 0.8 * gradient * gradient];
+    let variable = &variables(&model)[0];
     let slots: Vec<_> = optimizer.slots().collect();
-    check_eq!(slots.len(), if strategy.sharding().is_some() { 0 } else { 2 }, "slots that are variables");
+    let is_zero = strategy.sharding().is_some() && variable.layout().is_none();
+    check_eq!(slots.len(), if is_zero { 0 } else { 2 }, "slots that are variables");
     for replica in 0..strategy.num_local_replicas() {
-        let all = [&model.variables()[0].components()[replica]];
-        let slots = slots.iter().map(|slot| &slot.components()[replica]);
-        for ((tensor, expected), what) in all.into_iter().chain(slots).zip(expected).zip(["the variable", "m", "v"]) {
-            let got = f64::from(tensor.to_vec1::<f32>()?[0]);
+        let mut all = vec![elements(strategy, variable, replica)?[0]];
+        // The first replica has the element of a sharded variable.
+        let replica = if variable.layout().is_some() { 0 } else { replica };
+        if variable.layout().is_none() || strategy.is_chief() {
+            for slot in &slots {
+                all.push(f64::from(slot.components()[replica].to_elements::<f32>()?[0]));
+            }
+        }
+        for ((got, expected), what) in all.iter().zip(expected).zip(["the variable", "m", "v"]) {
             check!((got - expected).abs() < 1e-5 * expected, "{what}: got {got}, expected {expected}");
         }
     }
     Ok(())
 }
 
-pub(crate) fn clipped(strategy: &Strategy) -> Result<(), Stop> {
-    let limits: [Build; 3] = [
+pub(crate) fn clipped<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
+    let limits: [Build<L>; 3] = [
         |model| Sgd::new(0.2).build(model)?.clip(Clip::GlobalNorm(0.05)),
         |model| Sgd::new(0.2).build(model)?.clip(Clip::Norm(0.02)),
         |model| Sgd::new(0.2).build(model)?.clip(Clip::Value(0.003)),
     ];
-    let (free, _) = train_by(strategy, Kind::Dense, 20, UNEVEN, |model| Sgd::new(0.2).build(model))?;
+    let one = Strategy::default_strategy()?;
+    let (free, _) = train_by::<L>(strategy, Kind::Dense, 20, UNEVEN, |model| Sgd::new(0.2).build(model))?;
+    let free = parameters::<L>(strategy, &free, 0)?;
     for build in limits {
-        let model = strategy.scope_seeded(5, |vb| Net::new(Kind::Dense, &vb))?;
+        let model = built::<L>(strategy, Kind::Dense)?;
         if unless_whole(strategy, build(&model))?.is_none() {
             continue;
         }
-        let (model, _) = train_by(strategy, Kind::Dense, 20, UNEVEN, build)?;
-        let (alone, _) = train_by(&Strategy::default_strategy()?, Kind::Dense, 20, UNEVEN, build)?;
-        let model = parameters(&model, 0)?;
-        let apart = apart(&model, &parameters(&alone, 0)?);
+        let (model, _) = train_by::<L>(strategy, Kind::Dense, 20, UNEVEN, build)?;
+        let (alone, _) = train_by::<L>(&one, Kind::Dense, 20, UNEVEN, build)?;
+        let model = parameters::<L>(strategy, &model, 0)?;
+        let apart = apart(&model, &parameters::<L>(&one, &alone, 0)?);
         check!(apart < TOLERANCE, "parameters are {apart:e} apart after 20 steps");
-        check!(model != parameters(&free, 0)?, "the limit limits nothing");
+        check!(model != free, "the limit limits nothing");
     }
     Ok(())
 }
 
-pub(crate) fn accumulated(strategy: &Strategy) -> Result<(), Stop> {
+pub(crate) fn accumulated<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
     let run = |parts: usize| -> Result<Vec<f32>, Stop> {
-        let model = strategy.scope_seeded(5, |vb| Net::new(Kind::Dense, &vb))?;
+        let model = built::<L>(strategy, Kind::Dense)?;
         let optimizer = Adam::new(0.01).build(&model)?;
         for step in 0..10 {
-            let whole = batch(step, 24)?;
-            let own = strategy.distribute_values_from_function(|context| {
-                share(&whole, context.num_replicas, context.replica_id).map_err(distribute::Error::from)
-            })?;
-            strategy.run((&model, &optimizer, own), |context, (model, optimizer, batch)| {
+            let whole = Batch::new(step, 24);
+            L::run(strategy, &model, &optimizer, |context, optimizer, mean| {
+                let own = whole.share(context);
                 for part in 0..parts {
-                    let (x, y) = share(&batch, parts, part)?;
-                    let per_example = cross_entropy_per_example(&model.forward(&x)?, &y)?;
-                    let loss = context.average_loss(&per_example, 24)?;
-                    if part + 1 < parts {
-                        optimizer.accumulate(context, &loss)?;
-                    } else {
-                        optimizer.minimize(context, &loss)?;
-                    }
+                    let loss = mean(&own.part(parts, part), 24)?;
+                    let made = match part + 1 < parts {
+                        true => optimizer.accumulate(context, &loss),
+                        false => optimizer.minimize(context, &loss),
+                    };
+                    made.map_err(Into::into)?;
                 }
                 Ok(())
             })?;
         }
-        Ok(parameters(&model, 0)?)
+        parameters::<L>(strategy, &model, 0)
     };
     let apart = apart(&run(1)?, &run(3)?);
     check!(apart < TOLERANCE, "parameters are {apart:e} apart after 10 steps");
     Ok(())
 }
 
-pub(crate) fn mixed_precision(strategy: &Strategy) -> Result<(), Stop> {
-    let run = |dtype: DType| -> Result<(Model<Net>, f64, f64), Stop> {
-        let options = ScopeOptions::default().seed(5).dtype(dtype);
-        let model = strategy.scope_with(options, |vb| Net::new(Kind::Dense, &vb))?;
+pub(crate) fn mixed_precision<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
+    let run = |dtype: DType| -> Result<(L::Model, f64, f64), Stop> {
+        let model = L::model(strategy, Kind::Dense, 5, dtype)?;
         let optimizer = Adam::new(0.01).build(&model)?.scale_losses(LossScale::dynamic())?;
         let (mut first, mut last) = (0.0, 0.0);
+        let whole = Batch::new(0, 16);
         for step in 0..40 {
-            let whole = batch(0, 16)?;
-            let own = strategy.distribute_values_from_function(|context| {
-                share(&whole, context.num_replicas, context.replica_id).map_err(distribute::Error::from)
-            })?;
-            let losses = strategy.run((&model, &optimizer, own), |context, (model, optimizer, (x, y))| {
-                let logits = model.forward(&x.to_dtype(dtype)?)?.to_dtype(DType::F32)?;
-                let loss = context.average_loss(&cross_entropy_per_example(&logits, &y)?, 16)?;
-                optimizer.minimize(context, &loss)?;
-                Ok(f64::from(loss.to_scalar::<f32>()?))
+            let losses = L::run(strategy, &model, &optimizer, |context, optimizer, mean| {
+                let loss = mean(&whole.share(context), 16)?;
+                optimizer.minimize(context, &loss).map_err(Into::into)?;
+                L::number(&loss)
             })?;
             last = strategy.reduce(ReduceOp::Sum, &losses, Axis::None)?;
             if step == 0 {
@@ -195,92 +188,78 @@ pub(crate) fn mixed_precision(strategy: &Strategy) -> Result<(), Stop> {
         Ok((model, first, last))
     };
     let (_, _, full) = run(DType::F32)?;
-    let (model, first, half) = run(DType::F16)?;
-    check!((full - half).abs() < 1e-2, "the loss is {half} in 16 bits, {full} in 32");
-    check!(half < 0.9 * first, "nothing was learnt: {first}, then {half}");
-    model.audit(strategy)?;
+    for dtype in [DType::F16, DType::BF16] {
+        let (model, first, half) = run(dtype)?;
+        check_eq!(variables(&model)[0].components()[0].dtype()?, dtype, "the type of parameters");
+        check!((full - half).abs() < 1e-2, "the loss is {half} in {dtype}, {full} in f32");
+        check!(half < 0.9 * first, "nothing was learnt in {dtype}: {first}, then {half}");
+        audit::<L>(strategy, &model)?;
+    }
     Ok(())
 }
 
-pub(crate) fn overflow(strategy: &Strategy) -> Result<(), Stop> {
-    let model = strategy.scope_seeded(5, |vb| Net::new(Kind::Dense, &vb))?;
+pub(crate) fn overflow<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
+    let model = built::<L>(strategy, Kind::Dense)?;
     let optimizer = Sgd::new(0.1).build(&model)?.scale_losses(LossScale::dynamic().initial(8.0))?;
-    let before = parameters(&model, 0)?;
-    let whole = batch(0, 16)?;
+    let before = parameters::<L>(strategy, &model, 0)?;
+    let whole = Batch::new(0, 16);
     let step = |bad: bool| {
-        strategy.run((&model, &optimizer), |context, (model, optimizer)| {
-            let (x, y) = share(&whole, context.num_replicas_in_sync(), context.replica_id())?;
-            let loss = context.average_loss(&cross_entropy_per_example(&model.forward(&x)?, &y)?, 16)?;
+        L::run(strategy, &model, &optimizer, |context, optimizer, mean| {
             // On the last replica only.
             let bad = bad && context.replica_id() + 1 == context.num_replicas_in_sync();
-            optimizer.minimize(context, &if bad { (loss * f64::INFINITY)? } else { loss })?;
-            Ok(())
+            let factor = if bad { f64::INFINITY } else { 1.0 };
+            let loss = L::Tensors::scale(&mean(&whole.share(context), 16)?, factor).map_err(Into::into)?;
+            optimizer.minimize(context, &loss).map_err(Into::into)
         })
     };
     step(true)?;
-    check!(parameters(&model, 0)? == before, "a step that is not finite changed parameters");
+    check!(parameters::<L>(strategy, &model, 0)? == before, "a step that is not finite changed parameters");
     check_eq!(optimizer.loss_scale(), 4.0, "the loss scale");
     step(false)?;
-    check!(parameters(&model, 0)? != before, "the next step changed nothing");
-    model.audit(strategy)?;
+    check!(parameters::<L>(strategy, &model, 0)? != before, "the next step changed nothing");
+    audit::<L>(strategy, &model)?;
     Ok(())
 }
 
-pub(crate) fn frozen(strategy: &Strategy) -> Result<(), Stop> {
-    let mut model = strategy.scope_seeded(5, |vb| Net::new(Kind::Dense, &vb))?;
-    check_eq!(model.freeze(|name| name.starts_with("first."))?, 2, "frozen variables");
+pub(crate) fn frozen<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
+    let mut model = built::<L>(strategy, Kind::Dense)?;
+    check_eq!(L::freeze(&mut model, |name| name.starts_with("first."))?, 2, "frozen variables");
     let optimizer = Sgd::new(0.1).build(&model)?;
-    let values = |model: &Model<Net>, prefix: &str| -> candle_core::Result<Vec<Vec<f32>>> {
-        let chosen = model.variables().iter().filter(|variable| variable.name().starts_with(prefix));
-        chosen.map(|variable| variable.components()[0].flatten_all()?.to_vec1::<f32>()).collect()
-    };
-    let (body, head) = (values(&model, "first.")?, values(&model, "second.")?);
-    let whole = batch(0, 16)?;
-    strategy.run((&model, &optimizer), |context, (model, optimizer)| {
-        let (x, y) = share(&whole, context.num_replicas_in_sync(), context.replica_id())?;
-        let loss = context.average_loss(&cross_entropy_per_example(&model.forward(&x)?, &y)?, 16)?;
-        optimizer.minimize(context, &loss)?;
-        Ok(())
-    })?;
-    check_eq!(values(&model, "first.")?, body, "frozen values");
-    check!(values(&model, "second.")? != head, "nothing was trained");
+    let values = |prefix: &str| parameters_with::<L>(strategy, &model, 0, |name| name.starts_with(prefix));
+    let (body, head) = (values("first.")?, values("second.")?);
+    minimize::<L>(strategy, &model, &optimizer, &Batch::new(0, 16))?;
+    check_eq!(values("first.")?, body, "frozen values");
+    check!(values("second.")? != head, "nothing was trained");
     Ok(())
 }
 
-pub(crate) fn averages(strategy: &Strategy) -> Result<(), Stop> {
-    let (model, _) = train_by(strategy, Kind::Dense, 5, |_| 16, |model| Sgd::new(0.2).build(model))?;
+pub(crate) fn averages<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
+    let (model, _) = train_by::<L>(strategy, Kind::Dense, 5, |_| 16, |model| Sgd::new(0.2).build(model))?;
     let mut averages = Ema::new(&model, 0.5)?;
     averages.update(&model)?;
-    let trained = parameters(&model, 0)?;
+    let trained = parameters::<L>(strategy, &model, 0)?;
     averages.swap(&model)?;
-    model.audit(strategy)?;
+    audit::<L>(strategy, &model)?;
     averages.swap(&model)?;
-    check_eq!(parameters(&model, 0)?, trained, "values after averages were swapped in and out");
+    check_eq!(parameters::<L>(strategy, &model, 0)?, trained, "values after averages were swapped in and out");
     Ok(())
 }
 
-pub(crate) fn diverged(strategy: &Strategy) -> Result<(), Stop> {
+pub(crate) fn diverged<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
     let replicas = strategy.num_replicas_in_sync();
-    let model = strategy.scope_seeded(5, |vb| Net::new(Kind::Dense, &vb))?;
-    let [first, last] = [0, strategy.num_local_replicas() - 1].map(|local| &model.variables()[0].components()[local]);
-    if replicas == 1 || (first.id() == last.id() && strategy.num_local_replicas() > 1) {
+    let model = built::<L>(strategy, Kind::Dense)?;
+    let first = &variables(&model)[0];
+    if replicas == 1 || strategy.shares_variables() || first.layout().is_some() {
         return Err(Stop::NotApplicable("there is one copy of the parameters"));
     }
     let optimizer = Sgd::new(0.1).build(&model)?.audit_every(2);
-    let whole = batch(0, 16)?;
-    let step = || {
-        strategy.run((&model, &optimizer), |context, (model, optimizer)| {
-            let (x, y) = share(&whole, context.num_replicas_in_sync(), context.replica_id())?;
-            let loss = context.average_loss(&cross_entropy_per_example(&model.forward(&x)?, &y)?, 16)?;
-            Ok(optimizer.minimize(context, &loss)?)
-        })
-    };
-    step()?;
+    let whole = Batch::new(0, 16);
+    minimize::<L>(strategy, &model, &optimizer, &whole)?;
     let topology = strategy.topology();
-    if topology.worker() + 1 == topology.workers() {
-        last.zero_set()?;
+    if let (true, Some(last)) = (topology.worker() + 1 == topology.workers(), first.components().last()) {
+        last.write(&mut |mut buffer| buffer.as_bytes_mut().fill(0))?;
     }
-    let name = model.variables()[0].name();
+    let name = first.name();
     let expected = match strategy.tensor_parallel() {
         1 => format!("variable {name} of replica {} differs", replicas - 1),
         // The gradients of the rank that was spoilt went to those of its place, too.
@@ -289,20 +268,17 @@ pub(crate) fn diverged(strategy: &Strategy) -> Result<(), Stop> {
     // A failed step would end the group of several processes, and after a step of a strategy that shards, all have the
     // values of each part's owner.
     let outcome = match topology.workers() == 1 && strategy.sharding().is_none() {
-        true => step().map(drop),
-        false => model.audit(strategy).map_err(distribute::Error::from),
+        true => minimize::<L>(strategy, &model, &optimizer, &whole),
+        false => audit::<L>(strategy, &model).map_err(Into::into),
     };
     let text = outcome.err().map(|error| error.to_string()).unwrap_or_default();
     check!(text.starts_with(&expected), "a copy that was spoilt came to {text:?}");
     Ok(())
 }
 
-pub(crate) fn penalty(strategy: &Strategy) -> Result<(), Stop> {
+pub(crate) fn penalty<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
     let n = strategy.num_replicas_in_sync();
-    let shares = strategy.run((), |context, ()| {
-        let loss = context.scale_regularization_loss(&Tensor::new(3f32, &Device::Cpu)?)?;
-        Ok(loss.to_scalar::<f32>()?)
-    })?;
+    let shares = L::penalty(strategy, 3.0)?;
     check!(shares.iter().all(|share| *share == 3.0 / n as f32), "shares are {shares:?}");
     Ok(())
 }
@@ -321,24 +297,24 @@ pub(crate) fn through_a_sum(strategy: &Strategy) -> Result<(), Stop> {
     Ok(())
 }
 
-pub(crate) fn across_devices(strategy: &Strategy) -> Result<(), Stop> {
+pub(crate) fn across_devices<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
     if strategy.name() != "Mirrored" {
         return Err(Stop::NotApplicable("ways to combine devices' values are chosen for MirroredStrategy"));
     }
-    fn with(strategy: &Strategy, ops: impl CrossDeviceOps + 'static) -> Result<Vec<f32>, Stop> {
+    fn with<L: Library>(strategy: &Strategy, ops: impl CrossDeviceOps + 'static) -> Result<Vec<f32>, Stop> {
         let devices: Vec<String> = strategy.devices().iter().map(|device| device.short()).collect();
         let strategy = MirroredStrategy::builder().devices(devices).cross_device_ops(ops).build()?;
-        let (model, _) = train_by(&strategy, Kind::Dense, 20, UNEVEN, |model| Sgd::new(0.2).build(model))?;
-        model.audit(&strategy)?;
-        Ok(parameters(&model, 0)?)
+        let (model, _) = train_by::<L>(&strategy, Kind::Dense, 20, UNEVEN, |model| Sgd::new(0.2).build(model))?;
+        audit::<L>(&strategy, &model)?;
+        parameters::<L>(&strategy, &model, 0)
     }
-    let (model, _) = train_by(strategy, Kind::Dense, 20, UNEVEN, |model| Sgd::new(0.2).build(model))?;
-    let expected = parameters(&model, 0)?;
+    let (model, _) = train_by::<L>(strategy, Kind::Dense, 20, UNEVEN, |model| Sgd::new(0.2).build(model))?;
+    let expected = parameters::<L>(strategy, &model, 0)?;
     for got in [
-        with(strategy, ReductionToOneDevice)?,
-        with(strategy, HierarchicalCopyAllReduce::new(2))?,
-        with(strategy, HierarchicalCopyAllReduce::new(0))?,
-        with(strategy, NcclAllReduce::new(1))?,
+        with::<L>(strategy, ReductionToOneDevice)?,
+        with::<L>(strategy, HierarchicalCopyAllReduce::new(2))?,
+        with::<L>(strategy, HierarchicalCopyAllReduce::new(0))?,
+        with::<L>(strategy, NcclAllReduce::new(1))?,
     ] {
         let apart = apart(&got, &expected);
         check!(apart < TOLERANCE, "parameters are {apart:e} apart after 20 steps");
@@ -346,7 +322,7 @@ pub(crate) fn across_devices(strategy: &Strategy) -> Result<(), Stop> {
     Ok(())
 }
 
-pub(crate) fn packs(strategy: &Strategy) -> Result<(), Stop> {
+pub(crate) fn packs<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
     if strategy.name() != "Mirrored" {
         return Err(Stop::NotApplicable("tried with a second strategy of one process"));
     }
@@ -354,8 +330,8 @@ pub(crate) fn packs(strategy: &Strategy) -> Result<(), Stop> {
         let devices: Vec<String> = strategy.devices().iter().map(|device| device.short()).collect();
         let options = CommunicationOptions::default().bytes_per_pack(bytes_per_pack);
         let strategy = MirroredStrategy::builder().devices(devices).communication(options).build()?;
-        let (model, _) = train_by(&strategy, Kind::Dense, 20, UNEVEN, |model| Sgd::new(0.2).build(model))?;
-        Ok(parameters(&model, 0)?)
+        let (model, _) = train_by::<L>(&strategy, Kind::Dense, 20, UNEVEN, |model| Sgd::new(0.2).build(model))?;
+        parameters::<L>(&strategy, &model, 0)
     };
     let whole = run(0)?;
     for bytes in [1, 100, 1 << 20] {
@@ -364,26 +340,28 @@ pub(crate) fn packs(strategy: &Strategy) -> Result<(), Stop> {
     Ok(())
 }
 
-pub(crate) fn model_of_another(strategy: &Strategy) -> Result<(), Stop> {
+pub(crate) fn model_of_another<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
     let devices: Vec<String> = (0..=strategy.num_local_replicas()).map(|index| format!("CPU:{index}")).collect();
     let other = MirroredStrategy::builder().devices(devices).build()?;
-    let model = other.scope(|vb| linear(2, 1, vb.pp("fc")))?;
-    let refused = strategy.run(&model, |_, _| Ok(()));
+    let model = built::<L>(&other, Kind::Dense)?;
+    let optimizer = Sgd::new(0.1).build(&model)?;
+    let refused = L::run(strategy, &model, &optimizer, |_, _, _| Ok(()));
     check!(refused.is_err_and(|error| error.to_string().contains("components")), "a model of another strategy was run");
     Ok(())
 }
 
-pub(crate) fn restored(strategy: &Strategy) -> Result<(), Stop> {
+pub(crate) fn restored<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
     let folder = tempfile::tempdir()?;
-    let build: Build = |model| Adam::new(0.01).build(model);
-    let (model, optimizer) = train_by(strategy, Kind::Dense, 10, |_| 16, build)?;
+    let build: Build<L> = |model| Adam::new(0.01).build(model);
+    let (model, optimizer) = train_by::<L>(strategy, Kind::Dense, 10, |_| 16, build)?;
     let mut checkpoints = CheckpointManager::new(folder.path());
     checkpoints.save(strategy, 10, &[&model, &optimizer], &"state")?;
     checkpoints.finish()?;
     // The folder is the chief's; no other process has the files.
     check_eq!(checkpoints.root().read_dir()?.next().is_some() || !strategy.is_chief(), true, "the chief's files");
-    let again = strategy.scope_seeded(6, |vb| Net::new(Kind::Dense, &vb))?;
-    check!(parameters(&again, 0)? != parameters(&model, 0)?, "another seed gives the same model");
+    let again = L::model(strategy, Kind::Dense, 6, DType::F32)?;
+    let values = |model: &L::Model| parameters::<L>(strategy, model, 0);
+    check!(values(&again)? != values(&model)?, "another seed gives the same model");
     let restored_optimizer = build(&again)?;
     let state: Option<(u64, String)> = checkpoints.restore(strategy, &[&again, &restored_optimizer])?;
     check_eq!(state, Some((10, "state".to_owned())), "the step and the program's state");
@@ -392,22 +370,17 @@ pub(crate) fn restored(strategy: &Strategy) -> Result<(), Stop> {
     check!(run.is_some(), "a checkpoint without a run");
     check_eq!(distribute::train::from_chief(strategy, Ok::<_, distribute::train::Error>(run))?, run, "the run");
     for replica in 0..strategy.num_local_replicas() {
-        check_eq!(parameters(&again, replica)?, parameters(&model, 0)?, format!("copy {replica}"));
+        let restored = parameters::<L>(strategy, &again, replica)?;
+        check_eq!(restored, parameters::<L>(strategy, &model, replica)?, format!("copy {replica}"));
     }
-    again.audit(strategy)?;
+    audit::<L>(strategy, &again)?;
     // Both continue equally, bit for bit: the optimizer's slots and step count were restored.
     for (model, optimizer) in [(&model, &optimizer), (&again, &restored_optimizer)] {
         for step in 10..15 {
-            let whole = batch(step, 16)?;
-            strategy.run((model, optimizer), |context, (model, optimizer)| {
-                let (x, y) = share(&whole, context.num_replicas_in_sync(), context.replica_id())?;
-                let loss = context.average_loss(&cross_entropy_per_example(&model.forward(&x)?, &y)?, 16)?;
-                optimizer.minimize(context, &loss)?;
-                Ok(())
-            })?;
+            minimize::<L>(strategy, model, optimizer, &Batch::new(step, 16))?;
         }
     }
-    check_eq!(parameters(&again, 0)?, parameters(&model, 0)?, "parameters five steps later");
+    check_eq!(values(&again)?, values(&model)?, "parameters five steps later");
     // A write error on the chief is an error on every worker.
     let file = folder.path().join("file");
     std::fs::write(&file, "")?;

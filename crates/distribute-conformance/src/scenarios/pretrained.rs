@@ -1,10 +1,13 @@
-//! Parameters from plain files.
+//! Parameters from plain files and modules.
 
 use candle_nn::{Linear, linear};
 use distribute::candle::Model;
+use distribute::device::DType;
 use distribute::prelude::*;
 
+use super::models::{audit, parameters};
 use crate::check::{Stop, check, check_eq};
+use crate::library::{Burn, Kind, Library};
 
 pub(crate) fn loaded(strategy: &Strategy) -> Result<(), Stop> {
     // The folder is the chief's; no other process has the file.
@@ -37,4 +40,21 @@ pub(crate) fn loaded(strategy: &Strategy) -> Result<(), Stop> {
 fn values(model: &Model<(Linear, Linear)>, prefix: &str, replica: usize) -> candle_core::Result<Vec<Vec<f32>>> {
     let chosen = model.variables().iter().filter(|variable| variable.name().starts_with(prefix));
     chosen.map(|variable| variable.components()[replica].flatten_all()?.to_vec1::<f32>()).collect()
+}
+
+pub(crate) fn exchanged(strategy: &Strategy) -> Result<(), Stop> {
+    let build = |seed, kind| Burn::model(strategy, kind, seed, DType::F32);
+    let (from, to) = (build(1, Kind::NormedApart)?, build(2, Kind::NormedApart)?);
+    let expected = parameters::<Burn>(strategy, &from, 0)?;
+    check!(parameters::<Burn>(strategy, &to, 0)? != expected, "another seed gives the same model");
+    to.load_module(&from.to_module(strategy)?)?;
+    for replica in 0..strategy.num_local_replicas() {
+        check_eq!(parameters::<Burn>(strategy, &to, replica)?, expected, format!("copy {replica}"));
+    }
+    audit::<Burn>(strategy, &to)?;
+    let refused = to.load_module(&build(1, Kind::Dense)?.to_module(strategy)?);
+    let told = refused.err().map(|error| error.to_string()).unwrap_or_default();
+    check!(told.contains("differ"), "a module with other parameters gives {told:?}");
+    check_eq!(parameters::<Burn>(strategy, &to, 0)?, expected, "values after a module was refused");
+    Ok(())
 }

@@ -1,108 +1,110 @@
 //! Promises of trainers.
 
-use candle_core::{Device, Tensor};
-use candle_nn::ModuleT;
-use distribute::Error;
-use distribute::candle::{Fit, SparseCategoricalCrossentropy};
-use distribute::prelude::*;
+use distribute::backend::Trainee;
+use distribute::device::DType;
+use distribute::optim::{Adam, Sgd};
+use distribute::prelude::Strategy;
 use distribute::strategy::Request;
 use distribute::train;
 use distribute::train::callbacks::{BackupAndRestore, Callback, Occasion, Training};
 use distribute::train::history::History;
 use distribute::train::metrics::{Accuracy, CrossEntropy, Metrics};
 use distribute::train::preemption::TerminationConfig;
+use distribute::train::trainer::Fit;
 
-use super::models::{Kind, Net, batch, parameters};
+use super::models::{TOLERANCE, audit, parameters};
 use super::optimizers::apart;
 use crate::check::{Stop, check, check_eq};
+use crate::library::{Batch, Build, Kind, Library};
 
-fn trainer(strategy: &Strategy) -> Result<Trainer<Net>, Stop> {
+fn trainer<L: Library>(strategy: &Strategy) -> Result<L::Trainer, Stop> {
+    trainer_of::<L>(strategy, Kind::Dense, |model| Adam::new(0.01).build(model))
+}
+
+fn trainer_of<L: Library>(strategy: &Strategy, kind: Kind, build: Build<L>) -> Result<L::Trainer, Stop> {
     let metrics = Metrics::new().with(Accuracy).with(CrossEntropy);
-    let model = strategy.scope_seeded(5, |vb| Net::new(Kind::Dense, &vb))?;
-    let adam = |model: &_| Adam::new(0.01).build(model);
-    Ok(Trainer::of_model(strategy, model, adam, SparseCategoricalCrossentropy, metrics)?)
+    Ok(L::trainer(strategy, L::model(strategy, kind, 5, DType::F32)?, build, metrics)?)
 }
 
 /// Returns 23 examples in batches of 8: three steps per pass, the last with 7 examples.
-fn data() -> Result<Dataset<(Tensor, Tensor)>, Stop> {
-    Ok(Dataset::from_tensor_slices(batch(0, 23)?).shuffle(23, 3).batch(8))
+fn data<L: Library>() -> Result<L::Data, Stop> {
+    Ok(L::data(&Batch::new(0, 23), 8, true)?)
 }
 
 fn compare(history: &History, expected: &History) -> Result<(), Stop> {
     check_eq!(history.epochs.len(), expected.epochs.len(), "epochs");
     for ((_, got), (_, expected)) in history.epochs.iter().zip(&expected.epochs) {
-        for ((name, a), (_, b)) in got.iter().zip(expected) {
-            check!((a - b).abs() < 1e-4, "{name} is {a}, and {b} with one replica");
-        }
+        compare_scores(got, expected)?;
     }
     Ok(())
 }
 
-pub(crate) fn fitted(strategy: &Strategy) -> Result<(), Stop> {
-    let (x, data) = (batch(0, 23)?.0, data()?);
-    type Outcome = (History, Vec<f32>, Vec<(String, f64)>);
-    let fit = |strategy: &Strategy| -> Result<Outcome, Stop> {
-        let mut trainer = trainer(strategy)?;
-        let history = trainer.fit(&data, Fit::epochs(4).validation(&data))?;
-        let outputs = trainer.predict(&Dataset::from_tensor_slices(x.clone()).batch(6))?;
-        Ok((history, outputs.flatten_all()?.to_vec1()?, trainer.evaluate(&data)?))
-    };
-    let (history, outputs, scores) = fit(strategy)?;
-    let (expected, expected_outputs, expected_scores) = fit(&Strategy::default_strategy()?)?;
-    compare(&history, &expected)?;
-    check_eq!(outputs.len(), expected_outputs.len(), "predictions");
-    let apart = apart(&outputs, &expected_outputs);
-    check!(apart < 1e-4, "predictions are {apart:e} apart");
-    for ((name, a), (_, b)) in scores.iter().zip(&expected_scores) {
+fn compare_scores(got: &[(String, f64)], expected: &[(String, f64)]) -> Result<(), Stop> {
+    check_eq!(got.len(), expected.len(), "the number of scores");
+    for ((name, a), (_, b)) in got.iter().zip(expected) {
         check!((a - b).abs() < 1e-4, "{name} is {a}, and {b} with one replica");
     }
     Ok(())
 }
 
-/// A layer that fails for batches without rows: the size of the last dimension cannot be inferred from a tensor without
-/// elements.
-struct Reshaped(Net);
+/// The results of a training run, of its evaluation and of predictions.
+struct Outcome {
+    history: History,
+    scores: Vec<(String, f64)>,
+    outputs: Vec<f32>,
+    parameters: Vec<f32>,
+}
 
-impl ModuleT for Reshaped {
-    fn forward_t(&self, x: &Tensor, train: bool) -> candle_core::Result<Tensor> {
-        let rows = x.dim(0)?;
-        self.0.forward_t(&x.reshape((rows, 1, ()))?.max(1)?, train)
+impl Outcome {
+    fn of<L: Library>(
+        strategy: &Strategy,
+        mut trainer: L::Trainer,
+        (data, epochs): (&L::Data, u32),
+        (examples, batch): (&Batch, usize),
+    ) -> Result<Outcome, Stop> {
+        let history = L::fit(&mut trainer, data, Fit::epochs(epochs).validation(data))?;
+        let outputs = L::predict(&trainer, examples, batch)?;
+        let parameters = parameters::<L>(strategy, L::trained(&trainer), 0)?;
+        Ok(Outcome { history, outputs, parameters, scores: L::evaluate(&trainer, data)? })
+    }
+
+    fn compare(&self, expected: &Outcome) -> Result<(), Stop> {
+        compare(&self.history, &expected.history)?;
+        check_eq!(self.outputs.len(), expected.outputs.len(), "predictions");
+        let of_outputs = apart(&self.outputs, &expected.outputs);
+        check!(of_outputs < 1e-4, "predictions are {of_outputs:e} apart");
+        compare_scores(&self.scores, &expected.scores)
     }
 }
 
-pub(crate) fn reshaped(strategy: &Strategy) -> Result<(), Stop> {
+pub(crate) fn fitted<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
+    let data = data::<L>()?;
+    let fit =
+        |strategy: &Strategy| Outcome::of::<L>(strategy, trainer::<L>(strategy)?, (&data, 4), (&Batch::new(0, 23), 6));
+    fit(strategy)?.compare(&fit(&Strategy::default_strategy()?)?)
+}
+
+pub(crate) fn reshaped<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
     // Batches of eight, eight and one: in the last one, all replicas but one have no examples.
-    let (x, y) = batch(0, 17)?;
-    let data = Dataset::from_tensor_slices((x.clone(), y)).batch(8);
-    type Outcome = (History, Vec<f32>, Vec<f32>, Vec<(String, f64)>);
-    let fit = |strategy: &Strategy| -> Result<Outcome, Stop> {
-        let model = strategy.scope_seeded(5, |vb| Ok(Reshaped(Net::new(Kind::Dense, &vb)?)))?;
-        let sgd = |model: &_| Sgd::new(0.1).build(model);
-        let metrics = Metrics::new().with(Accuracy);
-        let mut trainer = Trainer::of_model(strategy, model, sgd, SparseCategoricalCrossentropy, metrics)?;
-        let history = trainer.fit(&data, Fit::epochs(3).validation(&data))?;
-        let outputs = trainer.predict(&Dataset::from_tensor_slices(x.clone()).batch(8))?.flatten_all()?.to_vec1()?;
-        Ok((history, outputs, parameters(trainer.model(), 0)?, trainer.evaluate(&data)?))
+    let examples = Batch::new(0, 17);
+    let data = L::data(&examples, 8, false)?;
+    let fit = |strategy: &Strategy| {
+        let trainer = trainer_of::<L>(strategy, Kind::Reshaped, |model| Sgd::new(0.1).build(model))?;
+        Outcome::of::<L>(strategy, trainer, (&data, 3), (&examples, 8))
     };
-    let (history, outputs, got, scores) = fit(strategy)?;
-    let (expected, expected_outputs, expected_parameters, expected_scores) = fit(&Strategy::default_strategy()?)?;
-    compare(&history, &expected)?;
-    check_eq!(outputs.len(), expected_outputs.len(), "predictions");
-    let (of_outputs, of_parameters) = (apart(&outputs, &expected_outputs), apart(&got, &expected_parameters));
-    check!(of_outputs < 1e-4, "predictions are {of_outputs:e} apart");
-    check!(of_parameters < 4e-5, "parameters are {of_parameters:e} apart");
-    for ((name, a), (_, b)) in scores.iter().zip(&expected_scores) {
-        check!((a - b).abs() < 1e-4, "{name} is {a}, and {b} with one replica");
-    }
+    let (got, expected) = (fit(strategy)?, fit(&Strategy::default_strategy()?)?);
+    got.compare(&expected)?;
+    let apart = apart(&got.parameters, &expected.parameters);
+    check!(apart < TOLERANCE, "parameters are {apart:e} apart");
     Ok(())
 }
 
-pub(crate) fn weighted(strategy: &Strategy) -> Result<(), Stop> {
-    let (x, y) = batch(0, 23)?;
-    let weights = Tensor::from_iter((0..23).map(|example| (example % 4) as f32), &Device::Cpu)?;
+pub(crate) fn weighted<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
+    let examples = Batch::new(0, 23);
+    let weights: Vec<f32> = (0..23).map(|example| (example % 4) as f32).collect();
     let fit = |strategy: &Strategy| -> Result<History, Stop> {
         let fit = Fit::epochs(4).batch_size(8).steps_per_epoch(4).steps_per_execution(2).class_weights([0.5, 2.0]);
-        Ok(trainer(strategy)?.fit(&(x.clone(), y.clone(), weights.clone()), fit)?)
+        Ok(L::fit_weighted(&mut trainer::<L>(strategy)?, &examples, &weights, fit)?)
     };
     compare(&fit(strategy)?, &fit(&Strategy::default_strategy()?)?)
 }
@@ -121,19 +123,19 @@ impl Callback for AtStep {
     }
 }
 
-pub(crate) fn stopped(strategy: &Strategy) -> Result<(), Stop> {
+pub(crate) fn stopped<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
     let ends = |training: &mut Training<'_>| {
         *training.stop = Some("it has seen enough".to_owned());
         Ok(())
     };
     // After a step in the second epoch; and after an epoch's last step, whose request the next step would carry.
     for step in [4, 6] {
-        let mut trainer = trainer(strategy)?;
-        let history = trainer.fit(&data()?, Fit::epochs(9).callback(AtStep(step, ends)))?;
+        let mut trainer = trainer::<L>(strategy)?;
+        let history = L::fit(&mut trainer, &data::<L>()?, Fit::epochs(9).callback(AtStep(step, ends)))?;
         check_eq!(history.epochs.len(), 2, "epochs");
-        trainer.model().audit(strategy)?;
+        audit::<L>(strategy, L::trained(&trainer))?;
         // A request to one training does not affect another.
-        check_eq!(trainer.fit(&data()?, Fit::epochs(2))?.epochs.len(), 2, "epochs of the next training");
+        check_eq!(L::fit(&mut trainer, &data::<L>()?, Fit::epochs(2))?.epochs.len(), 2, "epochs of the next training");
     }
     Ok(())
 }
@@ -151,28 +153,32 @@ impl Callback for Decides {
     }
 }
 
-pub(crate) fn decided(strategy: &Strategy) -> Result<(), Stop> {
-    let mut trainer = trainer(strategy)?;
-    let history = trainer.fit(&data()?, Fit::epochs(9).callback(Decides))?;
+pub(crate) fn decided<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
+    let mut trainer = trainer::<L>(strategy)?;
+    let history = L::fit(&mut trainer, &data::<L>()?, Fit::epochs(9).callback(Decides))?;
     check_eq!(history.epochs.len(), 3, "epochs");
-    check_eq!(trainer.optimizer().learning_rate(), 0.02, "the learning rate");
-    Ok(trainer.model().audit(strategy)?)
+    check_eq!(trainer.learning_rate(), 0.02, "the learning rate");
+    Ok(audit::<L>(strategy, L::trained(&trainer))?)
 }
 
-pub(crate) fn backed_up(strategy: &Strategy) -> Result<(), Stop> {
+pub(crate) fn backed_up<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
     // Each worker has a folder of its own; only the chief's is used.
     let folder = tempfile::tempdir()?;
-    let mut first = trainer(strategy)?;
+    let mut first = trainer::<L>(strategy)?;
     let backup = || BackupAndRestore::new(folder.path().join("backup")).every_steps(2);
-    first.fit(&data()?, Fit::epochs(2).callback(backup().keep_at_end()))?;
+    L::fit(&mut first, &data::<L>()?, Fit::epochs(2).callback(backup().keep_at_end()))?;
     check_eq!(folder.path().join("backup").exists(), strategy.is_chief(), "files of this worker");
-    let mut second = trainer(strategy)?;
-    let history = second.fit(&data()?, Fit::epochs(4).callback(backup()))?;
+    let mut second = trainer::<L>(strategy)?;
+    let history = L::fit(&mut second, &data::<L>()?, Fit::epochs(4).callback(backup()))?;
     check_eq!(history.epochs.len(), 4, "epochs");
     check!(!folder.path().join("backup").exists(), "the backup stays after the end");
-    let mut calm = trainer(strategy)?;
-    compare(&history, &calm.fit(&data()?, Fit::epochs(4))?)?;
-    check_eq!(parameters(second.model(), 0)?, parameters(calm.model(), 0)?, "parameters");
+    let mut calm = trainer::<L>(strategy)?;
+    compare(&history, &L::fit(&mut calm, &data::<L>()?, Fit::epochs(4))?)?;
+    check_eq!(
+        parameters::<L>(strategy, L::trained(&second), 0)?,
+        parameters::<L>(strategy, L::trained(&calm), 0)?,
+        "parameters"
+    );
     Ok(())
 }
 
@@ -188,7 +194,7 @@ impl Callback for Notes {
     }
 }
 
-pub(crate) fn asked(strategy: &Strategy) -> Result<(), Stop> {
+pub(crate) fn asked<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
     let save = |training: &mut Training<'_>| {
         training.strategy.request(Request::Save);
         Ok(())
@@ -203,18 +209,18 @@ pub(crate) fn asked(strategy: &Strategy) -> Result<(), Stop> {
         .callback(AtStep(4, leave))
         .callback(Notes(std::sync::Arc::clone(&notes)))
         .stop_on(TerminationConfig::default());
-    let error = trainer(strategy)?.fit(&data()?, fit).err();
+    let error = L::fit(&mut trainer::<L>(strategy)?, &data::<L>()?, fit).err();
     let text = error.as_ref().map(ToString::to_string).unwrap_or_default();
     check!(text.starts_with("stopped after step 5"), "fit ends with {text:?}");
-    check_eq!(error.map(|error| Error::from(error).exit_code()), Some(143), "exit code");
+    check_eq!(error.map(|error| error.exit_code()), Some(143), "exit code");
     let notes = notes.lock().clone();
     check_eq!(notes, [(2, Occasion::Notice), (5, Occasion::Leaving)], "when it may save");
     Ok(())
 }
 
-pub(crate) fn failed(strategy: &Strategy) -> Result<(), Stop> {
+pub(crate) fn failed<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
     let fails = |_: &mut Training<'_>| Err(train::Error::Chief("the roof is leaking".to_owned()));
-    let error = trainer(strategy)?.fit(&data()?, Fit::epochs(9).callback(AtStep(4, fails))).err();
+    let error = L::fit(&mut trainer::<L>(strategy)?, &data::<L>()?, Fit::epochs(9).callback(AtStep(4, fails))).err();
     let text = error.map(|error| error.to_string()).unwrap_or_default();
     check!(text.contains("the roof is leaking"), "fit ends with {text:?}");
     let last = strategy.topology().workers() - 1;

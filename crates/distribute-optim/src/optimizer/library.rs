@@ -1,5 +1,7 @@
 //! Optimizers that a tensor library brings.
 
+use distribute_strategy::Strategy;
+
 use crate::TensorLibrary;
 use crate::backend::Reduced;
 
@@ -20,13 +22,15 @@ pub trait LibraryOptimizer<L: TensorLibrary>: Send + Sync {
     /// Replaces the state of one local replica by another's.
     fn copy(&self, from: usize, to: usize);
 
-    /// Serializes the state of the first replica.
+    /// Serializes the state: of the first replica, or the whole if replicas have parts of it. It is `None` in processes
+    /// other than the chief's that have sent it their parts. Every process calls this, outside `run`.
     ///
     /// # Errors
-    /// The library's error if it cannot be serialized.
-    fn save(&self) -> Result<Vec<u8>, L::Error>;
+    /// The library's error if it cannot be serialized; the collective's if a process is missing or fails.
+    fn save(&self, strategy: &Strategy) -> Result<Option<Vec<u8>>, L::Error>;
 
-    /// Restores the state of all replicas.
+    /// Restores the state of all replicas of this process from what [`save`](LibraryOptimizer::save) has returned,
+    /// under any strategy. Replicas that have parts of the state take theirs from it.
     ///
     /// # Errors
     /// The library's error if it cannot be read; no state has then changed.

@@ -28,7 +28,7 @@ impl<L: TensorLibrary> Checkpointed for Optimizer<L> {
         if let ControlFlow::Break(error) = visited.map_err(Classified::new)? {
             return Err(error.into());
         }
-        if let Some(state) = self.library_state().map_err(Classified::new)? {
+        if let Some(state) = self.library_state(strategy).map_err(Classified::new)? {
             let shape = [state.len()];
             snapshot.put_bytes(OPTIMIZER, LIBRARY, DType::U8, &shape, state);
         }

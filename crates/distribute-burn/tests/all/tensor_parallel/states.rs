@@ -3,6 +3,7 @@
 use std::net::TcpListener;
 
 use burn::module::{ModuleMapper, Param};
+use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamConfig, ModuleOptimizer, SgdConfig};
 use distribute_burn::{BurnContext, BurnStrategy, Ema, Fit, SparseCategoricalCrossentropy, Trainer};
 use distribute_cluster::Membership;
@@ -87,18 +88,32 @@ fn burns_own_optimizers_update_parts() {
 }
 
 #[test]
-fn the_state_of_burns_optimizer_is_not_saved_in_parts() {
-    let strategy = mesh(1, 2);
-    let model = scope::<SplitMlp>(&strategy);
-    let optimizer = model.optimizer(AdamConfig::new().init(), 0.01, "Adam").unwrap();
-    train(&strategy, &model, &optimizer, 1);
-    let told = optimizer.library_state().unwrap_err().to_string();
-    assert!(told.contains("cannot be saved: it is in parts"), "{told}");
-    let whole = scope::<SplitMlp>(&one());
-    let of_whole = whole.optimizer(AdamConfig::new().init(), 0.01, "Adam").unwrap();
-    train(&one(), &whole, &of_whole, 1);
-    let told = optimizer.set_library_state(&of_whole.library_state().unwrap().unwrap()).unwrap_err().to_string();
-    assert!(told.contains("cannot be restored: it is in parts"), "{told}");
+fn the_state_of_burns_optimizers_moves_between_meshes_and_one_replica() {
+    let built = |strategy: &Strategy, optimizer: &ModuleOptimizer| {
+        let model = scope::<Block>(strategy);
+        let optimizer = model.optimizer(optimizer.clone(), 0.003, "burn's").unwrap();
+        (model, optimizer)
+    };
+    let momentum = MomentumConfig { momentum: 0.9, dampening: 0.1, nesterov: false };
+    for config in [AdamConfig::new().init(), SgdConfig::new().with_momentum(Some(momentum)).init()] {
+        for (from, to) in [(mesh(2, 2), one()), (one(), mesh(1, 2)), (mesh(1, 4), mesh(2, 2)), (mesh(1, 2), sharded(2))]
+        {
+            let (model, optimizer) = built(&from, &config);
+            train(&from, &model, &optimizer, 3);
+            let mut snapshot = Snapshot::new(3);
+            model.save(&from, &mut snapshot).unwrap();
+            optimizer.save(&from, &mut snapshot).unwrap();
+            let losses = train(&from, &model, &optimizer, 3);
+            let (restored, optimizer) = built(&to, &config);
+            restored.load(&to, &snapshot).unwrap();
+            let fresh = train(&to, &restored, &optimizer, 3);
+            restored.load(&to, &snapshot).unwrap();
+            optimizer.load(&to, &snapshot).unwrap();
+            assert_close(&train(&to, &restored, &optimizer, 3), &losses, TOLERANCE, "losses");
+            // Without the state the losses are others.
+            assert!(fresh.iter().zip(&losses).any(|(a, b)| (a - b).abs() > 10.0 * TOLERANCE), "{fresh:?} {losses:?}");
+        }
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! References in f64: the formulas of the papers, element by element.
 
-use distribute::candle::{Adagrad, Lamb, Model, Optimizer, RmsProp};
-use distribute::prelude::*;
+use distribute::backend::TensorLibrary;
+use distribute::optim::{Adagrad, Adam, AdamW, Lamb, Optimizer, RmsProp, Sgd, Trainable};
 
 /// Optimizers, with settings that expose rounding errors.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -35,7 +35,10 @@ impl Kind {
         Kind::Lamb,
     ];
 
-    pub(super) fn build<M>(self, model: &Model<M>) -> distribute::candle::Result<Optimizer> {
+    pub(super) fn build<M: Trainable>(
+        self,
+        model: &M,
+    ) -> Result<Optimizer<M::Library>, <M::Library as TensorLibrary>::Error> {
         match self {
             Kind::Sgd => Sgd::new(RATE).build(model),
             Kind::Momentum => Sgd::new(RATE).momentum(0.9).build(model),
