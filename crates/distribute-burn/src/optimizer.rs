@@ -21,7 +21,7 @@ use crate::hook::replaced;
 use crate::tensor::{flex_of, tensor_on};
 use crate::{Burn, BurnTensor, Error, Model, Optimizer, Result, Variable};
 
-mod state;
+pub(crate) mod state;
 
 use state::State;
 

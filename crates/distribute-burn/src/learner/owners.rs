@@ -13,7 +13,6 @@ use burn::tensor::{Bytes, Tensor};
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{Learner, LearnerModel};
 use burn_flex::FlexTensor;
-use burn_pack::{Reader, Writer};
 use distribute_collectives::{Rank, ReduceOp};
 use distribute_device::{BufferRef, DType};
 use distribute_strategy::{ReplicaContext, Strategy};
@@ -22,6 +21,7 @@ use distribute_types::with_dtype;
 use super::start::states;
 use super::watch::trained;
 use crate::backend::whole;
+use crate::optimizer::state::State;
 use crate::tensor::{dtype_of, made};
 use crate::{Error, Result};
 
@@ -170,35 +170,11 @@ impl Owners {
 /// Joins states of optimizers in burn's format, of the parameters that `is_kept` accepts. Of an entry that several
 /// states have, the first is taken.
 fn joined<'s>(states: impl IntoIterator<Item = &'s [u8]>, is_kept: impl Fn(ParamId) -> bool) -> Result<Vec<u8>> {
-    // An entry's name begins with the parameter's id.
-    let is_kept = |name: &str| {
-        let id = name.split('.').next().and_then(|id| id.parse::<u64>().ok());
-        id.is_none_or(|id| is_kept(ParamId::from(id)))
-    };
-    let (mut tensors, mut scalars, mut paths) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+    let mut all = State::default();
     for state in states {
-        let reader = Reader::from_bytes(Bytes::from_bytes_vec(state.to_vec())).map_err(failed)?;
-        for (name, value) in reader.scalars().iter().filter(|(name, _)| is_kept(name)) {
-            scalars.entry(name.clone()).or_insert(*value);
-        }
-        for (id, path) in reader.metadata().iter().filter(|(id, _)| is_kept(id)) {
-            paths.entry(id.clone()).or_insert_with(|| path.clone());
-        }
-        for tensor in reader.into_tensors().map_err(failed)? {
-            let (name, dtype, shape, id, bytes) = tensor.into_parts().map_err(failed)?;
-            if is_kept(&name) && !tensors.contains_key(&name) {
-                tensors.insert(name.clone(), burn_pack::Tensor::new(name, dtype, shape, id, bytes));
-            }
-        }
+        all.add(State::read(Bytes::from_bytes_vec(state.to_vec()))?, |id| is_kept(ParamId::from(id)));
     }
-    let mut writer = Writer::new(tensors.into_values().collect());
-    for (name, value) in scalars {
-        writer = writer.with_scalar(&name, value);
-    }
-    for (id, path) in paths {
-        writer = writer.with_metadata(&id, &path);
-    }
-    Ok(writer.into_bytes().map_err(failed)?.to_vec())
+    Ok(all.write()?.to_vec())
 }
 
 fn failed(problem: impl std::fmt::Display) -> Error {

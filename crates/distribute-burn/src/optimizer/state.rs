@@ -16,7 +16,8 @@ use crate::tensor::burn_type;
 use crate::{Burn, BurnTensor, Error, Result};
 
 /// One replica's state of all parameters.
-pub(super) struct State {
+#[derive(Default)]
+pub(crate) struct State {
     /// In the order of their names, which is the same on all replicas.
     tensors: BTreeMap<String, Entry>,
     scalars: BTreeMap<String, Scalar>,
@@ -56,7 +57,7 @@ impl Entry {
 }
 
 impl State {
-    pub(super) fn read(bytes: Bytes) -> Result<State> {
+    pub(crate) fn read(bytes: Bytes) -> Result<State> {
         let reader = Reader::from_bytes(bytes).map_err(|error| refused("read", error))?;
         let (scalars, metadata) = (reader.scalars().clone(), reader.metadata().clone());
         let mut tensors = BTreeMap::new();
@@ -67,7 +68,23 @@ impl State {
         Ok(State { tensors, scalars, metadata })
     }
 
-    pub(super) fn write(self) -> Result<Bytes> {
+    /// Adds entries of another state that this one does not have; those of the parameters that `is_kept` accepts, by
+    /// their ids.
+    pub(crate) fn add(&mut self, other: State, is_kept: impl Fn(u64) -> bool) {
+        // An entry's name begins with the parameter's id.
+        let is_kept = |name: &str| name.split('.').next().and_then(|id| id.parse().ok()).is_none_or(&is_kept);
+        for (name, tensor) in other.tensors.into_iter().filter(|(name, _)| is_kept(name)) {
+            self.tensors.entry(name).or_insert(tensor);
+        }
+        for (name, scalar) in other.scalars.into_iter().filter(|(name, _)| is_kept(name)) {
+            self.scalars.entry(name).or_insert(scalar);
+        }
+        for (name, path) in other.metadata.into_iter().filter(|(name, _)| is_kept(name)) {
+            self.metadata.entry(name).or_insert(path);
+        }
+    }
+
+    pub(crate) fn write(self) -> Result<Bytes> {
         let tensor = |(name, Entry { dtype, shape, id, bytes })| burn_pack::Tensor::new(name, dtype, shape, id, bytes);
         let mut writer = Writer::new(self.tensors.into_iter().map(tensor).collect());
         for (name, value) in &self.scalars {

@@ -1,6 +1,6 @@
 //! Parameters of 16 bits, with copies in f32.
 
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Linear, LinearConfig};
@@ -204,10 +204,11 @@ fn small_steps(strategy: &Strategy, build: impl Fn(&Model<Linear>) -> Optimizer)
     let mut master = f32::NAN;
     let visited = optimizer.visit_whole_slots(strategy, |name, slot| {
         if name == "weight/master" {
-            master = slot.to_elements::<f32>().unwrap()[0];
+            master = slot.unwrap().to_elements::<f32>().unwrap()[0];
         }
+        ControlFlow::<()>::Continue(())
     });
-    visited.unwrap();
+    assert!(visited.unwrap().is_continue());
     (1.0, master, wide(&model.variables()[0].whole(strategy).unwrap())[0])
 }
 
