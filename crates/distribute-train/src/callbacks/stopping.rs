@@ -63,6 +63,9 @@ impl EarlyStopping {
     }
 
     /// Restores the model of the best epoch at the end; after a restart, the best one since then.
+    ///
+    /// Each process keeps it in memory; under a strategy that shards, the chief keeps the whole, and each one gets it in
+    /// the end. [`ModelCheckpoint::best`](crate::callbacks::ModelCheckpoint::best) needs no such memory.
     pub fn restore_best(mut self) -> EarlyStopping {
         self.restores = true;
         self
@@ -89,7 +92,10 @@ impl Callback for EarlyStopping {
 
     fn train_end(&mut self, training: &mut Training<'_>) -> Result<()> {
         match self.best.take() {
-            Some(best) => training.run.model().load(training.strategy, &best).map_err(Error::Part),
+            Some(best) => {
+                let best = best.of_chief(training.strategy)?;
+                training.run.model().load(training.strategy, &best).map_err(Error::Part)
+            }
             None => Ok(()),
         }
     }

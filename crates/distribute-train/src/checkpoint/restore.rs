@@ -175,7 +175,7 @@ fn reader(strategy: &Strategy) -> fn(&Disk, &Path) -> Result<Found> {
 }
 
 /// Sends every worker what the chief has read.
-fn shared(strategy: &Strategy, found: Option<Snapshot>) -> Result<Option<Snapshot>> {
+pub(super) fn shared(strategy: &Strategy, found: Option<Snapshot>) -> Result<Option<Snapshot>> {
     if strategy.topology().workers() == 1 {
         return Ok(found);
     }

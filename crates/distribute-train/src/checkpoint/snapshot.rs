@@ -17,10 +17,10 @@ use serde_json::Value;
 use super::disk::Disk;
 use super::inflow::Source;
 use super::outflow::Sink;
-use super::read;
 use super::run::RunId;
 use super::stored::{Stored, tensors_of};
 use super::task::{TIMEOUT, Task};
+use super::{read, restore};
 use crate::objects;
 use crate::{Error, Result};
 
@@ -61,6 +61,17 @@ impl Snapshot {
         let path = objects::resolved(folder.as_ref().to_owned());
         let what = format!("reading {}", path.display());
         Task::start(&Disk::default(), what, TIMEOUT, move |disk| read::read(disk, &path))?.wait()
+    }
+
+    /// Returns the chief's snapshot on every worker, under a strategy that shards: the others have only those variables
+    /// of which each replica has the whole. Every worker calls this.
+    pub(crate) fn of_chief(self, strategy: &Strategy) -> Result<Snapshot> {
+        if !restore::streams(strategy) || strategy.topology().workers() == 1 {
+            return Ok(self);
+        }
+        let (chief, step) = (strategy.is_chief(), self.step);
+        let shared = restore::shared(strategy, chief.then_some(self))?;
+        Ok(shared.unwrap_or_else(|| Snapshot::new(step)))
     }
 
     /// Returns the step after which it was taken.

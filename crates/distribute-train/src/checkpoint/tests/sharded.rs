@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 
 use super::super::disk::{Fault, Faults};
 use super::*;
+use crate::callbacks::{Callback, EarlyStopping, Run, Training};
 
 mod restoring;
 
@@ -249,6 +250,63 @@ fn two_workers_save_and_restore_parts() {
     });
     assert_eq!(restored[0], expected);
     assert_eq!(restored[1][..SHAPES.len()], expected[..SHAPES.len()]);
+}
+
+struct Fit<'a>(&'a Strategy, &'a Trained);
+
+impl Run for Fit<'_> {
+    fn model(&self) -> &dyn Checkpointed {
+        &self.1.0
+    }
+
+    fn claim(&mut self, checkpoints: &mut CheckpointManager) -> crate::Result<()> {
+        checkpoints.claim(self.0).map(drop)
+    }
+
+    fn save(&mut self, checkpoints: &mut CheckpointManager) -> crate::Result<()> {
+        save_in(checkpoints, self.0, self.1, 1)
+    }
+
+    fn restore(&mut self, checkpoints: &mut CheckpointManager) -> crate::Result<Option<u64>> {
+        Ok(restore_in(checkpoints, self.0, self.1)?.map(|(step, _)| step))
+    }
+}
+
+#[test]
+fn early_stopping_restores_the_best_parts_on_all_workers() {
+    let ended = two_workers(|_, strategy| {
+        let trained = made(strategy);
+        let mut stopping = EarlyStopping::new("loss").restore_best();
+        let mut best = Vec::new();
+        for (epoch, loss) in (1..).zip([2.0, 1.0, 3.0]) {
+            train(strategy, &trained, epoch as usize..epoch as usize + 1);
+            if epoch == 2 {
+                best = wholes(strategy, &trained);
+            }
+            let (mut learning_rate, mut stop, values) = (0.1, None, [("loss".to_owned(), loss)]);
+            let mut training = Training {
+                epoch,
+                epochs: 3,
+                steps_per_epoch: Some(1),
+                step: u64::from(epoch),
+                examples: 0,
+                values: &values,
+                learning_rate: &mut learning_rate,
+                stop: &mut stop,
+                strategy,
+                run: &mut Fit(strategy, &trained),
+            };
+            stopping.epoch_end(&mut training).unwrap();
+            if epoch == 3 {
+                stopping.train_end(&mut training).unwrap();
+                assert!(stop.is_some());
+            }
+        }
+        (best, wholes(strategy, &trained))
+    });
+    for (best, restored) in ended {
+        assert_eq!(best[..SHAPES.len()], restored[..SHAPES.len()]);
+    }
 }
 
 /// The chief's disk fails or is gone at every operation of a save, as when it is full.
