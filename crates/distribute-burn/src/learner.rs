@@ -136,6 +136,7 @@ mod gradients;
 mod owners;
 mod replica;
 mod start;
+mod values;
 mod watch;
 
 use std::sync::Arc;

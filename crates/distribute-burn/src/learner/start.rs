@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::OptimizerRecord;
 use burn::optim::lr_scheduler::LrSchedulerRecord;
 use burn::store::ModuleRecord;
@@ -17,7 +17,7 @@ use distribute_values::{HostTensor, TensorStorage};
 use parking_lot::Mutex;
 
 use crate::backend::device_of;
-use crate::{Error, Result};
+use crate::{Error, Result, visit};
 
 /// Refuses tensor groups: the learner's replicas have whole models.
 pub(super) fn check_replicas(strategy: &Strategy) -> Result<()> {
@@ -44,6 +44,33 @@ pub(super) fn device<M: Module>(strategy: &Strategy, model: &M, local: usize) ->
         }),
         None => Ok(model.devices().into_iter().next().filter(Device::is_autodiff).unwrap_or(flex)),
     }
+}
+
+/// Returns the ids of a model's running statistics, each once.
+///
+/// # Errors
+/// [`Error::Learner`] if layers share a statistic, and the process has several replicas: each of these needs statistics
+/// of its own, and burn offers no way to give layers one of another model in common.
+pub(super) fn statistics(described: Vec<visit::Described>, locals: usize) -> Result<Vec<ParamId>> {
+    let mut first: Vec<(ParamId, String)> = Vec::new();
+    for one in described.into_iter().filter(|one| one.is_statistic) {
+        match first.iter().find(|(id, _)| *id == one.id) {
+            Some((_, path)) if locals > 1 => {
+                return Err(Error::Learner {
+                    what: "burn's learner".to_owned(),
+                    problem: format!(
+                        "{path} and {} are one running statistic, of a layer and its clone, and the {locals} replicas \
+                         of this process need their own; give each layer its own normalization, or start a process \
+                         for each replica",
+                        one.path
+                    ),
+                });
+            }
+            Some(_) => {}
+            None => first.push((one.id, one.path)),
+        }
+    }
+    Ok(first.into_iter().map(|(id, _)| id).collect())
 }
 
 /// Compares settings, one per line, and the model with those of the other workers.
