@@ -181,6 +181,9 @@ impl<'a, M: LearnerModel> Fit<'a, M> {
         start::compare(strategy, &model, settings)?;
         start::equalise(strategy, &mut learner, &components.store)?;
         learner.fork(&device);
+        if strategy.is_chief() {
+            start::warn_of_clones(&learner.model());
+        }
         let described = describe(&learner.model());
         let is_averaged = described.is_ok();
         let locals = strategy.num_local_replicas();

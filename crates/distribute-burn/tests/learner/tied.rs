@@ -34,6 +34,8 @@ enum Kind {
     Following,
     /// Both layers have clones of one batch normalization.
     TiedNorm,
+    /// Both layers have a batch normalization of their own.
+    TwoNorms,
 }
 
 #[derive(Module, Debug)]
@@ -65,10 +67,10 @@ impl Two {
             _ => first.clone(),
         };
         let new_norm = || BatchNormConfig::new(INPUTS).init(&device);
-        let norm = (kind == Kind::TiedNorm).then(new_norm);
+        let norm = matches!(kind, Kind::TiedNorm | Kind::TwoNorms).then(new_norm);
         Two {
             first: if kind == Kind::FirstFrozen { first.no_grad() } else { first },
-            second_norm: norm.clone(),
+            second_norm: if kind == Kind::TwoNorms { Some(new_norm()) } else { norm.clone() },
             norm,
             second,
             head,
@@ -84,7 +86,7 @@ impl Two {
         let hidden = normed(self.first.forward(x.clone()), &self.norm);
         let (input, distance) = match self.kind {
             Kind::Spare => (hidden, None),
-            Kind::Tied | Kind::FirstFrozen | Kind::TiedNorm => {
+            Kind::Tied | Kind::FirstFrozen | Kind::TiedNorm | Kind::TwoNorms => {
                 (normed(self.second.forward(tanh(hidden)), &self.second_norm), None)
             }
             Kind::Teacher | Kind::Following => {
@@ -286,4 +288,7 @@ fn clones_of_a_normalization_need_a_process_for_each_replica() {
     assert!(told.contains("norm.running_mean and second_norm.running_mean are one running statistic"), "{told}");
     let results = on_workers(2, 1, |strategy, _| on(&strategy, Kind::TiedNorm, false));
     assert_eq!(results[0].1, results[1].1);
+    let told =
+        on_workers(2, 1, |strategy, rank| refused(&strategy, if rank == 0 { Kind::TiedNorm } else { Kind::TwoNorms }));
+    assert!(told.iter().all(|told| told.contains("a clone of norm.gamma")), "{told:?}");
 }
