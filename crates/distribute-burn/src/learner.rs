@@ -44,6 +44,16 @@
 //!   instead, as are those of parameters of 16 bits and of models with LoRA. A step that begins to change them later is
 //!   an error: see [`DataParallel::reduce_after_backward`].
 //! - Strategies with tensor groups (`tensor_parallel`) are refused: the learner's models are not split.
+//! - Clones of a parameter have one id, and burn's optimizer makes one update for each id: it applies the gradient of
+//!   the last trained clone to the first parameter, and leaves the clones as they are. Training under a strategy gives
+//!   the same values, and the chief warns. To tie weights, keep one parameter and use its
+//!   [`val`](burn::module::Param::val) in both places. Clones of a batch normalization share their running statistics,
+//!   and are refused if a process has several replicas.
+//! - Under a strategy that shards, [`TrainStep::optimize`](burn::train::TrainStep::optimize) sees new values only of
+//!   the parameters that its replica updates. It may change each of these by itself. If it changes a parameter that the
+//!   optimizer does not update, training ends with an error.
+//! - Tensors that are not in a [`Param`](burn::module::Param), and other fields of the model, are each worker's own:
+//!   burn's records do not have them. Build them equal on all workers.
 //! - Parameters are not sharded: burn's [`Learner`] holds its model. [`Trainer`](crate::Trainer) and
 //!   [`Model::optimizer`](crate::Model::optimizer) shard them.
 //! - With LoRA or another reparameterization, running statistics are not averaged: they are the first local replica's.
@@ -136,6 +146,7 @@ mod gradients;
 mod owners;
 mod replica;
 mod start;
+mod values;
 mod watch;
 
 use std::sync::Arc;

@@ -86,7 +86,7 @@ pub(crate) fn set_values<M: Module>(model: &M, ids: &[ParamId], values: &[FlexTe
 }
 
 /// Merges the updates of the last forward passes into the statistics' values, which burn does when it reads them next.
-fn merge_updates<M: Module>(model: &M) {
+pub(crate) fn merge_updates<M: Module>(model: &M) {
     let _ = model.valid();
 }
 

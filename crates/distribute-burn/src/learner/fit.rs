@@ -1,5 +1,6 @@
 //! The loop over epochs and steps.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use burn::data::dataloader::Progress;
@@ -180,13 +181,17 @@ impl<'a, M: LearnerModel> Fit<'a, M> {
         start::compare(strategy, &model, settings)?;
         start::equalise(strategy, &mut learner, &components.store)?;
         learner.fork(&device);
+        if strategy.is_chief() {
+            start::warn_of_clones(&learner.model());
+        }
         let described = describe(&learner.model());
         let is_averaged = described.is_ok();
+        let locals = strategy.num_local_replicas();
         let statistics = match described {
-            Ok(described) => described.into_iter().filter(|one| one.is_statistic).map(|one| one.id).collect(),
+            Ok(described) => start::statistics(described, locals)?,
             Err(_) => untrained(&learner.model()),
         };
-        let locals = strategy.num_local_replicas();
+        let own_statistics = (locals > 1).then(|| Arc::new(statistics.iter().copied().collect()));
         let meanwhile = match training.reduces_after_backward {
             true => None,
             false => Meanwhile::new(strategy, &learner.model())?,
@@ -204,7 +209,7 @@ impl<'a, M: LearnerModel> Fit<'a, M> {
                 own.load_optim(start::record(&owners.part_of_state(state, part)?)?);
             }
             let meanwhile = meanwhile.as_ref().map(|meanwhile| (meanwhile, local));
-            Ok(Mutex::new(Replica::new(&own, &device, locals > 1, meanwhile, owners.clone())?))
+            Ok(Mutex::new(Replica::new(&own, &device, own_statistics.clone(), meanwhile, owners.clone())?))
         };
         let replicas = (0..locals).map(replica).collect::<Result<_>>()?;
         let loaders = shares(training, train, &device);
@@ -403,17 +408,22 @@ impl<'a, M: LearnerModel> Fit<'a, M> {
     }
 }
 
-/// Returns the ids of tensors that have no gradient.
+/// Returns the ids of tensors that have no gradient, and no clone that has one.
 fn untrained<M: Module>(model: &M) -> Vec<ParamId> {
-    struct Untrained(Vec<ParamId>);
+    #[derive(Default)]
+    struct Untrained(Vec<ParamId>, HashSet<ParamId>);
     impl ModuleVisitor for Untrained {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if !param.base().is_require_grad() && !self.0.contains(&param.id) {
+            if param.base().is_require_grad() {
+                self.1.insert(param.id);
+            } else if !self.0.contains(&param.id) {
                 self.0.push(param.id);
             }
         }
     }
-    let mut untrained = Untrained(Vec::new());
+    let mut untrained = Untrained::default();
     model.visit(&mut untrained);
-    untrained.0
+    let Untrained(mut ids, trained) = untrained;
+    ids.retain(|id| !trained.contains(id));
+    ids
 }

@@ -5,7 +5,7 @@
 //! gradient and has the state. The others receive the updated value. That is stage 1 of ZeRO, by whole parameters, for
 //! every optimizer.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
@@ -19,7 +19,8 @@ use distribute_strategy::{ReplicaContext, Strategy};
 use distribute_types::with_dtype;
 
 use super::start::states;
-use super::watch::trained;
+use super::values::{Place, Value, path_of, values};
+use super::watch::{is_same, trained};
 use crate::backend::whole;
 use crate::optimizer::state::State;
 use crate::tensor::{dtype_of, made};
@@ -70,12 +71,38 @@ impl Owners {
         Ok(Some(Owners { part_of, of_types, parts: sharding.parts }))
     }
 
-    /// Removes the gradients of parameters that other replicas own.
-    pub(super) fn own<M: Module>(&self, context: &ReplicaContext, model: &M, all: GradientsParams) -> GradientsParams {
+    /// Takes the gradients of the parameters that this replica updates.
+    pub(super) fn own<M: Module>(&self, context: &ReplicaContext, model: &M, all: GradientsParams) -> Updates {
         let part = context.strategy().sharding().map_or(0, |sharding| sharding.part_of(context.replica_id()));
-        let mut own = Own { owners: self, part, from: all, to: GradientsParams::new() };
+        let own = Updates { gradients: GradientsParams::new(), updated: HashSet::new() };
+        let mut own = Own { owners: self, part, from: all, own };
         model.visit(&mut own);
-        own.to
+        own.own
+    }
+
+    /// Checks that a step has changed no other values than those of the parameters that this replica has `updated`, and
+    /// those that are exchanged.
+    ///
+    /// # Errors
+    /// [`Error::Learner`] if `TrainStep::optimize` has changed another value: it may have computed it from parameters
+    /// that only their owners have updated by then.
+    pub(super) fn check_others<M: Module>(&self, before: &M, after: &M, updated: &HashSet<ParamId>) -> Result<()> {
+        let is_other = |(id, visit)| visit > 0 || !(updated.contains(&id) || self.part_of.contains_key(&id));
+        let values_before = values(before, is_other)?;
+        for (place, (value, _)) in values(after, is_other)? {
+            if values_before.get(&place).is_none_or(|(before, _)| !is_same(before, &value)) {
+                return Err(Error::Learner {
+                    what: "the step of the optimizer".to_owned(),
+                    problem: format!(
+                        "TrainStep::optimize has changed parameter {}, which the optimizer does not update. Under a \
+                         strategy that shards, a replica has new values of its own parameters only by then, and \
+                         replicas could compute different values; use a strategy that does not shard",
+                        path_of(after, place)
+                    ),
+                });
+            }
+        }
+        Ok(())
     }
 
     /// Returns whether a replica with this part updates a parameter: it owns it, or every replica does.
@@ -87,21 +114,18 @@ impl Owners {
     ///
     /// # Ordering
     /// All replicas of the shard group call this, after the same step.
-    pub(super) fn exchange<M: Module>(
-        &self,
-        context: &ReplicaContext,
-        model: &M,
-    ) -> Result<HashMap<ParamId, (FlexTensor, bool)>> {
+    pub(super) fn exchange<M: Module>(&self, context: &ReplicaContext, model: &M) -> Result<HashMap<Place, Value>> {
         let groups = context.shard_groups().ok_or_else(|| failed("the strategy has no shard groups"))?;
         let part = groups.gathers().rank().index();
-        let values: HashMap<ParamId, FlexTensor> = trained(model)?.into_iter().collect();
+        // burn's optimizer updates the first parameter of an id, also if that is frozen and another is not.
+        let values = values(model, |(id, visit)| visit == 0 && self.part_of.contains_key(&id))?;
         let mut received = HashMap::new();
         for OfType { dtype, parameters, counts } in &self.of_types {
             with_dtype!(*dtype, T => {
                 let mut all: Vec<T> = Vec::with_capacity(counts.iter().sum());
                 for (id, shape) in parameters {
-                    match values.get(id).filter(|_| self.has(part, *id)) {
-                        Some(value) => all.extend_from_slice(whole(value.clone()).storage::<T>()),
+                    match values.get(&(*id, 0)).filter(|_| self.has(part, *id)) {
+                        Some((value, _)) => all.extend_from_slice(whole(value.clone()).storage::<T>()),
                         None => all.resize(all.len() + shape.iter().product::<usize>(), T::default()),
                     }
                 }
@@ -110,7 +134,8 @@ impl Owners {
                 for (id, shape) in parameters {
                     let (value, after) = rest.split_at(shape.iter().product());
                     rest = after;
-                    received.insert(*id, (made(shape, BufferRef::from(value))?, true));
+                    let is_trained = values.get(&(*id, 0)).is_some_and(|(_, is_trained)| *is_trained);
+                    received.insert((*id, 0), (made(shape, BufferRef::from(value))?, is_trained));
                 }
             });
         }
@@ -181,19 +206,25 @@ fn failed(problem: impl std::fmt::Display) -> Error {
     Error::Learner { what: "the optimizer's state, which is in parts".to_owned(), problem: problem.to_string() }
 }
 
-/// Takes the gradients of the parameters that a replica updates.
+/// The gradients of the parameters that a replica updates, and the ids of these.
+pub(super) struct Updates {
+    pub(super) gradients: GradientsParams,
+    pub(super) updated: HashSet<ParamId>,
+}
+
 struct Own<'a> {
     owners: &'a Owners,
     part: usize,
     from: GradientsParams,
-    to: GradientsParams,
+    own: Updates,
 }
 
 impl ModuleVisitor for Own<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let gradient = self.from.remove::<D>(param.id).filter(|_| self.owners.has(self.part, param.id));
         if let Some(gradient) = gradient {
-            self.to.register(param.id, gradient);
+            self.own.gradients.register(param.id, gradient);
+            self.own.updated.insert(param.id);
         }
     }
 }

@@ -1,22 +1,21 @@
 //! A replica: burn's learner, and the model that it trains.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::sync::Arc;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Device;
 use burn::train::{Learner, LearnerModel, TrainStep};
-use burn_flex::FlexTensor;
 use distribute_collectives::ReduceOp;
 use distribute_strategy::ReplicaContext;
 
 use super::data::Batch;
 use super::gradients::Accumulated;
 use super::owners::Owners;
+use super::values::{values, with_values};
 use super::watch::Meanwhile;
-use crate::hook::replaced;
-use crate::tensor::{flex_of, tensor_on};
+use crate::statistics::merge_updates;
 use crate::{Error, ReplicaOptimizer, Result};
 
 /// A replica of this process.
@@ -29,6 +28,10 @@ pub(super) struct Replica<M: LearnerModel> {
     own: Option<M>,
     /// The model of the steps with watched parameters, on the same running statistics.
     watched: Option<M>,
+    /// Where the models of the steps are.
+    device: Device,
+    /// The running statistics that the models of the steps have of their own, if the learner's are not theirs.
+    statistics: Option<Arc<HashSet<ParamId>>>,
     way: Way,
     gradients: Accumulated,
     /// The owners of parameters, if the optimizer's state is in parts.
@@ -51,28 +54,23 @@ enum Way {
 pub(super) type Reduction<'a> = Option<(&'a Meanwhile, ReplicaOptimizer<'a>)>;
 
 impl<M: LearnerModel> Replica<M> {
-    /// Creates a replica; if `is_one_of_several` in its process, with running statistics of its own.
+    /// Creates a replica, with these running statistics of its own if it is one of several in its process.
     pub(super) fn new(
         learner: &Learner<M>,
         device: &Device,
-        is_one_of_several: bool,
+        statistics: Option<Arc<HashSet<ParamId>>>,
         meanwhile: Option<(&Meanwhile, usize)>,
         owners: Option<Arc<Owners>>,
     ) -> Result<Replica<M>> {
         let mut learner = learner.clone();
         // Leaves of a graph of its own.
         learner.fork(device);
-        let own = match is_one_of_several {
-            // Validation has statistics of its own. It forgets whether activations are recomputed.
-            true => {
-                Some(updated(learner.model().valid().train().fork(device), &learner.model(), |_| true, Some(device))?)
-            }
-            false => None,
-        };
+        let own = statistics.is_some().then(|| apart(&learner.model(), device)).transpose()?;
         let watched = meanwhile
             .map(|(meanwhile, local)| meanwhile.watched(own.clone().unwrap_or_else(|| learner.model()), local));
         let way = if watched.is_some() { Way::First { are_unchanged: true } } else { Way::After };
-        Ok(Replica { learner, own, watched, way, gradients: Accumulated::default(), owners })
+        let (device, gradients) = (device.clone(), Accumulated::default());
+        Ok(Replica { learner, own, watched, device, statistics, way, gradients, owners })
     }
 
     /// Returns the model of the steps, with its running statistics.
@@ -108,14 +106,14 @@ impl<M: LearnerModel> Replica<M> {
             }
             optimizer.minimize_by(context, backward)?;
             let local = context.local_replica_id();
-            self.update(context, meanwhile.gradients(&self.learner.model(), local))?;
+            self.update(context, reduction, meanwhile.gradients(&self.learner.model(), local))?;
             meanwhile.store(&self.learner.model(), local)?;
             return Ok(output);
         }
         let output = batch.map(|batch| self.train(context, reduction, batch, weight)).transpose()?;
         if is_applied {
             let reduced = self.gradients.reduce(context, &self.model())?;
-            self.update(context, reduced)?;
+            self.update(context, reduction, reduced)?;
             self.decide(context, reduction)?;
         }
         Ok(output)
@@ -148,21 +146,42 @@ impl<M: LearnerModel> Replica<M> {
     }
 
     /// Makes a step of the optimizer, and brings the models of the steps up to date.
-    fn update(&mut self, context: &ReplicaContext, reduced: GradientsParams) -> Result<()> {
+    fn update(&mut self, context: &ReplicaContext, reduction: Reduction<'_>, reduced: GradientsParams) -> Result<()> {
         self.learner.lr_step();
         match &self.owners {
             Some(owners) => {
-                self.learner.optimizer_step(owners.own(context, &self.learner.model(), reduced));
+                let before = self.learner.model();
+                let own = owners.own(context, &before, reduced);
+                self.learner.optimizer_step(own.gradients);
+                owners.check_others(&before, &self.learner.model(), &own.updated)?;
+                drop(before);
                 let values = owners.exchange(context, &self.learner.model())?;
-                let exchanged = self.learner.model().map(&mut Load { values, device: None });
+                let exchanged = with_values(self.learner.model(), values, None);
                 self.learner.load_model(exchanged.into_record());
             }
             None => self.learner.optimizer_step(reduced),
         }
-        for model in [&mut self.own, &mut self.watched] {
-            if let Some(old) = model.take() {
-                *model = Some(updated(old, &self.learner.model(), |is_trained| is_trained, None)?);
-            }
+        self.renew(context, reduction)
+    }
+
+    /// Replaces the models of the steps by the learner's, all of which `TrainStep::optimize` may have changed, on their
+    /// running statistics.
+    fn renew(&mut self, context: &ReplicaContext, reduction: Reduction<'_>) -> Result<()> {
+        if self.own.is_none() && self.watched.is_none() {
+            return Ok(());
+        }
+        let mut model = self.learner.model();
+        if let Some(statistics) = &self.statistics {
+            let old = self.model();
+            merge_updates(&old);
+            let kept = values(&old, |(id, _)| statistics.contains(&id))?;
+            model = with_values(apart(&model, &self.device)?, kept, Some(&self.device));
+        }
+        if let (Some(_), Some((meanwhile, _))) = (&self.watched, reduction) {
+            self.watched = Some(meanwhile.watched(model.clone(), context.local_replica_id()));
+        }
+        if self.own.is_some() {
+            self.own = Some(model);
         }
         Ok(())
     }
@@ -205,47 +224,8 @@ fn watched_step<M: LearnerModel>(
     })
 }
 
-/// Returns a model with those parameters of another that are `chosen`, given whether they are trained; on `device`, or
-/// where they are.
-fn updated<M: Module>(model: M, from: &M, chosen: fn(bool) -> bool, device: Option<&Device>) -> Result<M> {
-    let mut values = Values { chosen, found: HashMap::new(), outcome: Ok(()) };
-    from.visit(&mut values);
-    values.outcome?;
-    Ok(model.map(&mut Load { values: values.found, device }))
-}
-
-struct Values {
-    chosen: fn(bool) -> bool,
-    found: HashMap<ParamId, (FlexTensor, bool)>,
-    outcome: Result<()>,
-}
-
-impl ModuleVisitor for Values {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let value = param.base();
-        let is_trained = value.is_require_grad();
-        if (self.chosen)(is_trained) {
-            match flex_of(value) {
-                Ok(value) => drop(self.found.insert(param.id, (value, is_trained))),
-                Err(error) => self.outcome = Err(error.into()),
-            }
-        }
-    }
-}
-
-struct Load<'a> {
-    values: HashMap<ParamId, (FlexTensor, bool)>,
-    device: Option<&'a Device>,
-}
-
-impl ModuleMapper for Load<'_> {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        match self.values.get(&param.id) {
-            Some((value, is_trained)) => {
-                let device = self.device.cloned().unwrap_or_else(|| param.lazy_device());
-                replaced(param, tensor_on(value.clone(), &device).set_require_grad(*is_trained))
-            }
-            None => param,
-        }
-    }
+/// Returns a copy of a model with running statistics of its own.
+fn apart<M: Module>(model: &M, device: &Device) -> Result<M> {
+    // Validation has statistics of its own. It forgets whether activations are recomputed.
+    Ok(with_values(model.valid().train().fork(device), values(model, |_| true)?, Some(device)))
 }

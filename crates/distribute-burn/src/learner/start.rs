@@ -1,8 +1,10 @@
 //! The same settings and the same initial state on all replicas.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Flag, Module, ModuleVisitor, Param, ParamId};
 use burn::optim::OptimizerRecord;
 use burn::optim::lr_scheduler::LrSchedulerRecord;
 use burn::store::ModuleRecord;
@@ -17,7 +19,7 @@ use distribute_values::{HostTensor, TensorStorage};
 use parking_lot::Mutex;
 
 use crate::backend::device_of;
-use crate::{Error, Result};
+use crate::{Error, Result, visit};
 
 /// Refuses tensor groups: the learner's replicas have whole models.
 pub(super) fn check_replicas(strategy: &Strategy) -> Result<()> {
@@ -44,6 +46,74 @@ pub(super) fn device<M: Module>(strategy: &Strategy, model: &M, local: usize) ->
         }),
         None => Ok(model.devices().into_iter().next().filter(Device::is_autodiff).unwrap_or(flex)),
     }
+}
+
+/// Warns of trained parameters that are clones of another one: burn does not tie them.
+pub(super) fn warn_of_clones<M: Module>(model: &M) {
+    let mut clones = Clones::default();
+    model.visit(&mut clones);
+    for (first, clone) in clones.found {
+        distribute_notice::warn!(
+            "parameters {first} and {clone} have one id, as clones have, and burn's optimizer makes one update for \
+             each id: {first} is updated, by the gradient of its last clone that has one, and {clone} stays as it is. \
+             To tie weights, keep one parameter and use its val() in both places"
+        );
+    }
+}
+
+/// Trained parameters whose id another parameter has that is visited earlier.
+#[derive(Default)]
+struct Clones {
+    path: Vec<String>,
+    first: HashMap<ParamId, String>,
+    /// The first parameter of the id, and the clone.
+    found: Vec<(String, String)>,
+}
+
+impl ModuleVisitor for Clones {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let path = self.path.join(".");
+        match self.first.entry(param.id) {
+            Entry::Occupied(first) if param.base().is_require_grad() => self.found.push((first.get().clone(), path)),
+            Entry::Occupied(_) => {}
+            Entry::Vacant(place) => drop(place.insert(path)),
+        }
+    }
+}
+
+/// Returns the ids of a model's running statistics, each once.
+///
+/// # Errors
+/// [`Error::Learner`] if layers share a statistic, and the process has several replicas: each of these needs statistics
+/// of its own, and burn offers no way to give layers one of another model in common.
+pub(super) fn statistics(described: Vec<visit::Described>, locals: usize) -> Result<Vec<ParamId>> {
+    let mut first: Vec<(ParamId, String)> = Vec::new();
+    for one in described.into_iter().filter(|one| one.is_statistic) {
+        match first.iter().find(|(id, _)| *id == one.id) {
+            Some((_, path)) if locals > 1 => {
+                return Err(Error::Learner {
+                    what: "burn's learner".to_owned(),
+                    problem: format!(
+                        "{path} and {} are one running statistic, of a layer and its clone, and the {locals} replicas \
+                         of this process need their own; give each layer its own normalization, or start a process \
+                         for each replica",
+                        one.path
+                    ),
+                });
+            }
+            Some(_) => {}
+            None => first.push((one.id, one.path)),
+        }
+    }
+    Ok(first.into_iter().map(|(id, _)| id).collect())
 }
 
 /// Compares settings, one per line, and the model with those of the other workers.
@@ -176,10 +246,12 @@ impl CheckpointingStrategy for Save {
     }
 }
 
-/// The paths, shapes and types of a model's tensors.
+/// The paths, shapes and types of a model's tensors, and its layers' flags.
 #[derive(Default)]
 struct Described {
     path: Vec<String>,
+    /// The path of the first floating-point parameter of each id.
+    first: HashMap<ParamId, String>,
     lines: Vec<String>,
 }
 
@@ -200,7 +272,12 @@ impl ModuleVisitor for Described {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let value = param.base();
-        self.add(&value.dims(), value.dtype(), if value.is_require_grad() { "" } else { ", not trained" });
+        let mut kind = if value.is_require_grad() { "" } else { ", not trained" }.to_owned();
+        match self.first.entry(param.id) {
+            Entry::Occupied(first) => kind += &format!(", a clone of {}", first.get()),
+            Entry::Vacant(place) => drop(place.insert(self.path.join("."))),
+        }
+        self.add(&value.dims(), value.dtype(), &kind);
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
@@ -210,14 +287,54 @@ impl ModuleVisitor for Described {
     fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
         self.add(&param.dims(), param.dtype(), "");
     }
+
+    fn visit_flag(&mut self, flag: &Param<Flag>) {
+        self.lines.push(format!("flag {}: {}", self.path.join("."), flag.is_enabled()));
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use burn::nn::LinearConfig;
+    use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
     use distribute_strategy::MirroredStrategy;
 
     use super::*;
+
+    #[derive(Module, Debug)]
+    struct Layers {
+        first: Linear,
+        dropout: Dropout,
+        tied: Linear,
+        teacher: Linear,
+    }
+
+    fn layers() -> Layers {
+        let first = LinearConfig::new(2, 1).with_bias(false).init(&Device::flex().autodiff());
+        // Clones of a parameter without a value would be frozen with it.
+        let _ = first.weight.val();
+        let (tied, teacher) = (first.clone(), first.clone().no_grad());
+        Layers { first, dropout: DropoutConfig::new(0.5).init(), tied, teacher }
+    }
+
+    #[test]
+    fn descriptions_tell_clones_frozen_parameters_and_flags() {
+        let mut described = Described::default();
+        layers().visit(&mut described);
+        let expected = [
+            "parameter first.weight: [2, 1] of F32",
+            "flag dropout.training: true",
+            "parameter tied.weight: [2, 1] of F32, a clone of first.weight",
+            "parameter teacher.weight: [2, 1] of F32, not trained, a clone of first.weight",
+        ];
+        assert_eq!(described.lines, expected);
+    }
+
+    #[test]
+    fn clones_are_told_unless_they_are_frozen() {
+        let mut clones = Clones::default();
+        layers().visit(&mut clones);
+        assert_eq!(clones.found, [("first.weight".to_owned(), "tied.weight".to_owned())]);
+    }
 
     #[test]
     fn the_device_of_the_model_decides_whether_activations_are_recomputed() {

@@ -348,7 +348,7 @@ impl ModuleVisitor for Compare<'_> {
 }
 
 /// Returns whether two tensors are one, or have the same bits, as two sums of the same gradients.
-fn is_same(a: &FlexTensor, b: &FlexTensor) -> bool {
+pub(super) fn is_same(a: &FlexTensor, b: &FlexTensor) -> bool {
     let is_one = Arc::ptr_eq(&a.data_arc(), &b.data_arc()) && a.layout() == b.layout();
     let are_alike = || a.dtype() == b.dtype() && a.layout().shape() == b.layout().shape();
     is_one || (are_alike() && whole(a.clone()).bytes() == whole(b.clone()).bytes())

@@ -259,7 +259,7 @@ fn on_members<R: Send>(workers: u32, body: impl Fn(Membership, u32) -> R + Sync)
 }
 
 /// Returns the values of all parameters and running statistics.
-pub(crate) fn values(net: &Net) -> Vec<f32> {
+pub(crate) fn values(net: &impl Module) -> Vec<f32> {
     struct Values(Vec<f32>);
     impl ModuleVisitor for Values {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {

@@ -7,4 +7,5 @@ mod failures;
 mod files;
 mod overlap;
 mod sharded;
+mod tied;
 mod workers;
