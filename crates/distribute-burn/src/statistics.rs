@@ -1,5 +1,6 @@
 //! Running statistics of a model's layers, which write them during the forward pass.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
@@ -31,10 +32,10 @@ impl<M: Module + Sync + 'static> Statistics<M> {
         let components: Vec<Vec<BurnTensor>> = statistics.map(|variable| variable.components().to_vec()).collect();
         let ids = |model: &M| {
             let described = describe(model).unwrap_or_default();
-            let mut ids: Vec<ParamId> =
-                described.into_iter().filter(|one| one.is_statistic).map(|one| one.id).collect();
-            ids.dedup();
-            ids
+            // Clones of a layer share their statistics, which are one variable.
+            let mut seen = HashSet::new();
+            let of_statistics = described.into_iter().filter(|one| one.is_statistic && seen.insert(one.id));
+            of_statistics.map(|one| one.id).collect::<Vec<ParamId>>()
         };
         let (ids, noted) = (replicas.iter().map(ids).collect(), replicas.iter().map(|_| Mutex::default()).collect());
         (!components.is_empty()).then(|| Statistics { replicas: replicas.clone(), components, ids, noted })

@@ -1,7 +1,8 @@
 //! Running statistics, checkpoints and modules outside a strategy.
 
 use burn::module::Module;
-use burn::tensor::Device;
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::tensor::{Device, Tensor};
 use distribute_burn::{Adam, BurnContext, Error};
 use distribute_train::checkpoint::{Checkpointed, Snapshot};
 
@@ -46,6 +47,57 @@ fn statistics_are_each_replicas_own_and_saved_as_their_mean() {
         })
         .collect();
     assert_eq!(of_replicas[0], of_replicas[1]);
+}
+
+/// A model in which a layer and its clone share parameters and running statistics.
+#[derive(Module, Debug)]
+struct Cloned {
+    first: Linear,
+    norm: BatchNorm,
+    again: BatchNorm,
+    head: Linear,
+}
+
+impl Classifier for Cloned {
+    fn new(device: &Device) -> Cloned {
+        seeded(device, |device| {
+            let norm = BatchNormConfig::new(INPUTS).init(device);
+            Cloned {
+                first: LinearConfig::new(INPUTS, INPUTS).init(device),
+                again: norm.clone(),
+                norm,
+                head: LinearConfig::new(INPUTS, CLASSES).init(device),
+            }
+        })
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        let x = self.norm.forward(self.first.forward(x)).tanh();
+        self.head.forward(self.again.forward(x))
+    }
+}
+
+#[test]
+fn clones_of_a_layer_have_the_same_statistics() {
+    for strategy in [one(), mirrored(2), sharded(2)] {
+        let model = scope::<Cloned>(&strategy);
+        let statistics: Vec<&str> = model
+            .variables()
+            .iter()
+            .filter(|variable| variable.is_statistic())
+            .map(|variable| variable.name())
+            .collect();
+        assert_eq!(statistics, ["norm.running_mean", "norm.running_var"]);
+        let optimizer = Adam::new(0.01).build(&model).unwrap();
+        train(&strategy, &model, &optimizer, 3);
+        let mut snapshot = Snapshot::new(3);
+        model.save(&strategy, &mut snapshot).unwrap();
+        assert!(snapshot.numbers("model", "norm.running_mean").unwrap().iter().any(|mean| *mean != 0.0));
+        let module = model.to_module(&strategy).unwrap();
+        let [mean, of_clone] = [&module.norm, &module.again]
+            .map(|norm| norm.running_mean.value().into_data().try_to_vec::<f32>().unwrap());
+        assert_eq!(mean, of_clone);
+    }
 }
 
 #[test]
