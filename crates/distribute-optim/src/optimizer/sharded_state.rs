@@ -7,7 +7,8 @@ use distribute_collectives::{Bucket, ProcessGroup, on_each_local_rank};
 use distribute_device::{BufferRef, DType, Element};
 use distribute_values::TensorStorage;
 
-use super::{Optimizer, filled_like};
+use super::Optimizer;
+use super::slots::filled_like;
 use crate::exchange::SlotShard;
 use crate::library::{dtype, wide};
 use crate::plan::Plan;
