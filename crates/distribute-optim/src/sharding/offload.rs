@@ -34,6 +34,7 @@ struct Model {
     parameters: Arc<Parameters<Counted>>,
     accelerator: Arc<Accelerator>,
     is_short: bool,
+    is_on_host: bool,
 }
 
 impl Trainable for Model {
@@ -62,13 +63,17 @@ fn ramp(shape: &[usize], scale: f32) -> Vec<f32> {
 
 /// Creates the variables on an accelerator, those of which every replica has the whole in host memory.
 fn model(strategy: &Strategy, is_short: bool) -> Model {
+    model_on(strategy, is_short, false)
+}
+
+fn model_on(strategy: &Strategy, is_short: bool, is_on_host: bool) -> Model {
     match is_short {
-        true => typed(strategy, bf16::from_f32, is_short),
-        false => typed(strategy, |x| x, is_short),
+        true => typed(strategy, bf16::from_f32, (is_short, is_on_host)),
+        false => typed(strategy, |x| x, (is_short, is_on_host)),
     }
 }
 
-fn typed<T: Element>(strategy: &Strategy, round: fn(f32) -> T, is_short: bool) -> Model {
+fn typed<T: Element>(strategy: &Strategy, round: fn(f32) -> T, (is_short, is_on_host): (bool, bool)) -> Model {
     let accelerator = Arc::new(Accelerator::default());
     let variable = |(index, (name, shape)): (usize, &(&str, &[usize]))| {
         let whole: Vec<T> = ramp(shape, 0.5).into_iter().map(round).collect();
@@ -76,7 +81,8 @@ fn typed<T: Element>(strategy: &Strategy, round: fn(f32) -> T, is_short: bool) -
             Some(layout) => {
                 let parts = scatter_whole(strategy, name, &layout, whole).unwrap();
                 let mut variable = Variable::sharded(*name, layout);
-                let part = |part: &Vec<T>| CountedTensor::new(Some(&accelerator), &[part.len()], part);
+                let place = (!is_on_host).then_some(&accelerator);
+                let part = |part: &Vec<T>| CountedTensor::new(place, &[part.len()], part);
                 parts.iter().for_each(|own| variable.push(part(own)));
                 variable
             }
@@ -93,7 +99,7 @@ fn typed<T: Element>(strategy: &Strategy, round: fn(f32) -> T, is_short: bool) -
     };
     let variables = SHAPES.iter().enumerate().map(variable).collect();
     let parameters = Arc::new(Parameters::new(strategy, variables, Vec::new(), None));
-    Model { parameters, accelerator, is_short }
+    Model { parameters, accelerator, is_short, is_on_host }
 }
 
 impl Model {
@@ -107,6 +113,7 @@ impl Model {
                 whole[at] = f32::INFINITY;
             }
             let place = self.parameters.variables()[index].layout().map(|_| &self.accelerator);
+            let place = place.filter(|_| !self.is_on_host);
             let gradient = match self.is_short {
                 true => CountedTensor::new(place, shape, &whole.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>()),
                 false => CountedTensor::new(place, shape, &whole),
@@ -175,7 +182,7 @@ const BUILDS: [(&str, bool, Build); 10] = [
 ];
 
 #[test]
-fn steps_have_the_bits_of_those_with_state_on_the_accelerator() {
+fn steps_have_the_bits_of_those_with_all_in_one_memory() {
     for (what, has_wide_state, build) in BUILDS {
         for is_short in [false, true] {
             if !(has_wide_state || is_short) {
@@ -183,8 +190,8 @@ fn steps_have_the_bits_of_those_with_state_on_the_accelerator() {
             }
             for (replicas, over) in [(2, 2), (3, 3), (4, 2)] {
                 let strategy = sharded(replicas, over);
-                let trained = |offloaded| {
-                    let model = model(&strategy, is_short);
+                let trained = |offloaded, is_on_host| {
+                    let model = model_on(&strategy, is_short, is_on_host);
                     let optimizer = build(&model, offloaded).unwrap();
                     let mut ema = Ema::new(&model, 0.9).unwrap();
                     let mut all = Vec::new();
@@ -197,8 +204,11 @@ fn steps_have_the_bits_of_those_with_state_on_the_accelerator() {
                     all.push(values(&strategy, &model, &optimizer));
                     (all, optimizer.gradient_norm(), optimizer.state_bytes())
                 };
-                let (got, expected) = (trained(true), trained(false));
-                assert_eq!(got, expected, "{what}, 16 bits: {is_short}, {replicas} replicas, {over} parts");
+                let got = trained(true, false);
+                for is_on_host in [false, true] {
+                    let what = format!("{what}, 16 bits: {is_short}, {replicas} replicas, {over} parts");
+                    assert!(got == trained(false, is_on_host), "{what}, all on the host: {is_on_host}");
+                }
                 // Training and averaging have changed something.
                 assert!(got.0.windows(2).all(|pair| pair[0] != pair[1]), "{what}");
             }
@@ -343,10 +353,7 @@ fn state_that_cannot_be_elsewhere_is_refused_in_words() {
     assert!(text.contains("without sharded variables") && text.contains("FullyShardedStrategy"), "{text}");
     // One replica has everything whole.
     assert!(told(Adam::new(0.1).build_offloaded(&model(&sharded(1, 1), false))).contains("several replicas"));
-    let mut on_host = Variable::<Counted>::sharded("w", ShardLayout::of(&strategy, &[8]).unwrap());
-    (0..2).for_each(|_| on_host.push(CountedTensor::new(None, &[4], &[0.5f32; 4])));
-    let parameters = Arc::new(Parameters::new(&strategy, vec![on_host], Vec::new(), None));
-    let on_host = Model { parameters, accelerator: Arc::default(), is_short: false };
+    let on_host = model_on(&strategy, false, true);
     let text = told(Adam::new(0.1).build_offloaded(&on_host));
     assert!(text.contains("parameters in host memory") && text.contains("use build"), "{text}");
 }
