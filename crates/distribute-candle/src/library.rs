@@ -1,7 +1,7 @@
 //! candle as a tensor library for optimizers.
 
 use candle_core::backprop::GradStore;
-use candle_core::{DType as CandleType, Tensor};
+use candle_core::{DType as CandleType, Device, Tensor};
 use distribute_device::DType;
 use distribute_optim::backend::TensorLibrary;
 
@@ -64,6 +64,10 @@ impl TensorLibrary for Candle {
 
     fn is_on_host(tensor: &Tensor) -> bool {
         tensor.device().is_cpu()
+    }
+
+    fn on_host(tensor: &Tensor) -> Result<Tensor> {
+        Ok(tensor.detach().to_device(&Device::Cpu)?)
     }
 }
 

@@ -37,6 +37,16 @@ impl TensorStorage<Candle> for Tensor {
         self.inplace_op1(&Change(RefCell::new(visit))).map_err(failed("write a tensor in place"))
     }
 
+    fn overwrite(&self, elements: BufferRef<'_>) -> distribute_values::Result<()> {
+        // candle copies along a dimension, so a scalar gets one.
+        let given = self.beside(self.dims(), elements)?;
+        let write = || match self.dims() {
+            [] => self.reshape(1)?.slice_set(&given.reshape(1)?, 0, 0),
+            _ => self.slice_set(&given, 0, 0),
+        };
+        write().map_err(failed("write a tensor"))
+    }
+
     fn beside(&self, shape: &[usize], elements: BufferRef<'_>) -> distribute_values::Result<Tensor> {
         macro_rules! build {
             ($($dtype:ident => $t:ty),*) => {
@@ -211,5 +221,26 @@ impl InplaceOp1 for Change<'_> {
             CpuStorage::I64(all) => show(all, layout, visit),
             other => dtype_of(other.dtype()).map(drop),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overwriting_changes_all_handles_and_nothing_around_them() {
+        let whole = Tensor::new(&[[1f32, 2.0], [3.0, 4.0], [5.0, 6.0]], &Device::Cpu).unwrap();
+        let (handle, row) = (whole.clone(), whole.get(1).unwrap());
+        row.overwrite(BufferRef::from(&[7f32, 8.0][..])).unwrap();
+        assert_eq!(handle.to_elements::<f32>().unwrap(), [1.0, 2.0, 7.0, 8.0, 5.0, 6.0]);
+        let scalar = Tensor::new(1f32, &Device::Cpu).unwrap();
+        scalar.overwrite(BufferRef::from(&[2f32][..])).unwrap();
+        assert_eq!(scalar.to_elements::<f32>().unwrap(), [2.0]);
+        // Columns are not contiguous; others have another number, or another type.
+        assert!(whole.narrow(1, 0, 1).unwrap().overwrite(BufferRef::from(&[0f32; 3][..])).is_err());
+        assert!(row.overwrite(BufferRef::from(&[0f32; 3][..])).is_err());
+        assert!(row.overwrite(BufferRef::from(&[0u32; 2][..])).is_err());
+        assert_eq!(handle.to_elements::<f32>().unwrap(), [1.0, 2.0, 7.0, 8.0, 5.0, 6.0]);
     }
 }

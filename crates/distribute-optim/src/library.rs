@@ -94,6 +94,13 @@ pub trait TensorLibrary: Sized + Debug + Send + Sync + 'static {
 
     /// Returns whether the storage is in host memory, where a collective can reduce it in place.
     fn is_on_host(tensor: &Self::Tensor) -> bool;
+
+    /// Returns a tensor of the same shape, type and elements in host memory, outside the graph: a handle on the same
+    /// storage if that is there, else a copy.
+    ///
+    /// # Errors
+    /// [`TensorLibrary::Error`] if the copy fails.
+    fn on_host(tensor: &Self::Tensor) -> Result<Self::Tensor, Self::Error>;
 }
 
 /// Returns whether elements have 16 bits, for which training keeps an f32 copy.

@@ -8,23 +8,25 @@ use std::time::Duration;
 
 use distribute_collectives::{Compression, FusedAllReduce, FusionOptions};
 use distribute_strategy::Strategy;
-use distribute_values::{Aggregation, DistributedVariable, VariableOptions};
+use distribute_values::DistributedVariable;
 use serde::{Deserialize, Serialize};
 
+use self::slots::StateMemory;
 use self::states::States;
 use crate::exchange::SlotShard;
 use crate::gradient::{Clip, LossScale, Scaling};
-use crate::library::{bytes, dtype, len, wide};
+use crate::library::{bytes, len, wide};
 use crate::rule::{OptimizerDescription, UpdateRule};
 use crate::settings::{FixedSettings, Settings};
 use crate::step_counts::SavedCounts;
-use crate::{Error, Parameters, ShardLayout, StepCounts, TensorLibrary, Trainable, Variable, is_short, tensor_split};
+use crate::{Error, Parameters, ShardLayout, StepCounts, TensorLibrary, Trainable, Variable, tensor_split};
 
 mod backward;
 mod builders;
 mod library;
 mod replica;
 mod sharded_state;
+mod slots;
 mod states;
 mod step;
 
@@ -80,10 +82,6 @@ pub struct StepTimes {
     pub communication: Duration,
 }
 
-/// Makes the component of a slot for a component of its variable.
-type MakeSlot<'a, L> =
-    dyn Fn(&<L as TensorLibrary>::Tensor) -> Result<<L as TensorLibrary>::Tensor, <L as TensorLibrary>::Error> + 'a;
-
 impl<L: TensorLibrary> Optimizer<L> {
     /// Creates an optimizer that reduces gradients as all do, and updates parameters by the tensor library's own
     /// optimizer. Clipping, compression, loss scaling, accumulation and audits work as always; parameters of 16 bits
@@ -98,17 +96,22 @@ impl<L: TensorLibrary> Optimizer<L> {
     ) -> Result<Optimizer<L>, L::Error> {
         let description =
             OptimizerDescription { learning_rate, rule: UpdateRule::Sgd { momentum: 0.0, nesterov: false } };
-        Optimizer::build_with(description, Some(library), model)
+        Optimizer::build_with(description, Some(library), model, StateMemory::OfVariables)
     }
 
-    fn build(description: OptimizerDescription, model: &impl Trainable<Library = L>) -> Result<Optimizer<L>, L::Error> {
-        Optimizer::build_with(description, None, model)
+    fn build(
+        description: OptimizerDescription,
+        model: &impl Trainable<Library = L>,
+        memory: StateMemory,
+    ) -> Result<Optimizer<L>, L::Error> {
+        Optimizer::build_with(description, None, model, memory)
     }
 
     fn build_with(
         description: OptimizerDescription,
         library: Option<Arc<dyn LibraryOptimizer<L>>>,
         model: &impl Trainable<Library = L>,
+        memory: StateMemory,
     ) -> Result<Optimizer<L>, L::Error> {
         description.check()?;
         let OptimizerDescription { learning_rate, rule } = description;
@@ -118,31 +121,10 @@ impl<L: TensorLibrary> Optimizer<L> {
             let why = "it looks at the norms of whole variables; use AdamW";
             return Err(Error::Combination { what, other, why }.into());
         }
-        let options = VariableOptions::on_write(Aggregation::Mean);
-        // Each slot has one component per replica, made from the variable's, or one that all replicas share.
-        let slot = |variable: &Variable<L>, name: &str, make: &MakeSlot<'_, L>| {
-            let name = format!("{}/{name}", variable.name());
-            if parameters.shared {
-                let component = make(&variable.components()[0])?;
-                return Ok(DistributedVariable::shared(&name, component, variable.components().len(), options)?);
-            }
-            let components: Result<_, L::Error> = variable.components().iter().map(make).collect();
-            Ok::<_, L::Error>(DistributedVariable::new(&name, components?, options)?)
+        let slots = match &library {
+            Some(_) => vec![Vec::new(); parameters.variables().len()],
+            None => memory.slots(&parameters, rule)?,
         };
-        let mut slots = Vec::with_capacity(parameters.variables().len());
-        for variable in parameters.variables() {
-            let mut of_variable = Vec::new();
-            if variable.is_trainable() && library.is_none() {
-                for name in rule.slots() {
-                    let filled = |component: &L::Tensor| filled_like::<L>(component, rule.initial(name));
-                    of_variable.push(slot(variable, name, &filled)?);
-                }
-                if is_short(dtype::<L>(&variable.components()[0])?) {
-                    of_variable.push(slot(variable, "master", &wide::<L>)?);
-                }
-            }
-            slots.push(of_variable);
-        }
         let states = States::new(&parameters, &slots, library.clone());
         let optimizer = Optimizer {
             rule,
@@ -257,8 +239,8 @@ impl<L: TensorLibrary> Optimizer<L> {
         Ok(Optimizer { sharded: true, slots, ..self }.combined()?)
     }
 
-    /// Returns the size in bytes of the optimizer state that the first replica of this process keeps. Sharded state
-    /// exists from the first step on.
+    /// Returns the size in bytes of the optimizer state that the first replica of this process keeps, on its device or
+    /// in host memory. Sharded state exists from the first step on.
     pub fn state_bytes(&self) -> usize {
         let of_slot = |slot: &DistributedVariable<L::Tensor>| slot.components().first().map_or(0, bytes::<L>);
         let whole: usize = self.slots.iter().flatten().map(of_slot).sum();
@@ -477,7 +459,8 @@ impl<L: TensorLibrary> Optimizer<L> {
     }
 
     /// Returns the optimizer's own variables: `fc1.weight/m` and so on. Those of a sharded variable are sharded too:
-    /// their components are the replicas' parts.
+    /// their components are the replicas' parts, in host memory if the optimizer was built by
+    /// [`build_offloaded`](Adam::build_offloaded).
     pub fn slots(&self) -> impl Iterator<Item = &DistributedVariable<L::Tensor>> {
         self.slots.iter().flatten()
     }
@@ -512,13 +495,4 @@ impl<L: TensorLibrary> Optimizer<L> {
     pub fn times(&self) -> StepTimes {
         self.states.first(|state| state.times).unwrap_or_default()
     }
-}
-
-/// Returns a tensor of the same shape, in f32 or f64, filled with a value.
-fn filled_like<L: TensorLibrary>(tensor: &L::Tensor, value: f64) -> Result<L::Tensor, L::Error> {
-    let filled = wide::<L>(&L::zeros_like(tensor)?)?;
-    if value != 0.0 {
-        crate::gradient::change::<L>(&filled, |_| value)?;
-    }
-    Ok(filled)
 }

@@ -342,4 +342,6 @@ pub(crate) fn elsewhere(name: &str) -> Error {
 #[cfg(test)]
 mod meshes;
 #[cfg(test)]
+mod offload;
+#[cfg(test)]
 mod tests;

@@ -33,6 +33,24 @@ pub trait TensorStorage<L>: Clone + Send + Sync + Sized + 'static {
     /// [`Error::Tensor`] if the storage is not contiguous, or the library cannot write it.
     fn write(&self, visit: &mut dyn FnMut(BufferMut<'_>)) -> Result<()>;
 
+    /// Writes elements of the same type and number over the storage's, in row-major order. A library with accelerators
+    /// copies them to the tensor's device without reading what is there.
+    ///
+    /// # Errors
+    /// [`Error::Device`] or [`Error::Tensor`] if type or number differ; [`Error::Tensor`] if the storage is not
+    /// contiguous, or the library cannot write it.
+    fn overwrite(&self, elements: BufferRef<'_>) -> Result<()> {
+        let (len, given): (usize, usize) = (self.shape().iter().product(), elements.len());
+        if given != len {
+            return Err(distribute_device::Error::OutOfRange { start: 0, end: len, len: given }.into());
+        }
+        let (asked, held) = (elements.dtype(), self.dtype()?);
+        if asked != held {
+            return Err(distribute_device::Error::WrongDType { asked, held }.into());
+        }
+        self.write(&mut |mut buffer| buffer.as_bytes_mut().copy_from_slice(elements.as_bytes()))
+    }
+
     /// Creates a tensor of the same library, on the same device, with the given shape and elements.
     ///
     /// # Errors
@@ -172,4 +190,21 @@ impl<T: Element> TensorStorage<Host> for HostTensor<T> {
 
 fn poisoned() -> Error {
     Error::Tensor { action: "lock the elements", source: "a thread panicked while it wrote them".into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overwriting_takes_all_elements_of_the_same_type() {
+        let tensor = HostTensor::new(&[2, 1], vec![1.0f32, 2.0]).unwrap();
+        tensor.overwrite(BufferRef::from(&[3.0f32, 4.0][..])).unwrap();
+        assert_eq!(tensor.to_elements::<f32>().unwrap(), [3.0, 4.0]);
+        let told = |refused: Result<()>| refused.unwrap_err().to_string();
+        assert!(told(tensor.overwrite(BufferRef::from(&[5.0f32][..]))).contains("holds 1"));
+        // As many bytes.
+        assert!(told(tensor.overwrite(BufferRef::from(&[5i32, 6][..]))).contains("buffer holds f32"));
+        assert_eq!(tensor.to_elements::<f32>().unwrap(), [3.0, 4.0]);
+    }
 }

@@ -230,6 +230,18 @@ fn unchanged_models_shard_gradients_and_state_by_themselves() {
 }
 
 #[test]
+fn state_that_is_in_host_memory_is_not_offloaded() {
+    let strategy = sharded(2, 2);
+    let blocks = strategy.scope(Deep::new).unwrap();
+    let told = Adam::new(0.1).build_offloaded(&blocks).err().unwrap().to_string();
+    assert!(told.contains("parameters in host memory") && told.contains("use build"), "{told}");
+    // Without blocks, parameters are whole, and zero1 has the state in host memory.
+    let whole = strategy.scope(|vb| linear(8, 8, vb)).unwrap();
+    let told = Adam::new(0.1).build_offloaded(&whole).err().unwrap().to_string();
+    assert!(told.contains("without sharded variables") && told.contains("Sharded blocks"), "{told}");
+}
+
+#[test]
 fn checkpoints_go_to_any_number_of_replicas_and_other_strategies() {
     let folder = tempfile::tempdir().unwrap();
     let two = sharded(2, 2);

@@ -33,6 +33,8 @@ pub(crate) struct PartsStep<L: TensorLibrary> {
     context: ReplicaContext,
     groups: Arc<ShardGroups>,
     parameters: Arc<Parameters<L>>,
+    /// By variable, a tensor of the shape of this replica's part, in the memory in which its gradient is to be.
+    targets: Vec<L::Tensor>,
     order: Order,
     /// Gradients that wait for their turn, by variable.
     waiting: BTreeMap<usize, L::Tensor>,
@@ -88,11 +90,13 @@ const BYTES_ON_THE_WAY: usize = 16 << 20;
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl<L: TensorLibrary> PartsStep<L> {
-    /// Begins a step; `None` if the model has no sharded variables.
+    /// Begins a step; `None` if the model has no sharded variables. `targets` has for each variable a tensor of the
+    /// shape of this replica's part, in the memory in which its gradient is to be.
     pub(crate) fn begin(
         context: &ReplicaContext,
         parameters: &Arc<Parameters<L>>,
         order: Option<PartsOrder>,
+        targets: Vec<L::Tensor>,
     ) -> Result<Option<PartsStep<L>>, L::Error> {
         let Some(first) = parameters.variables().iter().find(|variable| is_exchanged(variable)) else {
             return Ok(None);
@@ -106,6 +110,7 @@ impl<L: TensorLibrary> PartsStep<L> {
             context: context.clone(),
             groups,
             parameters: parameters.clone(),
+            targets,
             order,
             waiting: BTreeMap::new(),
             launched: Vec::new(),
@@ -200,7 +205,7 @@ impl<L: TensorLibrary> PartsStep<L> {
         for (index, reduction) in self.launched.drain(..) {
             let variable = &self.parameters.variables()[index];
             let part_len = variable.layout().map_or(0, ShardLayout::part_len);
-            let gradient = reduction.finish(&variable.components()[self.context.local_replica_id()], part_len)?;
+            let gradient = reduction.finish(&self.targets[index], part_len)?;
             if flags.came(index) {
                 reduced.push(Reduced::new(index, gradient)?);
             }
@@ -346,8 +351,8 @@ trait Reduction<L: TensorLibrary>: Send {
     /// Starts the sum over the mirrors, unless it was started.
     fn mirror(&mut self, mirrors: &ProcessGroup) -> Result<(), distribute_collectives::Error>;
 
-    /// Waits for the sum, and returns it as a tensor of the type and shape of `component`.
-    fn finish(self: Box<Self>, component: &L::Tensor, part_len: usize) -> Result<L::Tensor, L::Error>;
+    /// Waits for the sum, and returns it as a tensor of the shape of `target`, in the same memory.
+    fn finish(self: Box<Self>, target: &L::Tensor, part_len: usize) -> Result<L::Tensor, L::Error>;
 }
 
 /// The stages of a reduction.
@@ -404,7 +409,7 @@ impl<L: TensorLibrary, T: Element> Reduction<L> for Stage<L, T> {
         Ok(())
     }
 
-    fn finish(mut self: Box<Self>, component: &L::Tensor, part_len: usize) -> Result<L::Tensor, L::Error> {
+    fn finish(mut self: Box<Self>, target: &L::Tensor, part_len: usize) -> Result<L::Tensor, L::Error> {
         Reduction::<L>::settle(&mut *self)?;
         let mut own = match *self {
             Stage::Settled(own) => own,
@@ -413,7 +418,7 @@ impl<L: TensorLibrary, T: Element> Reduction<L> for Stage<L, T> {
             Stage::Scattering { .. } | Stage::Failed => Vec::new(),
         };
         own.resize(part_len, T::default());
-        Ok(component.of_elements(&component.shape(), own)?)
+        Ok(target.of_elements(&target.shape(), own)?)
     }
 }
 

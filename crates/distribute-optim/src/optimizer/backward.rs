@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use distribute_collectives::{Compression, FusedAllReduce, FusionOptions};
 use distribute_strategy::ReplicaContext;
+use distribute_values::DistributedVariable;
 use parking_lot::Mutex;
 
 use super::Optimizer;
@@ -26,7 +27,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         backward: impl FnOnce(Sink<L::Tensor>) -> Result<(), L::Error>,
         accumulated: Accumulated<L>,
     ) -> Result<Reducer<L>, L::Error> {
-        let reducer = self.reducer(context, local, plan, self.parts_step(context)?)?;
+        let reducer = self.reducer(context, local, plan, self.parts_step(context, local)?)?;
         let state = Arc::new(Mutex::new(Some((reducer, accumulated))));
         let sink: Sink<L::Tensor> = {
             let state = state.clone();
@@ -61,7 +62,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         // Settings are compared first, because the operations themselves differ if, for example, one worker compresses.
         let scaling = self.states.each[local].lock().standing.scaling;
         context.compare_settings(self.settings(scaling).lines())?;
-        let parts = self.parts_step(context)?;
+        let parts = self.parts_step(context, local)?;
         let first = First { parts, accumulated, fired: Vec::new(), order: Vec::new(), failure: None };
         let state = Arc::new(Mutex::new(Some(first)));
         let sink: Sink<L::Tensor> = {
@@ -93,8 +94,14 @@ impl<L: TensorLibrary> Optimizer<L> {
     }
 
     /// Begins the exchange of sharded variables' gradients.
-    fn parts_step(&self, context: &ReplicaContext) -> Result<InProgress<PartsStep<L>>, L::Error> {
-        let step = PartsStep::begin(context, &self.parameters, self.states.parts_order())?;
+    fn parts_step(&self, context: &ReplicaContext, local: usize) -> Result<InProgress<PartsStep<L>>, L::Error> {
+        // The update is computed where the state is.
+        let targets = self.parameters.variables().iter().zip(&self.slots).map(|(variable, slots)| {
+            let components = slots.first().map_or(variable.components(), DistributedVariable::components);
+            components[local].clone()
+        });
+        let order = self.states.parts_order();
+        let step = PartsStep::begin(context, &self.parameters, order, targets.collect())?;
         Ok(InProgress::new(context, step))
     }
 

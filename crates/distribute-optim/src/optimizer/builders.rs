@@ -1,6 +1,7 @@
 //! Descriptions of optimizers, from which they are built for a model.
 
 use super::Optimizer;
+use super::slots::StateMemory;
 use crate::rule::{OptimizerDescription, UpdateRule};
 use crate::{TensorLibrary, Trainable};
 
@@ -202,13 +203,61 @@ macro_rules! builders {
                 self,
                 model: &T,
             ) -> Result<Optimizer<T::Library>, <T::Library as TensorLibrary>::Error> {
-                Optimizer::build(self.into(), model)
+                Optimizer::build(self.into(), model, StateMemory::OfVariables)
             }
         }
     )*};
 }
 
 builders!(Sgd Adam AdamW Adagrad RmsProp Lamb);
+
+macro_rules! offloading_builders {
+    ($($builder:ident)*) => {$(
+        impl $builder {
+            /// Builds the optimizer for a model on GPUs whose variables are sharded, with their state in host memory.
+            ///
+            /// The slots of sharded variables, and the f32 copies of those of 16 bits, are never on the GPU. Each
+            /// replica's part of a gradient stays in host memory, where it was reduced; the update is computed there,
+            /// and the updated part of the parameter is copied to the GPU. Parameters and slots get the values that
+            /// they get with `build`, bit for bit, and checkpoints of either are restored by the other. The state of
+            /// variables that every replica has whole is where `build` has it. Workers may differ in this.
+            ///
+            /// # Errors
+            /// The errors of `build`, and [`Error::Combination`](crate::Error::Combination) if no variable that is
+            /// trained is sharded, if all that are sharded are in host memory already, or if no state is kept for them.
+            ///
+            /// # Cost
+            /// Per step, each replica copies its parts of f32 and f64 parameters to the host and back, and those of 16
+            /// bits to the GPU.
+            ///
+            /// # Examples
+            /// ```
+            /// use distribute_optim::{Adam, HostError, HostModel};
+            /// use distribute_strategy::FullyShardedStrategy;
+            /// use distribute_values::HostTensor;
+            ///
+            /// let strategy = FullyShardedStrategy::builder().devices(["CPU:0", "CPU:1"]).mirror_below(1).build()?;
+            /// let model = HostModel::new(&strategy, [("w", HostTensor::new(&[3], vec![0.5; 3])?)])?;
+            /// let refused = Adam::new(0.1).build_offloaded(&model).map(drop);
+            /// assert!(refused.is_err_and(|error| error.to_string().contains("in host memory already")));
+            /// # Ok::<(), HostError>(())
+            /// ```
+            ///
+            /// # Source
+            /// Ren and others, "ZeRO-Offload: democratizing billion-scale model training", 2021; `CPUOffloadPolicy` of
+            /// `torch.distributed.fsdp`, which also keeps parameters on the host.
+            pub fn build_offloaded<T: Trainable>(
+                self,
+                model: &T,
+            ) -> Result<Optimizer<T::Library>, <T::Library as TensorLibrary>::Error> {
+                Optimizer::build(self.into(), model, StateMemory::Host)
+            }
+        }
+    )*};
+}
+
+// Not LAMB, which does not go with sharded variables.
+offloading_builders!(Sgd Adam AdamW Adagrad RmsProp);
 
 impl From<Sgd> for OptimizerDescription {
     fn from(Sgd { learning_rate, momentum, nesterov }: Sgd) -> OptimizerDescription {

@@ -9,7 +9,8 @@ use distribute_device::{BufferRef, DType, Element};
 use distribute_strategy::Strategy;
 use distribute_values::TensorStorage;
 
-use super::{Optimizer, filled_like};
+use super::Optimizer;
+use super::slots::filled_like;
 use crate::exchange::SlotShard;
 use crate::library::{dtype, wide};
 use crate::plan::Plan;

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use distribute_collectives::ReduceOp;
-use distribute_device::{BufferMut, DType, Element};
+use distribute_device::{BufferMut, BufferRef, DType, Element};
 use distribute_strategy::{Recoverable, ReplicaContext};
-use distribute_values::with_storage;
+use distribute_values::{TensorStorage, with_storage};
 
 use super::Optimizer;
 use super::states::Change;
@@ -359,27 +359,33 @@ fn all_squares(context: &ReplicaContext, mut own: [f64; 2]) -> distribute_strate
 
 /// Rounds a parameter of 16 bits from its f32 copy.
 fn round_to<L: TensorLibrary>(parameter: &L::Tensor, master: &L::Tensor) -> Result<(), L::Error> {
+    match dtype::<L>(parameter)? {
+        DType::F16 => round::<L, _>(parameter, master, distribute_device::f16::from_f32),
+        _ => round::<L, _>(parameter, master, distribute_device::bf16::from_f32),
+    }
+}
+
+fn round<L: TensorLibrary, T: Element>(
+    parameter: &L::Tensor,
+    master: &L::Tensor,
+    round: fn(f32) -> T,
+) -> Result<(), L::Error> {
+    if !L::is_on_host(parameter) {
+        // What the parameter was is not needed, so it does not cross.
+        let short: Vec<T> = master.to_elements::<f32>()?.into_iter().map(round).collect();
+        return Ok(parameter.overwrite(BufferRef::from(&short[..]))?);
+    }
     let mut outcome = Ok(());
     with_storage::<L, L::Tensor>(&[parameter.clone(), master.clone()], &mut |buffers| {
         if let [parameter, master] = buffers {
-            outcome = match parameter.dtype() {
-                DType::F16 => round(parameter, master, distribute_device::f16::from_f32),
-                _ => round(parameter, master, distribute_device::bf16::from_f32),
-            };
+            outcome = parameter.as_mut_slice::<T>().and_then(|parameter| {
+                let master = master.as_slice::<f32>()?;
+                parameter.iter_mut().zip(master).for_each(|(short, wide)| *short = round(*wide));
+                Ok(())
+            });
         }
     })?;
-    Ok(outcome?)
-}
-
-fn round<T: Element>(
-    parameter: &mut BufferMut<'_>,
-    master: &BufferMut<'_>,
-    round: fn(f32) -> T,
-) -> distribute_values::Result<()> {
-    let master = master.as_slice::<f32>()?;
-    let parameter = parameter.as_mut_slice::<T>()?;
-    parameter.iter_mut().zip(master).for_each(|(short, wide)| *short = round(*wide));
-    Ok(())
+    Ok(outcome.map_err(distribute_values::Error::from)?)
 }
 
 /// Divides gradients by the loss scale. Returns false if a gradient is not finite, on all replicas alike, since the
