@@ -118,8 +118,8 @@ impl Training<'_> {
         self.strategy.is_chief()
     }
 
-    /// Returns a copy of the model; every worker must call this. Under a strategy that shards, the chief's is whole, and
-    /// those of other workers have only the variables of which each replica has the whole.
+    /// Returns a copy of the model; every worker must call this. Under a strategy that shards, the chief's is whole,
+    /// and those of other workers have only the variables of which each replica has the whole.
     ///
     /// # Errors
     /// [`Error::Part`] if the model's variables cannot be read.

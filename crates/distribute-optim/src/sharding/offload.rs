@@ -282,7 +282,7 @@ fn a_step_that_is_not_finite_is_skipped() {
     }
 }
 
-/// What a checkpoint has of a model and its optimizer: whole values by name, and the rest.
+/// The contents of a checkpoint of a model and its optimizer: whole values by name, and the rest.
 struct Saved {
     values: HashMap<String, CountedTensor>,
     state: OptimizerState,

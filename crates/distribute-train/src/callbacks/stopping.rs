@@ -64,8 +64,8 @@ impl EarlyStopping {
 
     /// Restores the model of the best epoch at the end; after a restart, the best one since then.
     ///
-    /// Each process keeps it in memory; under a strategy that shards, the chief keeps the whole, and each one gets it in
-    /// the end. [`ModelCheckpoint::best`](crate::callbacks::ModelCheckpoint::best) needs no such memory.
+    /// Each process keeps it in memory; under a strategy that shards, the chief keeps the whole, and each process gets
+    /// it in the end. [`ModelCheckpoint::best`](crate::callbacks::ModelCheckpoint::best) needs no such memory.
     pub fn restore_best(mut self) -> EarlyStopping {
         self.restores = true;
         self
