@@ -2,7 +2,8 @@
 //!
 //! A small decoder-only transformer is trained on this project's own documentation, or on any files: `-- --text PATH
 //! PATH`. As two processes: `distribute run --workers 2 -- target/release/examples/char_lm`. With the layers of each
-//! replica split between two devices: `-- --devices CPU:0,CPU:1 --tensor-parallel 2`.
+//! replica split between two devices: `-- --devices CPU:0,CPU:1 --tensor-parallel 2`. With parts of them on all
+//! replicas: `-- --devices CPU:0,CPU:1 --sharded`, which goes with `--tensor-parallel` too.
 #![expect(clippy::print_stdout, reason = "it prints what it has learnt to write")]
 
 use std::f64::consts::{LN_2, PI};
@@ -15,7 +16,7 @@ use candle_nn::{Init, VarBuilder, ops::softmax};
 use clap::Parser;
 use distribute::Error;
 use distribute::candle::{
-    Clip, ColumnParallelLinear, ColumnParallelOptions, Model, RowParallelLinear, RowParallelOptions,
+    Clip, ColumnParallelLinear, ColumnParallelOptions, Model, RowParallelLinear, RowParallelOptions, Sharded,
     VocabParallelEmbedding, column_parallel_linear, gather_from_tensor_group, row_parallel_linear,
     vocab_parallel_cross_entropy_per_example, vocab_parallel_embedding_with,
 };
@@ -44,6 +45,9 @@ struct Flags {
     /// Number of neighbouring devices that share the layers of one replica.
     #[arg(long, default_value_t = 1)]
     tensor_parallel: usize,
+    /// Gives each replica a part of every large parameter, gradient and average; layers are gathered one at a time.
+    #[arg(long)]
+    sharded: bool,
     /// Passes over the text.
     #[arg(long, default_value_t = 10)]
     epochs: u32,
@@ -147,7 +151,7 @@ impl Layer {
 struct Transformer {
     characters: VocabParallelEmbedding,
     positions: Tensor,
-    layers: Vec<Layer>,
+    layers: Vec<Sharded<Layer>>,
     norm: LayerNorm,
     head: ColumnParallelLinear,
     mask: Tensor,
@@ -166,7 +170,7 @@ impl Transformer {
             characters: vocab_parallel_embedding_with(vocabulary, width, small, vb.pp("characters"))?,
             positions: vb.get_with_hints((context, width), "positions", small)?,
             layers: (0..flags.layers)
-                .map(|layer| Layer::new(flags, vb.pp(format!("layer{layer}"))))
+                .map(|layer| Sharded::new(vb.pp(format!("layer{layer}")), |vb| Layer::new(flags, vb)))
                 .collect::<CandleResult<_>>()?,
             norm: LayerNorm::new(width, vb.pp("norm"))?,
             head: column_parallel_linear(
@@ -187,7 +191,7 @@ impl Module for Transformer {
         let length = text.dim(1)?;
         let mask = self.mask.narrow(0, 0, length)?.narrow(1, 0, length)?;
         let x = self.characters.forward(text)?.broadcast_add(&self.positions.narrow(0, 0, length)?)?;
-        let x = self.layers.iter().try_fold(x, |x, layer| layer.forward(&x, &mask))?;
+        let x = self.layers.iter().try_fold(x, |x, layer| layer.run(&x, |layer, x| layer.forward(x, &mask)))?;
         self.head.forward(&self.norm.forward(&x)?)
     }
 }
@@ -198,18 +202,17 @@ fn main() -> ExitCode {
 }
 
 fn run(flags: &Flags) -> distribute::Result<()> {
-    let devices = flags.devices.clone();
+    let (devices, ranks) = (flags.devices.clone(), flags.tensor_parallel);
     let strategy = match distribute::cluster::Membership::from_env()? {
-        Some(_) => {
-            MultiWorkerMirroredStrategy::builder().devices(devices).tensor_parallel(flags.tensor_parallel).build()?
-        }
-        None => MirroredStrategy::builder().devices(devices).tensor_parallel(flags.tensor_parallel).build()?,
+        _ if flags.sharded => FullyShardedStrategy::builder().devices(devices).tensor_parallel(ranks).build()?,
+        Some(_) => MultiWorkerMirroredStrategy::builder().devices(devices).tensor_parallel(ranks).build()?,
+        None => MirroredStrategy::builder().devices(devices).tensor_parallel(ranks).build()?,
     };
     if flags.heads == 0 || !flags.width.is_multiple_of(flags.heads) {
         return Err(Error::program(format!("--width {} cannot be divided among --heads {}", flags.width, flags.heads)));
     }
-    if !flags.heads.is_multiple_of(flags.tensor_parallel) {
-        let (heads, ranks) = (flags.heads, flags.tensor_parallel);
+    if !flags.heads.is_multiple_of(ranks) {
+        let heads = flags.heads;
         return Err(Error::program(format!("--heads {heads} cannot be divided among --tensor-parallel {ranks}")));
     }
     train(&strategy, flags, &Text::read(&flags.text)?)
@@ -260,9 +263,9 @@ fn train(strategy: &Strategy, flags: &Flags, text: &Text) -> distribute::Result<
         ..Summary::default()
     });
     if flags.sample > 0 {
-        // By the first replica, on all of its tensor ranks.
+        // By the first replica, on all of its tensor ranks; sharded, every replica has a part of each layer.
         let written = strategy.run(&model, |ctx, model| match ctx.replica_id() {
-            0 => Ok(Some(write(model, flags, text)?)),
+            replica if replica == 0 || flags.sharded => Ok(Some(write(model, flags, text)?)),
             _ => Ok(None),
         })?;
         if let (true, Some(Some(written))) = (is_chief, written.values().first()) {

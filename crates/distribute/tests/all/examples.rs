@@ -134,8 +134,10 @@ fn char_lm_learns_more_than_frequencies_and_writes_the_same_again() {
     let [one, again, two] =
         ["CPU:0", "CPU:0", TWO].map(|devices| run(example("char_lm", &brief).args(["--devices", devices])).remove(0));
     let mesh = ["--devices", "CPU:0,CPU:1,CPU:2,CPU:3", "--tensor-parallel", "2"];
-    let mesh = run(example("char_lm", &brief).args(mesh)).remove(0);
-    for outcome in [&one, &two, &mesh] {
+    let meshes = [mesh.to_vec(), [&mesh[..], &["--sharded"]].concat()];
+    let [mesh, sharded] = meshes.map(|mesh| run(example("char_lm", &brief).args(mesh)).remove(0));
+    assert!(sharded.stderr.contains("FullySharded 2 replicas × 2 tensor ranks"), "{sharded:?}");
+    for outcome in [&one, &two, &mesh, &sharded] {
         let (bits, unigram) = (numbers(outcome, "bits per character")[0], numbers(outcome, "by frequency alone")[0]);
         assert!(bits < unigram - 0.2, "{outcome:?}");
     }
