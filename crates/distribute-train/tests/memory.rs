@@ -129,7 +129,8 @@ fn no_process_of_four_takes_more() {
             ("RANK", rank.to_string()),
             ("WORLD_SIZE", "4".to_owned()),
             ("MASTER_ADDR", "127.0.0.1".to_owned()),
-            ("MASTER_PORT", port.to_string()),
+            ("DISTRIBUTE_PORT", port.to_string()),
+            ("MASTER_PORT", "1".to_owned()),
         ];
         fields.map(|(name, value)| (name.to_owned(), value)).to_vec()
     };
