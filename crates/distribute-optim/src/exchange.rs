@@ -21,7 +21,7 @@ mod whole;
 pub(crate) use device::{OnDevice, SumOnDevice};
 pub(crate) use flags::StepFlags;
 pub(crate) use parts::{PartsOrder, PartsStep, is_exchanged};
-pub(crate) use payload::{Payload, WholeGradient};
+pub(crate) use payload::Payload;
 pub(crate) use sharded::{GradientShard, ShardedStep, SlotShard, Update, complete};
 pub(crate) use whole::WholeStep;
 
@@ -217,7 +217,7 @@ impl<L: TensorLibrary> Reducer<L> {
                         Some(gradient) => L::own(gradient)?,
                         None => zeros(&parameters, context.local_replica_id(), index)?,
                     };
-                    let payload = Payload::<L>::gradient(gradient)?;
+                    let payload = Payload::<L, u32>::gradient(gradient)?;
                     let reduced = group.start().all_reduce(payload, ReduceOp::Sum)?.wait()?;
                     if let Some(gradient) = reduced.into_gradient() {
                         all.push(Reduced::new(index, gradient)?);

@@ -18,9 +18,9 @@ use distribute_strategy::{ReplicaContext, ShardGroups};
 use distribute_types::with_dtype;
 use distribute_values::TensorStorage;
 
-use super::{StepFlags, WholeGradient};
+use super::{Payload, StepFlags};
 use crate::gradient::Reduced;
-use crate::library::{dtype, len};
+use crate::library::{bytes, dtype};
 use crate::shard_layout::tag;
 use crate::sharding::elsewhere;
 use crate::{Parameters, ShardLayout, TensorLibrary, Variable};
@@ -90,13 +90,13 @@ const BYTES_ON_THE_WAY: usize = 16 << 20;
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl<L: TensorLibrary> PartsStep<L> {
-    /// Begins a step; `None` if the model has no sharded variables. `targets` has for each variable a tensor of the
+    /// Begins a step; `None` if the model has no sharded variables. `targets` returns for each variable a tensor of the
     /// shape of this replica's part, in the memory in which its gradient is to be.
     pub(crate) fn begin(
         context: &ReplicaContext,
         parameters: &Arc<Parameters<L>>,
         order: Option<PartsOrder>,
-        targets: Vec<L::Tensor>,
+        targets: impl FnOnce() -> Vec<L::Tensor>,
     ) -> Result<Option<PartsStep<L>>, L::Error> {
         let Some(first) = parameters.variables().iter().find(|variable| is_exchanged(variable)) else {
             return Ok(None);
@@ -110,7 +110,7 @@ impl<L: TensorLibrary> PartsStep<L> {
             context: context.clone(),
             groups,
             parameters: parameters.clone(),
-            targets,
+            targets: targets(),
             order,
             waiting: BTreeMap::new(),
             launched: Vec::new(),
@@ -139,7 +139,9 @@ impl<L: TensorLibrary> PartsStep<L> {
             self.launch(index, Some(gradient))?;
         } else {
             self.waiting.insert(index, gradient);
-            self.hear()?;
+            if matches!(self.order, Order::Announced(Turn::Pending(_))) {
+                self.hear()?;
+            }
             while let Some(next) = self.next(false)?.filter(|next| self.waiting.contains_key(next)) {
                 let gradient = self.waiting.remove(&next);
                 self.launch(next, gradient)?;
@@ -241,13 +243,12 @@ impl<L: TensorLibrary> PartsStep<L> {
 
     /// Waits a while for the announcement of the next variable if too many gradients wait for it.
     fn hear(&mut self) -> Result<(), L::Error> {
-        let mut bytes = 0;
-        for gradient in self.waiting.values() {
-            bytes += len::<L>(gradient) * dtype::<L>(gradient)?.size_bytes();
-        }
-        let is_much = self.is_much(self.waiting.len(), bytes);
-        let Order::Announced(turn) = &mut self.order else { return Ok(()) };
-        if let (Turn::Pending(work), true) = (&mut *turn, is_much && self.waits) {
+        let is_much = self.is_much(self.waiting.len(), self.waiting.values().map(bytes::<L>).sum());
+        if let Order::Announced(turn) = &mut self.order
+            && let Turn::Pending(work) = turn
+            && is_much
+            && self.waits
+        {
             match poll_until(work, Some(Instant::now() + PATIENCE)) {
                 Some(announced) => *turn = Turn::announced(&announced?),
                 None => self.waits = false,
@@ -291,8 +292,8 @@ impl<L: TensorLibrary> PartsStep<L> {
         let layout = variable.layout().ok_or_else(|| elsewhere(variable.name()))?;
         let reduction: Box<dyn Reduction<L>> = with_dtype!(dtype::<L>(&variable.components()[0])?, T => {
             let whole = match gradient {
-                Some(gradient) => WholeGradient::<L, T>::new(gradient)?,
-                None => WholeGradient::Elements(vec![T::default(); layout.len()]),
+                Some(gradient) => Payload::<L, T>::whole(gradient)?,
+                None => Payload::Elements(vec![T::default(); layout.len()]),
             };
             Box::new(Stage::begin(self.groups.reductions(), tag(variable.name()), layout, whole)?)
         });
@@ -358,7 +359,7 @@ trait Reduction<L: TensorLibrary>: Send {
 /// The stages of a reduction.
 enum Stage<L: TensorLibrary, T: Element> {
     /// The sum over the shard group is on its way; this replica's part will be in `own`.
-    Scattering { work: Work<WholeGradient<L, T>>, own: Range<usize>, bytes: usize },
+    Scattering { work: Work<Payload<L, T>>, own: Range<usize>, bytes: usize },
     /// This replica's part of it.
     Settled(Vec<T>),
     /// The sum over mirrors is on its way.
@@ -372,7 +373,7 @@ impl<L: TensorLibrary, T: Element> Stage<L, T> {
         group: &ProcessGroup,
         tag: u32,
         layout: &ShardLayout,
-        whole: WholeGradient<L, T>,
+        whole: Payload<L, T>,
     ) -> Result<Stage<L, T>, distribute_collectives::Error> {
         let bytes = layout.len() * size_of::<T>();
         let work = group.parts(&layout.counts()).tag(tag).start().reduce_scatter_in_place(whole, ReduceOp::Sum)?;
@@ -468,7 +469,7 @@ mod tests {
             if context.replica_id() == 1 {
                 context.barrier()?;
             }
-            let whole = WholeGradient::Elements(whole);
+            let whole = Payload::Elements(whole);
             let mut stage = Stage::<Host, f32>::begin(groups.reductions(), 7, &layout, whole)?;
             let reduction: &mut dyn Reduction<Host> = &mut stage;
             if context.replica_id() == 0 {

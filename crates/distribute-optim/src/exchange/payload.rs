@@ -11,16 +11,11 @@ use distribute_values::TensorStorage;
 use crate::library::dtype;
 use crate::{Error, TensorLibrary};
 
-/// A gradient, or the flags that are reduced with a step's gradients.
-pub(crate) enum Payload<L: TensorLibrary> {
+/// The memory of a reduction: a gradient's own, or a vector's.
+pub(crate) enum Payload<L: TensorLibrary, T: Element> {
     Gradient(OwnedTensor<L>),
-    Flags(Vec<u32>),
-}
-
-/// The whole gradient of a sharded variable, of whose reduction this replica gets a part.
-pub(crate) enum WholeGradient<L: TensorLibrary, T: Element> {
-    Tensor(OwnedTensor<L>),
-    /// Zeros, or the copy of a gradient on an accelerator.
+    /// The flags that are reduced with a step's gradients; zeros in place of a gradient, or the copy of one on an
+    /// accelerator.
     Elements(Vec<T>),
 }
 
@@ -30,39 +25,35 @@ pub(crate) struct OwnedTensor<L: TensorLibrary> {
     dtype: DType,
 }
 
-impl<L: TensorLibrary> Payload<L> {
+impl<L: TensorLibrary, T: Element> Payload<L, T> {
     /// Takes a gradient that backward has just returned through [`TensorLibrary::own`], or zeros in its place.
-    pub(crate) fn gradient(gradient: L::Tensor) -> Result<Payload<L>, L::Error> {
+    pub(crate) fn gradient(gradient: L::Tensor) -> Result<Payload<L, T>, L::Error> {
         // SAFETY: `own` guarantees that the gradient has its own storage, and backward keeps no handle on a gradient
         // that it returns.
         Ok(Payload::Gradient(unsafe { OwnedTensor::new(gradient)? }))
     }
 
+    /// Takes a gradient of which each replica gets a part. It is copied if it is on an accelerator, or if something
+    /// else uses its storage. One of another type than `T` is an error.
+    pub(crate) fn whole(gradient: L::Tensor) -> Result<Payload<L, T>, L::Error> {
+        if !L::is_on_host(&gradient) || dtype::<L>(&gradient)? != T::DTYPE {
+            return Ok(Payload::Elements(gradient.to_elements::<T>()?));
+        }
+        Payload::gradient(L::own(gradient)?)
+    }
+
     pub(crate) fn into_gradient(self) -> Option<L::Tensor> {
         match self {
             Payload::Gradient(OwnedTensor { tensor, .. }) => Some(tensor),
-            Payload::Flags(_) => None,
+            Payload::Elements(_) => None,
         }
     }
 
-    pub(crate) fn into_flags(self) -> Vec<u32> {
+    pub(crate) fn into_elements(self) -> Vec<T> {
         match self {
             Payload::Gradient(_) => Vec::new(),
-            Payload::Flags(flags) => flags,
+            Payload::Elements(elements) => elements,
         }
-    }
-}
-
-impl<L: TensorLibrary, T: Element> WholeGradient<L, T> {
-    /// Takes a gradient that backward has just returned. It is copied if it is on an accelerator, or if something else
-    /// uses its storage. One of another type than `T` is an error.
-    pub(crate) fn new(gradient: L::Tensor) -> Result<WholeGradient<L, T>, L::Error> {
-        if !L::is_on_host(&gradient) || dtype::<L>(&gradient)? != T::DTYPE {
-            return Ok(WholeGradient::Elements(gradient.to_elements::<T>()?));
-        }
-        // SAFETY: `own` guarantees that the gradient has its own storage, and backward keeps no handle on a gradient
-        // that it returns.
-        Ok(WholeGradient::Tensor(unsafe { OwnedTensor::new(L::own(gradient)?)? }))
     }
 
     /// Returns a copy of some elements.
@@ -103,35 +94,18 @@ unsafe impl<L: TensorLibrary> OwnedBuffers for OwnedTensor<L> {
 }
 
 // SAFETY: both kinds of memory keep the promises of `OwnedBuffers`.
-unsafe impl<L: TensorLibrary> OwnedBuffers for Payload<L> {
+unsafe impl<L: TensorLibrary, T: Element> OwnedBuffers for Payload<L, T> {
     fn dtype(&self) -> Option<DType> {
         match self {
             Payload::Gradient(gradient) => gradient.dtype(),
-            Payload::Flags(flags) => OwnedBuffers::dtype(flags),
+            Payload::Elements(elements) => elements.dtype(),
         }
     }
 
     fn visit(&mut self, visitor: &mut dyn FnMut(&mut [u8])) {
         match self {
             Payload::Gradient(gradient) => gradient.visit(visitor),
-            Payload::Flags(flags) => flags.visit(visitor),
-        }
-    }
-}
-
-// SAFETY: both kinds of memory keep the promises of `OwnedBuffers`.
-unsafe impl<L: TensorLibrary, T: Element> OwnedBuffers for WholeGradient<L, T> {
-    fn dtype(&self) -> Option<DType> {
-        match self {
-            WholeGradient::Tensor(gradient) => gradient.dtype(),
-            WholeGradient::Elements(elements) => elements.dtype(),
-        }
-    }
-
-    fn visit(&mut self, visitor: &mut dyn FnMut(&mut [u8])) {
-        match self {
-            WholeGradient::Tensor(gradient) => gradient.visit(visitor),
-            WholeGradient::Elements(elements) => elements.visit(visitor),
+            Payload::Elements(elements) => elements.visit(visitor),
         }
     }
 }

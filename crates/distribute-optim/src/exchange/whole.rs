@@ -12,11 +12,11 @@ use crate::plan::Plan;
 /// One step's gradients, which every replica receives whole.
 pub(crate) struct WholeStep<L: TensorLibrary> {
     plan: Arc<Plan>,
-    step: FusedStep<Payload<L>>,
+    step: FusedStep<Payload<L, u32>>,
 }
 
 impl<L: TensorLibrary> WholeStep<L> {
-    pub(crate) fn new(plan: &Arc<Plan>, step: FusedStep<Payload<L>>) -> WholeStep<L> {
+    pub(crate) fn new(plan: &Arc<Plan>, step: FusedStep<Payload<L, u32>>) -> WholeStep<L> {
         WholeStep { plan: plan.clone(), step }
     }
 }
@@ -31,10 +31,10 @@ impl<L: TensorLibrary> Exchange<L> for WholeStep<L> {
     }
 
     fn finish(mut self: Box<Self>, group: &ProcessGroup, flags: StepFlags) -> Result<(Summed<L>, StepFlags), L::Error> {
-        self.step.push(group, self.plan.flags(), Payload::Flags(flags.into_words()))?;
+        self.step.push(group, self.plan.flags(), Payload::Elements(flags.into_words()))?;
         let mut payloads = self.step.finish(group)?;
         // The flags are the plan's last tensor.
-        let flags = StepFlags::from_words(payloads.pop().map(Payload::into_flags).unwrap_or_default());
+        let flags = StepFlags::from_words(payloads.pop().map(Payload::into_elements).unwrap_or_default());
         let gradients = (0..self.plan.flags())
             .filter(|index| self.plan.buckets.contains(*index))
             .zip(payloads.into_iter().filter_map(Payload::into_gradient))

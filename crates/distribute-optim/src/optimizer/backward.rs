@@ -12,7 +12,7 @@ use crate::exchange::{Exchange, InProgress, OnDevice, PartsStep, Reducer, Sharde
 use crate::gradient::{Accumulated, Scaling};
 use crate::plan::Plan;
 use crate::tape::Sink;
-use crate::{DeviceExchange, Error, Parameters, TensorLibrary};
+use crate::{DeviceExchange, Error, Parameters, TensorLibrary, Variable};
 
 /// The index of a variable, and its gradient.
 type Fired<L> = (usize, <L as TensorLibrary>::Tensor);
@@ -96,12 +96,12 @@ impl<L: TensorLibrary> Optimizer<L> {
     /// Begins the exchange of sharded variables' gradients.
     fn parts_step(&self, context: &ReplicaContext, local: usize) -> Result<InProgress<PartsStep<L>>, L::Error> {
         // The update is computed where the state is.
-        let targets = self.parameters.variables().iter().zip(&self.slots).map(|(variable, slots)| {
+        let target = |(variable, slots): (&Variable<L>, &Vec<DistributedVariable<L::Tensor>>)| {
             let components = slots.first().map_or(variable.components(), DistributedVariable::components);
             components[local].clone()
-        });
-        let order = self.states.parts_order();
-        let step = PartsStep::begin(context, &self.parameters, order, targets.collect())?;
+        };
+        let targets = || self.parameters.variables().iter().zip(&self.slots).map(target).collect();
+        let step = PartsStep::begin(context, &self.parameters, self.states.parts_order(), targets)?;
         Ok(InProgress::new(context, step))
     }
 
