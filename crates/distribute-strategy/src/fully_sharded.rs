@@ -61,7 +61,7 @@ pub struct FullyShardedBuilder {
     hybrid: bool,
     shard_over: Option<usize>,
     mirror_below: Option<usize>,
-    in_turn: bool,
+    overlap: Option<bool>,
 }
 
 impl FullyShardedBuilder {
@@ -143,7 +143,7 @@ impl FullyShardedBuilder {
     /// # Source
     /// `limit_all_gathers` and `backward_prefetch` of `torch.distributed.fsdp.FullyShardedDataParallel`.
     pub fn overlap(mut self, overlap: bool) -> Self {
-        self.in_turn = !overlap;
+        self.overlap = Some(overlap);
         self
     }
 
@@ -181,13 +181,14 @@ impl FullyShardedBuilder {
     /// Compares the settings of all processes, and divides the replicas as they say.
     fn sharding(&self, replicas: &Replicas) -> Result<Sharding> {
         let mirror_below = self.mirror_below.unwrap_or(FullyShardedStrategy::MIRROR_BELOW);
+        let overlap = self.overlap.unwrap_or(true);
         let host = replicas.coordination.as_ref().map_or_else(String::new, |coordination| coordination.local_host());
         let mine = Settings {
             host: fnv1a_64(FNV64, host.bytes()),
             hybrid: u64::from(self.hybrid),
             shard_over: self.shard_over.map_or(u64::MAX, |replicas| replicas as u64),
             mirror_below: mirror_below as u64,
-            in_turn: u64::from(self.in_turn),
+            overlap: u64::from(overlap),
         };
         let groups = replicas.groups();
         let all = on_local_ranks::<_, Error>(&groups, |_, group| {
@@ -206,7 +207,7 @@ impl FullyShardedBuilder {
         }
         let hosts: Vec<u64> = all.iter().map(|settings| settings.host).collect();
         let parts = parts(&hosts, self.hybrid, self.shard_over)?;
-        Ok(Sharding { parts, mirrors: hosts.len() / parts, mirror_below, overlap: !self.in_turn })
+        Ok(Sharding { parts, mirrors: hosts.len() / parts, mirror_below, overlap })
     }
 }
 
@@ -218,19 +219,19 @@ struct Settings {
     hybrid: u64,
     shard_over: u64,
     mirror_below: u64,
-    in_turn: u64,
+    overlap: u64,
 }
 
 impl Settings {
     const LEN: usize = 5;
 
     fn numbers(self) -> [u64; Settings::LEN] {
-        [self.host, self.hybrid, self.shard_over, self.mirror_below, self.in_turn]
+        [self.host, self.hybrid, self.shard_over, self.mirror_below, self.overlap]
     }
 
     fn from_numbers(numbers: &[u64]) -> Settings {
         let at = |index: usize| numbers.get(index).copied().unwrap_or_default();
-        Settings { host: at(0), hybrid: at(1), shard_over: at(2), mirror_below: at(3), in_turn: at(4) }
+        Settings { host: at(0), hybrid: at(1), shard_over: at(2), mirror_below: at(3), overlap: at(4) }
     }
 
     /// Returns what must be equal on all processes.
@@ -240,7 +241,7 @@ impl Settings {
             u64::MAX => "sharded over all replicas".to_owned(),
             replicas => format!("sharded over {replicas} replicas"),
         };
-        let overlap = if self.in_turn == 1 { "without" } else { "with" };
+        let overlap = if self.overlap == 1 { "with" } else { "without" };
         format!("parameters are {over} and mirrored below {} elements, {overlap} overlap", self.mirror_below)
     }
 }

@@ -162,8 +162,8 @@ pub(crate) enum UseOfInputs {
     Read,
     /// They may be overwritten: the operation owns them, and their owner needs no values of them again.
     Spare,
-    /// As above; and a reduce-scatter leaves each rank's part of the result at its position in the rank's input, which
-    /// is its output.
+    /// They may be overwritten like [`Spare`](UseOfInputs::Spare) ones. A reduce-scatter leaves each rank's part of the
+    /// result at its position in the rank's input, which is its output too.
     Result,
 }
 
