@@ -19,7 +19,7 @@ use serde_json::Value;
 
 use super::disk::Disk;
 use super::run::RunId;
-use super::stored::Stored;
+use super::stored::{Stored, zeros};
 use super::survey::{Place, Survey};
 use super::task::{Task, everywhere};
 use super::tensor_file::{dtype_from, dtype_of};
@@ -193,7 +193,12 @@ impl Open {
         let Listed { dtype, shape, .. } = listed;
         let bytes = match read {
             Some(stored) => stored.bytes,
-            None => zeros(name, shape.iter().product::<usize>() * dtype.size_bytes())?,
+            None => {
+                let bytes = shape.iter().product::<usize>() * dtype.size_bytes();
+                zeros(bytes).map_err(|_| {
+                    Error::Part(format!("{name:?} has {bytes} bytes, for which there is no memory here").into())
+                })?
+            }
         };
         Ok(Stored { dtype: *dtype, shape: shape.clone(), bytes: self.broadcast(bytes)? })
     }
@@ -218,15 +223,6 @@ impl fmt::Debug for Source {
         let count: usize = self.tensors.values().map(BTreeMap::len).sum();
         write!(f, "Source({count} tensors)")
     }
-}
-
-/// Returns memory for a tensor; its size comes from another process, so a failed allocation must not abort.
-fn zeros(name: &str, bytes: usize) -> Result<Vec<u8>> {
-    let mut all = Vec::new();
-    let no_memory = |_| Error::Part(format!("{name:?} has {bytes} bytes, for which there is no memory here").into());
-    all.try_reserve_exact(bytes).map_err(no_memory)?;
-    all.resize(bytes, 0);
-    Ok(all)
 }
 
 /// Stands for a tensor that a worker refuses to load.

@@ -16,7 +16,7 @@ use super::outflow::{self, Inlet, Sink};
 use super::restore::{newest, streams};
 use super::run::RunId;
 use super::snapshot::Snapshot;
-use super::task::{TIMEOUT, Task};
+use super::task::{Awaited, TIMEOUT, Task, everywhere};
 use super::write;
 use crate::chief::from_chief;
 use crate::objects;
@@ -204,7 +204,7 @@ impl CheckpointManager {
         let (root, run, sets_aside) = (self.root.clone(), self.run, self.sets_aside);
         let work = move |disk: &Disk| exclusively(disk, &root, || folder::claim(disk, &root, run, sets_aside));
         let task = self.on_chief(strategy, "making the folder this run's", work);
-        let claimed = Task::wait_everywhere(strategy, task)?;
+        let claimed = everywhere(strategy, task)?;
         // The other workers learn it from the chief.
         let run = from_chief(strategy, Ok::<_, Error>(claimed.or(run)))?.ok_or_else(|| Error::Damaged {
             path: self.root.clone(),
@@ -358,7 +358,7 @@ impl CheckpointManager {
     /// The error of writing the checkpoint on the chief, and [`Error::Chief`] or [`Error::ChiefsDisk`] on the others;
     /// [`Error::Collective`] if a worker is missing or fails.
     pub fn finish_everywhere(&mut self, strategy: &Strategy) -> Result<()> {
-        Task::wait_everywhere(strategy, Ok(self.writing.take()))?;
+        everywhere(strategy, Ok(self.writing.take()))?;
         Ok(())
     }
 

@@ -170,16 +170,6 @@ impl Awaited for Room<'_> {
         }
         Ok(Ok(()))
     }
-
-    fn wait(self) -> Result<()> {
-        let mut this = self;
-        loop {
-            match this.poll(LOOK) {
-                Ok(outcome) => return outcome,
-                Err(waiting) => this = waiting,
-            }
-        }
-    }
 }
 
 impl Inlet {

@@ -12,7 +12,7 @@ use super::lock::exclusively;
 use super::manager::of_part;
 use super::run::RunId;
 use super::survey::Survey;
-use super::task::Task;
+use super::task::everywhere;
 use super::{CheckpointManager, Checkpointed, Snapshot, folder, read};
 use crate::chief::{bytes_from_chief, from_chief};
 use crate::objects;
@@ -56,7 +56,7 @@ impl CheckpointManager {
         let path = objects::resolved(checkpoint.to_owned());
         let read = reader(strategy);
         let task = self.on_chief(strategy, "reading a checkpoint", move |disk| read(disk, &path));
-        let found = Task::wait_everywhere(strategy, task)?;
+        let found = everywhere(strategy, task)?;
         // The chief has read it, or all workers have got its error.
         self.loaded(strategy, found, parts)?.ok_or_else(|| Error::Damaged {
             path: checkpoint.to_owned(),
@@ -74,7 +74,7 @@ impl CheckpointManager {
         let (root, read) = (self.root.clone(), reader(strategy));
         let work = move |disk: &Disk| Ok(folder::newest(disk, &root, |path| read(disk, path))?.0);
         let task = self.on_chief(strategy, "reading the newest checkpoint", work);
-        self.loaded(strategy, Task::wait_everywhere(strategy, task)?.flatten(), parts)
+        self.loaded(strategy, everywhere(strategy, task)?.flatten(), parts)
     }
 
     /// Restores all parts from the newest whole checkpoint, and returns its step and the program's own state; `None` if
@@ -99,7 +99,7 @@ impl CheckpointManager {
             Ok(Restored { found, run, damaged })
         };
         let task = self.on_chief(strategy, "restoring the newest checkpoint", work);
-        let restored = Task::wait_everywhere(strategy, task)?;
+        let restored = everywhere(strategy, task)?;
         let Restored { found, run, damaged } = restored.unwrap_or_default();
         let snapshot = self.loaded(strategy, found, parts)?;
         self.damaged = damaged;

@@ -19,7 +19,7 @@ use super::inflow::Source;
 use super::outflow::Sink;
 use super::run::RunId;
 use super::stored::{Stored, tensors_of};
-use super::task::{TIMEOUT, Task};
+use super::task::{Awaited, TIMEOUT, Task};
 use super::{read, restore};
 use crate::objects;
 use crate::{Error, Result};

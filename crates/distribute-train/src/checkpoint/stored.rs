@@ -26,6 +26,14 @@ pub(super) fn tensors_of(bytes: &[u8]) -> Result<Vec<(String, Stored)>, String> 
     tensors.tensors().into_iter().map(stored).collect()
 }
 
+/// Returns memory whose length comes from a file or from another process, so a failed allocation must not abort.
+pub(super) fn zeros(bytes: usize) -> std::io::Result<Vec<u8>> {
+    let mut all = Vec::new();
+    all.try_reserve_exact(bytes).map_err(|_| std::io::Error::from(std::io::ErrorKind::OutOfMemory))?;
+    all.resize(bytes, 0);
+    Ok(all)
+}
+
 impl Stored {
     pub(super) fn described<'a>(&'a self, name: &'a str) -> Described<'a> {
         Described { name, dtype: self.dtype, shape: &self.shape, bytes: self.bytes.len() }

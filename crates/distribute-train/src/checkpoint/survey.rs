@@ -12,7 +12,7 @@ use super::manifest::Manifest;
 use super::names::{STATE, group_of};
 use super::open::{damaged, of_another_length, retried, state_of, unreadable};
 use super::run::RunId;
-use super::stored::Stored;
+use super::stored::{Stored, zeros};
 use super::tensor_file::{self, LENGTH_BYTES, Located};
 use crate::{Error, Result};
 
@@ -177,14 +177,6 @@ impl Reader<'_> {
         }
         Err(damaged(self.path, self.name, "its checksum is not the one that was written".to_owned()))
     }
-}
-
-/// Returns memory; its length comes from a file, so a failed allocation must not abort.
-fn zeros(bytes: usize) -> std::io::Result<Vec<u8>> {
-    let mut all = Vec::new();
-    all.try_reserve_exact(bytes).map_err(|_| std::io::Error::from(std::io::ErrorKind::OutOfMemory))?;
-    all.resize(bytes, 0);
-    Ok(all)
 }
 
 /// Bytes of a file that are in memory while it is checked.

@@ -45,30 +45,41 @@ impl<T: Send + 'static> Task<T> {
         Ok(Task { what, disk, outcome, thread, patience })
     }
 
-    /// Waits until the work is done, or an operation on the disk has taken too long.
-    ///
-    /// # Errors
-    /// [`Error::DiskHangs`] if an operation takes too long, in which case the thread is abandoned; else the error of
-    /// the work.
-    pub(super) fn wait(self) -> Result<T> {
-        let mut this = self;
-        loop {
-            match this.poll_for(LOOK) {
-                Ok(outcome) => return outcome,
-                Err(unfinished) => this = unfinished,
-            }
-        }
-    }
-
     /// Returns an error if the operation in progress has taken too long.
     pub(super) fn hangs(&self) -> Option<Error> {
         let (under_way, waited) = self.disk.under_way();
         let hangs = waited >= self.patience;
         hangs.then(|| Error::DiskHangs { what: self.what.clone(), under_way, waited })
     }
+}
 
-    /// Waits like [`Task::wait`] for a limited time; returns the task itself if it is not done by then.
-    fn poll_for(self, limit: Duration) -> Result<Result<T>, Task<T>> {
+/// Work that the chief waits for while the other workers wait for the chief.
+pub(super) trait Awaited: Sized {
+    type Value;
+
+    /// Waits for a limited time; returns itself if it is not done by then.
+    fn poll(self, limit: Duration) -> Result<Result<Self::Value>, Self>;
+
+    /// Waits until it is done, or an operation on the disk has taken too long.
+    ///
+    /// # Errors
+    /// [`Error::DiskHangs`] if an operation takes too long, in which case the thread is abandoned; else the error of
+    /// the work.
+    fn wait(self) -> Result<Self::Value> {
+        let mut this = self;
+        loop {
+            match this.poll(LOOK) {
+                Ok(outcome) => return outcome,
+                Err(unfinished) => this = unfinished,
+            }
+        }
+    }
+}
+
+impl<T: Send + 'static> Awaited for Task<T> {
+    type Value = T;
+
+    fn poll(self, limit: Duration) -> Result<Result<T>, Task<T>> {
         let until = Instant::now() + limit;
         loop {
             let left = until.saturating_duration_since(Instant::now());
@@ -94,37 +105,6 @@ impl<T: Send + 'static> Task<T> {
             }
         }
     }
-
-    /// Waits on every worker until the chief's task is done; see [`everywhere`].
-    ///
-    /// # Errors
-    /// The errors of [`everywhere`] occur in the same cases.
-    pub(super) fn wait_everywhere(strategy: &Strategy, task: Result<Option<Task<T>>>) -> Result<Option<T>> {
-        everywhere(strategy, task)
-    }
-}
-
-/// Work that the chief waits for while the other workers wait for the chief.
-pub(super) trait Awaited: Sized {
-    type Value;
-
-    /// Waits for a limited time; returns itself if it is not done by then.
-    fn poll(self, limit: Duration) -> Result<Result<Self::Value>, Self>;
-
-    /// Waits until it is done, or the disk hangs.
-    fn wait(self) -> Result<Self::Value>;
-}
-
-impl<T: Send + 'static> Awaited for Task<T> {
-    type Value = T;
-
-    fn poll(self, limit: Duration) -> Result<Result<T>, Task<T>> {
-        self.poll_for(limit)
-    }
-
-    fn wait(self) -> Result<T> {
-        Task::wait(self)
-    }
 }
 
 /// Waits on every worker until the chief's work is done. Every worker calls this, those other than the chief with
@@ -132,8 +112,8 @@ impl<T: Send + 'static> Awaited for Task<T> {
 /// collective exceeds its deadline, however slow the disk.
 ///
 /// # Errors
-/// On the chief the errors of [`Task::wait`], on the others [`Error::Chief`] or [`Error::ChiefsDisk`] with its message;
-/// [`Error::Collective`] if a worker is missing or fails.
+/// On the chief the errors of [`Awaited::wait`], on the others [`Error::Chief`] or [`Error::ChiefsDisk`] with its
+/// message; [`Error::Collective`] if a worker is missing or fails.
 pub(super) fn everywhere<A: Awaited>(strategy: &Strategy, task: Result<Option<A>>) -> Result<Option<A::Value>> {
     let limit = strategy.groups().first().map_or(LOOK, |group| group.options().timeout) / 4;
     let mut state = match task {

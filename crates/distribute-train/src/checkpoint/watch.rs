@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::disk::Disk;
-use super::task::{TIMEOUT, Task};
+use super::task::{Awaited, TIMEOUT, Task};
 use super::{RunId, Snapshot, folder};
 use crate::objects;
 use crate::{Error, Result};
