@@ -56,10 +56,23 @@ struct Step {
 
 /// The uses of one parameter; several if its weight is tied, or if the model ran several times.
 #[derive(Default)]
-struct Parameter {
-    uses: usize,
-    returned: usize,
-    sum: Option<FlexTensor>,
+pub(crate) struct Parameter {
+    pub(crate) uses: usize,
+    pub(crate) returned: usize,
+    /// The sum of the gradients that were returned.
+    pub(crate) sum: Option<FlexTensor>,
+}
+
+impl Parameter {
+    /// Adds the gradient of one use. Returns whether all uses have returned theirs.
+    pub(crate) fn add(&mut self, gradient: FlexTensor) -> bool {
+        self.returned += 1;
+        self.sum = Some(match self.sum.take() {
+            Some(sum) => Flex::float_add(sum, gradient),
+            None => gradient,
+        });
+        self.returned >= self.uses
+    }
 }
 
 thread_local! {
@@ -121,18 +134,11 @@ impl Uses {
         let complete = {
             let mut step = self.step.lock();
             let parameter = step.of_parameters.entry(index).or_default();
-            parameter.returned += 1;
-            let sum = match parameter.sum.take() {
-                Some(sum) => Flex::float_add(sum, gradient),
-                None => gradient,
-            };
-            if parameter.returned < parameter.uses {
-                parameter.sum = Some(sum);
-                return None;
-            }
-            sum
+            if parameter.add(gradient) { parameter.sum.take() } else { None }
         };
-        self.report(index, complete);
+        if let Some(complete) = complete {
+            self.report(index, complete);
+        }
         None
     }
 

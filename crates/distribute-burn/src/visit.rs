@@ -55,6 +55,13 @@ pub(crate) fn drawing_layer<M: Module>(module: &M) -> Option<String> {
     draws.found
 }
 
+/// Calls `see` for each floating-point parameter, in the order in which burn visits them, with its path, its id and a
+/// function that returns whether it is trained, which initializes it.
+#[cfg(feature = "learner")]
+pub(crate) fn each_float<M: Module>(module: &M, see: impl FnMut(&str, ParamId, &dyn Fn() -> bool)) {
+    module.visit(&mut EachFloat { path: Vec::new(), see });
+}
+
 /// Reads the values of the parameters that [`describe`] lists, in the same order. Initializes them.
 pub(crate) fn read<M: Module>(module: &M) -> Result<Vec<BurnTensor>> {
     let mut reader = Reader { values: Ok(Vec::new()) };
@@ -100,6 +107,27 @@ impl ModuleVisitor for Seen {
             is_statistic: true,
             split: announced(),
         });
+    }
+}
+
+#[cfg(feature = "learner")]
+struct EachFloat<F> {
+    path: Vec<String>,
+    see: F,
+}
+
+#[cfg(feature = "learner")]
+impl<F: FnMut(&str, ParamId, &dyn Fn() -> bool)> ModuleVisitor for EachFloat<F> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        (self.see)(&self.path.join("."), param.id, &|| param.base().is_require_grad());
     }
 }
 

@@ -50,9 +50,7 @@ pub(super) fn device<M: Module>(strategy: &Strategy, model: &M, local: usize) ->
 
 /// Warns of trained parameters that are clones of another one: burn does not tie them.
 pub(super) fn warn_of_clones<M: Module>(model: &M) {
-    let mut clones = Clones::default();
-    model.visit(&mut clones);
-    for (first, clone) in clones.found {
+    for (first, clone) in clones(model) {
         distribute_notice::warn!(
             "parameters {first} and {clone} have one id, as clones have, and burn's optimizer makes one update for \
              each id: {first} is updated, by the gradient of its last clone that has one, and {clone} stays as it is. \
@@ -61,32 +59,16 @@ pub(super) fn warn_of_clones<M: Module>(model: &M) {
     }
 }
 
-/// Trained parameters whose id another parameter has that is visited earlier.
-#[derive(Default)]
-struct Clones {
-    path: Vec<String>,
-    first: HashMap<ParamId, String>,
-    /// The first parameter of the id, and the clone.
-    found: Vec<(String, String)>,
-}
-
-impl ModuleVisitor for Clones {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.to_owned());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let path = self.path.join(".");
-        match self.first.entry(param.id) {
-            Entry::Occupied(first) if param.base().is_require_grad() => self.found.push((first.get().clone(), path)),
-            Entry::Occupied(_) => {}
-            Entry::Vacant(place) => drop(place.insert(path)),
-        }
-    }
+/// Returns the paths of the trained parameters whose id another one has that is visited earlier, after the path of that
+/// one.
+fn clones<M: Module>(model: &M) -> Vec<(String, String)> {
+    let (mut firsts, mut found) = (HashMap::new(), Vec::new());
+    visit::each_float(model, |path, id, is_trained| match firsts.entry(id) {
+        Entry::Occupied(first) if is_trained() => found.push((String::clone(first.get()), path.to_owned())),
+        Entry::Occupied(_) => {}
+        Entry::Vacant(place) => drop(place.insert(path.to_owned())),
+    });
+    found
 }
 
 /// Returns the ids of a model's running statistics, each once.
@@ -331,9 +313,7 @@ mod tests {
 
     #[test]
     fn clones_are_told_unless_they_are_frozen() {
-        let mut clones = Clones::default();
-        layers().visit(&mut clones);
-        assert_eq!(clones.found, [("first.weight".to_owned(), "tied.weight".to_owned())]);
+        assert_eq!(clones(&layers()), [("first.weight".to_owned(), "tied.weight".to_owned())]);
     }
 
     #[test]

@@ -13,6 +13,7 @@ use burn_flex::FlexTensor;
 use crate::Result;
 use crate::hook::replaced;
 use crate::tensor::{flex_of, tensor_on};
+use crate::visit::each_float;
 
 /// An id, and the number of earlier visits of that id.
 pub(super) type Place = (ParamId, usize);
@@ -47,32 +48,13 @@ pub(super) fn with_values<M: Module>(model: M, values: HashMap<Place, Value>, de
 
 /// Returns the path of a place.
 pub(super) fn path_of<M: Module>(model: &M, place: Place) -> String {
-    let mut search = Search { place, visits: Visits::default(), path: Vec::new(), found: String::new() };
-    model.visit(&mut search);
-    search.found
-}
-
-struct Search {
-    place: Place,
-    visits: Visits,
-    path: Vec<String>,
-    found: String,
-}
-
-impl ModuleVisitor for Search {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.to_owned());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if self.visits.next(param.id) == self.place {
-            self.found = self.path.join(".");
+    let (mut visits, mut found) = (Visits::default(), String::new());
+    each_float(model, |path, id, _| {
+        if visits.next(id) == place {
+            path.clone_into(&mut found);
         }
-    }
+    });
+    found
 }
 
 struct Values<F> {

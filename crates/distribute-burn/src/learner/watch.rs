@@ -29,7 +29,7 @@ use distribute_values::TensorStorage;
 use parking_lot::Mutex;
 
 use crate::backend::{DiffTensor, whole};
-use crate::hook::tokens;
+use crate::hook::{Parameter, tokens};
 use crate::tensor::{flex_of, node_of, on_device_of};
 use crate::visit::describe;
 use crate::{Burn, BurnTensor, Optimizer, Result};
@@ -174,15 +174,14 @@ struct Step {
     weight: f64,
     /// The number of uses of all parameters.
     count: usize,
-    of_parameters: BTreeMap<usize, Parameter>,
+    of_parameters: BTreeMap<usize, Reported>,
     is_repeated: bool,
 }
 
+/// A parameter, and whether its gradient was reported.
 #[derive(Default)]
-struct Parameter {
-    uses: usize,
-    returned: usize,
-    sum: Option<FlexTensor>,
+struct Reported {
+    parameter: Parameter,
     is_reported: bool,
 }
 
@@ -203,9 +202,9 @@ impl Watch {
     pub(super) fn end(&self) -> Taken {
         let Step { weight, of_parameters, is_repeated, .. } = std::mem::take(&mut *self.step.lock());
         let mut gradients = BTreeMap::new();
-        for (index, parameter) in of_parameters.into_iter().rev() {
+        for (index, Reported { parameter, is_reported }) in of_parameters.into_iter().rev() {
             if let Some(sum) = parameter.sum {
-                if !parameter.is_reported {
+                if !is_reported {
                     self.report(index, sum.clone(), weight);
                 }
                 gradients.insert(index, sum);
@@ -217,7 +216,7 @@ impl Watch {
     /// Counts a use, and returns its token; `None` if the parameter's gradient has arrived in this step.
     fn begin(&self, index: usize) -> Option<&DiffTensor> {
         let mut step = self.step.lock();
-        let parameter = step.of_parameters.entry(index).or_default();
+        let Reported { parameter, .. } = step.of_parameters.entry(index).or_default();
         if parameter.returned > 0 {
             return None;
         }
@@ -230,21 +229,17 @@ impl Watch {
         let (sum, weight) = {
             let mut step = self.step.lock();
             let weight = step.weight;
-            let parameter = step.of_parameters.entry(index).or_default();
-            parameter.returned += 1;
-            let sum = match parameter.sum.take() {
-                Some(sum) => Flex::float_add(sum, gradient),
-                None => gradient,
-            };
-            parameter.sum = Some(sum.clone());
-            if parameter.is_reported {
+            let Reported { parameter, is_reported } = step.of_parameters.entry(index).or_default();
+            let is_complete = parameter.add(gradient);
+            if *is_reported {
                 step.is_repeated = true;
                 return;
             }
-            if parameter.returned < parameter.uses {
+            if !is_complete {
                 return;
             }
-            parameter.is_reported = true;
+            *is_reported = true;
+            let Some(sum) = parameter.sum.clone() else { return };
             (sum, weight)
         };
         self.report(index, sum, weight);

@@ -70,6 +70,7 @@ impl State {
 
     /// Adds entries of another state that this one does not have; those of the parameters that `is_kept` accepts, by
     /// their ids.
+    #[cfg(feature = "learner")]
     pub(crate) fn add(&mut self, other: State, is_kept: impl Fn(u64) -> bool) {
         // An entry's name begins with the parameter's id.
         let is_kept = |name: &str| name.split('.').next().and_then(|id| id.parse().ok()).is_none_or(&is_kept);
