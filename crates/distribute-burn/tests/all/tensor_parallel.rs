@@ -17,6 +17,7 @@ use distribute_burn::{
     vocab_parallel_cross_entropy_per_example, vocab_parallel_embedding,
 };
 use distribute_strategy::{CommunicationOptions, MirroredStrategy, Strategy};
+use distribute_train::checkpoint::{Checkpointed, Snapshot};
 
 use crate::common::*;
 
@@ -34,6 +35,27 @@ fn mesh(replicas: usize, ranks: usize) -> Strategy {
     // Several buckets, of which the first are reduced while backward goes through the layers that are split.
     let communication = CommunicationOptions::default().timeout(Duration::from_secs(20)).bytes_per_pack(512);
     MirroredStrategy::builder().devices(devices).tensor_parallel(ranks).communication(communication).build().unwrap()
+}
+
+/// Trains in the first of each pair of arrangements, restores its checkpoint in the second, and trains on in both.
+fn checkpoints_move(pairs: &[(Strategy, Strategy)]) {
+    for (from, to) in pairs {
+        let model = scope::<Block>(from);
+        let optimizer = Adam::new(0.003).build(&model).unwrap();
+        train(from, &model, &optimizer, 3);
+        let mut snapshot = Snapshot::new(3);
+        model.save(from, &mut snapshot).unwrap();
+        optimizer.save(from, &mut snapshot).unwrap();
+        let parameters = wholes(from, &model);
+        let losses = train(from, &model, &optimizer, 3);
+        let restored = scope::<Block>(to);
+        let optimizer = Adam::new(0.5).build(&restored).unwrap();
+        restored.load(to, &snapshot).unwrap();
+        optimizer.load(to, &snapshot).unwrap();
+        assert_eq!(wholes(to, &restored), parameters);
+        // Also the slots are those of the whole variables.
+        assert_close(&train(to, &restored, &optimizer, 3), &losses, TOLERANCE, "losses");
+    }
 }
 
 fn split_columns() -> ColumnParallelOptions {

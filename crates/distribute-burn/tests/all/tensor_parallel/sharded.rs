@@ -6,7 +6,6 @@ use burn::optim::AdamConfig;
 use distribute_burn::{BurnContext, BurnStrategy, Ema};
 use distribute_cluster::Membership;
 use distribute_strategy::FullyShardedStrategy;
-use distribute_train::checkpoint::{Checkpointed, Snapshot};
 use distribute_values::{PerReplica, TensorStorage};
 
 use super::*;
@@ -112,31 +111,14 @@ fn a_rank_has_its_part_of_a_slice() {
 
 #[test]
 fn checkpoints_go_to_other_arrangements_and_back() {
-    let saved = |strategy: &Strategy| {
-        let model = scope::<Block>(strategy);
-        let optimizer = Adam::new(0.003).build(&model).unwrap();
-        train(strategy, &model, &optimizer, 3);
-        let mut snapshot = Snapshot::new(3);
-        model.save(strategy, &mut snapshot).unwrap();
-        optimizer.save(strategy, &mut snapshot).unwrap();
-        (snapshot, wholes(strategy, &model), train(strategy, &model, &optimizer, 3))
-    };
-    for (from, to) in [
+    checkpoints_move(&[
         (sharded_mesh(2, 2, 2), one()),
         (one(), sharded_mesh(2, 2, 2)),
         (sharded_mesh(2, 2, 2), mirrored(2)),
         (mesh(2, 2), sharded_mesh(4, 2, 2)),
         (sharded_mesh(2, 2, 4), sharded_mesh(3, 3, 1)),
         (sharded(2), sharded_mesh(2, 2, 2)),
-    ] {
-        let (snapshot, parameters, losses) = saved(&from);
-        let restored = scope::<Block>(&to);
-        let optimizer = Adam::new(0.5).build(&restored).unwrap();
-        restored.load(&to, &snapshot).unwrap();
-        optimizer.load(&to, &snapshot).unwrap();
-        assert_eq!(wholes(&to, &restored), parameters);
-        assert_close(&train(&to, &restored, &optimizer, 3), &losses, TOLERANCE, "losses");
-    }
+    ]);
 }
 
 #[test]

@@ -9,7 +9,6 @@ use distribute_burn::{BurnContext, BurnStrategy, Ema, Fit, SparseCategoricalCros
 use distribute_cluster::Membership;
 use distribute_input::{Array, Dataset};
 use distribute_strategy::MultiWorkerMirroredStrategy;
-use distribute_train::checkpoint::{Checkpointed, Snapshot};
 use distribute_train::metrics::{Accuracy, Metrics};
 use distribute_values::PerReplica;
 
@@ -17,25 +16,7 @@ use super::*;
 
 #[test]
 fn a_checkpoint_moves_between_meshes_and_one_replica() {
-    let saved = |strategy: &Strategy| {
-        let model = scope::<Block>(strategy);
-        let optimizer = Adam::new(0.003).build(&model).unwrap();
-        train(strategy, &model, &optimizer, 3);
-        let mut snapshot = Snapshot::new(3);
-        model.save(strategy, &mut snapshot).unwrap();
-        optimizer.save(strategy, &mut snapshot).unwrap();
-        (snapshot, wholes(strategy, &model), train(strategy, &model, &optimizer, 3))
-    };
-    for (from, to) in [(mesh(2, 2), one()), (one(), mesh(1, 2)), (mesh(1, 4), mesh(2, 2))] {
-        let (snapshot, parameters, losses) = saved(&from);
-        let restored = scope::<Block>(&to);
-        let optimizer = Adam::new(0.5).build(&restored).unwrap();
-        restored.load(&to, &snapshot).unwrap();
-        optimizer.load(&to, &snapshot).unwrap();
-        assert_eq!(wholes(&to, &restored), parameters);
-        // Also the slots are those of the whole variables.
-        assert_close(&train(&to, &restored, &optimizer, 3), &losses, TOLERANCE, "losses");
-    }
+    checkpoints_move(&[(mesh(2, 2), one()), (one(), mesh(1, 2)), (mesh(1, 4), mesh(2, 2))]);
 }
 
 #[test]
