@@ -79,6 +79,11 @@ impl CompileOptions {
                 )));
             }
             Some(rows) => {
+                let mut ids: Vec<i32> = rows.iter().flatten().copied().collect();
+                ids.sort_unstable();
+                if let Some(twice) = ids.windows(2).find(|pair| pair[0] == pair[1]) {
+                    return Err(wrong(format!("device {} was given twice; give each one once", twice[0])));
+                }
                 // The message has a row for each partition.
                 let of_partition = |partition: usize| ComputationDevice {
                     replica_device_ids: rows.iter().map(|row| i64::from(row[partition])).collect(),

@@ -4,8 +4,8 @@
 use std::fmt;
 
 use pjrt_sys::{
-    Arguments, DeviceDescriptionAttributesArgs, DeviceDescriptionIdArgs, DeviceDescriptionKindArgs,
-    DeviceDescriptionProcessIndexArgs, DeviceDescriptionToStringArgs,
+    Arguments, DeviceDescriptionAttributesArgs, DeviceDescriptionDebugStringArgs, DeviceDescriptionIdArgs,
+    DeviceDescriptionKindArgs, DeviceDescriptionProcessIndexArgs,
 };
 
 use super::plugin::Plugin;
@@ -54,7 +54,7 @@ impl DeviceDescription {
         let mut kind = DeviceDescriptionKindArgs { device_description: description, ..Arguments::new() };
         // SAFETY: as above.
         unsafe { plugin.call(&subject, &mut kind) }?;
-        let mut name = DeviceDescriptionToStringArgs { device_description: description, ..Arguments::new() };
+        let mut name = DeviceDescriptionDebugStringArgs { device_description: description, ..Arguments::new() };
         // SAFETY: as above.
         unsafe { plugin.call(&subject, &mut name) }?;
         let mut list = DeviceDescriptionAttributesArgs { device_description: description, ..Arguments::new() };
@@ -66,7 +66,7 @@ impl DeviceDescription {
             // SAFETY: texts live as long as the description.
             kind: unsafe { text(kind.device_kind, kind.device_kind_size) },
             // SAFETY: as above.
-            name: unsafe { text(name.to_string, name.to_string_size) },
+            name: unsafe { text(name.debug_string, name.debug_string_size) },
             // SAFETY: as above.
             attributes: unsafe { attributes(list.attributes, list.num_attributes) },
         })
