@@ -3,13 +3,14 @@
 
 use std::ffi::c_void;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use pjrt_sys::{
     Arguments, BufferCopyToDeviceArgs, BufferDeleteArgs, BufferDestroyArgs, BufferDeviceArgs, BufferDimensionsArgs,
     BufferElementTypeArgs, BufferIsDeletedArgs, BufferIsOnCpuArgs, BufferOnDeviceSizeInBytesArgs, BufferReadyEventArgs,
-    BufferToHostBufferArgs, ClientBufferFromHostBufferArgs, Function, HostBufferSemantics, MemoryLayout, TiledLayout,
+    BufferToHostBufferArgs, BufferType, ClientBufferFromHostBufferArgs, Function, HostBufferSemantics, MemoryLayout,
+    TiledLayout,
 };
 
 use super::client::same;
@@ -26,6 +27,16 @@ use crate::{Element, Error, HostBuffer, Result};
 pub struct Buffer {
     pub(super) client: Client,
     raw: Handle<pjrt_sys::Buffer>,
+    /// Read from the plugin when it is first asked for.
+    shape: OnceLock<Arc<Shape>>,
+    device: OnceLock<PjrtDevice>,
+}
+
+/// Type and sizes of an array.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub(super) element_type: ElementType,
+    pub(super) dims: Vec<usize>,
 }
 
 /// A copy from a device to host memory. Dropping it does not wait: the copy continues.
@@ -41,7 +52,17 @@ impl Buffer {
     /// # Safety
     /// The pointer is null or the caller's own buffer of this client.
     pub(super) unsafe fn own(client: &Client, raw: *mut pjrt_sys::Buffer, call: Function) -> Result<Buffer> {
-        Ok(Buffer { client: client.clone(), raw: Handle::new(raw, call.name())? })
+        let raw = Handle::new(raw, call.name())?;
+        Ok(Buffer { client: client.clone(), raw, shape: OnceLock::new(), device: OnceLock::new() })
+    }
+
+    /// Notes what is known of a program's output.
+    pub(super) fn with_facts(self, shape: Option<&Arc<Shape>>, device: &PjrtDevice) -> Buffer {
+        if let Some(shape) = shape {
+            let _ = self.shape.set(Arc::clone(shape));
+        }
+        let _ = self.device.set(device.clone());
+        self
     }
 
     pub(super) fn upload(
@@ -87,7 +108,8 @@ impl Buffer {
                 return Err(missing);
             }
         }
-        buffer
+        let shape = Shape { element_type, dims: dims.to_vec() };
+        Ok(buffer?.with_facts(Some(&Arc::new(shape)), device))
     }
 
     /// Returns the client.
@@ -100,12 +122,16 @@ impl Buffer {
     /// # Errors
     /// [`Error::Pjrt`] if the buffer was deleted.
     pub fn device(&self) -> Result<PjrtDevice> {
+        if let Some(device) = self.device.get() {
+            return Ok(device.clone());
+        }
         let mut get = BufferDeviceArgs { buffer: self.raw(), ..Arguments::new() };
         // SAFETY: the buffer exists.
-        unsafe { self.plugin().call(self, &mut get) }?;
+        unsafe { self.plugin().call(&"a buffer", &mut get) }?;
         let devices = self.client.devices();
         let unknown = || Error::PjrtPlugin { problem: format!("{} gave a device of no client", self.plugin()) };
-        devices.into_iter().find(|device| device.raw().as_ptr() == get.device).ok_or_else(unknown)
+        let device = devices.into_iter().find(|device| device.raw().as_ptr() == get.device).ok_or_else(unknown)?;
+        Ok(self.device.get_or_init(|| device).clone())
     }
 
     /// Returns the type of the elements.
@@ -113,32 +139,37 @@ impl Buffer {
     /// # Errors
     /// [`Error::Operands`] for a type that this crate does not know; [`Error::Pjrt`].
     pub fn element_type(&self) -> Result<ElementType> {
-        let mut get = BufferElementTypeArgs { buffer: self.raw(), ..Arguments::new() };
-        // SAFETY: the buffer exists.
-        unsafe { self.plugin().call(self, &mut get) }?;
-        ElementType::of(get.kind).ok_or_else(|| Error::Operands {
-            operation: "the type of a buffer",
-            problem: format!("the plugin's type {} is not known; convert to a known one in the program", get.kind.0),
-        })
+        Ok(self.shape()?.element_type)
     }
 
     /// Returns the sizes of the dimensions; none for a scalar.
     ///
     /// # Errors
-    /// [`Error::Pjrt`] if the plugin returns an error.
+    /// As for [`element_type`](Self::element_type).
     pub fn dims(&self) -> Result<Vec<usize>> {
+        Ok(self.shape()?.dims.clone())
+    }
+
+    pub(super) fn shape(&self) -> Result<&Arc<Shape>> {
+        if let Some(shape) = self.shape.get() {
+            return Ok(shape);
+        }
+        let mut kind = BufferElementTypeArgs { buffer: self.raw(), ..Arguments::new() };
+        // SAFETY: the buffer exists.
+        unsafe { self.plugin().call(self, &mut kind) }?;
         let mut get = BufferDimensionsArgs { buffer: self.raw(), ..Arguments::new() };
         // SAFETY: the buffer exists.
         unsafe { self.plugin().call(self, &mut get) }?;
         // SAFETY: the list lives as long as the buffer.
         let dims = unsafe { list_of(get.dims, get.num_dims) };
-        let unsigned = |dim: &i64| {
-            usize::try_from(*dim).map_err(|_| Error::Operands {
-                operation: "the shape of a buffer",
-                problem: format!("the plugin gave {dims:?}; use programs of static shapes"),
-            })
-        };
-        dims.iter().map(unsigned).collect()
+        let shape = Shape::of(kind.kind, &dims).ok_or_else(|| Error::Operands {
+            operation: "the shape of a buffer",
+            problem: format!(
+                "the plugin gave type {} and sizes {dims:?}; use static shapes of the types of ElementType",
+                kind.kind.0
+            ),
+        })?;
+        Ok(self.shape.get_or_init(|| Arc::new(shape)))
     }
 
     /// Returns the memory that the value takes on its device, padding included.
@@ -337,6 +368,21 @@ impl Drop for Buffer {
         let mut destroy = BufferDestroyArgs { buffer: self.raw(), ..Arguments::new() };
         // SAFETY: the buffer is this value's. Operations of the plugin that use its memory keep it.
         unsafe { self.plugin().free(&mut destroy) };
+    }
+}
+
+impl Shape {
+    /// Returns the shape that a plugin tells, if it is static and of a known type.
+    pub(super) fn of(buffer_type: BufferType, dims: &[i64]) -> Option<Shape> {
+        let dims = dims.iter().map(|dim| usize::try_from(*dim).ok()).collect::<Option<_>>()?;
+        Some(Shape { element_type: ElementType::of(buffer_type)?, dims })
+    }
+}
+
+/// Formats the type and the sizes: `f32[2, 3]`.
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{:?}", self.element_type, self.dims)
     }
 }
 

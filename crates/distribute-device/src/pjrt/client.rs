@@ -19,6 +19,7 @@ use super::key_value::{self, KeyValueStore};
 use super::plugin::Plugin;
 use super::value::{Value, list_of, text, to_named};
 use super::{CompileOptions, Executable, PjrtDevice, bounded};
+use crate::mutex::Mutex;
 use crate::{Error, Result};
 
 /// The devices of a plugin, open for use. Clones are cheap and refer to the same client.
@@ -35,6 +36,8 @@ pub(super) struct Inner {
     pub(super) raw: Handle<pjrt_sys::Client>,
     pub(super) pending: Arc<Pending>,
     pub(super) devices: Vec<Facts>,
+    /// Held while a program is launched on several devices.
+    pub(super) launches: Mutex<()>,
     close_timeout: Duration,
     store: Option<key_value::Shared>,
     platform_name: String,
@@ -136,6 +139,7 @@ impl Client {
             raw,
             pending: Arc::default(),
             devices: Vec::new(),
+            launches: Mutex::default(),
             close_timeout: options.close_timeout,
             store,
             platform_name: String::new(),

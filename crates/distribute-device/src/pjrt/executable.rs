@@ -11,13 +11,13 @@ use pjrt_sys::{
     LoadedExecutableDestroyArgs, LoadedExecutableExecuteArgs, LoadedExecutableGetExecutableArgs,
 };
 
-use super::buffer::foreign;
+use super::buffer::{Shape, foreign};
 use super::client::same;
 use super::handle::Handle;
 use super::program::Owner;
 use super::topology::mlir;
 use super::value::list_of;
-use super::{Buffer, Client, CompiledProgram, Completion, PjrtDevice};
+use super::{Buffer, Client, CompiledProgram, Completion, ElementType, PjrtDevice};
 use crate::{Error, Result};
 
 /// A program that is loaded on devices of a client. Clones are cheap.
@@ -32,6 +32,8 @@ struct Inner {
     /// The devices of this process, in the order of argument lists.
     devices: Vec<PjrtDevice>,
     num_outputs: usize,
+    /// The shape of each output that the plugin tells, if it is static and of a known type.
+    shapes: Vec<Option<Arc<Shape>>>,
 }
 
 /// The plugin's executable.
@@ -138,7 +140,12 @@ impl Executable {
         };
         let devices = pointers.iter().map(find).collect::<Result<Vec<_>>>()?;
         let num_outputs = program.num_outputs()?;
-        Ok(Executable { inner: Arc::new(Inner { loaded, program, devices, num_outputs }) })
+        // They save questions to the plugin later; without them nothing is lost.
+        let told = program.outputs().unwrap_or_default();
+        let known = |(kind, dims): (Option<ElementType>, Vec<i64>)| Shape::of(kind?.buffer_type(), &dims).map(Arc::new);
+        let mut shapes: Vec<_> = told.into_iter().map(known).collect();
+        shapes.resize(num_outputs, None);
+        Ok(Executable { inner: Arc::new(Inner { loaded, program, devices, num_outputs, shapes }) })
     }
 
     /// Returns the client.
@@ -176,9 +183,10 @@ impl Executable {
     /// Processes that run one program on devices of all of them must launch it in the same order.
     ///
     /// # Errors
-    /// - [`Error::Operands`] if there is not a list for each device, or they differ in length.
+    /// - [`Error::Operands`] if there is not a list for each device, or they differ in length; for several devices, if
+    ///   an argument is on another device, was deleted, or has another shape than on the first device.
     /// - [`Error::Foreign`] if a buffer is of another client.
-    /// - [`Error::Pjrt`] if an argument has the wrong size or is on the wrong device, or was deleted.
+    /// - [`Error::Pjrt`] if the plugin refuses the arguments, such as for their number or their sizes.
     ///
     /// # Source
     /// `PJRT_LoadedExecutable_Execute`.
@@ -208,12 +216,17 @@ impl Executable {
             device_complete_events: events.as_mut_ptr(),
             ..Arguments::new()
         };
+        // Programs of two threads come to all devices in the same order; else each could wait for the other.
+        let _order = (devices > 1).then(|| inner.loaded.client.inner.launches.lock());
         // SAFETY: all lists have the sizes that are told, and live during the call; buffers are of this client.
         unsafe { inner.loaded.client.plugin().call(self, &mut execute) }?;
         self.started(&made, &events)
     }
 
-    /// Returns the number of arguments on each device.
+    /// Checks the arguments and returns their number on each device.
+    ///
+    /// On several devices, what the plugin would refuse on one of them alone is refused here: the others would wait in
+    /// collectives for it. XLA's plugin for CPUs ends the process after 40 s of that.
     fn check(&self, arguments: &[Vec<&Buffer>]) -> Result<usize> {
         let wrong = |problem| Error::Operands { operation: "the execution of a program", problem };
         let devices = self.inner.devices.len();
@@ -232,10 +245,31 @@ impl Executable {
                 self.inner.devices[place]
             )));
         }
-        match arguments.iter().flatten().find(|buffer| !same(&buffer.client, &self.inner.loaded.client)) {
-            Some(other) => Err(foreign("buffer", &other.client, &self.inner.loaded.client)),
-            None => Ok(num_args),
+        let client = &self.inner.loaded.client;
+        if let Some(other) = arguments.iter().flatten().find(|buffer| !same(&buffer.client, client)) {
+            return Err(foreign("buffer", &other.client, client));
         }
+        for (list, device) in arguments.iter().zip(&self.inner.devices).take(if devices > 1 { devices } else { 0 }) {
+            for (place, (buffer, first)) in list.iter().zip(&arguments[0]).enumerate() {
+                if buffer.is_deleted()? {
+                    return Err(wrong(format!(
+                        "argument {place} for {device} was deleted or donated before; give the output that has \
+                         replaced it"
+                    )));
+                }
+                let (on, shape, expected) = (buffer.device()?, buffer.shape()?, first.shape()?);
+                if on != *device {
+                    return Err(wrong(format!("argument {place} for {device} is on {on}; copy it there")));
+                }
+                if shape != expected {
+                    return Err(wrong(format!(
+                        "argument {place} is {shape} on {device}, and {expected} on {}; give equal shapes",
+                        self.inner.devices[0]
+                    )));
+                }
+            }
+        }
+        Ok(num_args)
     }
 
     /// Takes the outputs and the events of an execution.
@@ -243,12 +277,15 @@ impl Executable {
         let inner = &*self.inner;
         let call = Function::PJRT_LoadedExecutable_Execute;
         // All are taken before the first error is returned, so that none is lost.
-        // SAFETY: the call gives the buffers to its caller.
-        let own = |raw: &*mut pjrt_sys::Buffer| unsafe { Buffer::own(&inner.loaded.client, *raw, call) };
-        let outputs: Vec<Result<Vec<_>>> = {
-            let taken: Vec<Vec<_>> = made.iter().map(|list| list.iter().map(own).collect()).collect();
-            taken.into_iter().map(|list: Vec<Result<Buffer>>| list.into_iter().collect()).collect()
-        };
+        let mut outputs: Vec<Vec<Result<Buffer>>> = Vec::with_capacity(made.len());
+        for (list, device) in made.iter().zip(&inner.devices) {
+            let own = |(raw, shape): (&*mut pjrt_sys::Buffer, &Option<Arc<Shape>>)| {
+                // SAFETY: the call gives the buffers to its caller.
+                let buffer = unsafe { Buffer::own(&inner.loaded.client, *raw, call) }?;
+                Ok(buffer.with_facts(shape.as_ref(), device))
+            };
+            outputs.push(list.iter().zip(&inner.shapes).map(own).collect());
+        }
         let subjects = inner.devices.iter().map(|device| format!("{self} on {device}")).collect();
         let completion = Completion::new(call, subjects, None);
         let mut failed = None;
@@ -266,7 +303,10 @@ impl Executable {
         }
         match failed {
             Some(error) => Err(error),
-            None => Ok(Execution { outputs: outputs.into_iter().collect::<Result<_>>()?, completion }),
+            None => {
+                let outputs = outputs.into_iter().map(|list| list.into_iter().collect()).collect::<Result<_>>()?;
+                Ok(Execution { outputs, completion })
+            }
         }
     }
 }

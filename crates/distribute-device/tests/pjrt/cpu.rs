@@ -181,10 +181,18 @@ fn errors_have_the_code_the_text_and_the_call() {
     let good: Vec<_> = devices.iter().map(|device| device.upload_slice(&[1f32; 4], &[4]).unwrap()).collect();
     let small = devices[1].upload_slice(&[1f32; 2], &[2]).unwrap();
     let text = |arguments: &[Vec<&Buffer>]| executable.execute(arguments, soon()).unwrap_err().to_string();
-    let size = text(&[vec![&good[0], &good[0]], vec![&good[1], &small]]);
+    let other_small = devices[0].upload_slice(&[1f32; 2], &[2]).unwrap();
+    let size = text(&[vec![&good[0], &other_small], vec![&good[1], &small]]);
     assert!(size.contains("expected parameter 1 of size 16 but got buffer with incompatible size 8"), "{size}");
+    // What only one device would refuse does not reach the plugin, where the other device would wait for it.
+    let shape = text(&[vec![&good[0], &good[0]], vec![&good[1], &small]]);
+    assert!(shape.contains("argument 1 is f32[2] on device 1 (TFRT_CPU_1), and f32[4] on device 0"), "{shape}");
     let place = text(&[vec![&good[0], &good[0]], vec![&good[1], &good[0]]]);
-    assert!(place.contains("is on device TFRT_CPU_0, but replica is assigned to device TFRT_CPU_1"), "{place}");
+    assert!(place.contains("argument 1 for device 1 (TFRT_CPU_1) is on device 0 (TFRT_CPU_0); copy it"), "{place}");
+    let deleted = devices[1].upload_slice(&[1f32; 4], &[4]).unwrap();
+    deleted.delete().unwrap();
+    let gone = text(&[vec![&good[0], &good[0]], vec![&deleted, &good[1]]]);
+    assert!(gone.contains("argument 0 for device 1 (TFRT_CPU_1) was deleted or donated before"), "{gone}");
     let lists = text(&[vec![&good[0], &good[0]]]);
     assert!(lists.contains("1 lists of arguments were given for program \"step\", which runs on 2 devices"), "{lists}");
     let uneven = text(&[vec![&good[0], &good[0]], vec![&good[1]]]);
