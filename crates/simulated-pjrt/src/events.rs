@@ -29,12 +29,14 @@ type Shared = Arc<Mutex<State>>;
 static STUCK: Mutex<Vec<(Shared, Result<(), Failure>)>> = Mutex::new(Vec::new());
 static RELEASED: AtomicBool = AtomicBool::new(false);
 
-/// Makes an event of a kind, which fires as the script says, after `work` was done.
+/// Makes an event of a kind, which fires as the script says, after `work` was done. One with an error fires at once.
 pub(crate) fn event(kind: &str, work: impl FnOnce() + Send + 'static) -> *mut Event {
     let state = State { end: None, work: Some(Box::new(work)), callbacks: Vec::new() };
     let shared = Arc::new(Mutex::new(state));
     let end = script::event(kind);
-    if script().stuck.iter().any(|stuck| stuck == kind) && !RELEASED.load(Ordering::SeqCst) {
+    if end.is_err() {
+        fire(&shared, end);
+    } else if script().stuck.iter().any(|stuck| stuck == kind) && !RELEASED.load(Ordering::SeqCst) {
         locked(&STUCK).push((Arc::clone(&shared), end));
     } else if let Some(ms) = script().late_ms.get(kind).copied() {
         let shared = Arc::clone(&shared);

@@ -158,7 +158,7 @@ fn every_element_type_goes_to_a_device_and_back() {
     let scalar = device.upload_slice(&[2.5f64], &[]).unwrap();
     assert_eq!((scalar.dims().unwrap(), scalar.to_vec::<f64>(soon()).unwrap()), (vec![], vec![2.5]));
     let empty = device.upload_slice::<f32>(&[], &[0, 7]).unwrap();
-    assert_eq!(empty.to_vec::<f32>(soon()).unwrap(), []);
+    assert!(empty.to_vec::<f32>(soon()).unwrap().is_empty());
     let error = scalar.to_vec::<f32>(soon()).unwrap_err().to_string();
     assert!(error.contains("elements of f32 were asked for, and the buffer holds f64"), "{error}");
 }

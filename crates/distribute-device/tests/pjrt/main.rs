@@ -4,3 +4,4 @@
 mod cpu;
 mod libtpu;
 mod programs;
+mod simulated;
