@@ -158,6 +158,16 @@ functions! {
         // SAFETY: the caller passes its buffer.
         let source = unsafe { buffer(arguments.src) };
         source.usable()?;
+        // SAFETY: a layout that is not null has as many dimensions as it tells.
+        let order = unsafe { arguments.host_layout.as_ref().map(|layout| layout.tiled) };
+        let order = order.map(|tiled| {
+            // SAFETY: as above.
+            unsafe { std::slice::from_raw_parts(tiled.minor_to_major, tiled.minor_to_major_size) }.to_vec()
+        });
+        // Without one a plugin gives the order of the device, whatever it is.
+        if order != Some((0..source.dims.len() as i64).rev().collect()) {
+            return Err(Failure::new(Code::UNIMPLEMENTED, format!("the order of dimensions {order:?}")));
+        }
         let needed = source.size_bytes();
         if arguments.dst.is_null() {
             arguments.dst_size = needed;

@@ -85,7 +85,9 @@ fn a_device_that_is_lost_is_named_while_others_wait_for_it() {
     let client = simulated.client();
     let executable = compile(&client, 2, false).unwrap();
     let given = arguments(&executable).unwrap();
+    let started = Instant::now();
     let error = executable.execute(&borrowed(&given), soon()).unwrap_err();
+    assert!(started.elapsed() < Duration::from_secs(20), "it waits for the device that does not end");
     assert_eq!(
         error.to_string(),
         "program \"step\" on device 1 (SIM_1): PJRT_LoadedExecutable_Execute failed: UNAVAILABLE (code 14): the device \

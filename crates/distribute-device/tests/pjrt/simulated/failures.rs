@@ -74,7 +74,9 @@ fn sizes_are_compared_before_the_plugin_is_asked() {
     for dims in [vec![usize::MAX, 2], vec![1 << 62], vec![1 << 63, 0], vec![1 << 32, 1 << 32]] {
         assert!(refused(&dims).contains("is too large"), "{dims:?}");
     }
-    device.upload(ElementType::F32, &[2, 2], HostBuffer::zeroed(16).unwrap()).unwrap();
+    let matrix = device.upload(ElementType::F32, &[2, 2], HostBuffer::zeroed(16).unwrap()).unwrap();
+    // The plugin refuses all but the row-major order.
+    assert_eq!(matrix.to_vec::<f32>(soon()).unwrap(), [0.0; 4]);
 
     let executable = compile(&client, 2, true).unwrap();
     let given = arguments(&executable).unwrap();
