@@ -29,3 +29,20 @@ pub use topology::{Coordinates, Topology, TpuCore};
 
 /// The port of worker servers, as in TensorFlow.
 pub const PORT: u16 = 8470;
+
+/// Returns the number of TPU chips on this machine's PCI bus, or `None` if there are none.
+///
+/// Programs that open libtpu need it: without chips, libtpu must be told to ask no metadata server
+/// (`TPU_SKIP_MDS_QUERY=1`).
+///
+/// # Examples
+/// ```
+/// match distribute_cluster::tpu::local_chips() {
+///     Some(chips) => println!("{chips} TPU chips"),
+///     None => println!("no TPU"),
+/// }
+/// ```
+#[must_use]
+pub fn local_chips() -> Option<u32> {
+    pci::chips(std::path::Path::new(pci::DEVICES)).map(|(chips, _)| chips)
+}

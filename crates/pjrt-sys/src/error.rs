@@ -19,7 +19,10 @@ pub enum Error {
         attempts: Vec<Attempt>,
     },
     /// The plugin lacks a function.
-    #[error("{function} is not in the PJRT plugin {} of version {found}: {reason}; install a newer one", path.display())]
+    #[error(
+        "{function} is not in the PJRT plugin {} of version {found}: {reason}; install a newer one",
+        path.display()
+    )]
     Missing {
         /// The function.
         function: &'static str,

@@ -196,8 +196,9 @@ impl Inner {
         if table_bytes < LEAST_TABLE {
             return Err(Problem::ShortTable(table_bytes));
         }
+        let numbers = table.wrapping_add(VERSION_NUMBERS).cast::<[c_int; 2]>();
         // SAFETY: the size was checked; a size, a pointer and the size of the version's struct precede the numbers.
-        let [major, minor] = unsafe { table.add(VERSION_NUMBERS).cast::<[c_int; 2]>().read() };
+        let [major, minor] = unsafe { numbers.read() };
         let version = Version { major, minor };
         if version.major != Version::HEADER.major {
             return Err(Problem::Version(version));
@@ -206,8 +207,9 @@ impl Inner {
         for function in Function::ALL {
             let start = TABLE_START + function.index() * size_of::<usize>();
             if start + size_of::<usize>() <= table_bytes {
+                let entry = table.wrapping_add(start).cast::<Option<Entry>>();
                 // SAFETY: the table has the entry, which is a function or null.
-                entries[function.index()] = unsafe { table.add(start).cast::<Option<Entry>>().read() };
+                entries[function.index()] = unsafe { entry.read() };
             }
         }
         let needed = |function: Function| entries[function.index()].ok_or(Problem::NoErrors(function.name()));

@@ -38,12 +38,11 @@ fn a_client_is_created_and_destroyed_and_nothing_is_left() {
     let (plugin, installed, _folder) = open(&Script::default()).unwrap();
     assert_eq!((plugin.version(), plugin.path()), (Version::HEADER, installed.path()));
     let mut create = ClientCreateArgs::new();
-    // SAFETY: the plugin is initialised first; null pointers mean no options and no callbacks.
-    unsafe {
-        plugin.call(&mut PluginInitializeArgs::new()).unwrap();
-        create.create_options = [].as_ptr();
-        plugin.call(&mut create).unwrap();
-    }
+    create.create_options = [].as_ptr();
+    // SAFETY: the plugin is initialised once.
+    unsafe { plugin.call(&mut PluginInitializeArgs::new()) }.unwrap();
+    // SAFETY: there are no options and no callbacks.
+    unsafe { plugin.call(&mut create) }.unwrap();
     assert_eq!(installed.live(), Live { clients: 1, ..Live::default() });
     let mut name = ClientPlatformNameArgs { client: create.client, ..Arguments::new() };
     // SAFETY: the client exists.

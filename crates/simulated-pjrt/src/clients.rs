@@ -92,14 +92,16 @@ functions! {
     }
 
     fn create(arguments: ClientCreateArgs) {
+        let (list, count) = (arguments.create_options, arguments.num_options);
         // SAFETY: the caller passes as many options.
-        let options = unsafe { std::slice::from_raw_parts(arguments.create_options.cast::<NamedValue>(), arguments.num_options) };
+        let options: &[NamedValue] = unsafe { std::slice::from_raw_parts(list, count) };
         let mut count = script().devices;
         for option in options {
-            // SAFETY: an option has a name and a value.
-            let (name, number) = unsafe { (std::slice::from_raw_parts(option.name.cast::<u8>(), option.name_size), option.value.int64_value) };
+            // SAFETY: an option has a name.
+            let name = unsafe { std::slice::from_raw_parts(option.name.cast::<u8>(), option.name_size) };
             if name == b"device_count" && option.kind == ValueType::INT64 {
-                count = number as usize;
+                // SAFETY: the type says which field is set.
+                count = unsafe { option.value.int64_value } as usize;
             }
         }
         if arguments.kv_get_callback.is_some() {

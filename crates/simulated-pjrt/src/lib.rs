@@ -23,6 +23,8 @@
 //! # Not modelled
 //! Computation, layouts, memories, and several processes: the key-value store is called, and its answers are checked.
 
+#![expect(clippy::multiple_unsafe_ops_per_block, reason = "lists of lists of C are read in one expression")]
+
 mod buffers;
 mod clients;
 mod events;

@@ -149,7 +149,9 @@ unsafe extern "C" fn delete_serialized(serialized: *mut SerializedExecutable) {
 functions! {
     fn compile(arguments: ClientCompileArgs) {
         // SAFETY: the caller passes a program and options.
-        let program = unsafe { Program::new(arguments.program, arguments.compile_options, arguments.compile_options_size) }?;
+        let program = unsafe {
+            Program::new(arguments.program, arguments.compile_options, arguments.compile_options_size)
+        }?;
         // SAFETY: the caller passes its client.
         arguments.executable = unsafe { program.load(arguments.client) }?;
         Ok(())
@@ -157,7 +159,10 @@ functions! {
 
     fn load(arguments: ExecutableDeserializeAndLoadArgs) {
         // SAFETY: the caller passes bytes of this size.
-        let bytes = unsafe { std::slice::from_raw_parts(arguments.serialized_executable.cast::<u8>(), arguments.serialized_executable_size) };
+        let bytes = unsafe {
+            let (bytes, size) = (arguments.serialized_executable.cast::<u8>(), arguments.serialized_executable_size);
+            std::slice::from_raw_parts(bytes, size)
+        };
         let rest = bytes.strip_prefix(MAGIC.as_bytes()).ok_or_else(|| invalid("this is no serialized program"))?;
         let program: Program = serde_json::from_slice(rest).map_err(|error| invalid(error.to_string()))?;
         // SAFETY: the caller passes its client.
@@ -249,7 +254,10 @@ functions! {
         // SAFETY: the caller passes options.
         let options = unsafe { &*arguments.options };
         // SAFETY: the list has as many places.
-        let kept = unsafe { std::slice::from_raw_parts(options.non_donatable_input_indices, options.num_non_donatable_input_indices) };
+        let kept = unsafe {
+            let (places, count) = (options.non_donatable_input_indices, options.num_non_donatable_input_indices);
+            std::slice::from_raw_parts(places, count)
+        };
         for device in 0..devices {
             for place in 0..count {
                 // SAFETY: lists and buffers are as many as are told.

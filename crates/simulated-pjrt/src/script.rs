@@ -32,8 +32,8 @@ pub struct Script {
     pub fail: Vec<Fail>,
     /// For functions, how many milliseconds they take.
     pub slow_ms: BTreeMap<String, u64>,
-    /// Failures of events by their kind, `host`, `ready`, `download` or `execute`: the nth event, from 1, fires with the
-    /// error.
+    /// Failures of events by their kind, `host`, `ready`, `download` or `execute`: the nth event, from 1, fires with
+    /// the error.
     pub event_errors: Vec<Fail>,
     /// Kinds of events that do not fire before [`Installed::release`](crate::Installed::release).
     pub stuck: Vec<String>,

@@ -29,7 +29,9 @@ functions! {
 
     fn create(arguments: TopologyDescriptionCreateArgs) {
         // SAFETY: the caller passes a name of this size.
-        let name = unsafe { std::slice::from_raw_parts(arguments.topology_name.cast::<u8>(), arguments.topology_name_size) };
+        let name = unsafe {
+            std::slice::from_raw_parts(arguments.topology_name.cast::<u8>(), arguments.topology_name_size)
+        };
         let name = String::from_utf8_lossy(name);
         let count = name.strip_prefix("sim:").and_then(|count| count.parse::<usize>().ok());
         let wrong = || Failure::new(Code::INVALID_ARGUMENT, format!("the topology {name:?} is not known"));
@@ -69,7 +71,9 @@ functions! {
 
     fn compile(arguments: CompileArgs) {
         // SAFETY: the caller passes a program and options.
-        let program = unsafe { Program::new(arguments.program, arguments.compile_options, arguments.compile_options_size) }?;
+        let program = unsafe {
+            Program::new(arguments.program, arguments.compile_options, arguments.compile_options_size)
+        }?;
         arguments.executable = give_program(program);
         Ok(())
     }

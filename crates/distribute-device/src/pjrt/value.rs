@@ -143,8 +143,10 @@ pub(super) unsafe fn attributes(values: *const NamedValue, count: usize) -> Attr
     values
         .iter()
         .map(|value| {
-            // SAFETY: names and values are valid, as the caller promises.
-            unsafe { (text(value.name, value.name_size), value_of(value)) }
+            // SAFETY: names are valid, as the caller promises.
+            let name = unsafe { text(value.name, value.name_size) };
+            // SAFETY: values are valid, as the caller promises.
+            (name, unsafe { value_of(value) })
         })
         .collect()
 }

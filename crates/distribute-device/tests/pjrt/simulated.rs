@@ -82,7 +82,7 @@ fn use_everything(plugin: &Plugin) -> Result<()> {
     client.devices()[0].memory_stats()?;
     let executable = compile(&client, 2, true)?;
     let program = executable.program();
-    (program.num_replicas()?, program.num_partitions()?, program.num_outputs()?);
+    assert_eq!((program.num_replicas()?, program.num_partitions()?, program.num_outputs()?), (2, 1, 2));
     let again = client.load(program.serialize()?, soon())?;
     let given = arguments(&again)?;
     let execution = again.launch(&borrowed(&given), &ExecuteOptions::new())?;
@@ -91,7 +91,8 @@ fn use_everything(plugin: &Plugin) -> Result<()> {
     assert!(given[0][0].is_deleted()? && !given[0][1].is_deleted()?);
     let output = &outputs[1][0];
     output.ready()?.wait(soon())?;
-    (output.on_device_bytes()?, output.is_on_cpu()?, output.device()?, output.dims()?);
+    assert_eq!((output.on_device_bytes()?, output.is_on_cpu()?, output.dims()?), (16, true, vec![4]));
+    assert_eq!(output.device()?, client.devices()[1]);
     let copy = output.copy_to(&client.devices()[3])?;
     copy.delete()?;
     assert_eq!(output.to_vec::<f32>(soon())?, [1.0, 2.0, 3.0, 4.0]);
