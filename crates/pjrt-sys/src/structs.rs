@@ -139,7 +139,7 @@ impl Default for NamedValue {
     }
 }
 
-/// Defines structs that are no arguments of functions of the table.
+/// Defines structs other than the arguments of functions in the table.
 macro_rules! structs {
     ($($(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $field:ident: $type:ty,)* })*) => {$(
         $(#[$meta])*

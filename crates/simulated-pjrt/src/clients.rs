@@ -260,7 +260,7 @@ unsafe fn meet(arguments: &ClientCreateArgs) -> Result<(), Failure> {
     let mut read = reads(absent, 20, arguments.kv_get_user_arg);
     // SAFETY: the key lives during the call.
     if unsafe { take_error(get(&mut read)) }.is_none_or(|failure| failure.code != Code::DEADLINE_EXCEEDED.0) {
-        return wrong("a key without a value is no DEADLINE_EXCEEDED");
+        return wrong("a key without a value gives another code than DEADLINE_EXCEEDED");
     }
     let mut read = KeyValueTryGetArgs {
         key: absent.as_ptr().cast(),
@@ -271,7 +271,7 @@ unsafe fn meet(arguments: &ClientCreateArgs) -> Result<(), Failure> {
     };
     // SAFETY: the key lives during the call.
     if unsafe { take_error(try_get(&mut read)) }.is_none_or(|failure| failure.code != Code::NOT_FOUND.0) {
-        return wrong("a key without a value is no NOT_FOUND");
+        return wrong("a key without a value gives another code than NOT_FOUND");
     }
     Ok(())
 }

@@ -15,7 +15,7 @@ use pjrt_sys::{
 use crate::failure::{Failure, Kind, enter, error_of, give, take};
 use crate::script::{self, script};
 
-/// What is done when an event fires.
+/// Work that is done when an event fires.
 type Work = Box<dyn FnOnce() + Send>;
 
 struct State {

@@ -53,7 +53,7 @@ pub struct Live {
     pub loaded: usize,
     /// Buffers.
     pub buffers: usize,
-    /// Topologies that are no client's.
+    /// Topologies, except those of clients.
     pub topologies: usize,
     /// Serialized programs.
     pub values: usize,

@@ -163,7 +163,7 @@ functions! {
             let (bytes, size) = (arguments.serialized_executable.cast::<u8>(), arguments.serialized_executable_size);
             std::slice::from_raw_parts(bytes, size)
         };
-        let rest = bytes.strip_prefix(MAGIC.as_bytes()).ok_or_else(|| invalid("this is no serialized program"))?;
+        let rest = bytes.strip_prefix(MAGIC.as_bytes()).ok_or_else(|| invalid("not a serialized program"))?;
         let program: Program = serde_json::from_slice(rest).map_err(|error| invalid(error.to_string()))?;
         // SAFETY: the caller passes its client.
         arguments.loaded_executable = unsafe { program.load(arguments.client) }?;

@@ -1,4 +1,4 @@
-//! What the plugin does.
+//! The script of a plugin.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CStr, OsStr, c_void};
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
 
-/// What the plugin does; by default it does everything right.
+/// Behaviour of the plugin; by default it does everything right.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Script {
     /// The version of the interface, major and minor.

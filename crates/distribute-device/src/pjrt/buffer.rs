@@ -46,6 +46,37 @@ pub struct Download {
     completion: Completion,
 }
 
+impl PjrtDevice {
+    /// Starts a copy of host memory to the device. The memory is kept, and cannot be changed, until the plugin has read
+    /// it.
+    ///
+    /// # Shapes
+    /// `memory` has the elements of `dims` in row-major order; no dimensions for a scalar.
+    ///
+    /// # Errors
+    /// [`Error::Operands`] if the sizes differ, or a truth value is neither 0 nor 1;
+    /// [`Error::Pjrt`] if the device has not enough memory.
+    ///
+    /// # Source
+    /// `PJRT_Client_BufferFromHostBuffer`, `kImmutableUntilTransferCompletes`.
+    pub fn upload(
+        &self,
+        element_type: ElementType,
+        dims: &[usize],
+        memory: impl Into<Arc<HostBuffer>>,
+    ) -> Result<Buffer> {
+        Buffer::upload(self, element_type, dims, memory.into())
+    }
+
+    /// Copies elements to the device, as [`upload`](Self::upload) does.
+    ///
+    /// # Errors
+    /// [`Error::HostMemory`] if the copy cannot be allocated; else those of [`upload`](Self::upload).
+    pub fn upload_slice<T: Element>(&self, elements: &[T], dims: &[usize]) -> Result<Buffer> {
+        self.upload(T::DTYPE.into(), dims, HostBuffer::from_slice(elements)?)
+    }
+}
+
 impl Buffer {
     /// Takes a buffer that a call has returned.
     ///
@@ -65,7 +96,7 @@ impl Buffer {
         self
     }
 
-    pub(super) fn upload(
+    fn upload(
         device: &PjrtDevice,
         element_type: ElementType,
         dims: &[usize],
@@ -145,7 +176,7 @@ impl Buffer {
     /// Returns the sizes of the dimensions; none for a scalar.
     ///
     /// # Errors
-    /// As for [`element_type`](Self::element_type).
+    /// [`Error::Operands`] for a type that this crate does not know; [`Error::Pjrt`] if the plugin returns an error.
     pub fn dims(&self) -> Result<Vec<usize>> {
         Ok(self.shape()?.dims.clone())
     }
@@ -318,7 +349,8 @@ impl Buffer {
     /// Copies the value to host memory and waits for that.
     ///
     /// # Errors
-    /// As for [`download`](Self::download) and [`Download::wait`].
+    /// [`Error::Pjrt`] if the copy, or the operation that computes the value, failed, or the buffer was deleted;
+    /// [`Error::Deadline`]; [`Error::HostMemory`] if the memory cannot be allocated.
     pub fn read(&self, deadline: Instant) -> Result<HostBuffer> {
         self.download()?.wait(deadline)
     }

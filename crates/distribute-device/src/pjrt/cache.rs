@@ -47,9 +47,9 @@ pub enum CacheOutcome {
     Found,
     /// It was not there: it was compiled, and written.
     Stored,
-    /// What was there could not be used: it was compiled, and written anew.
+    /// The file that was there could not be used: it was compiled, and written anew.
     Replaced {
-        /// What is wrong with the file.
+        /// The problem of the file.
         problem: String,
     },
     /// It was compiled, and could not be written: the next process compiles it again.
@@ -75,7 +75,8 @@ impl ProgramCache {
     /// Returns the program, from the folder if it is there, else compiled.
     ///
     /// # Errors
-    /// As for [`Client::compile`]. A file that cannot be read or written is not an error, but told by the outcome.
+    /// [`Error::Pjrt`] if the program or the options are malformed; [`Error::Operands`] if the options do not fit each
+    /// other; [`Error::Deadline`]. A file that cannot be read or written is not an error, but told by the outcome.
     pub fn get_or_compile(
         &self,
         client: &Client,

@@ -12,13 +12,13 @@ use pjrt_sys::{
     ClientDevicesArgs, ClientPlatformNameArgs, ClientPlatformVersionArgs, ClientProcessIndexArgs, Function,
 };
 
+use super::bounded;
 use super::completion::Pending;
-use super::device::Facts;
+use super::description::Facts;
 use super::handle::Handle;
 use super::key_value::{self, KeyValueStore};
 use super::plugin::Plugin;
 use super::value::{Value, list_of, text, to_named};
-use super::{CompileOptions, Executable, PjrtDevice, bounded};
 use crate::mutex::Mutex;
 use crate::{Error, Result};
 
@@ -170,22 +170,6 @@ impl Client {
         self.inner.process_index
     }
 
-    /// Returns all devices, also those of other processes.
-    pub fn devices(&self) -> Vec<PjrtDevice> {
-        (0..self.inner.devices.len()).map(|place| PjrtDevice::new(self, place)).collect()
-    }
-
-    /// Returns the devices of this process.
-    pub fn addressable_devices(&self) -> Vec<PjrtDevice> {
-        self.devices().into_iter().filter(PjrtDevice::is_addressable).collect()
-    }
-
-    /// Returns the device with a number; `None` if there is none.
-    pub fn device(&self, id: i32) -> Option<PjrtDevice> {
-        let place = self.inner.devices.iter().position(|device| device.description.id == id)?;
-        Some(PjrtDevice::new(self, place))
-    }
-
     /// Returns the numbers of the devices that the plugin would assign to a program: for each replica, those of its
     /// partitions.
     ///
@@ -212,39 +196,6 @@ impl Client {
         // SAFETY: the list has as many places as are told.
         unsafe { self.inner.plugin.call(self, &mut arguments) }?;
         Ok(ids.chunks(partitions).map(<[i32]>::to_vec).collect())
-    }
-
-    /// Compiles a program, StableHLO as text or as bytecode, and loads it on its devices.
-    ///
-    /// # Errors
-    /// [`Error::Pjrt`] if the program or the options are malformed; [`Error::Operands`] if the options do not fit each
-    /// other; [`Error::Deadline`].
-    ///
-    /// # Source
-    /// `PJRT_Client_Compile`.
-    pub fn compile(
-        &self,
-        program: impl AsRef<[u8]>,
-        options: &CompileOptions,
-        deadline: Instant,
-    ) -> Result<Executable> {
-        let (client, program, options) = (self.clone(), program.as_ref().to_vec(), options.encode()?);
-        let operation = format!("the compilation of a program of {} bytes", program.len());
-        bounded::run(&operation, deadline, move || Executable::compile(client, program, &options))
-    }
-
-    /// Loads a program that [`serialize`](super::CompiledProgram::serialize) has returned, by the same version of the
-    /// plugin.
-    ///
-    /// # Errors
-    /// [`Error::Pjrt`] if the plugin cannot read it; [`Error::Deadline`].
-    ///
-    /// # Source
-    /// `PJRT_Executable_DeserializeAndLoad`.
-    pub fn load(&self, serialized: impl AsRef<[u8]>, deadline: Instant) -> Result<Executable> {
-        let (client, serialized) = (self.clone(), serialized.as_ref().to_vec());
-        let operation = format!("the loading of a program of {} bytes", serialized.len());
-        bounded::run(&operation, deadline, move || Executable::load(client, &serialized))
     }
 }
 

@@ -52,7 +52,7 @@ struct Failed {
     text: String,
 }
 
-/// What the callback of one event owns.
+/// State that the callback of one event owns.
 struct Registration {
     group: Arc<Group>,
     place: usize,

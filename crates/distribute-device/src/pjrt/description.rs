@@ -5,9 +5,10 @@ use std::fmt;
 
 use pjrt_sys::{
     Arguments, DeviceDescriptionAttributesArgs, DeviceDescriptionDebugStringArgs, DeviceDescriptionIdArgs,
-    DeviceDescriptionKindArgs, DeviceDescriptionProcessIndexArgs,
+    DeviceDescriptionKindArgs, DeviceDescriptionProcessIndexArgs, DeviceGetDescriptionArgs, DeviceLocalHardwareIdArgs,
 };
 
+use super::handle::Handle;
 use super::plugin::Plugin;
 use super::value::{Attributes, attributes, text};
 use crate::Result;
@@ -26,6 +27,14 @@ pub struct DeviceDescription {
     pub name: String,
     /// Further properties, which depend on the plugin.
     pub attributes: Attributes,
+}
+
+/// Facts of a device that do not change.
+pub(super) struct Facts {
+    pub(super) raw: Handle<pjrt_sys::Device>,
+    pub(super) description: DeviceDescription,
+    pub(super) is_addressable: bool,
+    pub(super) local_hardware_id: Option<i32>,
 }
 
 impl DeviceDescription {
@@ -77,5 +86,25 @@ impl DeviceDescription {
 impl fmt::Display for DeviceDescription {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "device {} ({})", self.id, self.name)
+    }
+}
+
+impl Facts {
+    /// Reads what does not change.
+    ///
+    /// # Safety
+    /// The device belongs to a client of this plugin that exists during the call.
+    pub(super) unsafe fn read(plugin: &Plugin, raw: Handle<pjrt_sys::Device>, is_addressable: bool) -> Result<Facts> {
+        let mut get = DeviceGetDescriptionArgs { device: raw.as_ptr(), ..Arguments::new() };
+        // SAFETY: the caller promises that the device is valid.
+        unsafe { plugin.call(plugin, &mut get) }?;
+        let described = Handle::new(get.device_description, DeviceGetDescriptionArgs::FUNCTION.name())?;
+        // SAFETY: the description lives as long as the device.
+        let description = unsafe { DeviceDescription::read(plugin, described.as_ptr()) }?;
+        let mut local = DeviceLocalHardwareIdArgs { device: raw.as_ptr(), ..Arguments::new() };
+        // SAFETY: as above. Devices of other processes have none, which is an error of some plugins.
+        let told = is_addressable && unsafe { plugin.call(&description, &mut local) }.is_ok();
+        let local_hardware_id = told.then_some(local.local_hardware_id).filter(|id| *id >= 0);
+        Ok(Facts { raw, description, is_addressable, local_hardware_id })
     }
 }

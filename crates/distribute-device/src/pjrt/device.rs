@@ -2,28 +2,19 @@
 #![expect(unsafe_code, reason = "functions of a plugin are called")]
 
 use std::fmt;
-use std::sync::Arc;
 
-use pjrt_sys::{Arguments, DeviceGetDescriptionArgs, DeviceLocalHardwareIdArgs, DeviceMemoryStatsArgs};
+use pjrt_sys::{Arguments, DeviceMemoryStatsArgs};
 
+use super::description::Facts;
 use super::handle::Handle;
-use super::plugin::Plugin;
-use super::{Buffer, Client, DeviceDescription, ElementType};
-use crate::{Element, HostBuffer, Result};
+use super::{Client, DeviceDescription};
+use crate::Result;
 
 /// A device of a client. Clones are cheap.
 #[derive(Clone)]
 pub struct PjrtDevice {
     client: Client,
     place: usize,
-}
-
-/// What is known of a device.
-pub(super) struct Facts {
-    pub(super) raw: Handle<pjrt_sys::Device>,
-    pub(super) description: DeviceDescription,
-    is_addressable: bool,
-    local_hardware_id: Option<i32>,
 }
 
 /// The memory of a device, in bytes. What a plugin does not tell is `None`.
@@ -42,6 +33,24 @@ pub struct DeviceMemoryStats {
     pub largest_free_bytes: Option<i64>,
     /// The number of allocations.
     pub allocations: Option<i64>,
+}
+
+impl Client {
+    /// Returns all devices, also those of other processes.
+    pub fn devices(&self) -> Vec<PjrtDevice> {
+        (0..self.inner.devices.len()).map(|place| PjrtDevice::new(self, place)).collect()
+    }
+
+    /// Returns the devices of this process.
+    pub fn addressable_devices(&self) -> Vec<PjrtDevice> {
+        self.devices().into_iter().filter(PjrtDevice::is_addressable).collect()
+    }
+
+    /// Returns the device with a number; `None` if there is none.
+    pub fn device(&self, id: i32) -> Option<PjrtDevice> {
+        let place = self.inner.devices.iter().position(|device| device.description.id == id)?;
+        Some(PjrtDevice::new(self, place))
+    }
 }
 
 impl PjrtDevice {
@@ -95,35 +104,6 @@ impl PjrtDevice {
         })
     }
 
-    /// Starts a copy of host memory to the device. The memory is kept, and cannot be changed, until the plugin has read
-    /// it.
-    ///
-    /// # Shapes
-    /// `memory` has the elements of `dims` in row-major order; no dimensions for a scalar.
-    ///
-    /// # Errors
-    /// [`Error::Operands`](crate::Error::Operands) if the sizes differ, or a truth value is neither 0 nor 1;
-    /// [`Error::Pjrt`](crate::Error::Pjrt) if the device has not enough memory.
-    ///
-    /// # Source
-    /// `PJRT_Client_BufferFromHostBuffer`, `kImmutableUntilTransferCompletes`.
-    pub fn upload(
-        &self,
-        element_type: ElementType,
-        dims: &[usize],
-        memory: impl Into<Arc<HostBuffer>>,
-    ) -> Result<Buffer> {
-        Buffer::upload(self, element_type, dims, memory.into())
-    }
-
-    /// Copies elements to the device, as [`upload`](Self::upload) does.
-    ///
-    /// # Errors
-    /// As for [`upload`](Self::upload), and [`Error::HostMemory`](crate::Error::HostMemory).
-    pub fn upload_slice<T: Element>(&self, elements: &[T], dims: &[usize]) -> Result<Buffer> {
-        self.upload(T::DTYPE.into(), dims, HostBuffer::from_slice(elements)?)
-    }
-
     pub(super) fn raw(&self) -> Handle<pjrt_sys::Device> {
         self.facts().raw
     }
@@ -151,25 +131,5 @@ impl fmt::Display for PjrtDevice {
 impl fmt::Debug for PjrtDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "PjrtDevice({self})")
-    }
-}
-
-impl Facts {
-    /// Reads what does not change.
-    ///
-    /// # Safety
-    /// The device belongs to a client of this plugin that exists during the call.
-    pub(super) unsafe fn read(plugin: &Plugin, raw: Handle<pjrt_sys::Device>, is_addressable: bool) -> Result<Facts> {
-        let mut get = DeviceGetDescriptionArgs { device: raw.as_ptr(), ..Arguments::new() };
-        // SAFETY: the caller promises that the device is valid.
-        unsafe { plugin.call(plugin, &mut get) }?;
-        let described = Handle::new(get.device_description, DeviceGetDescriptionArgs::FUNCTION.name())?;
-        // SAFETY: the description lives as long as the device.
-        let description = unsafe { DeviceDescription::read(plugin, described.as_ptr()) }?;
-        let mut local = DeviceLocalHardwareIdArgs { device: raw.as_ptr(), ..Arguments::new() };
-        // SAFETY: as above. Devices of other processes have none, which is an error of some plugins.
-        let told = is_addressable && unsafe { plugin.call(&description, &mut local) }.is_ok();
-        let local_hardware_id = told.then_some(local.local_hardware_id).filter(|id| *id >= 0);
-        Ok(Facts { raw, description, is_addressable, local_hardware_id })
     }
 }

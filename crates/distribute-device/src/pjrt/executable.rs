@@ -17,7 +17,7 @@ use super::handle::Handle;
 use super::program::Owner;
 use super::topology::mlir;
 use super::value::list_of;
-use super::{Buffer, Client, CompiledProgram, Completion, ElementType, PjrtDevice};
+use super::{Buffer, Client, CompileOptions, CompiledProgram, Completion, ElementType, PjrtDevice, bounded};
 use crate::{Error, Result};
 
 /// A program that is loaded on devices of a client. Clones are cheap.
@@ -84,8 +84,43 @@ impl ExecuteOptions {
     }
 }
 
+impl Client {
+    /// Compiles a program, StableHLO as text or as bytecode, and loads it on its devices.
+    ///
+    /// # Errors
+    /// [`Error::Pjrt`] if the program or the options are malformed; [`Error::Operands`] if the options do not fit each
+    /// other; [`Error::Deadline`].
+    ///
+    /// # Source
+    /// `PJRT_Client_Compile`.
+    pub fn compile(
+        &self,
+        program: impl AsRef<[u8]>,
+        options: &CompileOptions,
+        deadline: Instant,
+    ) -> Result<Executable> {
+        let (client, program, options) = (self.clone(), program.as_ref().to_vec(), options.encode()?);
+        let operation = format!("the compilation of a program of {} bytes", program.len());
+        bounded::run(&operation, deadline, move || Executable::compile(client, program, &options))
+    }
+
+    /// Loads a program that [`serialize`](CompiledProgram::serialize) has returned, by the same version of the
+    /// plugin.
+    ///
+    /// # Errors
+    /// [`Error::Pjrt`] if the plugin cannot read it; [`Error::Deadline`].
+    ///
+    /// # Source
+    /// `PJRT_Executable_DeserializeAndLoad`.
+    pub fn load(&self, serialized: impl AsRef<[u8]>, deadline: Instant) -> Result<Executable> {
+        let (client, serialized) = (self.clone(), serialized.as_ref().to_vec());
+        let operation = format!("the loading of a program of {} bytes", serialized.len());
+        bounded::run(&operation, deadline, move || Executable::load(client, &serialized))
+    }
+}
+
 impl Executable {
-    pub(super) fn compile(client: Client, mut program: Vec<u8>, options: &[u8]) -> Result<Executable> {
+    fn compile(client: Client, mut program: Vec<u8>, options: &[u8]) -> Result<Executable> {
         let program = mlir(&mut program);
         let mut compile = ClientCompileArgs {
             client: client.inner.raw.as_ptr(),
@@ -100,7 +135,7 @@ impl Executable {
         unsafe { Executable::own(client, compile.executable, Function::PJRT_Client_Compile) }
     }
 
-    pub(super) fn load(client: Client, serialized: &[u8]) -> Result<Executable> {
+    fn load(client: Client, serialized: &[u8]) -> Result<Executable> {
         let mut load = ExecutableDeserializeAndLoadArgs {
             client: client.inner.raw.as_ptr(),
             serialized_executable: serialized.as_ptr().cast(),
@@ -170,7 +205,8 @@ impl Executable {
     /// that device. Arguments that the program donates are deleted.
     ///
     /// # Errors
-    /// As for [`launch`](Self::launch) and [`Execution::wait`].
+    /// [`Error::Operands`] and [`Error::Foreign`] for wrong arguments, as [`launch`](Self::launch) says;
+    /// [`Error::Pjrt`] names the device that failed, [`Error::Deadline`] those that have not ended.
     pub fn execute(&self, arguments: &[Vec<&Buffer>], deadline: Instant) -> Result<Vec<Vec<Buffer>>> {
         let execution = self.launch(arguments, &ExecuteOptions::new())?;
         execution.wait(deadline)?;

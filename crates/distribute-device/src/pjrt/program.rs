@@ -23,7 +23,7 @@ pub struct CompiledProgram {
     plugin: Plugin,
     raw: Handle<pjrt_sys::Executable>,
     name: String,
-    /// What the program belongs to is kept.
+    /// The client or the topology, which is kept.
     _owner: Owner,
 }
 

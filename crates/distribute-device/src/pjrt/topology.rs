@@ -91,7 +91,9 @@ impl Topology {
     /// Compiles a program, StableHLO as text or as bytecode, without loading it.
     ///
     /// # Errors
-    /// As for [`Client::compile`].
+    /// [`Error::Pjrt`](crate::Error::Pjrt) if the program or the options are malformed;
+    /// [`Error::Operands`](crate::Error::Operands) if the options do not fit each other;
+    /// [`Error::Deadline`](crate::Error::Deadline).
     ///
     /// # Source
     /// `PJRT_Compile`.
