@@ -193,13 +193,14 @@ fn problems(files: &Files, rows: &[Row]) -> Vec<String> {
 const REASON: &str = "none:";
 
 /// Crates that run in tests alone.
-const TEST_CRATES: [&str; 6] = [
+const TEST_CRATES: [&str; 7] = [
     "distribute-conformance",
     "distribute-gpu-checks",
     "distribute-gpu-training",
     "distribute-testkit",
     "simulated-cuda",
     "simulated-nccl",
+    "simulated-pjrt",
 ];
 
 /// Calls with a limit, or that callers limit: by a timeout of the socket, a `select!`, a deadline of the whole. A

@@ -1,6 +1,6 @@
 //! Errors of devices.
 
-use distribute_types::{Class, ErrorClass};
+use distribute_types::{Class, ErrorClass, FailureKind, Scope};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -208,6 +208,34 @@ pub enum Error {
         /// The compiler's message.
         problem: String,
     },
+    /// A PJRT plugin cannot be used.
+    #[error("{problem}")]
+    PjrtPlugin {
+        /// The problem, with a remedy: no plugin was found, or it lacks a function.
+        problem: String,
+    },
+    /// A call of a PJRT plugin, or an operation that it started, failed.
+    #[error("{subject}: {call} failed: {name} (code {code}): {text}")]
+    Pjrt {
+        /// The device, program or client.
+        subject: String,
+        /// The function.
+        call: &'static str,
+        /// The code of the error, as in Abseil: 8 for exhausted memory, 14 for a lost device.
+        code: i32,
+        /// The code's name, such as `INVALID_ARGUMENT`.
+        name: &'static str,
+        /// The plugin's text.
+        text: String,
+    },
+    /// A cache of compiled programs cannot be used.
+    #[error("the program cache {}: {source}; name a folder that can be written", path.display())]
+    ProgramCache {
+        /// The folder.
+        path: std::path::PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
     /// The buffers given to a kernel do not fit the operation.
     #[error("{operation}: {problem}")]
     Operands {
@@ -260,7 +288,11 @@ impl ErrorClass for Error {
             | Error::NoDevices
             | Error::DuplicateDevice { .. }
             | Error::NoSuchDevice { .. }
-            | Error::Split { .. } => Class::CONFIGURATION,
+            | Error::Split { .. }
+            | Error::PjrtPlugin { .. }
+            | Error::ProgramCache { .. } => Class::CONFIGURATION,
+            // Cancelled, past a deadline, aborted, or not available, as a device that was lost.
+            Error::Pjrt { code: 1 | 4 | 10 | 14, .. } => Class::new(Scope::Caller, FailureKind::Retryable),
             _ => Class::PERMANENT,
         }
     }

@@ -15,6 +15,7 @@
 //! | order work and copies | [`Device`], [`Stream`], [`Event`], [`Transfer`] |
 //! | do all of this without an accelerator | [`CpuDevice`] |
 //! | compute on GPUs, with the feature `cuda` | `cuda::CudaDevice`, `cuda::CudaStream` |
+//! | run StableHLO on devices of XLA, with the feature `pjrt` | `pjrt::Client`, `pjrt::Executable`, `pjrt::Buffer` |
 //!
 //! # Examples
 //! Two logical CPUs; one stream each; a copy to the first, across to the second, and back:
@@ -59,6 +60,8 @@ mod host_buffer;
 mod host_fn;
 mod logical;
 mod mutex;
+#[cfg(feature = "pjrt")]
+pub mod pjrt;
 mod spec;
 mod transfer;
 mod view;
