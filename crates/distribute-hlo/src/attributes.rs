@@ -114,7 +114,8 @@ pub enum BinaryOp {
     Divide,
     /// The remainder, with the sign of the first operand.
     Remainder,
-    /// The first operand to the power of the second.
+    /// The first operand to the power of the second. For integers, powers with negative exponents are not defined, nor
+    /// those with unsigned exponents from half the range on.
     Power,
     /// The larger one; NaN if either is NaN.
     Maximum,

@@ -15,7 +15,7 @@ impl Builder {
     /// defined for the element type.
     pub fn all_reduce(&mut self, operand: Value, reducer: Reducer, groups: &CollectiveGroups) -> Result<Value> {
         let [ty] = self.types("all_reduce", [operand])?;
-        reducible(reducer, ty.element)
+        exchangeable(reducer, ty.element)
             .and_then(|()| group_size(groups, self.num_replicas()))
             .map_err(|problem| self.refuse("all_reduce", &[("operand", operand)], problem))?;
         self.push(OpKind::AllReduce { reducer, groups: groups.clone() }, &[operand], ty)
@@ -48,7 +48,7 @@ impl Builder {
         groups: &CollectiveGroups,
     ) -> Result<Value> {
         let [mut ty] = self.types("reduce_scatter", [operand])?;
-        ty.dims = reducible(reducer, ty.element)
+        ty.dims = exchangeable(reducer, ty.element)
             .and_then(|()| group_size(groups, self.num_replicas()))
             .and_then(|size| divided("the scattered dimension", &ty, dimension, size))
             .map_err(|problem| self.refuse("reduce_scatter", &[("operand", operand)], problem))?;
@@ -111,6 +111,17 @@ impl Builder {
     /// None is expected.
     pub fn replica_id(&mut self) -> Result<Value> {
         self.push(OpKind::ReplicaId, &[], TensorType::scalar(ElementType::U32))
+    }
+}
+
+/// Checks that a reducer is defined for an element type, and that devices can exchange it: none combines the bits of
+/// integers of several replicas.
+fn exchangeable(reducer: Reducer, element: ElementType) -> Result<(), String> {
+    match reducer {
+        Reducer::And | Reducer::Or if element != ElementType::Bool => {
+            Err(format!("{reducer:?} expects truth values between replicas; devices do not exchange bits of integers"))
+        }
+        _ => reducible(reducer, element),
     }
 }
 
