@@ -10,6 +10,8 @@ use crate::{Builder, CollectiveGroups, ElementType, Error, OpKind, Reducer, Resu
 impl Builder {
     /// Combines the operands of all replicas of a group. Every one gets the result.
     ///
+    /// Devices may lose NaN in [`Reducer::Max`] and [`Reducer::Min`] between replicas, as XLA does on CPUs.
+    ///
     /// # Errors
     /// [`Error::Operation`] if groups do not name each replica once or have several sizes, or the reducer is not
     /// defined for the element type.
@@ -35,7 +37,8 @@ impl Builder {
         self.push(OpKind::AllGather { dimension, groups: groups.clone() }, &[operand], ty)
     }
 
-    /// Combines the operands of the replicas of a group and gives each replica its part along a dimension.
+    /// Combines the operands of the replicas of a group and gives each replica its part along a dimension. NaN may be
+    /// lost as in [`Builder::all_reduce`].
     ///
     /// # Errors
     /// [`Error::Operation`] if the dimension does not exist or cannot be divided, the reducer is not defined for the

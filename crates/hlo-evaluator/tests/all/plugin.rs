@@ -59,6 +59,7 @@ fn execute(client: &Client, program: &Program, inputs: &[Vec<Tensor>]) -> Vec<Ve
     let devices = &client.devices()[..program.replicas()];
     // XLA's default for CPUs loses NaN in some of its loops.
     let options = CompileOptions::for_devices(devices).with("xla_cpu_enable_fast_min_max", false);
+    let options = options.with("xla_backend_optimization_level", 0);
     let compiled = client.compile(program.text(), &options, soon());
     let compiled = compiled.unwrap_or_else(|error| panic!("{error}\n{}", program.text()));
     let buffers: Vec<Vec<Buffer>> = inputs
