@@ -17,8 +17,8 @@ pub(crate) fn distinct(what: &str, dims: &[usize], ndim: usize) -> Result<(), St
 pub(crate) fn in_range(what: &str, dim: usize, ndim: usize) -> Result<(), String> {
     match dim < ndim {
         true => Ok(()),
-        false if ndim == 0 => Err(format!("{what} is dimension {dim}, and a scalar has none")),
-        false => Err(format!("{what} is dimension {dim}; expected 0 to {}", ndim - 1)),
+        false if ndim == 0 => Err(format!("{what}: {dim} is not a dimension, since a scalar has none")),
+        false => Err(format!("{what}: {dim} is not a dimension; expected 0 to {}", ndim - 1)),
     }
 }
 
