@@ -111,7 +111,7 @@ impl Builder {
     /// Returns the number of this replica, as a scalar of type u32.
     ///
     /// # Errors
-    /// None is expected.
+    /// [`Error::TooLarge`], which a scalar never is.
     pub fn replica_id(&mut self) -> Result<Value> {
         self.push(OpKind::ReplicaId, &[], TensorType::scalar(ElementType::U32))
     }

@@ -25,7 +25,7 @@ impl Builder {
     /// Adds a scalar of the value's own type.
     ///
     /// # Errors
-    /// None is expected.
+    /// [`Error::TooLarge`], which a scalar never is.
     pub fn scalar<T: Scalar>(&mut self, value: T) -> Result<Value> {
         self.splat(&[], value)
     }

@@ -117,7 +117,7 @@ impl Builder {
     /// Takes the elements `start..limit` of one dimension, and all of the others.
     ///
     /// # Errors
-    /// As [`Builder::slice`].
+    /// [`Error::Operation`](crate::Error::Operation) if the dimension does not exist, or the elements do not lie in it.
     pub fn slice_in_dim(&mut self, operand: Value, dimension: usize, start: usize, limit: usize) -> Result<Value> {
         let [ty] = self.types("slice", [operand])?;
         in_range("the sliced dimension", dimension, ty.ndim())

@@ -37,7 +37,8 @@ impl Builder {
     /// Returns the smallest element along a dimension and its index, with the rules of [`Builder::argmax`].
     ///
     /// # Errors
-    /// As [`Builder::argmax`].
+    /// [`Error::Operation`](crate::Error::Operation) if the dimension does not exist or has size 0, or `index` cannot
+    /// hold its indices.
     pub fn argmin(&mut self, operand: Value, dimension: usize, index: ElementType) -> Result<(Value, Value)> {
         self.arg_reduce("argmin", operand, false, dimension, index)
     }

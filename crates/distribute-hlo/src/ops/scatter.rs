@@ -29,7 +29,7 @@ impl Builder {
     /// result is not defined if the promise is broken.
     ///
     /// # Errors
-    /// As [`Builder::scatter`].
+    /// [`Error::Operation`](crate::Error::Operation) if the arguments do not match, as in [`Builder::scatter`].
     pub fn scatter_unique(
         &mut self,
         operand: Value,

@@ -16,7 +16,7 @@ impl Builder {
     /// Sorts as [`Builder::sort`], except that the order of elements that compare as equal is not defined.
     ///
     /// # Errors
-    /// As [`Builder::sort`].
+    /// [`Error::Operation`](crate::Error::Operation) if none is given, sizes differ, or the dimension does not exist.
     pub fn sort_unstable(&mut self, operands: &[Value], dimension: usize, order: SortOrder) -> Result<Vec<Value>> {
         self.sorted(operands, dimension, order, false)
     }

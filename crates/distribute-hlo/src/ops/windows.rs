@@ -73,7 +73,7 @@ impl Builder {
     /// Adds to each element all before it along a dimension.
     ///
     /// # Errors
-    /// As [`Builder::cumulative`].
+    /// [`Error::Operation`](crate::Error::Operation) if the dimension does not exist, or elements are truth values.
     pub fn cumsum(&mut self, operand: Value, dimension: usize) -> Result<Value> {
         self.cumulative(operand, Reducer::Sum, dimension, false)
     }
@@ -81,7 +81,7 @@ impl Builder {
     /// Multiplies each element by all before it along a dimension.
     ///
     /// # Errors
-    /// As [`Builder::cumulative`].
+    /// [`Error::Operation`](crate::Error::Operation) if the dimension does not exist, or elements are truth values.
     pub fn cumprod(&mut self, operand: Value, dimension: usize) -> Result<Value> {
         self.cumulative(operand, Reducer::Prod, dimension, false)
     }
@@ -89,7 +89,7 @@ impl Builder {
     /// Returns the largest of each element and all before it along a dimension.
     ///
     /// # Errors
-    /// As [`Builder::cumulative`].
+    /// [`Error::Operation`](crate::Error::Operation) if the dimension does not exist.
     pub fn cummax(&mut self, operand: Value, dimension: usize) -> Result<Value> {
         self.cumulative(operand, Reducer::Max, dimension, false)
     }
@@ -97,7 +97,7 @@ impl Builder {
     /// Returns the smallest of each element and all before it along a dimension.
     ///
     /// # Errors
-    /// As [`Builder::cumulative`].
+    /// [`Error::Operation`](crate::Error::Operation) if the dimension does not exist.
     pub fn cummin(&mut self, operand: Value, dimension: usize) -> Result<Value> {
         self.cumulative(operand, Reducer::Min, dimension, false)
     }

@@ -1,4 +1,4 @@
-//! What is refused, and in which words.
+//! Refusals of the builder, and their words.
 
 use distribute_hlo::{
     Builder, CollectiveGroups, CompareOp, Convolution, DotDimensions, ElementType, GatherDimensions, Literal, Reducer,
@@ -189,7 +189,8 @@ fn indexing() {
     };
     refused(
         |v| v.b.scatter(v.x, v.i, v.x, &dimensions, Some(Reducer::Sum)),
-        "scatter: operand is f32[2,3], indices is i32[], updates is f32[2,3]: the dimensions of a slice: 1 is not a dimension; \
+        "scatter: operand is f32[2,3], indices is i32[], updates is f32[2,3]: the dimensions of a slice: 1 is not a \
+         dimension; \
          expected 0 to 0",
     );
 }

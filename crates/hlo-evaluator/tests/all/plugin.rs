@@ -1,4 +1,5 @@
-//! XLA's plugin for CPUs, where `DISTRIBUTE_PJRT_PLUGIN` names it, and libtpu: both are given what the evaluator computes.
+//! Tests with XLA's plugin for CPUs, where `DISTRIBUTE_PJRT_PLUGIN` names it, and with libtpu. The evaluator is the
+//! oracle.
 
 mod contraction;
 mod control;
