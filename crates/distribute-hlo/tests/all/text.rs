@@ -17,7 +17,8 @@ fn a_whole_program() {
 module @step attributes {mhlo.num_partitions = 1 : i32, mhlo.num_replicas = 2 : i32} {
   func.func public @main(%0: tensor<2xf32> {tf.aliasing_output = 0 : i32}, %1: tensor<2xf32>) -> (tensor<2xf32>) {
     %2 = \"stablehlo.all_reduce\"(%1) ({^bb0(%lhs: tensor<f32>, %rhs: tensor<f32>): %both = \
-        \"stablehlo.add\"(%lhs, %rhs) : (tensor<f32>, tensor<f32>) -> (tensor<f32>) \"stablehlo.return\"(%both) : (tensor<f32>) -> ()}) \
+        \"stablehlo.add\"(%lhs, %rhs) : (tensor<f32>, tensor<f32>) -> (tensor<f32>) \
+        \"stablehlo.return\"(%both) : (tensor<f32>) -> ()}) \
         {replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>} : (tensor<2xf32>) -> (tensor<2xf32>)
     %3 = \"stablehlo.subtract\"(%0, %2) : (tensor<2xf32>, tensor<2xf32>) -> (tensor<2xf32>)
     \"func.return\"(%3) : (tensor<2xf32>) -> ()

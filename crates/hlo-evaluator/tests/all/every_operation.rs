@@ -4,13 +4,16 @@ use distribute_hlo::{
     BinaryOp, Builder, CollectiveGroups, CompareOp, Convolution, DotDimensions, ElementType, GatherDimensions, Program,
     Reducer, Result, RngAlgorithm, ScatterDimensions, SortOrder, TensorType, UnaryOp, Value, Window,
 };
+use hlo_evaluator::Tensor;
 
-/// Builds the program. Its only parameter is `f32[4,6]`.
+/// Builds the program. Its parameters are `f32[4,6]`, whose memory the first output takes, and `i32[2]`, whose memory any
+/// output may take.
 pub(crate) fn every_operation(replicas: usize) -> Result<Program> {
     let mut b = Builder::new("every_operation").replicas(replicas);
     let b = &mut b;
     let x = b.donated_parameter(TensorType::new(ElementType::F32, [4, 6]));
-    let mut outputs = Vec::new();
+    let free = b.donated_parameter(TensorType::new(ElementType::I32, [2]));
+    let mut outputs = vec![b.negate(free)?];
     elementwise(b, x, &mut outputs)?;
     movement(b, x, &mut outputs)?;
     contraction(b, x, &mut outputs)?;
@@ -23,6 +26,12 @@ pub(crate) fn every_operation(replicas: usize) -> Result<Program> {
     b.alias(x, 0)?;
     // The builder is behind a reference, which the helpers share.
     std::mem::replace(b, Builder::new("empty")).finish(&outputs)
+}
+
+/// Returns inputs for each replica.
+pub(crate) fn inputs(replicas: usize) -> Vec<Vec<Tensor>> {
+    let x = |replica: usize| (0..24).map(|n| (n + replica) as f32 * 0.25).collect::<Vec<_>>();
+    (0..replicas).map(|replica| vec![Tensor::new([4, 6], x(replica)), Tensor::new([2], vec![1, -5])]).collect()
 }
 
 fn elementwise(b: &mut Builder, x: Value, outputs: &mut Vec<Value>) -> Result<()> {

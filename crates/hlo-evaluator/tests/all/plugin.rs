@@ -112,9 +112,7 @@ fn every_operation_runs_on_the_plugin() {
     let Some(client) = client() else { return };
     for replicas in [1, 2, 4] {
         let program = crate::every_operation::every_operation(replicas).unwrap();
-        let inputs: Vec<Vec<Tensor>> = (0..replicas)
-            .map(|replica| vec![Tensor::new([4, 6], (0..24).map(|n| (n + replica) as f32 * 0.25).collect::<Vec<_>>())])
-            .collect();
+        let inputs = crate::every_operation::inputs(replicas);
         let expected = evaluate(&program, &inputs).unwrap();
         let found = execute(&client, &program, &inputs);
         for (place, (found, expected)) in found.iter().flatten().zip(expected.iter().flatten()).enumerate() {

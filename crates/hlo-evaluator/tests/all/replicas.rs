@@ -3,7 +3,7 @@
 use distribute_hlo::{Builder, CollectiveGroups, CompareOp, ElementType, Reducer, TensorType};
 use hlo_evaluator::{Error, Tensor, evaluate};
 
-use crate::every_operation::every_operation;
+use crate::every_operation::{self, every_operation};
 
 fn inputs(replicas: usize) -> Vec<Vec<Tensor>> {
     (0..replicas)
@@ -15,8 +15,7 @@ fn inputs(replicas: usize) -> Vec<Vec<Tensor>> {
 fn every_operation_is_evaluated() {
     for replicas in [1, 2] {
         let program = every_operation(replicas).unwrap();
-        let input = Tensor::new([4, 6], (0..24).map(|n| n as f32 * 0.25 - 2.0).collect::<Vec<_>>());
-        let outputs = evaluate(&program, &vec![vec![input]; replicas]).unwrap();
+        let outputs = evaluate(&program, &every_operation::inputs(replicas)).unwrap();
         for outputs in outputs {
             let types: Vec<_> = outputs.iter().map(Tensor::ty).collect();
             assert_eq!(types, program.outputs().iter().collect::<Vec<_>>());
