@@ -52,6 +52,8 @@ pub struct Builder {
     open: Vec<Open>,
     /// The number of regions made so far.
     regions: u32,
+    /// The number of replicas for which the first collective was added.
+    exchanged: Option<usize>,
 }
 
 /// A region that is being built.
@@ -79,10 +81,12 @@ impl Builder {
             values: Vec::new(),
             open: vec![Open { number: 0, region: Region::default() }],
             regions: 1,
+            exchanged: None,
         }
     }
 
-    /// Sets the number of replicas that run the program together. Set it before collectives are added.
+    /// Sets the number of replicas that run the program together, before collectives are added: their sizes depend on
+    /// it. [`Builder::finish`] refuses a number that was changed after them.
     #[must_use]
     pub fn replicas(mut self, replicas: usize) -> Builder {
         self.replicas = replicas;
@@ -148,12 +152,19 @@ impl Builder {
     /// Ends the program, which returns these values.
     ///
     /// # Errors
-    /// [`Error::Program`] if it has 0 replicas, or an alias names an output that does not exist, has another type or is
+    /// [`Error::Program`] if it has 0 replicas, or another number than that of its collectives, or an alias names an output that does not exist, has another type or is
     /// named twice; [`Error::TooLarge`] for a parameter; [`Error::ForeignValue`] and [`Error::OutOfScope`].
     pub fn finish(mut self, outputs: &[Value]) -> Result<Program> {
         self.check("finish", outputs)?;
         if self.replicas == 0 || i32::try_from(self.replicas).is_err() {
             let problem = format!("it has {} replicas; expected 1 to {}", self.replicas, i32::MAX);
+            return Err(self.program_error(problem));
+        }
+        if let Some(others) = self.exchanged.filter(|&others| others != self.replicas) {
+            let problem = format!(
+                "it has {} replicas, and collectives were added for {others}; set replicas before the first collective",
+                self.replicas
+            );
             return Err(self.program_error(problem));
         }
         for parameter in &self.parameters {
@@ -288,6 +299,9 @@ impl Builder {
         self.check(kind.name(), operands)?;
         for ty in &results {
             fits(kind.name(), ty)?;
+        }
+        if kind.is_collective() && *self.exchanged.get_or_insert(self.replicas) != self.replicas {
+            return Err(self.program_error("the number of replicas was changed after a collective".to_owned()));
         }
         let number = self.open.last().map_or(0, |open| open.number);
         let results: Vec<Value> = results.into_iter().map(|ty| self.new_value(ty, number)).collect();

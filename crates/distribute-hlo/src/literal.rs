@@ -153,6 +153,8 @@ fn number_bytes(element: ElementType, value: Number) -> Result<Vec<u8>> {
         (ElementType::Bool, _) => return Err(refused("true or false")),
         (_, Number::Bool(_)) => return Err(refused("a number")),
         (ElementType::F64, _) => as_f64(value).append_to(&mut bytes),
+        // Rounded once, not by way of f64.
+        (ElementType::F32, Number::Integer(value)) => (value as f32).append_to(&mut bytes),
         (ElementType::F32, _) => (as_f64(value) as f32).append_to(&mut bytes),
         (ElementType::F16, _) => f16::from_f64(as_f64(value)).append_to(&mut bytes),
         (ElementType::BF16, _) => bf16::from_f64(as_f64(value)).append_to(&mut bytes),

@@ -1,6 +1,6 @@
 //! Attributes of operations in MLIR.
 
-use std::fmt::{Display, Write as _};
+use std::fmt::Display;
 
 use crate::{
     CollectiveGroups, Convolution, DotDimensions, ElementType, GatherDimensions, Literal, OpKind, Precision,
@@ -132,11 +132,14 @@ fn splat(element: ElementType, bytes: &[u8]) -> String {
     unsigned.to_string()
 }
 
+/// The digits of a hexadecimal number.
+const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
+
 /// Appends two digits for each byte.
 fn hex<'a>(text: &mut String, bytes: impl Iterator<Item = &'a u8>) {
     for byte in bytes {
-        // Writing to a string does not fail.
-        let _ = write!(text, "{byte:02X}");
+        text.push(char::from(DIGITS[usize::from(byte >> 4)]));
+        text.push(char::from(DIGITS[usize::from(byte & 15)]));
     }
 }
 

@@ -98,6 +98,24 @@ fn a_program_has_replicas() {
 }
 
 #[test]
+fn replicas_are_set_before_collectives() {
+    let build = |then: &dyn Fn(&mut Builder, distribute_hlo::Value) -> distribute_hlo::Result<()>| {
+        let mut b = Builder::new("late").replicas(2);
+        let x = b.parameter(ty());
+        let gathered = b.all_gather(x, 0, &CollectiveGroups::All)?;
+        let mut b = b.replicas(4);
+        then(&mut b, x)?;
+        b.finish(&[gathered])
+    };
+    assert_eq!(
+        build(&|_, _| Ok(())).unwrap_err().to_string(),
+        "program \"late\": it has 4 replicas, and collectives were added for 2; set replicas before the first collective"
+    );
+    let error = build(&|b, x| b.all_gather(x, 0, &CollectiveGroups::All).map(|_| ())).unwrap_err();
+    assert_eq!(error.to_string(), "program \"late\": the number of replicas was changed after a collective");
+}
+
+#[test]
 fn operations_of_loops_are_found_and_counted() {
     let mut b = Builder::new("counts").replicas(2);
     let x = b.parameter(ty());

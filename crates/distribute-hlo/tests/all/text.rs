@@ -63,6 +63,9 @@ fn constants_keep_every_bit() {
     assert_eq!(text(splat(ElementType::I8, -128.0)), "dense<-128> : tensor<2x3xi8>");
     let most = Literal::splat(TensorType::scalar(ElementType::U64), u64::MAX).unwrap();
     assert_eq!(text(most), "dense<18446744073709551615> : tensor<ui64>");
+    // Its lower half decides, which f64 does not hold.
+    let odd = Literal::splat(TensorType::scalar(ElementType::F32), (1i64 << 62) + (1i64 << 38) + 1).unwrap();
+    assert_eq!(text(odd), "dense<0x5E800001> : tensor<f32>");
     let dense = Literal::dense(&[1.0f32, f32::from_bits(0x7fc0_1234)], [2]).unwrap();
     assert_eq!(text(dense), "dense<\"0x0000803F3412C07F\"> : tensor<2xf32>");
     let truth = Literal::dense(&[true, false, false, true], [2, 2]).unwrap();

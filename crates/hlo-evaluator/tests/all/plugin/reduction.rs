@@ -42,6 +42,29 @@ fn reductions() {
 }
 
 #[test]
+fn extremes_of_equal_values_and_nan() {
+    agree(1, 2, |case| {
+        let values = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, 0.0, 1.0, 2.0];
+        for (kinds, columns) in [(7, 5), (7, 300), (1, 20), (2, 4)] {
+            let from = case.rng.usize(0..=7 - kinds);
+            let numbers = (0..6 * columns).map(|_| values[from + case.rng.usize(0..kinds)]).collect::<Vec<_>>();
+            let x = case.given(Tensor::new([6, columns], numbers));
+            for element in [ElementType::F32, ElementType::F64, ElementType::BF16, ElementType::F16] {
+                let x = case.b.convert(x, element).unwrap();
+                for dimension in [0, 1] {
+                    let (value, place) = case.b.argmax(x, dimension, ElementType::I64).unwrap();
+                    case.exact(format!("argmax {dimension}"), Ok(value));
+                    case.exact(format!("argmax {dimension} {element}"), Ok(place));
+                    let (value, place) = case.b.argmin(x, dimension, ElementType::U32).unwrap();
+                    case.exact(format!("argmin {dimension}"), Ok(value));
+                    case.exact(format!("argmin {dimension} {element}"), Ok(place));
+                }
+            }
+        }
+    });
+}
+
+#[test]
 fn windows() {
     agree(1, 12, |case| {
         for element in [ElementType::F32, ElementType::I32, ElementType::F16, ElementType::U8] {
