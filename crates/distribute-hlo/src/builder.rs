@@ -152,8 +152,9 @@ impl Builder {
     /// Ends the program, which returns these values.
     ///
     /// # Errors
-    /// [`Error::Program`] if it has 0 replicas, or another number than that of its collectives, or an alias names an output that does not exist, has another type or is
-    /// named twice; [`Error::TooLarge`] for a parameter; [`Error::ForeignValue`] and [`Error::OutOfScope`].
+    /// [`Error::Program`] if it has 0 replicas, or another number than that of its collectives, or an alias names an
+    /// output that does not exist, has another type or is named twice; [`Error::TooLarge`] for a parameter;
+    /// [`Error::ForeignValue`] and [`Error::OutOfScope`].
     pub fn finish(mut self, outputs: &[Value]) -> Result<Program> {
         self.check("finish", outputs)?;
         if self.replicas == 0 || i32::try_from(self.replicas).is_err() {
@@ -162,7 +163,7 @@ impl Builder {
         }
         if let Some(others) = self.exchanged.filter(|&others| others != self.replicas) {
             let problem = format!(
-                "it has {} replicas, and collectives were added for {others}; set replicas before the first collective",
+                "it has {} replicas, and collectives were added for {others}; set replicas before collectives",
                 self.replicas
             );
             return Err(self.program_error(problem));

@@ -67,7 +67,8 @@ fn aliases_are_compared_with_outputs() {
         "{}",
         found.text()
     );
-    let refusals: [(&dyn Fn(&mut Builder, [distribute_hlo::Value; 3]) -> _, &str); 5] = [
+    type Alias<'a> = &'a dyn Fn(&mut Builder, [distribute_hlo::Value; 3]) -> distribute_hlo::Result<()>;
+    let refusals: [(Alias<'_>, &str); 5] = [
         (&|b, v| b.alias(v[2], 0), "alias: value is f32[2]: it keeps its buffer; add it by donated_parameter"),
         (&|b, v| b.alias(v[0], 0).and(b.alias(v[0], 1)), "alias: value is f32[2]: output 0 is written into it already"),
         (
@@ -109,7 +110,7 @@ fn replicas_are_set_before_collectives() {
     };
     assert_eq!(
         build(&|_, _| Ok(())).unwrap_err().to_string(),
-        "program \"late\": it has 4 replicas, and collectives were added for 2; set replicas before the first collective"
+        "program \"late\": it has 4 replicas, and collectives were added for 2; set replicas before collectives"
     );
     let error = build(&|b, x| b.all_gather(x, 0, &CollectiveGroups::All).map(|_| ())).unwrap_err();
     assert_eq!(error.to_string(), "program \"late\": the number of replicas was changed after a collective");

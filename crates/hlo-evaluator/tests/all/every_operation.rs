@@ -6,8 +6,8 @@ use distribute_hlo::{
 };
 use hlo_evaluator::Tensor;
 
-/// Builds the program. Its parameters are `f32[4,6]`, whose memory the first output takes, and `i32[2]`, whose memory any
-/// output may take.
+/// Builds the program. Its parameters are `f32[4,6]`, whose memory the first output takes, and `i32[2]`, whose memory
+/// any output may take.
 pub(crate) fn every_operation(replicas: usize) -> Result<Program> {
     let mut b = Builder::new("every_operation").replicas(replicas);
     let b = &mut b;

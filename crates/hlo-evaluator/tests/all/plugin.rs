@@ -37,7 +37,7 @@ fn client() -> Option<Client> {
 
 /// Returns PJRT's name of an element type.
 fn element(element: distribute_hlo::ElementType) -> ElementType {
-    use distribute_hlo::ElementType as Hlo;
+    type Hlo = distribute_hlo::ElementType;
     match element {
         Hlo::Bool => ElementType::Bool,
         Hlo::F16 => ElementType::F16,
