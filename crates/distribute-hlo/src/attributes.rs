@@ -211,6 +211,9 @@ impl CompareOp {
 }
 
 /// The function of two elements by which a reduction combines them.
+///
+/// XLA on CPUs keeps NaN in `Max` and `Min`, and in [`BinaryOp::Maximum`] and [`BinaryOp::Minimum`], only if it
+/// compiles with the option `xla_cpu_enable_fast_min_max` set to false.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reducer {
     /// The sum of integers or floating-point numbers, from 0.

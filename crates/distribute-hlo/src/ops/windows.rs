@@ -24,6 +24,8 @@ impl Builder {
     /// ones, in a tensor of zeros with the sizes of `operand`: the gradient of a maximum over windows. If a window has
     /// NaN, the place depends on the device.
     ///
+    /// TPUs compile it only if at least two dimensions have windows of size 1: give images of four dimensions.
+    ///
     /// # Errors
     /// [`Error::Operation`](crate::Error::Operation) if `source` does not have one element for each window, the window
     /// has dilations, or elements are truth values.
