@@ -25,6 +25,9 @@ pub(crate) fn device_of(strategy: &Strategy, local: usize) -> Result<Device> {
     let spec = &strategy.devices()[local];
     match spec.kind() {
         None | Some(DeviceKind::Cpu) => Ok(Device::flex().autodiff()),
+        // Models are recorded; initial values and batches are on the host.
+        #[cfg(feature = "pjrt")]
+        Some(DeviceKind::Tpu) if strategy.pjrt().is_some() => Ok(Device::flex().autodiff()),
         Some(_) => Err(Error::Device { device: spec.to_string() }),
     }
 }

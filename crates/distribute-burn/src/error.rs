@@ -24,6 +24,35 @@ pub enum Error {
     /// The data could not be read.
     #[error(transparent)]
     Input(#[from] distribute_input::Error),
+    /// A PJRT device failed.
+    #[cfg(feature = "pjrt")]
+    #[error(transparent)]
+    Accelerator(distribute_device::Error),
+    /// A model has an operation that cannot be compiled.
+    #[cfg(feature = "pjrt")]
+    #[error(transparent)]
+    Lowering(#[from] distribute_burn_hlo::Error),
+    /// A program could not be built.
+    #[cfg(feature = "pjrt")]
+    #[error(transparent)]
+    Hlo(#[from] distribute_hlo::Error),
+    /// The operations of a model could not be recorded for a program.
+    #[cfg(feature = "pjrt")]
+    #[error(
+        "the model cannot be compiled: {problem}. Its operations are recorded once, without values, so it must not read \
+         tensors, nor call backward"
+    )]
+    Trace {
+        /// The problem.
+        problem: String,
+    },
+    /// Something does not go with programs that are compiled for PJRT devices.
+    #[cfg(feature = "pjrt")]
+    #[error("under TpuStrategy {problem}")]
+    Program {
+        /// The problem, and the remedy.
+        problem: String,
+    },
     /// A replica is to be on a device that this crate does not use.
     #[error(
         "a replica was to be on {device}; burn models run on CPUs here, on burn's Flex backend: name CPU:0, CPU:1 …"
@@ -219,6 +248,8 @@ impl ErrorClass for Error {
             Error::Collective(error) => error.class(),
             Error::Train(error) => error.class(),
             Error::Input(error) => error.class(),
+            #[cfg(feature = "pjrt")]
+            Error::Accelerator(error) => error.class(),
             _ => Class::PERMANENT,
         }
     }

@@ -32,6 +32,8 @@ use parking_lot::Mutex;
 use crate::BurnTensor;
 use crate::backend::{Diff, DiffTensor};
 use crate::gather::{Gathers, Regather};
+#[cfg(feature = "pjrt")]
+use crate::tensor::burn_type;
 use crate::tensor::{node_of, on_device_of, tensor_on};
 
 /// The depth by which the tokens of two uses differ. More operations than this between two parameters delay their
@@ -195,6 +197,8 @@ pub(crate) struct Copy {
     /// Whether gradients are computed for it.
     pub(crate) trained: Arc<AtomicBool>,
     pub(crate) uses: Arc<Uses>,
+    /// Whether the model runs in compiled programs only.
+    pub(crate) is_compiled: bool,
 }
 
 impl Copy {
@@ -251,6 +255,16 @@ impl Reparameterization for Hook {
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         let copy = &self.copy;
         let device = base.device();
+        #[cfg(feature = "pjrt")]
+        if crate::pjrt::is_tracing() {
+            let of_type =
+                (&copy.value.shape()[..], burn_type(copy.value.dtype().unwrap_or(distribute_device::DType::F32)));
+            let traced = crate::pjrt::traced_parameter(copy.index, of_type, copy.is_trained(), device.is_autodiff());
+            return traced.unwrap_or(base);
+        }
+        if copy.is_compiled {
+            return tensor_on(given(copy.index).unwrap_or_else(outside_programs), &device);
+        }
         let is_sharded = copy.layout.is_some();
         // Backward needs a sharded weight again even if it is frozen, so its use must be in the graph.
         if !copy.is_trained() && !is_sharded {
@@ -268,6 +282,15 @@ impl Reparameterization for Hook {
         };
         on_device_of(used, &device)
     }
+}
+
+/// Raises the error of a model that is used outside of the programs in which it is compiled.
+fn outside_programs() -> FlexTensor {
+    distribute_strategy::raise(distribute_strategy::Error::Context {
+        what: "a model of TpuStrategy",
+        place: "on the host",
+        remedy: "train it by Trainer, whose steps are compiled, or take a module by Model::to_module",
+    })
 }
 
 /// Records a use in the graph.

@@ -56,6 +56,8 @@ mod library;
 mod losses;
 mod model;
 mod optimizer;
+#[cfg(feature = "pjrt")]
+mod pjrt;
 mod precision;
 mod spare;
 mod statistics;
@@ -82,7 +84,7 @@ pub use tensor_parallel::{
     gather_from_tensor_group, row_parallel_linear, scatter_to_tensor_group, sum_over_tensor_group,
     vocab_parallel_cross_entropy_per_example, vocab_parallel_embedding, vocab_parallel_embedding_with,
 };
-pub use trainer::{Examples, Fit, HostTargets, Inputs, PredictionData, Targets, Trainer, TrainingData};
+pub use trainer::{Examples, Fit, HostTargets, Inputs, PredictionData, Targets, TensorMap, Trainer, TrainingData};
 
 /// A variable of a burn model.
 pub type Variable = distribute_optim::backend::Variable<Burn>;

@@ -128,6 +128,10 @@ pub(crate) fn no_losses(logits: Tensor<2>) -> Tensor<1> {
 
 /// Refuses a target that is not a class, where burn panics.
 pub(crate) fn check_classes(targets: &Tensor<1, Int>, classes: usize) -> Result<()> {
+    #[cfg(feature = "pjrt")]
+    if let Some(noted) = crate::pjrt::targets_checked(targets, classes) {
+        return noted;
+    }
     match first_outside(targets, classes)? {
         None => Ok(()),
         Some((at, class)) => Err(Error::Class { at, class, classes }),

@@ -67,7 +67,7 @@ impl BurnStrategy for Strategy {
             let tapes: Vec<Arc<Tape<BurnTensor>>> = (0..replicas).map(|_| Tape::new()).collect();
             let uses: Vec<Arc<Uses>> = tapes.iter().map(|tape| Uses::new(tape.clone(), of_path.len())).collect();
             let attached = models.into_iter().zip(&uses).enumerate().map(|(local, (model, uses))| {
-                let copies = copies(&variables, &trained, (local, ranks), uses);
+                let copies = copies(&variables, &trained, (local, ranks), uses, is_compiled(self));
                 let used = of_path.iter().filter_map(|(path, index)| Some((path.clone(), copies[*index].clone()?)));
                 model.apply_reparameterization(Attach { copies: &used.collect() })
             });
@@ -84,7 +84,16 @@ impl BurnStrategy for Strategy {
             // A failed run is undone in these as long as this lives.
             let held: Arc<dyn Any + Send + Sync> = Arc::new((uses, statistics.clone()));
             let parameters = Arc::new(Parameters::new(self, variables, tapes, Some(held)));
-            Ok(Model { replicas, parameters, trained, statistics })
+            let is_compiled = is_compiled(self);
+            Ok(Model {
+                replicas,
+                parameters,
+                trained,
+                statistics,
+                is_compiled,
+                #[cfg(feature = "pjrt")]
+                programs: crate::pjrt::Programs::default(),
+            })
         })
     }
 }
@@ -95,6 +104,7 @@ fn copies(
     trained: &[Arc<AtomicBool>],
     (local, ranks): (usize, usize),
     uses: &Arc<Uses>,
+    is_compiled: bool,
 ) -> Vec<Option<Arc<Copy>>> {
     let copy = |(index, (variable, trained)): (usize, (&Variable<Burn>, &Arc<AtomicBool>))| {
         let copy = Copy {
@@ -107,6 +117,7 @@ fn copies(
             parts: parts(variable, local % ranks, ranks).unwrap_or_default(),
             trained: trained.clone(),
             uses: uses.clone(),
+            is_compiled,
         };
         (!variable.is_statistic()).then(|| Arc::new(copy))
     };
@@ -159,6 +170,21 @@ pub struct Model<M> {
     /// Whether a variable gets gradients, by index.
     trained: Vec<Arc<AtomicBool>>,
     statistics: Option<Arc<Statistics<M>>>,
+    /// Whether it runs in compiled programs only, which read and write its variables.
+    is_compiled: bool,
+    #[cfg(feature = "pjrt")]
+    programs: crate::pjrt::Programs,
+}
+
+/// Returns whether models of a strategy run in compiled programs only.
+fn is_compiled(strategy: &Strategy) -> bool {
+    #[cfg(feature = "pjrt")]
+    return strategy.pjrt().is_some();
+    #[cfg(not(feature = "pjrt"))]
+    {
+        let _ = strategy;
+        false
+    }
 }
 
 impl<M> Trainable for Model<M> {
@@ -210,6 +236,12 @@ impl<M: Module + Sync + 'static> Model<M> {
         let in_parts = |variable: &Variable<Burn>| variable.layout().is_some() || variable.tensor_split().is_some();
         for (index, variable) in self.variables().iter().enumerate().filter(|(_, variable)| in_parts(variable)) {
             wholes.insert(index, variable.whole(strategy)?.flex());
+        }
+        if self.is_compiled {
+            for (index, variable) in self.variables().iter().enumerate() {
+                wholes.insert(index, variable.components()[0].fetched()?);
+            }
+            self.write_statistics();
         }
         // Validation has running statistics of its own.
         Ok(with_whole(wholes, || self.first().valid().materialize().train()))
@@ -302,7 +334,9 @@ impl<M: Module + Sync + 'static> Model<M> {
 
     /// Brings the variables of running statistics up to date with the layers, which write their own.
     pub(crate) fn read_statistics(&self) -> Result<()> {
-        self.statistics.as_ref().map_or(Ok(()), |statistics| statistics.read_all())
+        // Programs write the variables themselves.
+        let of_layers = self.statistics.as_ref().filter(|_| !self.is_compiled);
+        of_layers.map_or(Ok(()), |statistics| statistics.read_all())
     }
 
     /// Brings the layers' running statistics up to date with the variables.
@@ -315,6 +349,38 @@ impl<M: Module + Sync + 'static> Model<M> {
     /// Returns the index of each parameter's variable, by the parameter's id.
     pub(crate) fn index_of_ids(&self) -> HashMap<u64, usize> {
         self.variables().iter().enumerate().map(|(index, variable)| (id_of(variable.name()).val(), index)).collect()
+    }
+
+    #[cfg(feature = "pjrt")]
+    pub(crate) fn programs(&self) -> &crate::pjrt::Programs {
+        &self.programs
+    }
+
+    #[cfg(feature = "pjrt")]
+    pub(crate) fn has_statistics(&self) -> bool {
+        self.statistics.is_some()
+    }
+
+    /// Runs the model in the record that is being made, and returns the new values of its running statistics too, by
+    /// the index of their variables, if it `trains`.
+    #[cfg(feature = "pjrt")]
+    pub(crate) fn recorded<R>(
+        &self,
+        trains: bool,
+        run: impl FnOnce(&M) -> Result<R>,
+    ) -> Result<(R, std::collections::BTreeMap<usize, burn_capture::TensorId>)> {
+        // A copy with running statistics of its own, in which those of the record are.
+        let copy = if trains { self.first().valid().train() } else { self.first().valid() };
+        let of_variable = |(index, variable): (usize, &Variable<Burn>)| variable.is_statistic().then_some(index);
+        let variables: Vec<usize> = self.variables().iter().enumerate().filter_map(of_variable).collect();
+        let ids = self.statistics.as_ref().map_or(&[][..], |statistics| statistics.ids_of_first());
+        crate::statistics::record(&copy, ids, &variables, self.variables());
+        let result = run(&copy)?;
+        if !trains {
+            return Ok((result, std::collections::BTreeMap::new()));
+        }
+        let new = crate::statistics::recorded(&copy, ids, &variables, self.variables())?;
+        Ok((result, variables.into_iter().zip(new).collect()))
     }
 
     pub(crate) fn replicas(&self) -> &Arc<Vec<M>> {

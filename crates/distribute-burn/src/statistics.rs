@@ -59,6 +59,12 @@ impl<M: Module + Sync + 'static> Statistics<M> {
         }
     }
 
+    /// Returns the ids of the first replica's statistics.
+    #[cfg(feature = "pjrt")]
+    pub(crate) fn ids_of_first(&self) -> &[ParamId] {
+        &self.ids[0]
+    }
+
     /// Returns the values of one replica's layers.
     fn values(&self, local: usize) -> distribute_values::Result<Vec<FlexTensor>> {
         values_of(&self.replicas[local], &self.ids[local])
@@ -157,6 +163,69 @@ impl ModuleMapper for Setter<'_> {
                 param.map(|_| tensor_on(self.values[index].clone(), &device))
             }
             None => param,
+        }
+    }
+}
+
+/// Makes the statistics of a model tensors of the record that is being made. `variables` are the indices of theirs
+/// among `all`.
+#[cfg(feature = "pjrt")]
+pub(crate) fn record<M: Module>(model: &M, ids: &[ParamId], variables: &[usize], all: &[Variable<Burn>]) {
+    // The layers share their statistics with the copy that is mapped here.
+    let _ = model.clone().map(&mut Recorder { ids, variables, all, autodiff: false });
+}
+
+/// Returns the ids of the statistics in the record, after the model has run.
+#[cfg(feature = "pjrt")]
+pub(crate) fn recorded<M: Module>(
+    model: &M,
+    ids: &[ParamId],
+    variables: &[usize],
+    all: &[Variable<Burn>],
+) -> Result<Vec<burn_capture::TensorId>> {
+    // `train` merges updates, and needs values with automatic differentiation, as updates are; the forward pass needs
+    // them without.
+    let _ = model.clone().map(&mut Recorder { ids, variables, all, autodiff: true }).train();
+    let mut found = Recorded { ids, found: ids.iter().map(|_| None).collect() };
+    model.visit(&mut found);
+    let missing = || crate::Error::from(refused("read a running statistic", "its layer is missing".to_owned()));
+    found.found.into_iter().map(|found| found.unwrap_or_else(|| Err(missing()))).collect()
+}
+
+#[cfg(feature = "pjrt")]
+struct Recorder<'a> {
+    ids: &'a [ParamId],
+    variables: &'a [usize],
+    all: &'a [Variable<Burn>],
+    autodiff: bool,
+}
+
+#[cfg(feature = "pjrt")]
+impl ModuleMapper for Recorder<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        use distribute_values::TensorStorage;
+        let Some(place) = self.ids.iter().position(|id| *id == param.id) else { return param };
+        let component = &self.all[self.variables[place]].components()[0];
+        let Ok(dtype) = component.dtype() else { return param };
+        let of_type = (&component.shape()[..], crate::tensor::burn_type(dtype));
+        match crate::pjrt::traced_parameter(self.variables[place], of_type, false, self.autodiff) {
+            Some(traced) => param.map(|_| traced),
+            None => param,
+        }
+    }
+}
+
+#[cfg(feature = "pjrt")]
+struct Recorded<'a> {
+    ids: &'a [ParamId],
+    found: Vec<Option<Result<burn_capture::TensorId>>>,
+}
+
+#[cfg(feature = "pjrt")]
+impl ModuleVisitor for Recorded<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(place) = self.ids.iter().position(|id| *id == param.id) {
+            self.found[place] = Some(crate::pjrt::float_id(param.base()));
         }
     }
 }

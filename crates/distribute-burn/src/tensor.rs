@@ -14,6 +14,12 @@ use distribute_values::TensorStorage;
 use parking_lot::RwLock;
 
 use crate::backend::{Diff, DiffTensor, Recomputing, is_whole, whole};
+#[cfg(feature = "pjrt")]
+use crate::pjrt::Resident;
+
+mod held;
+
+use held::Held;
 
 /// The marker type of burn's tensors, for traits that take a tensor library.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +35,7 @@ pub struct BurnTensor(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    tensor: RwLock<FlexTensor>,
+    held: RwLock<Held>,
     /// The number of writes.
     version: AtomicU64,
 }
@@ -37,7 +43,7 @@ struct Shared {
 impl BurnTensor {
     /// Copies the elements only if they are not contiguous.
     pub(crate) fn new(tensor: FlexTensor) -> BurnTensor {
-        BurnTensor(Arc::new(Shared { tensor: RwLock::new(whole(tensor)), version: AtomicU64::new(0) }))
+        BurnTensor(Arc::new(Shared { held: RwLock::new(Held::Host(whole(tensor))), version: AtomicU64::new(0) }))
     }
 
     /// Returns the elements as a tensor of burn, without a copy and outside the graph. A later write to this tensor
@@ -56,9 +62,43 @@ impl BurnTensor {
         Ok(Tensor::from_primitive::<Flex>(tensor))
     }
 
-    /// Returns a handle on the elements as they are now.
+    /// Returns a handle on the elements as they are now. If they are in a device's memory only and cannot be read, the
+    /// error is [raised](distribute_strategy::raise).
     pub(crate) fn flex(&self) -> FlexTensor {
-        self.0.tensor.read().clone()
+        self.fetched().unwrap_or_else(|error| distribute_strategy::raise(error.into()))
+    }
+
+    /// Returns a handle on the elements as they are now, which are copied to host memory if they are not there.
+    pub(crate) fn fetched(&self) -> distribute_values::Result<FlexTensor> {
+        if let Held::Host(tensor) | Held::Both(tensor, _) = &*self.0.held.read() {
+            return Ok(tensor.clone());
+        }
+        Ok(self.0.held.write().on_host()?.clone())
+    }
+
+    /// Returns the copy in a device's memory, if it has the present elements.
+    #[cfg(feature = "pjrt")]
+    pub(crate) fn on_device(&self) -> Option<Arc<Resident>> {
+        match &*self.0.held.read() {
+            Held::Device(resident) | Held::Both(_, resident) => Some(resident.clone()),
+            Held::Host(_) => None,
+        }
+    }
+
+    /// Adds a copy of the present elements in a device's memory.
+    #[cfg(feature = "pjrt")]
+    pub(crate) fn add_device_copy(&self, resident: Arc<Resident>) {
+        let mut held = self.0.held.write();
+        if let Held::Host(tensor) = &*held {
+            *held = Held::Both(tensor.clone(), resident);
+        }
+    }
+
+    /// Takes elements in a device's memory, of the same shape and type.
+    #[cfg(feature = "pjrt")]
+    pub(crate) fn replace_on_device(&self, resident: Arc<Resident>) {
+        *self.0.held.write() = Held::Device(resident);
+        self.0.version.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Returns a number that every write increases.
@@ -68,27 +108,35 @@ impl BurnTensor {
 
     /// Takes the elements of another tensor of the same shape and type, without a copy.
     pub(crate) fn replace(&self, tensor: FlexTensor) {
-        *self.0.tensor.write() = whole(tensor);
+        *self.0.held.write() = Held::Host(whole(tensor));
         self.0.version.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Returns whether no other handle reads or writes the elements.
     pub(crate) fn is_alone(&self) -> bool {
-        Arc::strong_count(&self.0) == 1 && self.0.tensor.read().is_unique()
+        Arc::strong_count(&self.0) == 1 && matches!(&*self.0.held.read(), Held::Host(tensor) if tensor.is_unique())
     }
 }
 
 impl TensorStorage<Burn> for BurnTensor {
     fn dtype(&self) -> distribute_values::Result<DType> {
-        dtype_of(self.0.tensor.read().dtype())
+        match &*self.0.held.read() {
+            Held::Host(tensor) | Held::Both(tensor, _) => dtype_of(tensor.dtype()),
+            #[cfg(feature = "pjrt")]
+            Held::Device(resident) => Ok(resident.dtype()),
+        }
     }
 
     fn shape(&self) -> Vec<usize> {
-        self.0.tensor.read().layout().shape().as_slice().to_vec()
+        match &*self.0.held.read() {
+            Held::Host(tensor) | Held::Both(tensor, _) => tensor.layout().shape().as_slice().to_vec(),
+            #[cfg(feature = "pjrt")]
+            Held::Device(resident) => resident.shape().to_vec(),
+        }
     }
 
     fn read(&self, visit: &mut dyn FnMut(BufferRef<'_>)) -> distribute_values::Result<()> {
-        see(&self.0.tensor.read(), visit)
+        see(&self.fetched()?, visit)
     }
 
     /// Copies the elements first if a tensor of burn shares them.
@@ -96,9 +144,11 @@ impl TensorStorage<Burn> for BurnTensor {
         fn show<E: burn_backend::Element + Element>(tensor: &mut FlexTensor, visit: &mut dyn FnMut(BufferMut<'_>)) {
             visit(BufferMut::from(tensor.storage_mut::<E>()));
         }
-        let mut tensor = self.0.tensor.write();
+        let mut held = self.0.held.write();
         self.0.version.fetch_add(1, Ordering::AcqRel);
-        with_dtype!(dtype_of(tensor.dtype())?, E => show::<E>(&mut tensor, visit));
+        // Copies in a device's memory are not written.
+        let tensor = held.only_on_host()?;
+        with_dtype!(dtype_of(tensor.dtype())?, E => show::<E>(tensor, visit));
         Ok(())
     }
 
@@ -117,7 +167,7 @@ impl TensorStorage<Burn> for BurnTensor {
 
     fn into_elements<T: Element>(self) -> distribute_values::Result<Vec<T>> {
         let held = match Arc::try_unwrap(self.0) {
-            Ok(held) => held.tensor.into_inner(),
+            Ok(shared) => shared.held.into_inner().into_host()?,
             Err(shared) => return BurnTensor(shared).to_elements(),
         };
         if dtype_of(held.dtype())? != T::DTYPE {

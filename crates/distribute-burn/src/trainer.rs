@@ -14,9 +14,13 @@ use crate::data::numbers;
 use crate::losses::Loss;
 use crate::{BurnContext, BurnStrategy, Error, Model, Optimizer, Result};
 
+#[cfg(feature = "pjrt")]
+mod compiled;
 mod examples;
 
-pub use examples::{Examples, HostTargets, Inputs, PredictionData, Targets, TrainingData};
+pub use examples::{Examples, HostTargets, Inputs, PredictionData, Targets, TensorMap, TrainingData};
+
+use examples::WithoutAutodiff;
 
 /// The settings of a training run: its length, validation data and callbacks.
 pub type Fit<X, Y> = distribute_train::trainer::Fit<Examples<X, Y>, Error>;
@@ -149,8 +153,13 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainer<
         let predict = || {
             let mut outputs = Vec::new();
             for batch in &data.distribute(&self.strategy, BATCH_SIZE)? {
+                #[cfg(feature = "pjrt")]
+                if self.strategy.pjrt().is_some() {
+                    outputs.push(self.strategy.gather(&self.predict_compiled(batch?)?, 0)?);
+                    continue;
+                }
                 let parts = self.strategy.run_with((&self.model, batch?), |_, (model, x)| {
-                    Ok::<_, Error>((self.forward)(&model.valid(), x.without_autodiff()))
+                    Ok::<_, Error>((self.forward)(&model.valid(), x.map_tensors(&mut WithoutAutodiff)))
                 })?;
                 outputs.push(self.strategy.gather(&parts, 0)?);
             }
@@ -275,6 +284,10 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainee 
         batch_size: usize,
         class_weights: &[f32],
     ) -> Result<PerReplica<Vec<f64>>> {
+        #[cfg(feature = "pjrt")]
+        if self.strategy.pjrt().is_some() {
+            return self.train_compiled(batches, batch_size, class_weights);
+        }
         let arguments = (&self.model, &self.optimizer, batches);
         self.strategy.run_with(arguments, |context, (model, optimizer, batches)| {
             let mut sums = trainer::sums(&self.metrics);
@@ -288,11 +301,15 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainee 
     }
 
     fn evaluate_on(&self, batch: PerReplica<Examples<X, Y>>) -> Result<PerReplica<Vec<f64>>> {
+        #[cfg(feature = "pjrt")]
+        if self.strategy.pjrt().is_some() {
+            return self.evaluate_compiled(batch);
+        }
         self.strategy.run_with((&self.model, batch), |context, (model, examples)| {
             let mut sums = trainer::sums(&self.metrics);
-            let outputs = (self.forward)(&model.valid(), examples.inputs.without_autodiff());
+            let outputs = (self.forward)(&model.valid(), examples.inputs.map_tensors(&mut WithoutAutodiff));
             if context.has_examples() {
-                let targets = examples.targets.without_autodiff();
+                let targets = examples.targets.map_tensors(&mut WithoutAutodiff);
                 let weights = examples.weights.map(Tensor::without_autodiff);
                 let losses = self.losses(outputs.clone(), targets.clone(), weights.clone())?;
                 self.add(&mut sums, outputs, &targets, weights, losses)?;

@@ -24,6 +24,8 @@ use crate::{Error, Parameters, ShardLayout, StepCounts, TensorLibrary, Trainable
 mod backward;
 mod builders;
 mod library;
+#[cfg(feature = "hlo")]
+mod program;
 mod replica;
 mod sharded_state;
 mod slots;
@@ -32,6 +34,8 @@ mod step;
 
 pub use builders::{Adagrad, Adam, AdamW, Lamb, RmsProp, Sgd};
 pub use library::LibraryOptimizer;
+#[cfg(feature = "hlo")]
+pub use program::{ProgramStep, ProgramUpdate, ProgramVariable};
 pub use replica::ReplicaOptimizer;
 
 /// An optimizer that was built for a model. Its slots are distributed variables with one component per replica.

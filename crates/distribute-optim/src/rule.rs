@@ -6,12 +6,16 @@ mod adagrad;
 mod adam;
 mod description;
 mod lamb;
+#[cfg(feature = "hlo")]
+mod program;
 mod rms_prop;
 mod sgd;
 mod step;
 
 pub use adam::AdamFactors;
 pub use description::OptimizerDescription;
+#[cfg(feature = "hlo")]
+pub(crate) use program::norm;
 pub use step::Float;
 use step::Step;
 

@@ -63,6 +63,8 @@ mod settings;
 mod sharding;
 mod step_header;
 mod strategy;
+#[cfg(feature = "pjrt")]
+mod tpu;
 mod waits;
 mod workers;
 
@@ -87,6 +89,8 @@ pub use run::FailsWith;
 pub use sharding::{ShardGroups, Sharding};
 pub use step_header::{Request, StepHeader};
 pub use strategy::{Strategy, StrategyExtended, ValueContext};
+#[cfg(feature = "pjrt")]
+pub use tpu::{PjrtReplicas, TpuBuilder, TpuStrategy};
 pub use waits::WeakStrategy;
 
 // The examples of the README are tests of the crate.

@@ -68,6 +68,12 @@ pub trait StrategyExtended: Send + Sync {
     fn sharding(&self) -> Option<Sharding> {
         None
     }
+
+    /// Returns the PJRT devices on which replicas compute; `None` if they compute on the host or on GPUs.
+    #[cfg(feature = "pjrt")]
+    fn pjrt(&self) -> Option<&crate::PjrtReplicas> {
+        None
+    }
 }
 
 /// A strategy: where replicas run and how their values are combined. Cheap to clone.
@@ -150,6 +156,13 @@ impl Strategy {
     /// libraries read it when they create a model's variables.
     pub fn sharding(&self) -> Option<Sharding> {
         self.extended.sharding()
+    }
+
+    /// Returns the PJRT devices of this process's replicas, if models run on such devices: in programs that are
+    /// compiled for all of them, which the integrations of tensor libraries make.
+    #[cfg(feature = "pjrt")]
+    pub fn pjrt(&self) -> Option<&crate::PjrtReplicas> {
+        self.extended.pjrt()
     }
 
     /// Returns the local replicas' ranks in the groups of a strategy that shards parameters; `None` if it does not. For

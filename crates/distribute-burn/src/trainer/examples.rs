@@ -38,8 +38,30 @@ impl<X, Y> From<(X, Y, Tensor<1>)> for Examples<X, Y> {
 
 /// Inputs of a model: a tensor whose rows are examples, or a tuple of such tensors.
 pub trait Inputs: Clone + Send + 'static {
-    /// Returns the inputs without automatic differentiation, for evaluation.
-    fn without_autodiff(self) -> Self;
+    /// Replaces each tensor by what `map` makes of it, always in the same order.
+    fn map_tensors<T: TensorMap>(self, map: &mut T) -> Self;
+}
+
+/// A function of the tensors of a batch.
+pub trait TensorMap {
+    /// Returns the replacement of a tensor of floating-point numbers.
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D>;
+
+    /// Returns the replacement of a tensor of integers.
+    fn int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int>;
+}
+
+/// Removes automatic differentiation, for evaluation.
+pub(super) struct WithoutAutodiff;
+
+impl TensorMap for WithoutAutodiff {
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        tensor.without_autodiff()
+    }
+
+    fn int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int> {
+        tensor.without_autodiff()
+    }
 }
 
 /// Targets of a model: a tensor whose rows are examples, of classes or of values.
@@ -81,10 +103,10 @@ impl HostTargets {
 }
 
 macro_rules! tensors {
-    ($($kind:ty, $of:path);*) => {$(
+    ($($kind:ty, $of:path, $map:ident);*) => {$(
         impl<const D: usize> Inputs for Tensor<D, $kind> {
-            fn without_autodiff(self) -> Self {
-                Tensor::without_autodiff(self)
+            fn map_tensors<T: TensorMap>(self, map: &mut T) -> Self {
+                map.$map(self)
             }
         }
 
@@ -110,17 +132,17 @@ macro_rules! tensors {
     )*};
 }
 
-tensors!(burn::tensor::Float, HostTargets::Values; Int, HostTargets::Classes);
+tensors!(burn::tensor::Float, HostTargets::Values, float; Int, HostTargets::Classes, int);
 
 impl<A: Inputs, B: Inputs> Inputs for (A, B) {
-    fn without_autodiff(self) -> Self {
-        (self.0.without_autodiff(), self.1.without_autodiff())
+    fn map_tensors<T: TensorMap>(self, map: &mut T) -> Self {
+        (self.0.map_tensors(map), self.1.map_tensors(map))
     }
 }
 
 impl<A: Inputs, B: Inputs, C: Inputs> Inputs for (A, B, C) {
-    fn without_autodiff(self) -> Self {
-        (self.0.without_autodiff(), self.1.without_autodiff(), self.2.without_autodiff())
+    fn map_tensors<T: TensorMap>(self, map: &mut T) -> Self {
+        (self.0.map_tensors(map), self.1.map_tensors(map), self.2.map_tensors(map))
     }
 }
 

@@ -391,6 +391,11 @@ impl Execution {
         &self.outputs
     }
 
+    /// Takes the first `count` outputs of each device, without waiting; [`outputs`](Self::outputs) are then the others.
+    pub fn take_outputs(&mut self, count: usize) -> Vec<Vec<Buffer>> {
+        self.outputs.iter_mut().map(|all| all.drain(..count.min(all.len())).collect()).collect()
+    }
+
     /// Returns the outputs of each device, without waiting.
     pub fn into_outputs(self) -> Vec<Vec<Buffer>> {
         self.outputs

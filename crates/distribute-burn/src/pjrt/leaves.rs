@@ -1,0 +1,112 @@
+//! The tensors of a batch: their elements on the host, and what stands for them in a record.
+
+use std::sync::Arc;
+
+use burn::tensor::{Int, Tensor};
+use burn_backend::DType as BurnType;
+use burn_flex::{Flex, FlexTensor};
+use distribute_device::HostBuffer;
+
+use super::trace;
+use crate::backend::is_whole;
+use crate::tensor::{flex_of, not_flex, refused};
+use crate::trainer::{Inputs, TensorMap};
+use crate::{Error, Result};
+
+/// One tensor of a batch, in host memory.
+#[derive(Clone, Debug)]
+pub(crate) struct Leaf {
+    pub(crate) dtype: BurnType,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl Leaf {
+    pub(crate) fn of(tensor: &FlexTensor) -> Leaf {
+        let copy;
+        let tensor = if is_whole(tensor) {
+            tensor
+        } else {
+            copy = tensor.to_contiguous();
+            &copy
+        };
+        let shape = tensor.layout().shape().as_slice().to_vec();
+        Leaf { dtype: tensor.dtype(), shape, bytes: tensor.bytes().to_vec() }
+    }
+
+    pub(crate) fn floats(values: &[f32]) -> Leaf {
+        let bytes = bytemuck::cast_slice(values).to_vec();
+        Leaf { dtype: BurnType::F32, shape: vec![values.len()], bytes }
+    }
+
+    /// Makes the tensor one of `rows` rows, by repeating its first row, or `other`'s if it has none.
+    pub(crate) fn padded(&mut self, rows: usize, other: &Leaf) {
+        let given = self.shape[0];
+        if given >= rows {
+            return;
+        }
+        let row_bytes = other.bytes.len() / other.shape[0].max(1);
+        let row = if given > 0 { self.bytes[..row_bytes].to_vec() } else { other.bytes[..row_bytes].to_vec() };
+        for _ in given..rows {
+            self.bytes.extend_from_slice(&row);
+        }
+        self.shape[0] = rows;
+    }
+
+    pub(crate) fn memory(&self) -> Result<Arc<HostBuffer>> {
+        Ok(Arc::new(HostBuffer::from_slice(&self.bytes).map_err(Error::Accelerator)?))
+    }
+}
+
+/// The tensors of a batch in the order in which they are mapped.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Collected {
+    pub(crate) leaves: Vec<Leaf>,
+    problem: Option<String>,
+}
+
+impl TensorMap for Collected {
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        match flex_of(tensor.clone()) {
+            Ok(flex) => self.leaves.push(Leaf::of(&flex)),
+            Err(error) => self.problem = Some(error.to_string()),
+        }
+        tensor
+    }
+
+    fn int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int> {
+        match tensor.clone().without_autodiff().try_into_primitive::<Flex>() {
+            Ok(flex) => self.leaves.push(Leaf::of(&flex)),
+            Err(error) => self.problem = Some(not_flex(error)),
+        }
+        tensor
+    }
+}
+
+/// Reads the tensors of a batch.
+pub(crate) fn collect<X: Inputs>(tensors: X) -> Result<Vec<Leaf>> {
+    let mut collected = Collected::default();
+    let _ = tensors.map_tensors(&mut collected);
+    match collected.problem {
+        None => Ok(collected.leaves),
+        Some(problem) => Err(refused("read a batch", problem).into()),
+    }
+}
+
+/// Replaces the tensors of a batch by inputs of the record that is being made on this thread.
+pub(crate) struct Feed {
+    /// Whether they are on the device with automatic differentiation.
+    pub(crate) autodiff: bool,
+    /// The shape and type of the leaves that follow.
+    pub(crate) leaves: std::vec::IntoIter<Leaf>,
+}
+
+impl TensorMap for Feed {
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        self.leaves.next().and_then(|leaf| trace::float_input(leaf, self.autodiff)).unwrap_or(tensor)
+    }
+
+    fn int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int> {
+        self.leaves.next().and_then(|leaf| trace::int_input(leaf, self.autodiff)).unwrap_or(tensor)
+    }
+}

@@ -1,0 +1,164 @@
+//! The program of a step, from a record of the model.
+
+use std::collections::BTreeMap;
+
+use burn_backend::DType as BurnType;
+use burn_ir::TensorId;
+use distribute_burn_hlo::{Lowering, element_type};
+use distribute_hlo::{Builder, ElementType, Literal, Program, TensorType, Value};
+use distribute_optim::backend::{ProgramStep, ProgramVariable};
+
+use super::Leaf;
+use super::trace::Trace;
+use crate::{Error, Result};
+
+/// A variable of a program: a parameter or a running statistic.
+#[derive(Clone, Debug)]
+pub(super) struct Known {
+    pub(super) shape: Vec<usize>,
+    pub(super) dtype: BurnType,
+    /// The types of its slots, if an optimizer updates it.
+    pub(super) slots: Vec<BurnType>,
+}
+
+/// A program, with what its parameters and outputs are.
+///
+/// Parameters: the variables of [`variables`](Planned::variables), the slots of those that are trained, the
+/// statistics that change, the random state, the numbers of the step, and the tensors of the batch. Outputs: the
+/// new values of trained variables, of their slots, of the statistics and of the random state; the norm; then those of
+/// the record.
+pub(super) struct Planned {
+    pub(super) program: Program,
+    /// The variables that the program reads, by index, in order.
+    pub(super) variables: Vec<usize>,
+    /// Those that it trains.
+    pub(super) trained: Vec<usize>,
+    /// The statistics that it replaces.
+    pub(super) replaced: Vec<usize>,
+    pub(super) has_norm: bool,
+    /// The place among the record's inputs of targets, and the number of classes.
+    pub(super) checks: Vec<(usize, usize)>,
+}
+
+/// Builds the program of a record. `step` is the optimizer's part; `statistics` are the new values of running
+/// statistics.
+pub(super) fn plan(
+    name: &str,
+    trace: &Trace,
+    known: &dyn Fn(usize) -> Result<Known>,
+    statistics: &BTreeMap<usize, TensorId>,
+    step: Option<&ProgramStep>,
+    replicas: usize,
+) -> Result<Planned> {
+    let mut b = Builder::new(name).replicas(replicas);
+    let trained: Vec<usize> = match step {
+        Some(_) => trace.gradients.keys().copied().collect(),
+        None => Vec::new(),
+    };
+    let replaced: Vec<usize> = statistics.keys().copied().collect();
+    let variables: Vec<usize> = trace.parameters.keys().copied().collect();
+    let mut values: BTreeMap<usize, Value> = BTreeMap::new();
+    let mut slots: Vec<Vec<Value>> = Vec::new();
+    for index in &variables {
+        let Known { shape, dtype, .. } = known(*index)?;
+        let ty = typed(&shape, dtype)?;
+        let is_donated = trained.contains(index) || replaced.contains(index);
+        values.insert(*index, if is_donated { b.donated_parameter(ty) } else { b.parameter(ty) });
+    }
+    for index in &trained {
+        let Known { shape, slots: types, .. } = known(*index)?;
+        let own = types.iter().map(|dtype| Ok(b.donated_parameter(typed(&shape, *dtype)?))).collect::<Result<_>>()?;
+        slots.push(own);
+    }
+    let state = b.donated_parameter(TensorType::new(ElementType::U64, [2]));
+    let per_variable = step.map_or(0, ProgramStep::numbers_per_variable);
+    let numbers = b.parameter(TensorType::new(ElementType::F32, [trained.len() * per_variable]));
+    let inputs: Vec<Value> = trace
+        .inputs
+        .iter()
+        .map(|(_, Leaf { shape, dtype, .. })| Ok(b.parameter(typed(shape, *dtype)?)))
+        .collect::<Result<_>>()?;
+    let mut constants = Vec::with_capacity(trace.constants.len());
+    for (id, data) in &trace.constants {
+        let ty = typed(data.shape().as_slice(), data.dtype())?;
+        constants.push((*id, b.constant(Literal::from_bytes(ty, one_byte_each(data.dtype(), data.as_bytes()))?)?));
+    }
+    let mut lowering = Lowering::new(&mut b);
+    lowering.set_random_state(state);
+    for (index, id) in &trace.parameters {
+        lowering.bind(*id, values[index]);
+    }
+    for ((id, _), value) in trace.inputs.iter().zip(&inputs) {
+        lowering.bind(*id, *value);
+    }
+    for (id, value) in constants {
+        lowering.bind(id, value);
+    }
+    let needed: Vec<TensorId> = trace
+        .outputs
+        .iter()
+        .chain(trained.iter().map(|index| &trace.gradients[index]))
+        .chain(statistics.values())
+        .copied()
+        .collect();
+    lowering.lower(&trace.operations, &needed)?;
+    let of_record = trace.outputs.iter().map(|id| lowering.value(*id)).collect::<Result<Vec<_>, _>>()?;
+    let gradients =
+        trained.iter().map(|index| lowering.value(trace.gradients[index])).collect::<Result<Vec<_>, _>>()?;
+    let new_statistics = statistics.values().map(|id| lowering.value(*id)).collect::<Result<Vec<_>, _>>()?;
+    let after = lowering.random_state().unwrap_or(state);
+    let mut outputs = Vec::new();
+    let mut norm = None;
+    if let Some(step) = step {
+        let in_program: Vec<ProgramVariable> = trained
+            .iter()
+            .zip(gradients)
+            .zip(&slots)
+            .map(|((index, gradient), slots)| ProgramVariable {
+                parameter: values[index],
+                gradient,
+                slots: slots.clone(),
+            })
+            .collect();
+        let update = step.add(&mut b, numbers, &in_program)?;
+        for (variable, (value, _)) in in_program.iter().zip(&update.updated) {
+            b.alias(variable.parameter, outputs.len())?;
+            outputs.push(*value);
+        }
+        for (variable, (_, new)) in in_program.iter().zip(&update.updated) {
+            for (slot, new) in variable.slots.iter().zip(new) {
+                b.alias(*slot, outputs.len())?;
+                outputs.push(*new);
+            }
+        }
+        norm = update.gradient_norm;
+    }
+    for (index, value) in replaced.iter().zip(new_statistics) {
+        b.alias(values[index], outputs.len())?;
+        outputs.push(value);
+    }
+    b.alias(state, outputs.len())?;
+    outputs.push(after);
+    outputs.extend(norm);
+    outputs.extend(of_record);
+    let (has_norm, checks) = (norm.is_some(), trace.checks.clone());
+    Ok(Planned { program: b.finish(&outputs)?, variables, trained, replaced, has_norm, checks })
+}
+
+/// Returns the type of a tensor in programs.
+pub(super) fn typed(shape: &[usize], dtype: BurnType) -> Result<TensorType> {
+    let element = element_type(dtype).ok_or_else(|| Error::Trace {
+        problem: format!("a tensor is of type {dtype:?}, which programs do not have"),
+    })?;
+    Ok(TensorType::new(element, shape))
+}
+
+/// Returns the bytes of elements, of which truth values have one each.
+pub(super) fn one_byte_each(dtype: BurnType, bytes: &[u8]) -> Vec<u8> {
+    match dtype {
+        BurnType::Bool(_) => {
+            bytes.chunks_exact(dtype.size()).map(|one| u8::from(one.iter().any(|b| *b != 0))).collect()
+        }
+        _ => bytes.to_vec(),
+    }
+}

@@ -1,0 +1,269 @@
+//! Recording what a model computes, on burn's capture backend.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use burn::tensor::{Int, Tensor};
+use burn_autodiff::Autodiff;
+use burn_backend::backend::{AutodiffBackend, BackendTypes};
+use burn_backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
+use burn_backend::{DType as BurnType, TensorData};
+use burn_capture::{CaptureBackend, CaptureChannel, CaptureClient, CaptureDevice, TensorId};
+use burn_ir::{BaseOperationIr, CastOpIr, OperationIr, ShapeOpIr};
+use burn_router::{RouterClient, RouterTensor, get_client};
+
+use super::Leaf;
+use crate::{Error, Result};
+
+/// The capture backend under automatic differentiation.
+type Diff = Autodiff<CaptureBackend>;
+type DiffTensor = <Diff as BackendTypes>::FloatTensorPrimitive;
+type Recorded = RouterTensor<CaptureClient>;
+
+/// What a model computed from its inputs.
+pub(crate) struct Trace {
+    pub(crate) operations: Vec<OperationIr>,
+    /// The values of tensors that were made from numbers of the host.
+    pub(crate) constants: BTreeMap<TensorId, TensorData>,
+    /// The parameters that the model used, by the index of their variables.
+    pub(crate) parameters: BTreeMap<usize, TensorId>,
+    /// The inputs, in the order in which they were made.
+    pub(crate) inputs: Vec<(TensorId, Leaf)>,
+    /// The gradients of the parameters that were used and are trained.
+    pub(crate) gradients: BTreeMap<usize, TensorId>,
+    /// The outputs, in the order in which they were named.
+    pub(crate) outputs: Vec<TensorId>,
+    /// Targets that must be below a number of classes: the input's place, and the number.
+    pub(crate) checks: Vec<(usize, usize)>,
+}
+
+/// The state of a record in progress.
+struct Recording {
+    client: CaptureClient,
+    /// The parameters used so far, with whether their gradients are asked for.
+    parameters: BTreeMap<usize, (Recorded, DiffTensor, bool)>,
+    inputs: Vec<(TensorId, Leaf)>,
+    /// Targets, with the number of classes.
+    checks: Vec<(TensorId, usize)>,
+}
+
+thread_local! {
+    /// Device identifiers are never used again, so each thread keeps its own.
+    static DEVICE: CaptureDevice = CaptureDevice::default();
+    static RECORDING: RefCell<Option<Recording>> = const { RefCell::new(None) };
+}
+
+/// Returns whether a record is being made on this thread.
+pub(crate) fn is_tracing() -> bool {
+    RECORDING.with_borrow(Option::is_some)
+}
+
+/// A tensor that a record's closure returns.
+pub(crate) struct Output(TensorId);
+
+impl Output {
+    pub(crate) fn of<const D: usize>(tensor: Tensor<D>) -> Result<Output> {
+        Ok(Output(float_id(tensor)?))
+    }
+}
+
+/// Records what `body` computes. It returns the loss, if gradients are asked for, and the outputs.
+pub(crate) fn record<const D: usize>(body: impl FnOnce() -> Result<(Option<Tensor<D>>, Vec<Output>)>) -> Result<Trace> {
+    let device = DEVICE.with(|device| *device);
+    let mut outcome = None;
+    let mut unresolved = Vec::new();
+    let captured = catch_unwind(AssertUnwindSafe(|| {
+        device.capture_scope(|scope| {
+            let client = get_client::<CaptureChannel>(&device);
+            let recording = Recording { client, parameters: BTreeMap::new(), inputs: Vec::new(), checks: Vec::new() };
+            RECORDING.set(Some(recording));
+            let recorded = body().and_then(|(loss, outputs)| finish(loss, outputs));
+            let recorded = recorded.map(|(trace, checks)| {
+                unresolved = checks;
+                trace
+            });
+            let inputs: Vec<TensorId> = recorded.as_ref().map_or_else(
+                |_| Vec::new(),
+                |trace| trace.parameters.values().copied().chain(trace.inputs.iter().map(|(id, _)| *id)).collect(),
+            );
+            outcome = Some(recorded);
+            scope.complete(inputs, [])
+        })
+    }));
+    RECORDING.set(None);
+    match (captured, outcome) {
+        (Err(panic), _) => match message_of(panic) {
+            Ok(message) => Err(Error::Trace { problem: message }),
+            // An error that was raised.
+            Err(other) => resume_unwind(other),
+        },
+        (Ok(_), Some(Err(error))) => Err(error),
+        (Ok(Ok(graph)), Some(Ok(trace))) => {
+            let (operations, constants) = (graph.graph.operations, graph.values);
+            let place = |(id, classes): &(TensorId, usize)| Ok((place_of(*id, &operations, &trace.inputs)?, *classes));
+            let checks = unresolved.iter().map(place).collect::<Result<_>>()?;
+            Ok(Trace { operations, constants, checks, ..trace })
+        }
+        (Ok(Err(error)), _) => Err(Error::Trace { problem: error.to_string() }),
+        (Ok(Ok(_)), None) => Err(Error::Trace { problem: "nothing was recorded".to_owned() }),
+    }
+}
+
+fn message_of(panic: Box<dyn Any + Send>) -> std::result::Result<String, Box<dyn Any + Send>> {
+    match panic.downcast::<String>() {
+        Ok(text) => Ok(*text),
+        Err(other) => other.downcast::<&str>().map(|text| (*text).to_owned()),
+    }
+}
+
+/// Runs backward, and collects the ids of everything.
+fn finish<const D: usize>(loss: Option<Tensor<D>>, outputs: Vec<Output>) -> Result<(Trace, Vec<(TensorId, usize)>)> {
+    let (parameters, inputs, checks) = RECORDING
+        .with_borrow_mut(|recording| {
+            let recording = recording.as_mut();
+            recording.map(|recording| {
+                (
+                    std::mem::take(&mut recording.parameters),
+                    std::mem::take(&mut recording.inputs),
+                    std::mem::take(&mut recording.checks),
+                )
+            })
+        })
+        .unwrap_or_default();
+    let mut gradients = BTreeMap::new();
+    if let Some(loss) = loss {
+        let loss = loss.try_into_primitive::<Diff>().map_err(not_recorded)?;
+        if !loss.is_tracked() {
+            return Err(distribute_optim::Error::NoGradient.into());
+        }
+        let mut all = Diff::backward(loss);
+        for (index, (_, parameter, is_trained)) in &parameters {
+            if let (true, Some(gradient)) = (*is_trained, Diff::grad_remove(parameter, &mut all)) {
+                gradients.insert(*index, gradient.id());
+            }
+        }
+    }
+    let parameters = parameters.into_iter().map(|(index, (tensor, ..))| (index, tensor.id())).collect();
+    let outputs = outputs.into_iter().map(|output| output.0).collect();
+    let (operations, constants, none) = (Vec::new(), BTreeMap::new(), Vec::new());
+    Ok((Trace { operations, constants, parameters, inputs, gradients, outputs, checks: none }, checks))
+}
+
+/// Returns the place of the input whose elements a tensor has, in another shape or type.
+fn place_of(mut id: TensorId, operations: &[OperationIr], inputs: &[(TensorId, Leaf)]) -> Result<usize> {
+    for operation in operations.iter().rev() {
+        if let OperationIr::BaseInt(BaseOperationIr::Reshape(ShapeOpIr { input, out })) = operation
+            && out.id == id
+        {
+            id = input.id;
+        }
+        if let OperationIr::BaseInt(BaseOperationIr::Cast(CastOpIr { input, out })) = operation
+            && out.id == id
+        {
+            id = input.id;
+        }
+    }
+    let problem = "the loss got targets that the model computed; give the batch's own targets to it";
+    let place = inputs.iter().position(|(input, _)| *input == id);
+    place.ok_or_else(|| Error::Trace { problem: problem.to_owned() })
+}
+
+/// Makes a tensor of the record without a value.
+fn handle(client: &CaptureClient, shape: &[usize], dtype: BurnType) -> Recorded {
+    RouterTensor::new(client.create_empty_handle(), shape.to_vec().into(), dtype, client.clone())
+}
+
+/// Makes a float tensor of the record. An operation on it, whose result nothing uses, makes it known to the record.
+fn float_handle(client: &CaptureClient, shape: &[usize], dtype: BurnType) -> Recorded {
+    let tensor = handle(client, shape, dtype);
+    let _ = CaptureBackend::float_neg(tensor.clone());
+    tensor
+}
+
+fn recording<R>(act: impl FnOnce(&mut Recording) -> R) -> Option<R> {
+    RECORDING.with_borrow_mut(|recording| recording.as_mut().map(act))
+}
+
+/// Returns the tensor that stands for a variable in the record of this thread; `None` if there is none.
+pub(crate) fn traced_parameter<const D: usize>(
+    index: usize,
+    (shape, dtype): (&[usize], BurnType),
+    is_trained: bool,
+    autodiff: bool,
+) -> Option<Tensor<D>> {
+    let (recorded, tracked) = recording(|recording| {
+        let client = recording.client.clone();
+        let (recorded, tracked, _) = recording.parameters.entry(index).or_insert_with(|| {
+            let recorded = float_handle(&client, shape, dtype);
+            let tracked = Diff::from_inner(recorded.clone());
+            let tracked = if is_trained { tracked.require_grad() } else { tracked };
+            (recorded, tracked, is_trained)
+        });
+        (recorded.clone(), tracked.clone())
+    })?;
+    Some(match autodiff {
+        true => Tensor::from_primitive::<Diff>(tracked),
+        false => Tensor::from_primitive::<CaptureBackend>(recorded),
+    })
+}
+
+/// Makes an input of the record.
+pub(crate) fn float_input<const D: usize>(leaf: Leaf, autodiff: bool) -> Option<Tensor<D>> {
+    let recorded = recording(|recording| {
+        let tensor = float_handle(&recording.client, &leaf.shape, leaf.dtype);
+        recording.inputs.push((tensor.id(), leaf));
+        tensor
+    })?;
+    Some(match autodiff {
+        true => Tensor::from_primitive::<Diff>(Diff::from_inner(recorded)),
+        false => Tensor::from_primitive::<CaptureBackend>(recorded),
+    })
+}
+
+/// Makes an input of integers, or of truth values, of the record.
+pub(crate) fn int_input<const D: usize>(leaf: Leaf, autodiff: bool) -> Option<Tensor<D, Int>> {
+    let recorded = recording(|recording| {
+        let tensor = handle(&recording.client, &leaf.shape, leaf.dtype);
+        if leaf.dtype.is_bool() {
+            let _ = CaptureBackend::bool_not(tensor.clone());
+        } else {
+            let _ = CaptureBackend::int_neg(tensor.clone());
+        }
+        recording.inputs.push((tensor.id(), leaf));
+        tensor
+    })?;
+    Some(match autodiff {
+        true => Tensor::from_primitive::<Diff>(recorded),
+        false => Tensor::from_primitive::<CaptureBackend>(recorded),
+    })
+}
+
+/// Notes that targets must be below `classes`, which is compared on the host before each step. Returns `None` outside
+/// records.
+pub(crate) fn targets_checked<const D: usize>(targets: &Tensor<D, Int>, classes: usize) -> Option<Result<()>> {
+    if !is_tracing() {
+        return None;
+    }
+    match targets.clone().without_autodiff().try_into_primitive::<CaptureBackend>() {
+        Ok(tensor) => recording(|recording| recording.checks.push((tensor.id(), classes))).map(Ok),
+        Err(error) => Some(Err(not_recorded(error))),
+    }
+}
+
+/// Returns the id of a float tensor of the record.
+pub(crate) fn float_id<const D: usize>(tensor: Tensor<D>) -> Result<TensorId> {
+    let inner = match tensor.is_autodiff() {
+        true => Diff::inner(tensor.try_into_primitive::<Diff>().map_err(not_recorded)?),
+        false => tensor.try_into_primitive::<CaptureBackend>().map_err(not_recorded)?,
+    };
+    Ok(inner.id())
+}
+
+fn not_recorded(error: impl std::fmt::Debug) -> Error {
+    let problem = format!(
+        "a tensor is on another device ({error:?}); make tensors on the device of the inputs, as with x.device()"
+    );
+    Error::Trace { problem }
+}

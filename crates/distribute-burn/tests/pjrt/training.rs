@@ -1,0 +1,216 @@
+//! Models train as they do under `MirroredStrategy`.
+
+use burn::module::Module;
+use burn::tensor::{Device, Int, Tensor};
+use distribute_burn::{
+    Adagrad, Adam, AdamW, BurnTensor, Clip, Error, Fit, Inputs, Lamb, Loss, Model, Optimizer, RmsProp, Sgd,
+    SparseCategoricalCrossentropy, Targets, Trainer, TrainingData,
+};
+use distribute_input::{Array, Dataset};
+use distribute_strategy::Strategy;
+use distribute_train::metrics::{Accuracy, Metrics};
+use distribute_values::TensorStorage;
+use parking_lot::Mutex;
+
+use crate::models::{Cnn, Dropping, Mlp, Transformer};
+use crate::{mirrored, tpu};
+
+/// burn's generator of random numbers is one for the whole process.
+static GENERATOR: Mutex<()> = Mutex::new(());
+
+/// Returns numbers between -1 and 1 that look random.
+fn numbers(count: usize) -> Vec<f32> {
+    (0..count).map(|at| ((at as f32 * 12.9898).sin() * 43758.547).fract()).collect()
+}
+
+fn classes(count: usize, of: usize) -> Vec<u32> {
+    (0..count).map(|at| ((at * 7 + at / 3) % of) as u32).collect()
+}
+
+/// Rows of `width` numbers and their classes, in batches.
+fn rows(examples: usize, width: usize, batch: usize) -> Dataset<(Array<f32>, Array<u32>)> {
+    let x = Array::new([examples, width], numbers(examples * width)).unwrap();
+    Dataset::from_tensor_slices((x, Array::from(classes(examples, 4)))).batch(batch)
+}
+
+fn assert_close(given: &[f32], expected: &[f32], tolerance: f32, what: &str) {
+    assert_eq!(given.len(), expected.len(), "{what}");
+    for (at, (a, b)) in given.iter().zip(expected).enumerate() {
+        assert!((a - b).abs() <= tolerance * b.abs().max(1.0), "{what}, element {at}: {a} for {b}");
+    }
+}
+
+/// Returns the values of all parameters, and checks that those of all replicas are equal bit for bit. Running statistics
+/// differ, and show in the evaluation.
+fn values<M: Module + Sync + 'static>(model: &Model<M>) -> Vec<(String, Vec<f32>)> {
+    let of = |tensor: &BurnTensor| tensor.to_elements::<f32>().unwrap();
+    let variable = |variable: &distribute_burn::Variable| {
+        let first = of(&variable.components()[0]);
+        for other in variable.components() {
+            assert_eq!(of(other), first, "{}", variable.name());
+        }
+        (variable.name().to_owned(), first)
+    };
+    model.variables().iter().filter(|variable| !variable.is_statistic()).map(variable).collect()
+}
+
+type MakeOptimizer<M> = fn(&Model<M>) -> distribute_burn::Result<Optimizer>;
+
+/// Trains under a strategy; returns the losses, the variables and the predictions.
+fn trained<M, X, Y, const D: usize>(
+    strategy: &Strategy,
+    new: fn(&Device) -> M,
+    forward: fn(&M, X) -> Tensor<D>,
+    optimizer: MakeOptimizer<M>,
+    data: &impl TrainingData<X, Y>,
+    epochs: u32,
+) -> (Vec<f64>, Vec<(String, Vec<f32>)>, f64)
+where
+    M: Module + Sync + 'static,
+    X: Inputs,
+    Y: Targets,
+    SparseCategoricalCrossentropy: Loss<D, Y>,
+{
+    let metrics = Metrics::new().with(Accuracy);
+    let loss = SparseCategoricalCrossentropy;
+    let mut trainer = {
+        let _generator = GENERATOR.lock();
+        Device::flex().seed(5);
+        let seeded = |device: &Device| {
+            device.seed(5);
+            let model = new(device);
+            // Initializes the parameters, which burn does when they are used first.
+            let _ = model.clone().into_record();
+            model
+        };
+        Trainer::new(strategy, seeded, forward, optimizer, loss, metrics).unwrap()
+    };
+    let history = trainer.fit(data, Fit::epochs(epochs)).unwrap();
+    let evaluated = trainer.evaluate(data).unwrap()[0].1;
+    (history.of("loss").to_vec(), values(trainer.model()), evaluated)
+}
+
+/// Asserts that a model trains alike on PJRT devices and under `MirroredStrategy`.
+fn alike<M, X, Y, const D: usize>(
+    replicas: usize,
+    new: fn(&Device) -> M,
+    forward: fn(&M, X) -> Tensor<D>,
+    optimizer: MakeOptimizer<M>,
+    data: &impl TrainingData<X, Y>,
+    epochs: u32,
+) where
+    M: Module + Sync + 'static,
+    X: Inputs,
+    Y: Targets,
+    SparseCategoricalCrossentropy: Loss<D, Y>,
+{
+    let Some(strategy) = tpu(replicas) else { return };
+    let (losses, variables, evaluated) = trained(&strategy, new, forward, optimizer, data, epochs);
+    let (expected, own, expected_evaluated) = trained(&mirrored(replicas), new, forward, optimizer, data, epochs);
+    for ((name, given), (own_name, expected)) in variables.iter().zip(&own) {
+        assert_eq!(name, own_name);
+        assert_close(given, expected, 4e-5, name);
+    }
+    let floats = |all: &[f64]| all.iter().map(|one| *one as f32).collect::<Vec<_>>();
+    assert_close(&floats(&losses), &floats(&expected), 4e-5, "losses");
+    assert_close(&[evaluated as f32], &[expected_evaluated as f32], 4e-5, "evaluation");
+    assert!(losses.last() < losses.first(), "{losses:?}");
+}
+
+#[test]
+fn an_mlp_trains_alike_on_one_to_eight_replicas() {
+    for replicas in [1, 2, 4, 8] {
+        // 50 steps; the last batch of each pass has 8 examples.
+        alike(replicas, Mlp::new, Mlp::forward, |model| Adam::new(0.01).build(model), &rows(72, 12, 16), 10);
+    }
+}
+
+#[test]
+fn a_network_with_convolutions_and_batch_normalization_trains_alike() {
+    for replicas in [1, 2] {
+        alike(replicas, Cnn::new, Cnn::forward, |model| Sgd::new(0.05).build(model), &rows(40, 64, 8), 10);
+    }
+}
+
+#[test]
+fn a_transformer_trains_alike() {
+    let tokens: Vec<i64> = classes(12 * 6, 11).into_iter().map(i64::from).collect();
+    let targets: Vec<i64> = tokens.iter().map(|token| (token + 1) % 11).collect();
+    let array = |all: Vec<i64>| Array::new([12, 6], all).unwrap();
+    let data = Dataset::from_tensor_slices((array(tokens), array(targets))).batch(4);
+    // The gradients of biases of keys are 0 up to rounding, from which Adam would make steps.
+    let sgd: MakeOptimizer<Transformer> = |model| Sgd::new(0.1).momentum(0.9).build(model);
+    alike::<_, Tensor<2, Int>, Tensor<2, Int>, 3>(2, Transformer::new, Transformer::forward, sgd, &data, 17);
+}
+
+#[test]
+fn every_optimizer_trains_alike() {
+    let optimizers: [(&str, MakeOptimizer<Mlp>); 9] = [
+        ("Sgd", |model| Sgd::new(0.1).build(model)),
+        ("Nesterov", |model| Sgd::new(0.1).momentum(0.9).nesterov().build(model)),
+        ("AdamW", |model| AdamW::new(0.01, 0.1).build(model)),
+        ("Adagrad", |model| Adagrad::new(0.1).build(model)),
+        ("RmsProp", |model| RmsProp::new(0.01).momentum(0.5).centered().build(model)),
+        ("Lamb", |model| Lamb::new(0.01).build(model)),
+        ("Clip::Value", |model| Sgd::new(0.1).build(model)?.clip(Clip::Value(0.01))),
+        ("Clip::Norm", |model| Sgd::new(0.1).build(model)?.clip(Clip::Norm(0.05))),
+        ("Clip::GlobalNorm", |model| Sgd::new(0.1).build(model)?.clip(Clip::GlobalNorm(0.1))),
+    ];
+    for (name, optimizer) in optimizers {
+        alike(2, Mlp::new, Mlp::forward, optimizer, &rows(32, 12, 8), 4);
+        let _ = name;
+    }
+}
+
+#[test]
+fn dropout_draws_other_numbers_in_each_step_and_on_each_replica() {
+    let Some(strategy) = tpu(2) else { return };
+    let train = || {
+        let _generator = GENERATOR.lock();
+        Device::flex().seed(9);
+        let sgd: MakeOptimizer<Dropping> = |model| Sgd::new(0.0).build(model);
+        let metrics = Metrics::new();
+        let loss = SparseCategoricalCrossentropy;
+        let mut trainer = Trainer::<_, Tensor<2>, Tensor<1, Int>, 2>::new(
+            &strategy,
+            Dropping::new,
+            Dropping::forward,
+            sgd,
+            loss,
+            metrics,
+        )
+        .unwrap();
+        trainer.fit(&rows(8, 12, 8), Fit::epochs(4)).unwrap().of("loss").to_vec()
+    };
+    let losses = train();
+    // Nothing is learned, so only the masks differ.
+    assert!(losses.windows(2).all(|pair| pair[0] != pair[1]), "{losses:?}");
+    assert_eq!(train(), losses, "a seed repeats");
+}
+
+#[test]
+fn a_wrong_class_a_read_and_a_model_on_the_host_are_errors() {
+    let Some(strategy) = tpu(2) else { return };
+    let sgd: MakeOptimizer<Mlp> = |model| Sgd::new(0.1).build(model);
+    let make = |forward: fn(&Mlp, Tensor<2>) -> Tensor<2>| {
+        let loss = SparseCategoricalCrossentropy;
+        Trainer::<_, Tensor<2>, Tensor<1, Int>, 2>::new(&strategy, Mlp::new, forward, sgd, loss, Metrics::new())
+            .unwrap()
+    };
+    let x = Array::new([4, 12], numbers(48)).unwrap();
+    let data = Dataset::from_tensor_slices((x, Array::from(vec![0u32, 3, 4, 1]))).batch(4);
+    let error = make(Mlp::forward).fit(&data, Fit::epochs(1)).unwrap_err();
+    assert!(matches!(error, Error::Class { class: 4, classes: 4, .. }), "{error}");
+    let reads: fn(&Mlp, Tensor<2>) -> Tensor<2> = |model, x| {
+        let sum = x.clone().sum().into_scalar::<f32>();
+        model.forward(x.mul_scalar(sum))
+    };
+    let error = make(reads).fit(&rows(8, 12, 4), Fit::epochs(1)).unwrap_err().to_string();
+    assert!(error.contains("cannot be compiled"), "{error}");
+    let trainer = make(Mlp::forward);
+    let outcome = strategy.run_with(trainer.model(), |_, model| {
+        Ok::<_, Error>(model.forward(Tensor::zeros([1, 12], &Device::flex().autodiff())).dims())
+    });
+    let error = outcome.unwrap_err().to_string();
+    assert!(error.contains("on the host"), "{error}");
+}

@@ -1,0 +1,197 @@
+//! Replicas on TPUs, or on other devices of a PJRT plugin.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use distribute_cluster::tpu::{DeviceAssignment, local_chips};
+use distribute_device::pjrt::{Client, ClientOptions, PjrtDevice, Plugin, Search};
+use distribute_device::{DeviceKind, DeviceSpec};
+
+use crate::alone::refuse_lonely;
+use crate::{CommunicationOptions, Error, Replicas, Result, Strategy, StrategyExtended};
+
+/// Synchronous training on the TPU of this machine, or on other devices that a PJRT plugin opens.
+///
+/// Each replica has a device, `TPU:0`, `TPU:1` and so on. Models run there in programs that are compiled for all
+/// replicas: forward, backward, the reduction of gradients and the update are one program. Functions that
+/// [`run`](Strategy::run_with) calls are on the host, as are reductions between them and reads of variables; models are
+/// refused there.
+///
+/// libtpu opens TPUs. With a plugin for CPUs, whose devices are `TPU:0` to `TPU:n-1` too, programs can be tried without
+/// a TPU.
+///
+/// # Examples
+/// ```no_run
+/// use distribute_strategy::TpuStrategy;
+/// // Eight devices of XLA's plugin for CPUs, whose path is in DISTRIBUTE_PJRT_PLUGIN.
+/// let strategy = TpuStrategy::builder().replicas(8).build()?;
+/// assert_eq!(strategy.num_replicas_in_sync(), 8);
+/// # Ok::<(), distribute_strategy::Error>(())
+/// ```
+///
+/// # Source
+/// `tf.distribute.TPUStrategy`, with `tpu = "local"`.
+pub struct TpuStrategy {
+    replicas: Replicas,
+    pjrt: PjrtReplicas,
+}
+
+/// The PJRT devices of the replicas of this process.
+#[derive(Debug)]
+pub struct PjrtReplicas {
+    client: Client,
+    devices: Vec<PjrtDevice>,
+    timeout: Duration,
+}
+
+impl TpuStrategy {
+    /// Returns a builder to choose the plugin and the devices.
+    pub fn builder() -> TpuBuilder {
+        TpuBuilder::default()
+    }
+}
+
+impl PjrtReplicas {
+    /// Returns the client of the devices.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Returns each replica's device.
+    pub fn devices(&self) -> &[PjrtDevice] {
+        &self.devices
+    }
+
+    /// Returns the instant by which a step that begins now must have ended.
+    pub fn deadline(&self) -> Instant {
+        Instant::now() + self.timeout
+    }
+}
+
+/// Builds a [`TpuStrategy`].
+#[derive(Clone, Debug, Default)]
+#[must_use]
+pub struct TpuBuilder {
+    plugin: Option<PathBuf>,
+    replicas: Option<usize>,
+    assignment: Option<DeviceAssignment>,
+    timeout: Option<Duration>,
+}
+
+impl TpuBuilder {
+    /// Sets the file of the plugin. Default: the one that DISTRIBUTE_PJRT_PLUGIN or TPU_LIBRARY_PATH names, or the
+    /// libtpu that is installed.
+    pub fn plugin(mut self, file: impl Into<PathBuf>) -> Self {
+        self.plugin = Some(file.into());
+        self
+    }
+
+    /// Sets the number of replicas, each of which gets the next device. Default: one for each device. A plugin for CPUs
+    /// is asked for as many devices.
+    pub fn replicas(mut self, replicas: usize) -> Self {
+        self.replicas = Some(replicas);
+        self
+    }
+
+    /// Sets the core of each replica. Default: cores in the order of the plugin.
+    ///
+    /// # Source
+    /// The argument `experimental_device_assignment` of `tf.distribute.TPUStrategy`.
+    pub fn device_assignment(mut self, assignment: DeviceAssignment) -> Self {
+        self.assignment = Some(assignment);
+        self
+    }
+
+    /// Sets how long opening the devices, compiling a program and running one may take, each. Default: 10 minutes.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Opens the devices and builds the strategy.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if there is no plugin, or it has no devices, or does not answer in time; [`Error::Devices`]
+    /// for another number of replicas than of devices, or an assignment that gives a replica several cores, since
+    /// programs are not partitioned; [`Error::Alone`] if this process is one of several: each process of a TPU of
+    /// several hosts would need the devices of the others.
+    pub fn build(self) -> Result<Strategy> {
+        refuse_lonely("TpuStrategy")?;
+        let timeout = self.timeout.unwrap_or(TIMEOUT);
+        let wrong = |problem: String| Error::Devices { strategy: "TpuStrategy", problem };
+        if self.replicas == Some(0) {
+            return Err(wrong("0 replicas were asked for; ask for at least one".to_owned()));
+        }
+        let search = self.plugin.map_or_else(Search::new, Search::file).with_tpu_chips(local_chips().is_some());
+        let plugin = Plugin::open(&search, Instant::now() + timeout)?;
+        let mut options = ClientOptions::new();
+        let is_libtpu = plugin.path().file_name().is_some_and(|name| name.to_string_lossy().starts_with("libtpu"));
+        if let (Some(replicas), false) = (self.replicas, is_libtpu) {
+            // Other plugins ignore the option.
+            options = options.with("cpu_device_count", i64::try_from(replicas).unwrap_or(i64::MAX));
+        }
+        let client = Client::create(&plugin, options, Instant::now() + timeout)?;
+        let all = client.addressable_devices();
+        let devices = match &self.assignment {
+            Some(assignment) => assigned(assignment, &all).map_err(wrong)?,
+            None => all[..self.replicas.unwrap_or(all.len()).min(all.len())].to_vec(),
+        };
+        if devices.is_empty() || self.replicas.is_some_and(|replicas| replicas != devices.len()) {
+            let (platform, asked) = (client.platform_name(), self.replicas.unwrap_or(1));
+            let problem =
+                format!("{asked} replicas were asked for, but {platform} has {} devices for them", devices.len());
+            return Err(wrong(problem));
+        }
+        let spec = |index: usize| -> Result<DeviceSpec> {
+            Ok(format!("{}:{index}", DeviceKind::Tpu).parse::<DeviceSpec>()?.canonicalize(&DeviceSpec::default()))
+        };
+        let names = (0..devices.len()).map(spec).collect::<Result<Vec<_>>>()?;
+        let options = CommunicationOptions::default().options(&names)?;
+        let replicas = Replicas::local(names, options)?;
+        Ok(Strategy::new(TpuStrategy { replicas, pjrt: PjrtReplicas { client, devices, timeout } }))
+    }
+}
+
+/// Returns the device of each replica's core, found by its coordinates.
+fn assigned(assignment: &DeviceAssignment, devices: &[PjrtDevice]) -> std::result::Result<Vec<PjrtDevice>, String> {
+    if assignment.num_cores_per_replica() != 1 {
+        let cores = assignment.num_cores_per_replica();
+        return Err(format!(
+            "the assignment gives each replica {cores} cores; programs are not partitioned, so give each one core"
+        ));
+    }
+    let of = |replica: u32| -> std::result::Result<PjrtDevice, String> {
+        let [x, y, z, core] = assignment.coordinates(replica, 0).map_err(|error| error.to_string())?.map(i64::from);
+        let is_there = |device: &&PjrtDevice| {
+            let description = device.description();
+            let at = description.coords().unwrap_or_default();
+            let coordinate = |axis: usize| at.get(axis).copied().unwrap_or(0);
+            [coordinate(0), coordinate(1), coordinate(2)] == [x, y, z]
+                && description.core_on_chip().unwrap_or(0) == core
+        };
+        let found = devices.iter().find(is_there).cloned();
+        found.ok_or_else(|| format!("the assignment gives replica {replica} the core [{x}, {y}, {z}, {core}], which this process does not have"))
+    };
+    (0..assignment.num_replicas()).map(of).collect()
+}
+
+/// The default of [`TpuBuilder::timeout`]: compiling a large program takes minutes.
+const TIMEOUT: Duration = Duration::from_secs(600);
+
+impl StrategyExtended for TpuStrategy {
+    fn name(&self) -> &'static str {
+        "Tpu"
+    }
+
+    fn replicas(&self) -> &Replicas {
+        &self.replicas
+    }
+
+    fn describe(&self) -> String {
+        format!("Tpu {} replicas on {}", self.pjrt.devices.len(), self.pjrt.client.platform_name())
+    }
+
+    fn pjrt(&self) -> Option<&PjrtReplicas> {
+        Some(&self.pjrt)
+    }
+}
