@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use burn_ir::{OperationIr, ScalarIr, TensorId, TensorIr};
-use distribute_hlo::{Builder, ElementType, TensorType, Value};
+use distribute_hlo::{Builder, ElementType, Literal, TensorType, Value};
 
 use crate::{Error, Result, activation, base, boolean, element_type, float, int, module, numeric};
 
@@ -39,6 +39,16 @@ impl<'b> Lowering<'b> {
     /// Binds a tensor of the graph to a value of the program.
     pub fn bind(&mut self, tensor: TensorId, value: Value) {
         self.values.insert(tensor, value);
+    }
+
+    /// Binds a tensor of the graph to a constant, such as the data of an initialized tensor.
+    ///
+    /// # Errors
+    /// [`Error::Hlo`] if the constant is too large.
+    pub fn bind_constant(&mut self, tensor: TensorId, literal: Literal) -> Result<()> {
+        let value = self.build(|b| b.constant(literal))?;
+        self.bind(tensor, value);
+        Ok(())
     }
 
     /// Returns the value of a tensor.
