@@ -4,4 +4,5 @@
 
 mod harness;
 mod harness_tests;
+mod operations;
 mod plugin;
