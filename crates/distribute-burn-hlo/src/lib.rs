@@ -15,15 +15,21 @@
 mod activation;
 mod base;
 mod boolean;
+mod contraction;
 mod element;
 mod error;
 mod float;
 mod int;
 mod lowering;
+mod math;
 mod module;
 mod numeric;
+mod operations;
+mod order;
 mod random;
+mod reduction;
 
 pub use element::element_type;
 pub use error::{Error, Result};
 pub use lowering::Lowering;
+pub use operations::OPERATIONS;

@@ -1,9 +1,10 @@
 //! The state of lowering one graph.
 
 use std::collections::{HashMap, HashSet};
+use std::fmt::{self, Write as _};
 
-use burn_ir::{OperationIr, ScalarIr, TensorId, TensorIr};
-use distribute_hlo::{Builder, ElementType, TensorType, Value};
+use burn_ir::{OperationIr, ScalarIr, ScalarOpIr, TensorId, TensorIr};
+use distribute_hlo::{Builder, ElementType, Literal, Number, TensorType, Value};
 
 use crate::{Error, Result, activation, base, boolean, element_type, float, int, module, numeric};
 
@@ -41,6 +42,16 @@ impl<'b> Lowering<'b> {
         self.values.insert(tensor, value);
     }
 
+    /// Binds a tensor of the graph to a constant, such as the data of an initialized tensor.
+    ///
+    /// # Errors
+    /// [`Error::Hlo`] if the constant is too large.
+    pub fn bind_constant(&mut self, tensor: TensorId, literal: Literal) -> Result<()> {
+        let value = self.build(|b| b.constant(literal))?;
+        self.bind(tensor, value);
+        Ok(())
+    }
+
     /// Returns the value of a tensor.
     ///
     /// # Errors
@@ -74,6 +85,13 @@ impl<'b> Lowering<'b> {
     }
 
     fn one(&mut self, operation: &OperationIr) -> Result<()> {
+        if operation.outputs().all(|out| out.shape.as_slice().contains(&0)) {
+            // Without elements there is nothing to compute, and many operations have no program for it.
+            return operation.outputs().try_for_each(|out| {
+                let value = self.full(ScalarIr::Bool(false), self.type_of(out)?)?;
+                self.set(out, value)
+            });
+        }
         match operation {
             OperationIr::BaseFloat(op) | OperationIr::BaseInt(op) | OperationIr::BaseBool(op) => base::lower(self, op),
             OperationIr::NumericFloat(_, op) | OperationIr::NumericInt(_, op) => numeric::lower(self, op),
@@ -85,8 +103,13 @@ impl<'b> Lowering<'b> {
             // The value of an initialized tensor is bound.
             OperationIr::Init(op) => self.value(op.out.id).map(drop),
             OperationIr::Drop(_) => Ok(()),
-            OperationIr::Custom(op) => Err(self.unsupported(&format!("{:?} is an operation of another crate", op.id))),
-            OperationIr::Distributed(_) => Err(self.unsupported("replicas of a program reduce by its own collectives")),
+            OperationIr::Custom(op) => Err(self.unsupported(&format!(
+                "{:?} is an operation of another crate; compute it by operations of burn",
+                op.id
+            ))),
+            OperationIr::Distributed(_) => {
+                Err(self.unsupported("replicas of a program exchange by its own collectives; leave burn's out"))
+            }
         }
     }
 
@@ -110,6 +133,52 @@ impl<'b> Lowering<'b> {
         element_type(tensor.dtype).ok_or_else(|| self.unsupported("quantized numbers have no type in a program"))
     }
 
+    /// Lowers an operation with one operand.
+    pub(crate) fn unary(
+        &mut self,
+        input: &TensorIr,
+        out: &TensorIr,
+        function: impl FnOnce(&mut Builder, Value) -> distribute_hlo::Result<Value>,
+    ) -> Result<()> {
+        let operand = self.operand(input)?;
+        let result = self.build(|b| function(b, operand))?;
+        self.set(out, result)
+    }
+
+    /// Lowers an operation with two operands, of which sizes of 1 are repeated to those of the result.
+    pub(crate) fn binary(
+        &mut self,
+        (lhs, rhs): (&TensorIr, &TensorIr),
+        out: &TensorIr,
+        function: impl FnOnce(&mut Builder, [Value; 2]) -> distribute_hlo::Result<Value>,
+    ) -> Result<()> {
+        let operands = [self.operand(lhs)?, self.operand(rhs)?];
+        let dims = out.shape.as_slice();
+        let result = self.build(|b| {
+            let operands = [b.broadcast(operands[0], dims)?, b.broadcast(operands[1], dims)?];
+            function(b, operands)
+        })?;
+        self.set(out, result)
+    }
+
+    /// Lowers an operation with a number as its second operand. It is of the type of the first, and has its sizes.
+    pub(crate) fn with_scalar(
+        &mut self,
+        op: &ScalarOpIr,
+        function: impl FnOnce(&mut Builder, [Value; 2]) -> distribute_hlo::Result<Value>,
+    ) -> Result<()> {
+        let operand = self.operand(&op.lhs)?;
+        let number = self.full(op.rhs, self.type_of(&op.lhs)?)?;
+        let result = self.build(|b| function(b, [operand, number]))?;
+        self.set(&op.out, result)
+    }
+
+    /// Sets the result of an operation to a value with as many elements, in the sizes that the graph says.
+    pub(crate) fn set_reshaped(&mut self, out: &TensorIr, value: Value) -> Result<()> {
+        let value = self.build(|b| b.reshape(value, out.shape.as_slice()))?;
+        self.set(out, value)
+    }
+
     /// Sets the result of an operation. It must have the type that the graph says.
     pub(crate) fn set(&mut self, out: &TensorIr, value: Value) -> Result<()> {
         self.values.insert(out.id, value);
@@ -121,20 +190,45 @@ impl<'b> Lowering<'b> {
         call(self.builder).map_err(|source| Error::Hlo { operation: self.operation.clone(), source })
     }
 
-    /// Returns a scalar of the graph, repeated to a type.
+    /// Returns a scalar of the graph, repeated to a type. A fraction is cut off for integers, as burn does.
     pub(crate) fn full(&mut self, scalar: ScalarIr, ty: TensorType) -> Result<Value> {
-        let result = match (scalar, ty.element) {
-            (ScalarIr::Float(value), _) => self.builder.full(ty, value),
-            (ScalarIr::Int(value), _) => self.builder.full(ty, value),
-            (ScalarIr::UInt(value), _) => self.builder.full(ty, value),
-            (ScalarIr::Bool(value), _) => self.builder.full(ty, value),
-        };
-        result.map_err(|error| self.hlo(error))
+        let number = self.number(scalar, ty.element)?;
+        self.build(|b| b.full(ty, number))
     }
 
-    /// Takes the state of the random stream, to be replaced by [`set_random_state`](Lowering::set_random_state).
-    pub(crate) fn draw(&mut self) -> Result<Value> {
-        self.random.ok_or_else(|| self.unsupported("the program has no random state"))
+    /// Returns a scalar of the graph as a number of an element type.
+    pub(crate) fn number(&self, scalar: ScalarIr, element: ElementType) -> Result<Number> {
+        let number = match scalar {
+            ScalarIr::Float(value) => Number::Float(value),
+            ScalarIr::Int(value) => Number::Integer(value.into()),
+            ScalarIr::UInt(value) => Number::Integer(value.into()),
+            ScalarIr::Bool(value) => Number::Integer(value.into()),
+        };
+        let number = match number {
+            Number::Float(value) if element == ElementType::Bool => Number::Bool(value != 0.0),
+            Number::Integer(value) if element == ElementType::Bool => Number::Bool(value != 0),
+            Number::Float(value) if element.is_integer() && value.is_finite() => Number::Integer(value as i128),
+            number => number,
+        };
+        match Literal::splat(TensorType::scalar(element), number) {
+            Ok(_) => Ok(number),
+            Err(_) => Err(self.unsupported(&format!(
+                "the number {scalar:?} does not fit into {}; cast the tensor to a wider type first",
+                element.name()
+            ))),
+        }
+    }
+
+    /// Draws random numbers: `draw` gets the state of the random stream and returns the next one and the numbers.
+    pub(crate) fn draw(
+        &mut self,
+        draw: impl FnOnce(&mut Builder, Value) -> distribute_hlo::Result<(Value, Value)>,
+    ) -> Result<Value> {
+        let missing = "the program has no random state; call Lowering::set_random_state first";
+        let state = self.random.ok_or_else(|| self.unsupported(missing))?;
+        let (next, numbers) = self.build(|b| draw(b, state))?;
+        self.random = Some(next);
+        Ok(numbers)
     }
 
     pub(crate) fn unsupported(&self, problem: &str) -> Error {
@@ -146,10 +240,37 @@ impl<'b> Lowering<'b> {
     }
 }
 
-/// Returns the name of an operation: its variants, without operands, such as `NumericFloat(Add)`.
+/// Returns the name of an operation: its variants, without types and operands, such as `NumericFloat(Add)`.
 pub(crate) fn name_of(operation: &OperationIr) -> String {
-    let text = format!("{operation:?}");
-    let end = text.find([' ', '{']).unwrap_or(text.len());
-    let text = text[..end].trim_end_matches('(').replace("F32, ", "");
-    text
+    let (group, inner): (&str, &dyn fmt::Debug) = match operation {
+        OperationIr::BaseFloat(op) => ("BaseFloat", op),
+        OperationIr::BaseInt(op) => ("BaseInt", op),
+        OperationIr::BaseBool(op) => ("BaseBool", op),
+        OperationIr::NumericFloat(_, op) => ("NumericFloat", op),
+        OperationIr::NumericInt(_, op) => ("NumericInt", op),
+        OperationIr::Bool(op) => ("Bool", op),
+        OperationIr::Int(op) => ("Int", op),
+        OperationIr::Float(_, op) => ("Float", op),
+        OperationIr::Module(op) => ("Module", op),
+        OperationIr::Activation(op) => ("Activation", op),
+        OperationIr::Distributed(op) => ("Distributed", op),
+        OperationIr::Init(_) => return "Init".to_owned(),
+        OperationIr::Drop(_) => return "Drop".to_owned(),
+        OperationIr::Custom(op) => return format!("Custom({})", op.id),
+    };
+    let mut variant = Head(String::new());
+    // It ends with an error at the operands, which would take long to print.
+    let _ = write!(variant, "{inner:?}");
+    format!("{group}({})", variant.0)
+}
+
+/// Keeps the text before the first bracket.
+struct Head(String);
+
+impl fmt::Write for Head {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let end = text.find(['(', '{', ' ']);
+        self.0.push_str(&text[..end.unwrap_or(text.len())]);
+        if end.is_some() { Err(fmt::Error) } else { Ok(()) }
+    }
 }

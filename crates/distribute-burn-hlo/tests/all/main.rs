@@ -1,0 +1,8 @@
+//! Tests of lowering: burn's Flex backend is the oracle of programs that the evaluator and a plugin run.
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+#![expect(clippy::print_stdout, reason = "tests that are skipped say so")]
+
+mod harness;
+mod harness_tests;
+mod operations;
+mod plugin;
