@@ -3,11 +3,15 @@
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use distribute_burn::{
-    Adagrad, Adam, AdamW, BurnTensor, Clip, Error, Fit, Inputs, Lamb, Loss, Model, Optimizer, RmsProp, Sgd,
+    Adagrad, Adam, AdamW, BurnTensor, Clip, Error, Fit, FromElement, Inputs, Lamb, Loss, LossScale, Model, Optimizer,
+    RmsProp, Sgd,
     SparseCategoricalCrossentropy, Targets, Trainer, TrainingData,
 };
+use distribute_collectives::Compression;
 use distribute_input::{Array, Dataset};
 use distribute_strategy::Strategy;
+use distribute_train::callbacks::{BackupAndRestore, Callback, Training};
+use distribute_train::history::History;
 use distribute_train::metrics::{Accuracy, Metrics};
 use distribute_values::TensorStorage;
 use parking_lot::Mutex;
@@ -213,4 +217,110 @@ fn a_wrong_class_a_read_and_a_model_on_the_host_are_errors() {
     });
     let error = outcome.unwrap_err().to_string();
     assert!(error.contains("on the host"), "{error}");
+}
+
+type RowTrainer<M> = Trainer<M, Tensor<2>, Tensor<1, Int>, 2>;
+
+fn cnn_trainer(strategy: &Strategy) -> RowTrainer<Cnn> {
+    let adam: MakeOptimizer<Cnn> = |model| Adam::new(0.01).build(model);
+    let _generator = GENERATOR.lock();
+    let new = |device: &Device| {
+        device.seed(3);
+        let model = Cnn::new(device);
+        let _ = model.clone().into_record();
+        model
+    };
+    Trainer::new(strategy, new, Cnn::forward, adam, SparseCategoricalCrossentropy, Metrics::new()).unwrap()
+}
+
+fn evaluated(trainer: &RowTrainer<Cnn>) -> f32 {
+    trainer.evaluate(&rows(24, 64, 8)).unwrap()[0].1 as f32
+}
+
+/// Trains for an epoch and leaves a backup, from which others resume: with slots, statistics and counts.
+#[test]
+fn backups_move_to_mirrored_strategy_and_back() {
+    let Some(strategy) = tpu(2) else { return };
+    for (first, second) in [(&strategy, &mirrored(2)), (&mirrored(2), &strategy)] {
+        let folder = tempfile::tempdir().unwrap();
+        let backup = || BackupAndRestore::new(folder.path());
+        let data = rows(24, 64, 8);
+        cnn_trainer(first).fit(&data, Fit::epochs(2).callback(Ending).callback(backup())).unwrap_err();
+        let mut resumed = cnn_trainer(second);
+        let history = resumed.fit(&data, Fit::epochs(3).callback(backup())).unwrap();
+        let mut expected = cnn_trainer(&mirrored(2));
+        let expected_history = expected.fit(&data, Fit::epochs(3)).unwrap();
+        let floats = |history: &History| history.of("loss").iter().map(|loss| *loss as f32).collect::<Vec<_>>();
+        assert_close(&floats(&history), &floats(&expected_history), 4e-5, "losses");
+        assert_close(&[evaluated(&resumed)], &[evaluated(&expected)], 4e-5, "evaluation");
+    }
+}
+
+/// Fails after the first epoch.
+struct Ending;
+
+impl Callback for Ending {
+    fn epoch_begin(&mut self, training: &mut Training<'_>) -> distribute_train::Result<()> {
+        if training.epoch == 0 { Ok(()) } else { Err(distribute_train::Error::NoExamples { what: "the end" }) }
+    }
+}
+
+#[test]
+fn batches_of_unequal_sizes_are_padded_or_refused() {
+    for replicas in [3, 4] {
+        // 17, 17 and 7 examples.
+        alike(replicas, Mlp::new, Mlp::forward, |model| Sgd::new(0.1).build(model), &rows(41, 12, 17), 3);
+    }
+    let Some(strategy) = tpu(2) else { return };
+    let error = cnn_trainer(&strategy).fit(&rows(7, 64, 4), Fit::epochs(1)).unwrap_err().to_string();
+    assert!(error.contains("statistics") && error.contains("[2, 1]"), "{error}");
+}
+
+#[test]
+fn predictions_and_modules_are_those_of_the_trained_model() {
+    let Some(strategy) = tpu(4) else { return };
+    let adam: MakeOptimizer<Mlp> = |model| Adam::new(0.01).build(model);
+    let mut trainer: RowTrainer<Mlp> =
+        Trainer::new(&strategy, Mlp::new, Mlp::forward, adam, SparseCategoricalCrossentropy, Metrics::new()).unwrap();
+    trainer.fit(&rows(32, 12, 8), Fit::epochs(2).steps_per_execution(3)).unwrap();
+    // Two of four replicas have no rows in the last batch.
+    let x = Array::new([10, 12], numbers(120)).unwrap();
+    let predicted = trainer.predict(&Dataset::from_tensor_slices(x.clone()).batch(8)).unwrap();
+    let module = trainer.model().to_module(&strategy).unwrap().valid();
+    let x: Tensor<2> = FromElement::from_element(&x, &Device::flex()).unwrap();
+    let expected = module.forward(x);
+    let floats = |tensor: Tensor<2>| tensor.into_data().try_into_vec::<f32>().unwrap();
+    assert_close(&floats(predicted), &floats(expected), 4e-5, "predictions");
+}
+
+#[test]
+fn a_model_that_reads_the_clock_is_refused() {
+    let Some(strategy) = tpu(1) else { return };
+    static COUNTER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+    let forward: fn(&Mlp, Tensor<2>) -> Tensor<2> = |model, x| {
+        let count = COUNTER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        model.forward(x.mul_scalar(f64::from(count)))
+    };
+    let sgd: MakeOptimizer<Mlp> = |model| Sgd::new(0.1).build(model);
+    let mut trainer: RowTrainer<Mlp> =
+        Trainer::new(&strategy, Mlp::new, forward, sgd, SparseCategoricalCrossentropy, Metrics::new()).unwrap();
+    let error = trainer.fit(&rows(8, 12, 4), Fit::epochs(1)).unwrap_err().to_string();
+    assert!(error.contains("recorded again"), "{error}");
+}
+
+#[test]
+fn settings_that_programs_do_not_have_are_refused() {
+    let Some(strategy) = tpu(2) else { return };
+    let optimizers: [(&str, MakeOptimizer<Mlp>); 3] = [
+        ("compress", |model| Sgd::new(0.1).build(model)?.compress(Compression::Bf16)),
+        ("loss scale", |model| Ok(Sgd::new(0.1).build(model)?.scale_losses(LossScale::dynamic())?)),
+        ("zero1", |model| Sgd::new(0.1).build(model)?.zero1()),
+    ];
+    for (what, optimizer) in optimizers {
+        let mut trainer: RowTrainer<Mlp> =
+            Trainer::new(&strategy, Mlp::new, Mlp::forward, optimizer, SparseCategoricalCrossentropy, Metrics::new())
+                .unwrap();
+        let error = trainer.fit(&rows(8, 12, 4), Fit::epochs(1)).unwrap_err().to_string();
+        assert!(error.contains(what), "{error}");
+    }
 }
