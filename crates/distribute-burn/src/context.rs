@@ -104,6 +104,13 @@ impl BurnContext for ReplicaContext {
     }
 
     fn weigh(&self, loss: Tensor<1>) -> Tensor<1> {
+        #[cfg(feature = "pjrt")]
+        if crate::pjrt::is_tracing() {
+            // Replicas with and without examples run one program.
+            let weight = crate::pjrt::Leaf::floats(&[self.weight() as f32]);
+            let weight = crate::pjrt::float_input::<1>(weight, true);
+            return weight.map_or_else(|| loss.clone(), |weight| loss.clone() * weight.cast(loss.dtype()));
+        }
         if self.weight() > 0.0 { loss } else { loss.mul_scalar(0.0) }
     }
 
@@ -116,10 +123,22 @@ impl BurnContext for ReplicaContext {
     }
 
     fn tensor<const D: usize>(&self, array: &Array<impl Element>) -> Result<Tensor<D>> {
-        Tensor::from_element(array, &self.burn_device()?)
+        let tensor = Tensor::from_element(array, &self.burn_device()?)?;
+        #[cfg(feature = "pjrt")]
+        if crate::pjrt::is_tracing() {
+            let leaf = crate::pjrt::Leaf::of(&crate::tensor::flex_of(tensor.clone())?);
+            return Ok(crate::pjrt::float_input(leaf, true).unwrap_or(tensor));
+        }
+        Ok(tensor)
     }
 
     fn int_tensor<const D: usize>(&self, array: &Array<impl Element>) -> Result<Tensor<D, Int>> {
-        Tensor::from_element(array, &self.burn_device()?)
+        let tensor: Tensor<D, Int> = Tensor::from_element(array, &self.burn_device()?)?;
+        #[cfg(feature = "pjrt")]
+        if crate::pjrt::is_tracing() {
+            let leaf = crate::pjrt::collect(tensor.clone())?.swap_remove(0);
+            return Ok(crate::pjrt::int_input(leaf, true).unwrap_or(tensor));
+        }
+        Ok(tensor)
     }
 }

@@ -32,8 +32,6 @@ use parking_lot::Mutex;
 use crate::BurnTensor;
 use crate::backend::{Diff, DiffTensor};
 use crate::gather::{Gathers, Regather};
-#[cfg(feature = "pjrt")]
-use crate::tensor::burn_type;
 use crate::tensor::{node_of, on_device_of, tensor_on};
 
 /// The depth by which the tokens of two uses differ. More operations than this between two parameters delay their
@@ -199,6 +197,8 @@ pub(crate) struct Copy {
     pub(crate) uses: Arc<Uses>,
     /// Whether the model runs in compiled programs only.
     pub(crate) is_compiled: bool,
+    /// The number of the model, which no other of this process has.
+    pub(crate) model: u64,
 }
 
 impl Copy {
@@ -257,10 +257,9 @@ impl Reparameterization for Hook {
         let device = base.device();
         #[cfg(feature = "pjrt")]
         if crate::pjrt::is_tracing() {
-            let of_type =
-                (&copy.value.shape()[..], burn_type(copy.value.dtype().unwrap_or(distribute_device::DType::F32)));
-            let traced = crate::pjrt::traced_parameter(copy.index, of_type, copy.is_trained(), device.is_autodiff());
-            return traced.unwrap_or(base);
+            let (place, is_trained) = ((copy.model, copy.index), copy.is_trained());
+            let traced = crate::pjrt::traced_parameter(place, &copy.value, is_trained, device.is_autodiff());
+            return traced.unwrap_or_else(crate::pjrt::refuse_second_model);
         }
         if copy.is_compiled {
             return tensor_on(given(copy.index).unwrap_or_else(outside_programs), &device);

@@ -23,11 +23,21 @@ impl TensorLibrary for Burn {
         cut the graph. Parameters that are not to be trained are frozen by Model::freeze";
 
     fn backward(loss: &Tensor<1>) -> Result<Gradients> {
+        #[cfg(feature = "pjrt")]
+        if crate::pjrt::is_tracing() {
+            let problem = "gradients are accumulated over several backward passes; call minimize once";
+            return Err(Error::Trace { problem: problem.to_owned() });
+        }
         // burn would panic.
         if !node_of(loss.clone()).is_ok_and(|loss| loss.is_tracked()) {
             return Err(distribute_optim::Error::NoGradient.into());
         }
         Ok(hook::around_backward(|| loss.backward()))
+    }
+
+    #[cfg(feature = "pjrt")]
+    fn record(optimizer: &crate::Optimizer, loss: &Tensor<1>) -> Option<Result<()>> {
+        crate::pjrt::record_step(optimizer, loss)
     }
 
     /// Every parameter reports its gradient while backward runs, or at its end.

@@ -2,16 +2,16 @@
 
 use std::any::Any;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use burn::module::{Module, ParamId};
 use burn::tensor::Device;
 use distribute_optim::Trainable;
 use distribute_optim::backend::{Parameters, Tape, Variable, check_and_share, compare, is_short};
-use distribute_strategy::{Recoverable, ReplicaArgs, Strategy, counted};
+use distribute_strategy::{Recoverable, ReplicaArgs, ReplicaContext, Strategy, counted};
 use distribute_types::{FNV64, fnv1a_64};
-use distribute_values::TensorStorage;
+use distribute_values::{PerReplica, TensorStorage};
 
 use crate::backend::device_of;
 use crate::extract::extract;
@@ -19,7 +19,7 @@ use crate::hook::{Attach, Copy, Uses, UsesOfReplicas, with_whole};
 use crate::precision::as_type_of;
 use crate::statistics::Statistics;
 use crate::visit::{Described, describe, drawing_layer, read};
-use crate::{Burn, BurnTensor, Error, Result};
+use crate::{Burn, BurnTensor, Error, Inputs, Result};
 
 /// Construction of burn models under a strategy.
 pub trait BurnStrategy {
@@ -38,9 +38,73 @@ pub trait BurnStrategy {
     /// split among the ranks of a tensor group; [`Error::DrawnByRanks`] if the strategy has tensor groups and the model
     /// has dropout; [`Error::Collective`] if a worker is missing or fails.
     fn scope<M: Module + Sync + 'static>(&self, build: impl FnMut(&Device) -> M) -> Result<Model<M>>;
+
+    /// Runs `body` once on each replica as [`run_with`](Strategy::run_with) does, for a step whose results are tensors.
+    /// Under `TpuStrategy` the step is compiled; under other strategies this is `run_with`.
+    ///
+    /// There `body` is called in each step to record what it computes, without values; a step that equals an earlier
+    /// one is not compiled again. All replicas must compute the same, from arrays of equal shapes that
+    /// [`BurnContext::tensor`](crate::BurnContext::tensor) makes tensors. `body` must not read tensors, and may call
+    /// `minimize` once. Results are on the host.
+    ///
+    /// # Errors
+    /// Those of [`run_with`](Strategy::run_with). Under `TpuStrategy` also [`Error::Trace`] if a step cannot be
+    /// recorded, or differs between replicas, [`Error::Lowering`] if it has an operation that cannot be compiled, and
+    /// [`Error::Accelerator`] if a device fails.
+    ///
+    /// # Examples
+    /// ```
+    /// use burn::nn::LinearConfig;
+    /// use distribute_burn::{BurnContext, BurnStrategy, Error, Sgd};
+    /// use distribute_input::{Array, Dataset};
+    /// use distribute_strategy::MirroredStrategy;
+    ///
+    /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+    /// let model = strategy.scope(|device| LinearConfig::new(2, 1).init(device))?;
+    /// let optimizer = Sgd::new(0.1).build(&model)?;
+    /// let data = Dataset::from_tensor_slices(Array::new([8, 2], vec![0.5f32; 16])?).batch(4);
+    /// for batch in strategy.distribute_dataset(&data)? {
+    ///     let losses = strategy.run_step((&model, &optimizer, batch?), |context, (model, optimizer, x)| {
+    ///         let loss = context.average_loss(model.forward(context.tensor::<2>(&x)?).square(), 4);
+    ///         optimizer.minimize(context, &loss)?;
+    ///         Ok::<_, Error>(loss)
+    ///     })?;
+    ///     assert_eq!(losses.len(), 2);
+    /// }
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// `tf.distribute.Strategy.run` inside a `tf.function`.
+    fn run_step<A, R, E>(
+        &self,
+        args: A,
+        body: impl Fn(&ReplicaContext, A::Local) -> Result<R, E> + Sync,
+    ) -> Result<PerReplica<R>, E>
+    where
+        A: ReplicaArgs,
+        R: Inputs,
+        E: From<distribute_strategy::Error> + From<Error> + std::fmt::Display + Send;
 }
 
 impl BurnStrategy for Strategy {
+    fn run_step<A, R, E>(
+        &self,
+        args: A,
+        body: impl Fn(&ReplicaContext, A::Local) -> Result<R, E> + Sync,
+    ) -> Result<PerReplica<R>, E>
+    where
+        A: ReplicaArgs,
+        R: Inputs,
+        E: From<distribute_strategy::Error> + From<Error> + std::fmt::Display + Send,
+    {
+        #[cfg(feature = "pjrt")]
+        if self.pjrt().is_some() {
+            return step::compiled(self, args, body);
+        }
+        self.run_with(args, body)
+    }
+
     fn scope<M: Module + Sync + 'static>(&self, mut build: impl FnMut(&Device) -> M) -> Result<Model<M>> {
         let ranks = self.tensor_parallel();
         self.within(|| {
@@ -65,9 +129,10 @@ impl BurnStrategy for Strategy {
             let trained: Vec<Arc<AtomicBool>> =
                 variables.iter().map(|variable| Arc::new(AtomicBool::new(variable.is_trainable()))).collect();
             let tapes: Vec<Arc<Tape<BurnTensor>>> = (0..replicas).map(|_| Tape::new()).collect();
+            let number = MODELS.fetch_add(1, Ordering::Relaxed);
             let uses: Vec<Arc<Uses>> = tapes.iter().map(|tape| Uses::new(tape.clone(), of_path.len())).collect();
             let attached = models.into_iter().zip(&uses).enumerate().map(|(local, (model, uses))| {
-                let copies = copies(&variables, &trained, (local, ranks), uses, is_compiled(self));
+                let copies = copies(&variables, &trained, (local, ranks), uses, (number, is_compiled(self)));
                 let used = of_path.iter().filter_map(|(path, index)| Some((path.clone(), copies[*index].clone()?)));
                 model.apply_reparameterization(Attach { copies: &used.collect() })
             });
@@ -92,11 +157,16 @@ impl BurnStrategy for Strategy {
                 statistics,
                 is_compiled,
                 #[cfg(feature = "pjrt")]
+                number,
+                #[cfg(feature = "pjrt")]
                 programs: crate::pjrt::Programs::default(),
             })
         })
     }
 }
+
+#[cfg(feature = "pjrt")]
+mod step;
 
 /// Returns one replica's copies by variable, without those of running statistics, which layers hold themselves.
 fn copies(
@@ -104,7 +174,7 @@ fn copies(
     trained: &[Arc<AtomicBool>],
     (local, ranks): (usize, usize),
     uses: &Arc<Uses>,
-    is_compiled: bool,
+    (model, is_compiled): (u64, bool),
 ) -> Vec<Option<Arc<Copy>>> {
     let copy = |(index, (variable, trained)): (usize, (&Variable<Burn>, &Arc<AtomicBool>))| {
         let copy = Copy {
@@ -118,6 +188,7 @@ fn copies(
             trained: trained.clone(),
             uses: uses.clone(),
             is_compiled,
+            model,
         };
         (!variable.is_statistic()).then(|| Arc::new(copy))
     };
@@ -173,8 +244,13 @@ pub struct Model<M> {
     /// Whether it runs in compiled programs only, which read and write its variables.
     is_compiled: bool,
     #[cfg(feature = "pjrt")]
+    number: u64,
+    #[cfg(feature = "pjrt")]
     programs: crate::pjrt::Programs,
 }
+
+/// The number of models that were made.
+static MODELS: AtomicU64 = AtomicU64::new(0);
 
 /// Returns whether models of a strategy run in compiled programs only.
 fn is_compiled(strategy: &Strategy) -> bool {
@@ -374,12 +450,14 @@ impl<M: Module + Sync + 'static> Model<M> {
         let of_variable = |(index, variable): (usize, &Variable<Burn>)| variable.is_statistic().then_some(index);
         let variables: Vec<usize> = self.variables().iter().enumerate().filter_map(of_variable).collect();
         let ids = self.statistics.as_ref().map_or(&[][..], |statistics| statistics.ids_of_first());
-        crate::statistics::record(&copy, ids, &variables, self.variables());
+        let of_model =
+            crate::statistics::OfModel { number: self.number, ids, variables: &variables, all: self.variables() };
+        crate::statistics::record(&copy, of_model);
         let result = run(&copy)?;
         if !trains {
             return Ok((result, std::collections::BTreeMap::new()));
         }
-        let new = crate::statistics::recorded(&copy, ids, &variables, self.variables())?;
+        let new = crate::statistics::recorded(&copy, of_model)?;
         Ok((result, variables.into_iter().zip(new).collect()))
     }
 

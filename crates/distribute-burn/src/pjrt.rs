@@ -11,6 +11,9 @@ mod resident;
 mod trace;
 
 pub(crate) use execution::{Programs, StepInputs, StepOutputs};
-pub(crate) use leaves::{Feed, Leaf, collect};
+pub(crate) use leaves::{Feed, Fill, Leaf, collect};
 pub(crate) use resident::Resident;
-pub(crate) use trace::{Output, float_id, is_tracing, targets_checked, traced_parameter};
+pub(crate) use trace::{
+    Output, float_id, float_input, int_input, is_tracing, record_step, record_with, refuse_second_model,
+    targets_checked, traced_parameter,
+};

@@ -167,25 +167,32 @@ impl ModuleMapper for Setter<'_> {
     }
 }
 
-/// Makes the statistics of a model tensors of the record that is being made. `variables` are the indices of theirs
-/// among `all`.
+/// The running statistics of a model, in records.
 #[cfg(feature = "pjrt")]
-pub(crate) fn record<M: Module>(model: &M, ids: &[ParamId], variables: &[usize], all: &[Variable<Burn>]) {
+#[derive(Clone, Copy)]
+pub(crate) struct OfModel<'a> {
+    /// The number of the model.
+    pub(crate) number: u64,
+    pub(crate) ids: &'a [ParamId],
+    /// The indices of their variables among all.
+    pub(crate) variables: &'a [usize],
+    pub(crate) all: &'a [Variable<Burn>],
+}
+
+/// Makes the statistics of a model tensors of the record that is being made.
+#[cfg(feature = "pjrt")]
+pub(crate) fn record<M: Module>(model: &M, statistics: OfModel<'_>) {
     // The layers share their statistics with the copy that is mapped here.
-    let _ = model.clone().map(&mut Recorder { ids, variables, all, autodiff: false });
+    let _ = model.clone().map(&mut Recorder { statistics, autodiff: false });
 }
 
 /// Returns the ids of the statistics in the record, after the model has run.
 #[cfg(feature = "pjrt")]
-pub(crate) fn recorded<M: Module>(
-    model: &M,
-    ids: &[ParamId],
-    variables: &[usize],
-    all: &[Variable<Burn>],
-) -> Result<Vec<burn_capture::TensorId>> {
+pub(crate) fn recorded<M: Module>(model: &M, statistics: OfModel<'_>) -> Result<Vec<burn_capture::TensorId>> {
     // `train` merges updates, and needs values with automatic differentiation, as updates are; the forward pass needs
     // them without.
-    let _ = model.clone().map(&mut Recorder { ids, variables, all, autodiff: true }).train();
+    let _ = model.clone().map(&mut Recorder { statistics, autodiff: true }).train();
+    let ids = statistics.ids;
     let mut found = Recorded { ids, found: ids.iter().map(|_| None).collect() };
     model.visit(&mut found);
     let missing = || crate::Error::from(refused("read a running statistic", "its layer is missing".to_owned()));
@@ -194,21 +201,17 @@ pub(crate) fn recorded<M: Module>(
 
 #[cfg(feature = "pjrt")]
 struct Recorder<'a> {
-    ids: &'a [ParamId],
-    variables: &'a [usize],
-    all: &'a [Variable<Burn>],
+    statistics: OfModel<'a>,
     autodiff: bool,
 }
 
 #[cfg(feature = "pjrt")]
 impl ModuleMapper for Recorder<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        use distribute_values::TensorStorage;
-        let Some(place) = self.ids.iter().position(|id| *id == param.id) else { return param };
-        let component = &self.all[self.variables[place]].components()[0];
-        let Ok(dtype) = component.dtype() else { return param };
-        let of_type = (&component.shape()[..], crate::tensor::burn_type(dtype));
-        match crate::pjrt::traced_parameter(self.variables[place], of_type, false, self.autodiff) {
+        let OfModel { number, ids, variables, all } = self.statistics;
+        let Some(place) = ids.iter().position(|id| *id == param.id) else { return param };
+        let (index, component) = (variables[place], &all[variables[place]].components()[0]);
+        match crate::pjrt::traced_parameter((number, index), component, false, self.autodiff) {
             Some(traced) => param.map(|_| traced),
             None => param,
         }

@@ -14,7 +14,7 @@ pub use crate::gradient::Reduced;
 pub use crate::library::{DeviceExchange, DeviceUpdate, NoDevices, TensorLibrary, is_short};
 pub use crate::optimizer::LibraryOptimizer;
 #[cfg(feature = "hlo")]
-pub use crate::optimizer::{ProgramStep, ProgramUpdate, ProgramVariable};
+pub use crate::optimizer::{ProgramOptimizer, ProgramStep, ProgramUpdate, ProgramVariable};
 pub use crate::parameters::{Parameters, Variable, overwrite, overwrite_parts};
 pub use crate::plan::{Plan, warn_untrained};
 pub use crate::shard_layout::ShardLayout;

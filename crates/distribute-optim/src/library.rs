@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use distribute_types::{DType, ErrorClass};
 use distribute_values::TensorStorage;
 
-use crate::Error;
+use crate::{Error, Optimizer};
 
 mod device;
 mod host;
@@ -52,6 +52,13 @@ pub trait TensorLibrary: Sized + Debug + Send + Sync + 'static {
     /// # Errors
     /// [`TensorLibrary::Error`] if the backward pass fails.
     fn backward(loss: &Self::Loss) -> Result<Self::Gradients, Self::Error>;
+
+    /// Takes a loss whose step is to be a part of a program that is being recorded on this thread. Returns `None` if
+    /// there is none, so that the step is made now. Default: returns `None`.
+    fn record(optimizer: &Optimizer<Self>, loss: &Self::Loss) -> Option<Result<(), Self::Error>> {
+        let _ = (optimizer, loss);
+        None
+    }
 
     /// Returns the gradient of a variable that did not report it, or `None` if the loss does not depend on it.
     /// `variable` is the replica's component of the variable with this index.

@@ -35,7 +35,7 @@ mod step;
 pub use builders::{Adagrad, Adam, AdamW, Lamb, RmsProp, Sgd};
 pub use library::LibraryOptimizer;
 #[cfg(feature = "hlo")]
-pub use program::{ProgramStep, ProgramUpdate, ProgramVariable};
+pub use program::{ProgramOptimizer, ProgramStep, ProgramUpdate, ProgramVariable};
 pub use replica::ReplicaOptimizer;
 
 /// An optimizer that was built for a model. Its slots are distributed variables with one component per replica.

@@ -1,6 +1,8 @@
 //! Replicas on TPUs, or on other devices of a PJRT plugin.
 
+use std::any::Any;
 use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use distribute_cluster::tpu::{DeviceAssignment, local_chips};
@@ -42,6 +44,8 @@ pub struct PjrtReplicas {
     client: Client,
     devices: Vec<PjrtDevice>,
     timeout: Duration,
+    /// See [`PjrtReplicas::programs`].
+    programs: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
 impl TpuStrategy {
@@ -60,6 +64,12 @@ impl PjrtReplicas {
     /// Returns each replica's device.
     pub fn devices(&self) -> &[PjrtDevice] {
         &self.devices
+    }
+
+    /// Returns the programs that a tensor library's integration keeps with the devices; `None` if another one keeps
+    /// its own.
+    pub fn programs<T: Any + Default + Send + Sync>(&self) -> Option<Arc<T>> {
+        self.programs.get_or_init(|| Arc::new(T::default())).clone().downcast().ok()
     }
 
     /// Returns the instant by which a step that begins now must have ended.
@@ -148,7 +158,10 @@ impl TpuBuilder {
         let names = (0..devices.len()).map(spec).collect::<Result<Vec<_>>>()?;
         let options = CommunicationOptions::default().options(&names)?;
         let replicas = Replicas::local(names, options)?;
-        Ok(Strategy::new(TpuStrategy { replicas, pjrt: PjrtReplicas { client, devices, timeout } }))
+        Ok(Strategy::new(TpuStrategy {
+            replicas,
+            pjrt: PjrtReplicas { client, devices, timeout, programs: OnceLock::new() },
+        }))
     }
 }
 

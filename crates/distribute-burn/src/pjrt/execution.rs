@@ -4,21 +4,22 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use burn::tensor::Tensor;
 use burn_backend::{DType as BurnType, TensorData};
 use burn_flex::FlexTensor;
 use burn_ir::TensorId;
 use distribute_device::DType;
 use distribute_device::pjrt::{Buffer, CompileOptions, ElementType, Executable, ExecuteOptions, Execution};
-use distribute_optim::backend::{ProgramStep, Variable};
+use distribute_optim::backend::ProgramOptimizer;
 use distribute_strategy::{PjrtReplicas, Strategy};
-use distribute_values::TensorStorage;
+use distribute_values::{DistributedVariable, TensorStorage};
 use parking_lot::Mutex;
 
 use super::program::{Known, Planned, one_byte_each, plan};
 use super::trace::{Trace, record};
 use super::{Leaf, Output, Resident};
 use crate::tensor::{burn_type, dtype_of};
-use crate::{Burn, BurnTensor, Error, Optimizer, Result};
+use crate::{Burn, BurnTensor, Error, Result};
 
 /// The compiled programs of a model, and the state of its random streams on each device.
 #[derive(Default)]
@@ -42,42 +43,64 @@ struct Compiled {
     executable: Executable,
 }
 
+impl Compiled {
+    fn new(pjrt: &PjrtReplicas, planned: Planned) -> Result<Compiled> {
+        let mut options = CompileOptions::for_devices(pjrt.devices());
+        if pjrt.client().platform_name() == "cpu" {
+            // Else maxima lose NaN.
+            options = options.with("xla_cpu_enable_fast_min_max", false);
+        }
+        let executable = pjrt.client().compile(planned.program.text(), &options, pjrt.deadline());
+        Ok(Compiled { planned, executable: executable.map_err(Error::Accelerator)? })
+    }
+}
+
 /// What a run of a program needs.
 pub(crate) struct StepInputs<'a> {
     pub(crate) name: &'static str,
     pub(crate) strategy: &'a Strategy,
-    pub(crate) variables: &'a [Variable<Burn>],
+    /// The components of all variables of the model, by index and replica.
+    pub(crate) components: Vec<Vec<BurnTensor>>,
     /// The optimizer, of a program that trains.
-    pub(crate) optimizer: Option<&'a Optimizer>,
+    pub(crate) optimizer: Option<ProgramOptimizer<Burn>>,
     /// Settings of the record, which is made again if they change.
     pub(crate) settings: String,
     /// Each replica's tensors, of equal shapes.
     pub(crate) leaves: Vec<Vec<Leaf>>,
 }
 
+/// What the closure of a record returns: a loss to train by, the outputs, and new values of running statistics.
+pub(crate) type Recorded = (Option<Tensor<1>>, Vec<Output>, BTreeMap<usize, TensorId>);
+
 /// What a run of a program returns: the outputs of the record, by replica.
 pub(crate) struct StepOutputs {
     execution: Execution,
-    first: usize,
-    norm: Option<usize>,
+    /// The optimizer whose step the program makes.
+    optimizer: Option<ProgramOptimizer<Burn>>,
+    /// Whether the first output is the norm of the gradients.
+    has_norm: bool,
     timeout: Duration,
 }
 
 impl StepOutputs {
-    /// Waits for the end of the run on all devices, and returns each replica's outputs and the norm of gradients.
-    pub(crate) fn wait(self) -> Result<(Vec<Vec<FlexTensor>>, Option<f64>)> {
-        let deadline = Instant::now() + self.timeout;
-        self.execution.wait(deadline).map_err(Error::Accelerator)?;
-        let outputs = self.execution.into_outputs();
-        let norm = match (self.norm, outputs.first()) {
-            (Some(place), Some(outputs)) => {
-                let values = outputs[place].to_vec::<f32>(deadline).map_err(Error::Accelerator)?;
-                values.first().map(|norm| f64::from(*norm))
-            }
-            _ => None,
-        };
-        let of_replica = |buffers: &Vec<Buffer>| buffers[self.first..].iter().map(|one| read(one, deadline)).collect();
-        Ok((outputs.iter().map(of_replica).collect::<Result<_>>()?, norm))
+    /// Waits for the end of the run on all devices, and returns each replica's outputs. After a failure the model's
+    /// variables are lost, until others are loaded.
+    pub(crate) fn wait(self) -> Result<Vec<Vec<FlexTensor>>> {
+        let StepOutputs { execution, optimizer, has_norm, timeout } = self;
+        let deadline = Instant::now() + timeout;
+        let ended = execution.wait(deadline).map_err(Error::Accelerator);
+        if let (Err(_), Some(optimizer)) = (&ended, &optimizer) {
+            optimizer.parameters().set_torn(true);
+        }
+        ended?;
+        let outputs = execution.into_outputs();
+        if let (Some(optimizer), true, Some([norm, ..])) = (&optimizer, has_norm, outputs.first().map(Vec::as_slice)) {
+            let norm = norm.to_vec::<f32>(deadline).map_err(Error::Accelerator)?;
+            optimizer.set_norm(norm.first().map(|norm| f64::from(*norm)));
+        }
+        let first = usize::from(has_norm);
+        let of_replica = |buffers: &Vec<Buffer>| buffers[first..].iter().map(|one| read(one, deadline)).collect();
+        outputs.iter().map(of_replica).collect()
     }
 }
 
@@ -95,34 +118,94 @@ fn read(buffer: &Buffer, deadline: Instant) -> Result<FlexTensor> {
 impl Programs {
     /// Runs the program that `body` records: compiles it, if there is none for tensors of these shapes, and starts it
     /// on all devices. `statistics` makes running statistics inputs of a record, and returns their new values.
-    pub(crate) fn run<const D: usize>(
-        &self,
-        inputs: StepInputs<'_>,
-        body: &dyn Fn() -> Result<(Option<burn::tensor::Tensor<D>>, Vec<Output>, BTreeMap<usize, TensorId>)>,
-    ) -> Result<StepOutputs> {
+    pub(crate) fn run(&self, mut inputs: StepInputs<'_>, body: &dyn Fn() -> Result<Recorded>) -> Result<StepOutputs> {
         let pjrt = pjrt_of(inputs.strategy)?;
-        let step = inputs.optimizer.map(|optimizer| optimizer.program_step()).transpose()?;
-        let compiled = self.compiled(&inputs, pjrt, step, body)?;
-        check_targets(&compiled.planned, &inputs.leaves)?;
-        self.launch(&inputs, pjrt, &compiled)
+        let compiled = self.compiled(&inputs, pjrt, body)?;
+        self.launch(&mut inputs, pjrt, &compiled)
     }
 
-    fn compiled<const D: usize>(
+    /// Runs the program of records that the replicas have made of one step, each with its own inputs. It is compiled
+    /// if no step before it was the same.
+    pub(crate) fn run_recorded(&self, strategy: &Strategy, traces: Vec<Trace>) -> Result<StepOutputs> {
+        let pjrt = pjrt_of(strategy)?;
+        let mut traces = traces;
+        let indices: Vec<usize> = traces[0].components.keys().copied().collect();
+        let length = indices.last().map_or(0, |last| last + 1);
+        let mut components = vec![Vec::new(); length];
+        for trace in &mut traces {
+            for (index, component) in std::mem::take(&mut trace.components) {
+                if let Some(of_variable) = components.get_mut(index) {
+                    of_variable.push(component);
+                }
+            }
+        }
+        let leaves = traces.iter().map(|trace| trace.inputs.iter().map(|(_, leaf)| leaf.clone()).collect()).collect();
+        let optimizer = traces[0].optimizer.take();
+        let (name, settings) = ("step", String::new());
+        let mut inputs = StepInputs { name, strategy, components, optimizer, settings, leaves };
+        let mut first: Option<Planned> = None;
+        for (replica, trace) in traces.iter().enumerate() {
+            let planned = planned_of(&inputs, trace, &BTreeMap::new(), traces.len())?;
+            match &first {
+                None => first = Some(planned),
+                Some(first) if first.program.text() == planned.program.text() => {}
+                Some(_) => {
+                    let problem = format!(
+                        "replica {replica} computes something else than replica 0: all replicas run one program, so \
+                         give what differs between them as arrays, by context.tensor, of equal shapes"
+                    );
+                    return Err(Error::Trace { problem });
+                }
+            }
+        }
+        let Some(planned) = first else {
+            return Err(Error::Trace { problem: "there are no replicas".to_owned() });
+        };
+        let settings = format!("{:032x}", planned.program.fingerprint());
+        let key = Key { name, leaves: Vec::new(), settings };
+        let known = self.compiled.lock().get(&key).cloned();
+        let compiled = match known {
+            Some(compiled) => compiled,
+            None => {
+                let others = self.compiled.lock().len();
+                if others > 0 {
+                    distribute_notice::warn!(
+                        "a step is compiled again, as it differs from the {others} before it, in shapes or in numbers \
+                         of the host; give numbers that change as arrays, by context.tensor"
+                    );
+                }
+                let compiled = Arc::new(Compiled::new(pjrt, planned)?);
+                self.compiled.lock().insert(key, compiled.clone());
+                compiled
+            }
+        };
+        self.launch(&mut inputs, pjrt, &compiled)
+    }
+
+    fn compiled(
         &self,
         inputs: &StepInputs<'_>,
         pjrt: &PjrtReplicas,
-        step: Option<ProgramStep>,
-        body: &dyn Fn() -> Result<(Option<burn::tensor::Tensor<D>>, Vec<Output>, BTreeMap<usize, TensorId>)>,
+        body: &dyn Fn() -> Result<Recorded>,
     ) -> Result<Arc<Compiled>> {
         let leaves = inputs.leaves[0].iter().map(|leaf| (leaf.shape.clone(), leaf.dtype)).collect();
+        let step = inputs.optimizer.as_ref().map(ProgramOptimizer::step);
         let key = Key { name: inputs.name, leaves, settings: format!("{step:?} {}", inputs.settings) };
         if let Some(compiled) = self.compiled.lock().get(&key) {
             return Ok(compiled.clone());
         }
-        let planned = planned(inputs, step, pjrt.devices().len(), body)?;
+        let planned = || -> Result<Planned> {
+            let mut statistics = BTreeMap::new();
+            let trace = record(|| {
+                let (loss, outputs, new) = body()?;
+                statistics = new;
+                Ok((loss, outputs))
+            })?;
+            planned_of(inputs, &trace, &statistics, pjrt.devices().len())
+        };
+        let (first, again) = (planned()?, planned()?);
         // A second record that differs has read something that programs do not: random numbers of the host, a clock.
-        let again = planned_text(inputs, step, pjrt.devices().len(), body)?;
-        if again != planned.program.text() {
+        if again.program.text() != first.program.text() {
             let problem = "the model computed something else from the same inputs when it was recorded again, such as \
                 with random numbers or a clock of the host; use burn's random tensors, and give other numbers as inputs";
             return Err(Error::Trace { problem: problem.to_owned() });
@@ -137,26 +220,17 @@ impl Programs {
                 shapes(other)
             );
         }
-        let mut options = CompileOptions::for_devices(pjrt.devices());
-        if pjrt.client().platform_name() == "cpu" {
-            // Else maxima lose NaN.
-            options = options.with("xla_cpu_enable_fast_min_max", false);
-        }
-        let executable = pjrt.client().compile(planned.program.text(), &options, pjrt.deadline());
-        let compiled = Arc::new(Compiled { planned, executable: executable.map_err(Error::Accelerator)? });
+        let compiled = Arc::new(Compiled::new(pjrt, first)?);
         self.compiled.lock().insert(key, compiled.clone());
         Ok(compiled)
     }
 
-    fn launch(&self, inputs: &StepInputs<'_>, pjrt: &PjrtReplicas, compiled: &Compiled) -> Result<StepOutputs> {
+    fn launch(&self, inputs: &mut StepInputs<'_>, pjrt: &PjrtReplicas, compiled: &Compiled) -> Result<StepOutputs> {
         let Compiled { planned, executable } = compiled;
+        check_targets(planned, &inputs.leaves)?;
         let timeout = pjrt.deadline().saturating_duration_since(Instant::now());
-        let numbers: Vec<f32> = match inputs.optimizer {
-            Some(optimizer) => {
-                optimizer.program_numbers(&planned.trained).iter().map(|number| *number as f32).collect()
-            }
-            None => Vec::new(),
-        };
+        let numbers = inputs.optimizer.as_ref().map(|optimizer| optimizer.numbers(&planned.trained));
+        let numbers: Vec<f32> = numbers.unwrap_or_default().into_iter().map(|number| number as f32).collect();
         let numbers = Leaf::floats(&numbers);
         let mut random = self.random.lock();
         if random.is_empty() {
@@ -184,9 +258,9 @@ impl Programs {
             };
             let mut own = Vec::new();
             for index in &planned.variables {
-                own.push(resident(&inputs.variables[*index].components()[local])?);
+                own.push(resident(&inputs.components[*index][local])?);
             }
-            for slot in slots_of(inputs.optimizer, &planned.trained) {
+            for slot in slots_of(inputs.optimizer.as_ref(), &planned.trained) {
                 own.push(resident(&slot[local])?);
             }
             own.push(Kept::Random(random[local].clone()));
@@ -198,8 +272,8 @@ impl Programs {
         }
         let given: Vec<Vec<&Buffer>> = arguments.iter().map(|own| own.iter().map(Kept::buffer).collect()).collect();
         let execution = executable.launch(&given, &ExecuteOptions::new()).map_err(Error::Accelerator)?;
-        if let Some(optimizer) = inputs.optimizer {
-            optimizer.commit_program_step(&planned.trained);
+        if let Some(optimizer) = &inputs.optimizer {
+            optimizer.commit(&planned.trained);
         }
         self.take(inputs, planned, (execution, &mut random, timeout))
     }
@@ -207,19 +281,18 @@ impl Programs {
     /// Takes the new values of variables from a program that has been started.
     fn take(
         &self,
-        inputs: &StepInputs<'_>,
+        inputs: &mut StepInputs<'_>,
         planned: &Planned,
         (mut execution, random, timeout): (Execution, &mut [Arc<Buffer>], Duration),
     ) -> Result<StepOutputs> {
-        let slots = slots_of(inputs.optimizer, &planned.trained);
+        let slots = slots_of(inputs.optimizer.as_ref(), &planned.trained);
         let changed = planned.trained.len() + slots.len() + planned.replaced.len();
         let taken = execution.take_outputs(changed + 1);
         for (local, buffers) in taken.into_iter().enumerate() {
             let mut buffers = buffers.into_iter();
-            let targets = planned.trained.iter().map(|index| &inputs.variables[*index].components()[local]);
-            let targets = targets.chain(slots.iter().map(|slot| &slot[local]));
-            let targets =
-                targets.chain(planned.replaced.iter().map(|index| &inputs.variables[*index].components()[local]));
+            let component = |index: &usize| &inputs.components[*index][local];
+            let targets = planned.trained.iter().map(component).chain(slots.iter().map(|slot| &slot[local]));
+            let targets = targets.chain(planned.replaced.iter().map(component));
             for (tensor, buffer) in targets.zip(buffers.by_ref()) {
                 let resident = Resident::new(buffer, tensor.dtype()?, tensor.shape(), timeout);
                 tensor.replace_on_device(Arc::new(resident));
@@ -228,8 +301,7 @@ impl Programs {
                 random[local] = Arc::new(state);
             }
         }
-        let norm = planned.has_norm.then_some(0);
-        Ok(StepOutputs { execution, first: usize::from(planned.has_norm), norm, timeout })
+        Ok(StepOutputs { execution, optimizer: inputs.optimizer.take(), has_norm: planned.has_norm, timeout })
     }
 }
 
@@ -251,8 +323,8 @@ impl Kept {
 }
 
 /// Returns the slots of trained variables, in the order of a program's parameters.
-fn slots_of<'a>(optimizer: Option<&'a Optimizer>, trained: &[usize]) -> Vec<&'a [BurnTensor]> {
-    let slots = |index: &usize| optimizer.map_or(&[][..], |optimizer| optimizer.program_slots(*index));
+fn slots_of<'a>(optimizer: Option<&'a ProgramOptimizer<Burn>>, trained: &[usize]) -> Vec<&'a [BurnTensor]> {
+    let slots = |index: &usize| optimizer.map_or(&[][..], |optimizer| optimizer.slots(*index));
     trained.iter().flat_map(slots).map(|slot| slot.components()).collect()
 }
 
@@ -260,35 +332,22 @@ pub(super) fn pjrt_of(strategy: &Strategy) -> Result<&PjrtReplicas> {
     strategy.pjrt().ok_or_else(|| Error::Program { problem: "a program needs PJRT devices; there are none".to_owned() })
 }
 
-fn planned<const D: usize>(
+/// Returns the program of a record.
+fn planned_of(
     inputs: &StepInputs<'_>,
-    step: Option<ProgramStep>,
+    trace: &Trace,
+    statistics: &BTreeMap<usize, TensorId>,
     replicas: usize,
-    body: &dyn Fn() -> Result<(Option<burn::tensor::Tensor<D>>, Vec<Output>, BTreeMap<usize, TensorId>)>,
 ) -> Result<Planned> {
-    let mut statistics = BTreeMap::new();
-    let trace: Trace = record(|| {
-        let (loss, outputs, new) = body()?;
-        statistics = new;
-        Ok((loss, outputs))
-    })?;
     let known = |index: usize| -> Result<Known> {
-        let component = &inputs.variables[index].components()[0];
-        let slots = inputs.optimizer.map_or(&[][..], |optimizer| optimizer.program_slots(index));
-        let of_slot = |slot: &BurnTensor| Ok(burn_type(slot.dtype()?));
-        let slots = slots.iter().map(|slot| of_slot(&slot.components()[0])).collect::<Result<_>>()?;
+        let component = &inputs.components[index][0];
+        let slots = inputs.optimizer.as_ref().map_or(&[][..], |optimizer| optimizer.slots(index));
+        let of_slot = |slot: &DistributedVariable<BurnTensor>| Ok(burn_type(slot.components()[0].dtype()?));
+        let slots = slots.iter().map(of_slot).collect::<Result<_>>()?;
         Ok(Known { shape: component.shape(), dtype: burn_type(component.dtype()?), slots })
     };
-    plan(inputs.name, &trace, &known, &statistics, step.as_ref(), replicas)
-}
-
-fn planned_text<const D: usize>(
-    inputs: &StepInputs<'_>,
-    step: Option<ProgramStep>,
-    replicas: usize,
-    body: &dyn Fn() -> Result<(Option<burn::tensor::Tensor<D>>, Vec<Output>, BTreeMap<usize, TensorId>)>,
-) -> Result<String> {
-    Ok(planned(inputs, step, replicas, body)?.program.text().to_owned())
+    let step = inputs.optimizer.as_ref().map(ProgramOptimizer::step);
+    plan(inputs.name, trace, &known, statistics, step.as_ref(), replicas)
 }
 
 /// Returns an error for the first target that is not a class.

@@ -110,3 +110,16 @@ impl TensorMap for Feed {
         self.leaves.next().and_then(|leaf| trace::int_input(leaf, self.autodiff)).unwrap_or(tensor)
     }
 }
+
+/// Puts the outputs of a program in the places of the tensors that a step has returned.
+pub(crate) struct Fill(pub(crate) std::vec::IntoIter<FlexTensor>);
+
+impl TensorMap for Fill {
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        self.0.next().map_or(tensor, Tensor::from_primitive::<Flex>)
+    }
+
+    fn int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int> {
+        self.0.next().map_or(tensor, Tensor::from_primitive::<Flex>)
+    }
+}

@@ -15,7 +15,12 @@ use burn_ir::{BaseOperationIr, CastOpIr, OperationIr, ShapeOpIr};
 use burn_router::{RouterClient, RouterTensor, get_client};
 
 use super::Leaf;
-use crate::{Error, Result};
+use distribute_optim::backend::ProgramOptimizer;
+use distribute_values::TensorStorage;
+
+use crate::tensor::burn_type;
+use crate::trainer::{Inputs, TensorMap};
+use crate::{Burn, BurnTensor, Error, Optimizer, Result};
 
 /// The capture backend under automatic differentiation.
 type Diff = Autodiff<CaptureBackend>;
@@ -31,6 +36,10 @@ pub(crate) struct Trace {
     pub(crate) parameters: BTreeMap<usize, TensorId>,
     /// The inputs, in the order in which they were made.
     pub(crate) inputs: Vec<(TensorId, Leaf)>,
+    /// The replica's copies of these parameters.
+    pub(crate) components: BTreeMap<usize, BurnTensor>,
+    /// The optimizer that is to make a step.
+    pub(crate) optimizer: Option<ProgramOptimizer<Burn>>,
     /// The gradients of the parameters that were used and are trained.
     pub(crate) gradients: BTreeMap<usize, TensorId>,
     /// The outputs, in the order in which they were named.
@@ -43,10 +52,23 @@ pub(crate) struct Trace {
 struct Recording {
     client: CaptureClient,
     /// The parameters used so far, with whether their gradients are asked for.
-    parameters: BTreeMap<usize, (Recorded, DiffTensor, bool)>,
+    parameters: BTreeMap<usize, Parameter>,
+    /// The model whose parameters they are.
+    model: Option<u64>,
+    /// The loss of which an optimizer is to make a step.
+    step: Option<(Tensor<1>, ProgramOptimizer<Burn>)>,
     inputs: Vec<(TensorId, Leaf)>,
     /// Targets, with the number of classes.
     checks: Vec<(TensorId, usize)>,
+}
+
+/// A parameter in a record.
+struct Parameter {
+    recorded: Recorded,
+    tracked: DiffTensor,
+    component: BurnTensor,
+    /// Whether its gradient is asked for.
+    is_trained: bool,
 }
 
 thread_local! {
@@ -70,14 +92,15 @@ impl Output {
 }
 
 /// Records what `body` computes. It returns the loss, if gradients are asked for, and the outputs.
-pub(crate) fn record<const D: usize>(body: impl FnOnce() -> Result<(Option<Tensor<D>>, Vec<Output>)>) -> Result<Trace> {
+pub(crate) fn record(body: impl FnOnce() -> Result<(Option<Tensor<1>>, Vec<Output>)>) -> Result<Trace> {
     let device = DEVICE.with(|device| *device);
     let mut outcome = None;
     let mut unresolved = Vec::new();
     let captured = catch_unwind(AssertUnwindSafe(|| {
         device.capture_scope(|scope| {
             let client = get_client::<CaptureChannel>(&device);
-            let recording = Recording { client, parameters: BTreeMap::new(), inputs: Vec::new(), checks: Vec::new() };
+            let (parameters, inputs, checks) = (BTreeMap::new(), Vec::new(), Vec::new());
+            let recording = Recording { client, parameters, model: None, step: None, inputs, checks };
             RECORDING.set(Some(recording));
             let recorded = body().and_then(|(loss, outputs)| finish(loss, outputs));
             let recorded = recorded.map(|(trace, checks)| {
@@ -118,37 +141,56 @@ fn message_of(panic: Box<dyn Any + Send>) -> std::result::Result<String, Box<dyn
     }
 }
 
-/// Runs backward, and collects the ids of everything.
-fn finish<const D: usize>(loss: Option<Tensor<D>>, outputs: Vec<Output>) -> Result<(Trace, Vec<(TensorId, usize)>)> {
-    let (parameters, inputs, checks) = RECORDING
-        .with_borrow_mut(|recording| {
-            let recording = recording.as_mut();
-            recording.map(|recording| {
-                (
-                    std::mem::take(&mut recording.parameters),
-                    std::mem::take(&mut recording.inputs),
-                    std::mem::take(&mut recording.checks),
-                )
-            })
-        })
-        .unwrap_or_default();
+/// Runs backward, and collects the ids of everything, and the targets to check.
+fn finish(loss: Option<Tensor<1>>, outputs: Vec<Output>) -> Result<(Trace, Vec<(TensorId, usize)>)> {
+    let taken = recording(|recording| {
+        let Recording { parameters, inputs, checks, step, .. } = recording;
+        (std::mem::take(parameters), std::mem::take(inputs), std::mem::take(checks), step.take())
+    });
+    let (parameters, inputs, unresolved, step) = taken.unwrap_or_default();
+    let (of_step, optimizer) = step.unzip();
     let mut gradients = BTreeMap::new();
-    if let Some(loss) = loss {
+    if let Some(loss) = loss.or(of_step) {
         let loss = loss.try_into_primitive::<Diff>().map_err(not_recorded)?;
         if !loss.is_tracked() {
             return Err(distribute_optim::Error::NoGradient.into());
         }
         let mut all = Diff::backward(loss);
-        for (index, (_, parameter, is_trained)) in &parameters {
-            if let (true, Some(gradient)) = (*is_trained, Diff::grad_remove(parameter, &mut all)) {
+        for (index, parameter) in parameters.iter().filter(|(_, parameter)| parameter.is_trained) {
+            if let Some(gradient) = Diff::grad_remove(&parameter.tracked, &mut all) {
                 gradients.insert(*index, gradient.id());
             }
         }
     }
-    let parameters = parameters.into_iter().map(|(index, (tensor, ..))| (index, tensor.id())).collect();
-    let outputs = outputs.into_iter().map(|output| output.0).collect();
-    let (operations, constants, none) = (Vec::new(), BTreeMap::new(), Vec::new());
-    Ok((Trace { operations, constants, parameters, inputs, gradients, outputs, checks: none }, checks))
+    let ids = parameters.iter().map(|(index, parameter)| (*index, parameter.recorded.id())).collect();
+    let components = parameters.into_iter().map(|(index, parameter)| (index, parameter.component)).collect();
+    let trace = Trace {
+        operations: Vec::new(),
+        constants: BTreeMap::new(),
+        parameters: ids,
+        components,
+        optimizer,
+        inputs,
+        gradients,
+        outputs: outputs.into_iter().map(|output| output.0).collect(),
+        checks: Vec::new(),
+    };
+    Ok((trace, unresolved))
+}
+
+/// Takes the loss of which an optimizer is to make a step in the program that is being recorded; `None` if none is.
+pub(crate) fn record_step(optimizer: &Optimizer, loss: &Tensor<1>) -> Option<Result<()>> {
+    if !is_tracing() {
+        return None;
+    }
+    let optimizer = match optimizer.for_program() {
+        Ok(optimizer) => optimizer,
+        Err(error) => return Some(Err(error.into())),
+    };
+    recording(|recording| match recording.step.replace((loss.clone(), optimizer)) {
+        None => Ok(()),
+        Some(_) => Err(Error::Trace { problem: "minimize is called twice in a step; call it once".to_owned() }),
+    })
 }
 
 /// Returns the place of the input whose elements a tensor has, in another shape or type.
@@ -186,23 +228,28 @@ fn recording<R>(act: impl FnOnce(&mut Recording) -> R) -> Option<R> {
     RECORDING.with_borrow_mut(|recording| recording.as_mut().map(act))
 }
 
-/// Returns the tensor that stands for a variable in the record of this thread; `None` if there is none.
+/// Returns the tensor that stands for a variable in the record of this thread; `None` if there is none. `model` is
+/// equal for the variables of one model only.
 pub(crate) fn traced_parameter<const D: usize>(
-    index: usize,
-    (shape, dtype): (&[usize], BurnType),
+    (model, index): (u64, usize),
+    component: &BurnTensor,
     is_trained: bool,
     autodiff: bool,
 ) -> Option<Tensor<D>> {
+    let dtype = component.dtype().ok().map(burn_type)?;
     let (recorded, tracked) = recording(|recording| {
+        if *recording.model.get_or_insert(model) != model {
+            return None;
+        }
         let client = recording.client.clone();
-        let (recorded, tracked, _) = recording.parameters.entry(index).or_insert_with(|| {
-            let recorded = float_handle(&client, shape, dtype);
+        let parameter = recording.parameters.entry(index).or_insert_with(|| {
+            let recorded = float_handle(&client, &component.shape(), dtype);
             let tracked = Diff::from_inner(recorded.clone());
             let tracked = if is_trained { tracked.require_grad() } else { tracked };
-            (recorded, tracked, is_trained)
+            Parameter { recorded, tracked, component: component.clone(), is_trained }
         });
-        (recorded.clone(), tracked.clone())
-    })?;
+        Some((parameter.recorded.clone(), parameter.tracked.clone()))
+    })??;
     Some(match autodiff {
         true => Tensor::from_primitive::<Diff>(tracked),
         false => Tensor::from_primitive::<CaptureBackend>(recorded),
@@ -266,4 +313,50 @@ fn not_recorded(error: impl std::fmt::Debug) -> Error {
         "a tensor is on another device ({error:?}); make tensors on the device of the inputs, as with x.device()"
     );
     Error::Trace { problem }
+}
+
+/// Ends the record of a step that uses two models, with an error.
+pub(crate) fn refuse_second_model<const D: usize>() -> Tensor<D> {
+    resume_unwind(Box::new("a step uses two models; make one module of both".to_owned()))
+}
+
+/// Records a step of one replica, and returns what it returned too.
+pub(crate) fn record_with<R: Inputs>(body: impl FnOnce() -> Result<R>) -> Result<(Trace, R)> {
+    let mut result = None;
+    let trace = record(|| {
+        let returned = body()?;
+        let mut ids = Ids::default();
+        result = Some(returned.map_tensors(&mut ids));
+        match ids.problem {
+            None => Ok((None, ids.outputs)),
+            Some(problem) => Err(problem),
+        }
+    })?;
+    let missing = || Error::Trace { problem: "nothing was recorded".to_owned() };
+    Ok((trace, result.ok_or_else(missing)?))
+}
+
+/// The tensors that a step returns.
+#[derive(Default)]
+struct Ids {
+    outputs: Vec<Output>,
+    problem: Option<Error>,
+}
+
+impl TensorMap for Ids {
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        match Output::of(tensor.clone()) {
+            Ok(output) => self.outputs.push(output),
+            Err(error) => self.problem = Some(error),
+        }
+        tensor
+    }
+
+    fn int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int> {
+        match tensor.clone().without_autodiff().try_into_primitive::<CaptureBackend>() {
+            Ok(recorded) => self.outputs.push(Output(recorded.id())),
+            Err(error) => self.problem = Some(not_recorded(error)),
+        }
+        tensor
+    }
 }

@@ -46,9 +46,7 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainer<
         }
         let mut sums = vec![trainer::sums(&self.metrics); of_replicas.len()];
         for (fed, outputs) in started {
-            let (outputs, norm) = self.ended(outputs)?;
-            self.optimizer.set_program_norm(norm);
-            self.add_all(&mut sums, fed, outputs)?;
+            self.add_all(&mut sums, fed, outputs.wait()?)?;
         }
         Ok(PerReplica::new(sums))
     }
@@ -57,7 +55,7 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainer<
         let has_examples: Vec<bool> = (0..batch.len()).map(|local| batch.has_examples(local)).collect();
         let fed = self.fed(batch.into_values().into_iter().zip(has_examples).collect(), false)?;
         let mut sums = vec![trainer::sums(&self.metrics); fed.len()];
-        let (outputs, _) = self.ended(self.start(&fed, "evaluate", 1)?)?;
+        let outputs = self.start(&fed, "evaluate", 1)?.wait()?;
         self.add_all(&mut sums, fed, outputs)?;
         Ok(PerReplica::new(sums))
     }
@@ -72,16 +70,15 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainer<
         self.pad(&mut leaves, &rows, false)?;
         let x = &batch.values()[0];
         let shapes = leaves[0].clone();
-        let inputs = self.inputs("predict", leaves, None, String::new());
-        let outputs = self.model.programs().run::<D>(inputs, &|| {
+        let inputs = self.inputs("predict", leaves, false, String::new())?;
+        let outputs = self.model.programs().run(inputs, &|| {
             let mut feed = Feed { autodiff: false, leaves: shapes.clone().into_iter() };
             let x = x.clone().map_tensors(&mut WithoutAutodiff).map_tensors(&mut feed);
             let (outputs, _) = self.model.recorded(false, |model| Ok((self.forward)(model, x)))?;
             Ok((None, vec![Output::of(outputs)?], BTreeMap::new()))
         })?;
-        let (outputs, _) = self.ended(outputs)?;
         let first = |(mut outputs, rows): (Vec<FlexTensor>, usize)| tensor(outputs.swap_remove(0), rows);
-        let outputs = outputs.into_iter().zip(rows).map(first).collect::<Result<Vec<_>>>()?;
+        let outputs = outputs.wait()?.into_iter().zip(rows).map(first).collect::<Result<Vec<_>>>()?;
         Ok(PerReplica::new(outputs).with_examples(&has_examples))
     }
 
@@ -139,15 +136,16 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainer<
         Ok(factors)
     }
 
-    fn inputs<'a>(
-        &'a self,
+    fn inputs(
+        &self,
         name: &'static str,
         leaves: Vec<Vec<Leaf>>,
-        optimizer: Option<&'a crate::Optimizer>,
+        trains: bool,
         settings: String,
-    ) -> StepInputs<'a> {
-        let (strategy, variables) = (&self.strategy, self.model.variables());
-        StepInputs { name, strategy, variables, optimizer, settings, leaves }
+    ) -> Result<StepInputs<'_>> {
+        let components = self.model.variables().iter().map(|variable| variable.components().to_vec()).collect();
+        let optimizer = if trains { Some(self.optimizer.for_program()?) } else { None };
+        Ok(StepInputs { name, strategy: &self.strategy, components, optimizer, settings, leaves })
     }
 
     /// Starts a program that computes losses, and trains if it is named so.
@@ -156,8 +154,8 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainer<
         let leaves: Vec<Vec<Leaf>> = fed.iter().map(|one| one.leaves.clone()).collect();
         let (examples, shapes) = (&fed[0].examples, leaves[0].clone());
         let settings = format!("{batch_size} {}", examples.weights.is_some());
-        let inputs = self.inputs(name, leaves, trains.then_some(&self.optimizer), settings);
-        self.model.programs().run::<1>(inputs, &|| {
+        let inputs = self.inputs(name, leaves, trains, settings)?;
+        self.model.programs().run(inputs, &|| {
             let mut feed = Feed { autodiff: trains, leaves: shapes.clone().into_iter() };
             let Examples { inputs, targets, weights } = examples.clone();
             let inputs = inputs.map_tensors(&mut feed);
@@ -181,16 +179,6 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainer<
             }
             Ok((loss, vec![Output::of(losses)?, Output::of(outputs)?], statistics))
         })
-    }
-
-    /// Waits for a program, and counts its step.
-    fn ended(&self, outputs: StepOutputs) -> Result<(Vec<Vec<FlexTensor>>, Option<f64>)> {
-        let ended = outputs.wait();
-        if ended.is_err() {
-            // What the program replaced is lost.
-            distribute_optim::Trainable::parameters(&self.model).set_torn(true);
-        }
-        ended
     }
 
     /// Adds the losses and metrics of each replica's examples to its sums.

@@ -134,6 +134,10 @@ macro_rules! tensors {
 
 tensors!(burn::tensor::Float, HostTargets::Values, float; Int, HostTargets::Classes, int);
 
+impl Inputs for () {
+    fn map_tensors<T: TensorMap>(self, _: &mut T) -> Self {}
+}
+
 impl<A: Inputs, B: Inputs> Inputs for (A, B) {
     fn map_tensors<T: TensorMap>(self, map: &mut T) -> Self {
         (self.0.map_tensors(map), self.1.map_tensors(map))

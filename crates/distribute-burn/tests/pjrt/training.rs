@@ -3,9 +3,9 @@
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use distribute_burn::{
-    Adagrad, Adam, AdamW, BurnTensor, Clip, Error, Fit, FromElement, Inputs, Lamb, Loss, LossScale, Model, Optimizer,
-    RmsProp, Sgd,
-    SparseCategoricalCrossentropy, Targets, Trainer, TrainingData,
+    Adagrad, Adam, AdamW, BurnContext, BurnStrategy, BurnTensor, Clip, Error, Fit, FromElement, Inputs, Lamb, Loss,
+    LossScale, Model, Optimizer, RmsProp, Sgd, SparseCategoricalCrossentropy, Targets, Trainer, TrainingData,
+    cross_entropy_per_example,
 };
 use distribute_collectives::Compression;
 use distribute_input::{Array, Dataset};
@@ -323,4 +323,71 @@ fn settings_that_programs_do_not_have_are_refused() {
         let error = trainer.fit(&rows(8, 12, 4), Fit::epochs(1)).unwrap_err().to_string();
         assert!(error.contains(what), "{error}");
     }
+}
+
+/// Trains by a custom loop; returns the losses of steps and the variables.
+fn looped(strategy: &Strategy, batch: usize) -> (Vec<f32>, Vec<(String, Vec<f32>)>) {
+    let model = {
+        let _generator = GENERATOR.lock();
+        let new = |device: &Device| {
+            device.seed(11);
+            let model = Mlp::new(device);
+            let _ = model.clone().into_record();
+            model
+        };
+        strategy.scope(new).unwrap()
+    };
+    let optimizer = Adam::new(0.01).build(&model).unwrap().clip(Clip::GlobalNorm(0.5)).unwrap();
+    let mut losses = Vec::new();
+    for _ in 0..4 {
+        for batch_of in strategy.distribute_dataset(&rows(32, 12, batch)).unwrap() {
+            let step =
+                strategy.run_step((&model, &optimizer, batch_of.unwrap()), |context, (model, optimizer, (x, y))| {
+                    let (x, y) = (context.tensor::<2>(&x)?, context.int_tensor::<1>(&y)?);
+                    let per_example = cross_entropy_per_example(model.forward(x), y.clone())?;
+                    let loss = context.average_loss(per_example, batch);
+                    optimizer.minimize(context, &loss)?;
+                    Ok::<_, Error>((loss, y))
+                });
+            let (of_replicas, classes): (Vec<_>, Vec<_>) = step.unwrap().into_values().into_iter().unzip();
+            assert!(classes.iter().all(|classes| classes.dims()[0] > 0));
+            let total = of_replicas.into_iter().map(|loss: Tensor<1>| loss.into_scalar::<f32>()).sum();
+            losses.push(total);
+        }
+    }
+    assert!(optimizer.gradient_norm().is_some());
+    (losses, values(&model))
+}
+
+#[test]
+fn a_custom_loop_trains_alike() {
+    let Some(strategy) = tpu(2) else { return };
+    let ((losses, variables), (expected, own)) = (looped(&strategy, 8), looped(&mirrored(2), 8));
+    assert_close(&losses, &expected, 4e-5, "losses");
+    for ((name, given), (_, expected)) in variables.iter().zip(&own) {
+        assert_close(given, expected, 4e-5, name);
+    }
+}
+
+#[test]
+fn a_step_that_differs_between_replicas_is_refused() {
+    let Some(strategy) = tpu(2) else { return };
+    let model = strategy.scope(Mlp::new).unwrap();
+    let optimizer = Sgd::new(0.1).build(&model).unwrap();
+    let x = Array::new([4, 12], numbers(48)).unwrap();
+    let outcome = strategy.run_step((&model, &optimizer), |context, (model, optimizer)| {
+        let outputs = model.forward(context.tensor::<2>(&x)?);
+        let loss = context.average_loss(outputs.square().mul_scalar(context.replica_id() as f64 + 1.0), 8);
+        optimizer.minimize(context, &loss)?;
+        Ok::<_, Error>(loss)
+    });
+    let error = outcome.unwrap_err().to_string();
+    assert!(error.contains("replica 1 computes something else"), "{error}");
+    let twice = strategy.run_step((&model, &optimizer), |context, (model, optimizer)| {
+        let loss = context.average_loss(model.forward(context.tensor::<2>(&x)?), 8);
+        optimizer.minimize(context, &loss)?;
+        optimizer.minimize(context, &loss)
+    });
+    let error = twice.unwrap_err().to_string();
+    assert!(error.contains("minimize is called twice"), "{error}");
 }

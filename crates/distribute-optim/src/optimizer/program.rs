@@ -1,5 +1,7 @@
 //! Steps that a compiled program makes: backward, reduction and update in one, on all replicas at once.
 
+use std::sync::Arc;
+
 use distribute_collectives::Compression;
 use distribute_hlo::{
     Builder, CollectiveGroups, CompareOp, ElementType, Reducer, Result as HloResult, TensorType, Value,
@@ -7,9 +9,10 @@ use distribute_hlo::{
 use distribute_values::DistributedVariable;
 
 use super::Optimizer;
+use super::states::States;
 use crate::gradient::Clip;
 use crate::rule::{UpdateRule, norm};
-use crate::{Error, TensorLibrary};
+use crate::{Error, Parameters, TensorLibrary, Variable};
 
 /// The part of a step that an optimizer adds to a program.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -25,7 +28,7 @@ pub struct ProgramVariable {
     pub parameter: Value,
     /// The gradient of this replica's share of the loss.
     pub gradient: Value,
-    /// The slots of [`Optimizer::program_slots`], in their order.
+    /// The slots of [`ProgramOptimizer::slots`], in their order.
     pub slots: Vec<Value>,
 }
 
@@ -38,23 +41,30 @@ pub struct ProgramUpdate {
     pub gradient_norm: Option<Value>,
 }
 
+/// An optimizer as compiled programs need it: a handle on the state of an [`Optimizer`].
+pub struct ProgramOptimizer<L: TensorLibrary> {
+    step: ProgramStep,
+    parameters: Arc<Parameters<L>>,
+    slots: Vec<Vec<DistributedVariable<L::Tensor>>>,
+    states: Arc<States<L>>,
+    learning_rate: f64,
+}
+
 impl<L: TensorLibrary> Optimizer<L> {
-    /// Returns the optimizer's part of a step that a compiled program makes.
+    /// Returns the optimizer for a step, with the present learning rate, that a compiled program makes.
     ///
     /// # Errors
     /// [`Error::Combination`] if the optimizer has a setting that programs do not have: another library's optimizer, a
-    /// loss scale, compression, sharded state, or variables that are shared, sharded or split.
-    pub fn program_step(&self) -> Result<ProgramStep, Error> {
+    /// loss scale, compression, sharded state, or variables that are shared, sharded or split. [`Error::Torn`] if an
+    /// earlier failure has left no complete parameters.
+    pub fn for_program(&self) -> Result<ProgramOptimizer<L>, Error> {
         let refuse = |what, why| Err(Error::Combination { what, other: "a step in one compiled program", why });
-        let is_divided = self
-            .parameters
-            .variables()
-            .iter()
-            .any(|variable| variable.layout().is_some() || variable.tensor_split().is_some());
+        let is_divided = |variable: &Variable<L>| variable.layout().is_some() || variable.tensor_split().is_some();
+        self.states.check()?;
         if self.library.is_some() {
             return refuse("the tensor library's own optimizer", "it runs on the host; use one of this crate");
         }
-        if self.loss_scale() != 1.0 {
+        if self.states.first(|state| state.standing.scaling.is_some()).unwrap_or(false) {
             return refuse("a loss scale", "bf16 needs none on a TPU; leave scale_losses out");
         }
         if !matches!(self.compression, Compression::None) {
@@ -63,27 +73,45 @@ impl<L: TensorLibrary> Optimizer<L> {
         if self.sharded {
             return refuse("zero1", "every device of the program has the whole state; leave it out");
         }
-        if self.parameters.shared || is_divided {
+        if self.parameters.shared || self.parameters.variables().iter().any(is_divided) {
             return refuse("shared, sharded or split variables", "each device needs its own whole copy");
         }
-        Ok(ProgramStep { rule: self.rule, clip: self.clip })
+        Ok(ProgramOptimizer {
+            step: ProgramStep { rule: self.rule, clip: self.clip },
+            parameters: self.parameters.clone(),
+            slots: self.slots.clone(),
+            states: self.states.clone(),
+            learning_rate: self.learning_rate(),
+        })
+    }
+}
+
+impl<L: TensorLibrary> ProgramOptimizer<L> {
+    /// Returns the part of the step that is added to a program.
+    pub fn step(&self) -> ProgramStep {
+        self.step
+    }
+
+    /// Returns the variables.
+    pub fn parameters(&self) -> &Arc<Parameters<L>> {
+        &self.parameters
     }
 
     /// Returns the slots of a variable; the last one is its copy in f32 if it has 16 bits.
-    pub fn program_slots(&self, index: usize) -> &[DistributedVariable<L::Tensor>] {
+    pub fn slots(&self, index: usize) -> &[DistributedVariable<L::Tensor>] {
         &self.slots[index]
     }
 
     /// Returns the numbers of the next step of these variables, one after another, as [`ProgramStep::add`] expects
     /// them.
-    pub fn program_numbers(&self, trained: &[usize]) -> Vec<f64> {
-        let learning_rate = self.learning_rate();
+    pub fn numbers(&self, trained: &[usize]) -> Vec<f64> {
         let counts = self.states.first(|state| state.standing.counts.clone()).unwrap_or_default();
-        trained.iter().flat_map(|index| self.rule.numbers(counts.of(*index) + 1, learning_rate)).collect()
+        let of = |index: &usize| self.step.rule.numbers(counts.of(*index) + 1, self.learning_rate);
+        trained.iter().flat_map(of).collect()
     }
 
     /// Counts a step that a program makes on all replicas.
-    pub fn commit_program_step(&self, trained: &[usize]) {
+    pub fn commit(&self, trained: &[usize]) {
         for state in &self.states.each {
             let standing = &mut state.lock().standing;
             standing.steps += 1;
@@ -92,7 +120,7 @@ impl<L: TensorLibrary> Optimizer<L> {
     }
 
     /// Sets the global norm of the gradients of a program's step.
-    pub fn set_program_norm(&self, norm: Option<f64>) {
+    pub fn set_norm(&self, norm: Option<f64>) {
         for state in &self.states.each {
             state.lock().standing.gradient_norm = norm;
         }
@@ -108,7 +136,7 @@ impl ProgramStep {
     /// Adds the step to a program: sums gradients over all replicas, limits them, and updates variables and slots.
     ///
     /// # Shapes
-    /// `numbers`: those of [`Optimizer::program_numbers`], one dimension of f32.
+    /// `numbers`: those of [`ProgramOptimizer::numbers`], one dimension of f32.
     ///
     /// # Errors
     /// The builder's, if types differ from these, or a variable is neither of f32 nor of 16 bits.
