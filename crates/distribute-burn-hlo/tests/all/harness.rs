@@ -346,6 +346,7 @@ pub(crate) fn compare(name: &str, tolerance: f64, found: &[HostTensor], expected
 
 /// Returns a difference that is not allowed.
 pub(crate) fn difference(tolerance: f64, found: &HostTensor, expected: &TensorData) -> Option<String> {
+    let expected = &default_integers(expected, found.ty().element);
     let ty = type_of(expected);
     if *found.ty() != ty {
         return Some(format!("the type is {}, expected {}", found.ty().short(), ty.short()));
@@ -360,6 +361,12 @@ pub(crate) fn difference(tolerance: f64, found: &HostTensor, expected: &TensorDa
     let mut pairs = found.into_iter().zip(expected.iter::<f64>()).enumerate();
     let (place, (x, y)) = pairs.find(|(_, (x, y))| differ(*x, *y))?;
     Some(format!("element {place} is {x:?}, expected {y:?}"))
+}
+
+/// Converts Flex's default integers, which have 32 bits, to those of recording, which have 64.
+fn default_integers(expected: &TensorData, found: ElementType) -> TensorData {
+    let both = expected.dtype() == DType::I32 && found == ElementType::I64;
+    if both { expected.clone().convert_dtype(DType::I64) } else { expected.clone() }
 }
 
 /// Returns the elements of a tensor as f64, if they are floating-point numbers.
