@@ -346,7 +346,7 @@ pub(crate) fn compare(name: &str, tolerance: f64, found: &[HostTensor], expected
 
 /// Returns a difference that is not allowed.
 pub(crate) fn difference(tolerance: f64, found: &HostTensor, expected: &TensorData) -> Option<String> {
-    let expected = &default_integers(expected, found.ty().element);
+    let expected = &as_recorded(expected, found.ty().element);
     let ty = type_of(expected);
     if *found.ty() != ty {
         return Some(format!("the type is {}, expected {}", found.ty().short(), ty.short()));
@@ -363,10 +363,18 @@ pub(crate) fn difference(tolerance: f64, found: &HostTensor, expected: &TensorDa
     Some(format!("element {place} is {x:?}, expected {y:?}"))
 }
 
-/// Converts Flex's default integers, which have 32 bits, to those of recording, which have 64.
-fn default_integers(expected: &TensorData, found: ElementType) -> TensorData {
-    let both = expected.dtype() == DType::I32 && found == ElementType::I64;
-    if both { expected.clone().convert_dtype(DType::I64) } else { expected.clone() }
+/// Converts types of which Flex has others than burn's recording says: default integers and places have 32 or 64 bits,
+/// and some truth values are bytes.
+fn as_recorded(expected: &TensorData, found: ElementType) -> TensorData {
+    match (expected.dtype(), found) {
+        (DType::I32, ElementType::I64) => expected.clone().convert_dtype(DType::I64),
+        (DType::I64, ElementType::I32) => expected.clone().convert_dtype(DType::I32),
+        (DType::U8, ElementType::Bool) => {
+            let truth: Vec<bool> = expected.iter::<u8>().map(|byte| byte != 0).collect();
+            TensorData::new(truth, expected.shape().clone())
+        }
+        _ => expected.clone(),
+    }
 }
 
 /// Returns the elements of a tensor as f64, if they are floating-point numbers.
