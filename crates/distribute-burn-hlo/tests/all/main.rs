@@ -5,6 +5,7 @@
 mod elementwise;
 mod harness;
 mod harness_tests;
+mod models;
 mod module;
 mod movement;
 mod operations;
