@@ -1,6 +1,6 @@
 //! The table of burn's operations.
 
-/// The operations of burn by their names, each with what it becomes in a program, or the reason for which it is refused.
+/// The operations of burn by their names, each with what it becomes in a program, or the reason why it is refused.
 ///
 /// A name is that of the variant in `burn-ir`, in that of its group: `Base`, `Numeric` and so on for all kinds of
 /// numbers.

@@ -355,7 +355,11 @@ pub(crate) fn difference(tolerance: f64, found: &HostTensor, expected: &TensorDa
         return (found.to_bytes() != expected.as_bytes()).then(|| "elements differ".to_owned());
     };
     let differ = |x: f64, y: f64| match (x.is_nan(), y.is_nan()) {
-        (false, false) => x != y && !((x - y).abs() <= tolerance * x.abs().max(y.abs()).max(1.0)),
+        (false, false) => {
+            let (distance, size) = ((x - y).abs(), x.abs().max(y.abs()).max(1.0));
+            // The distance to an infinite number is infinite, and so is the size.
+            x != y && (!distance.is_finite() || distance > tolerance * size)
+        }
         (x, y) => x != y,
     };
     let mut pairs = found.into_iter().zip(expected.iter::<f64>()).enumerate();

@@ -219,7 +219,7 @@ fn integers_are_sliced_and_assigned() {
             let slice = Slice { start: 1, end: Some(5), step: -2 };
             Outputs::new()
                 .int(t.int::<1>(0).slice_assign([slice], t.int(1)))
-                .int(t.int::<1>(0).slice_assign([1..3], t.int(1)))
+                .int(t.int::<1>(0).slice_assign(1..3, t.int(1)))
                 .bool(t.bool::<1>(2).slice_assign([slice], t.bool(3)))
         });
     });
