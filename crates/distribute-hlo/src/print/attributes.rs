@@ -10,8 +10,8 @@ use crate::{
 /// An attribute: its name and its value.
 type Attribute = (&'static str, String);
 
-/// Returns the type of a comparison. Without one, compilers compare constants that are signed integers by their bits, as
-/// if they were unsigned.
+/// Returns the type of a comparison. Without one, compilers compare constants that are signed integers by their bits,
+/// as if they were unsigned.
 pub(super) fn comparison_type(element: ElementType, total_order: bool) -> String {
     let name = match element {
         _ if total_order => "TOTALORDER",
@@ -22,7 +22,7 @@ pub(super) fn comparison_type(element: ElementType, total_order: bool) -> String
     format!("#stablehlo<comparison_type {name}>")
 }
 
-/// Returns the attributes of an operation of a program with this number of replicas, whose first operand has elements of
+/// Returns the attributes of an operation of a program with this number of replicas. Its first operand has elements of
 /// type `element`.
 pub(super) fn of(kind: &OpKind, element: Option<ElementType>, replicas: usize) -> Vec<Attribute> {
     match kind {
