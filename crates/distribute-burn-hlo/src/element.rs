@@ -3,8 +3,8 @@
 use burn_backend::DType;
 use distribute_hlo::ElementType;
 
-/// Returns the type of a program's elements for one of burn's; `None` for quantized numbers. Booleans of every width are
-/// of one bit in a program.
+/// Returns the type of a program's elements for one of burn's; `None` for quantized numbers. Booleans of every width
+/// are of one bit in a program.
 pub fn element_type(dtype: DType) -> Option<ElementType> {
     Some(match dtype {
         DType::F64 => ElementType::F64,

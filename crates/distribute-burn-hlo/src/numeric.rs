@@ -200,7 +200,7 @@ fn pad(l: &mut Lowering<'_>, op: &PadOpIr) -> Result<()> {
     l.set(&op.out, value)
 }
 
-/// The type in which integers are added before they are divided.
+/// Returns the type in which sums of integers are divided.
 pub(crate) fn wide_integer(element: ElementType) -> ElementType {
     if element.is_unsigned_integer() { ElementType::U64 } else { ElementType::I64 }
 }

@@ -1,6 +1,6 @@
 //! The table of burn's operations.
 
-/// The operations of burn by their names, each with what it becomes in a program, or the reason for which it is refused.
+/// The operations of burn by their names, each with what it becomes in a program, or the reason why it is refused.
 ///
 /// A name is that of the variant in `burn-ir`, in that of its group: `Base`, `Numeric` and so on for all kinds of
 /// numbers.
@@ -55,8 +55,8 @@ pub const OPERATIONS: &[(&str, &str)] = &[
     ("Numeric(Neg)", "negate"),
     ("Numeric(Sign)", "compare, select"),
     ("Numeric(Full)", "a constant"),
-    ("Numeric(Mean)", "reduce by add, divide; 16 bits in f32, integers in 64 bits"),
-    ("Numeric(MeanDim)", "reduce by add, divide; 16 bits in f32, integers in 64 bits"),
+    ("Numeric(Mean)", "reduce by add, divide; 16 bits in f32"),
+    ("Numeric(MeanDim)", "reduce by add, divide; 16 bits in f32"),
     ("Numeric(Sum)", "reduce by add; 16 bits in f32"),
     ("Numeric(SumDim)", "reduce by add; 16 bits in f32"),
     ("Numeric(SumDims)", "reduce by add; 16 bits in f32"),

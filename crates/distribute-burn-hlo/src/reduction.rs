@@ -36,8 +36,8 @@ fn some(l: &Lowering<'_>, input: &TensorIr, axes: &[usize]) -> Result<()> {
     }
 }
 
-/// Returns the mean of all elements, or along a dimension. Sums of 16 bits are f32, those of integers of 64 bits; their
-/// quotient is rounded towards zero.
+/// Returns the mean of all elements, or along a dimension. Sums of 16 bits are f32. Those of integers wrap around in
+/// their own type, as in burn, and are divided in 64 bits, which hold every number of elements.
 pub(crate) fn mean(l: &mut Lowering<'_>, input: &TensorIr, out: &TensorIr, axis: Option<usize>) -> Result<()> {
     let operand = l.operand(input)?;
     let dims = input.shape.as_slice();
@@ -49,9 +49,9 @@ pub(crate) fn mean(l: &mut Lowering<'_>, input: &TensorIr, out: &TensorIr, axis:
     }
     let count = i128::try_from(count).unwrap_or(i128::MAX);
     let result = l.build(|b| {
-        let wide = if element.is_integer() { b.convert(operand, wide_integer(element))? } else { operand };
-        let mean = math::in_f32(b, [wide], |b, [x]| {
+        let mean = math::in_f32(b, [operand], |b, [x]| {
             let sum = b.reduce(x, Reducer::Sum, &axes)?;
+            let sum = if element.is_integer() { b.convert(sum, wide_integer(element))? } else { sum };
             let count = math::like(b, sum, distribute_hlo::Number::Integer(count))?;
             b.divide(sum, count)
         })?;

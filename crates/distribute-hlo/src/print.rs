@@ -124,7 +124,8 @@ impl Printer<'_> {
 
     /// Prints the attributes of an operation, if it has any.
     fn attributes(&mut self, operation: &Operation) -> fmt::Result {
-        let attributes = attributes::of(&operation.kind, self.program.replicas());
+        let element = operation.operands.first().map(|&operand| self.ty(operand).element);
+        let attributes = attributes::of(&operation.kind, element, self.program.replicas());
         for (place, (name, value)) in attributes.iter().enumerate() {
             let separator = if place == 0 { " {" } else { ", " };
             write!(self.out, "{separator}{name} = {value}")?;

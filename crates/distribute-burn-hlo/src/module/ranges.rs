@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use distribute_hlo::{Builder, ElementType, Literal, Reducer, Result, TensorType, Value};
+use distribute_hlo::{Builder, ElementType, Reducer, Result, TensorType, Value};
 
 /// Returns for each of `size` elements the range of those results whose range contains it. Starts and ends of `ranges`
 /// must ascend, so that these results follow each other.
@@ -40,21 +40,23 @@ pub(super) fn sum_ranges(b: &mut Builder, x: Value, dim: usize, ranges: &[Range<
         let tiled = b.reshape(x, &split(&ty.dims, dim, [count, width]))?;
         return b.reduce(tiled, Reducer::Sum, &[dim + 1]);
     }
-    let places = ranges.iter().flat_map(|range| (range.start..range.start + width).map(|place| place.min(size - 1)));
-    // Sizes of dimensions of programs fit into signed numbers.
-    let places: Vec<i64> = places.map(|place| i64::try_from(place).unwrap_or(i64::MAX)).collect();
-    let indices = indices(b, &places, &[count, width])?;
-    let taken = b.take(x, indices, dim)?;
-    if width == 1 && ranges.iter().all(|range| range.len() == 1) {
-        return b.reshape(taken, &dims);
+    // What a range lacks is read from a zero after the last element.
+    let place = |range: &Range<usize>, at: usize| if at < range.len() { range.start + at } else { size };
+    let places = ranges.iter().flat_map(|range| (0..width).map(move |at| super::signed(place(range, at))));
+    let places: Vec<i64> = places.collect();
+    let mut elements = x;
+    if ranges.iter().any(|range| range.len() < width) {
+        let zero = b.full(TensorType::scalar(ty.element), 0)?;
+        let (low, mut high) = (vec![0; ty.ndim()], vec![0; ty.ndim()]);
+        high[dim] = 1;
+        elements = b.pad(x, zero, &low, &high, &vec![0; ty.ndim()])?;
     }
-    let inside: Vec<bool> = ranges.iter().flat_map(|range| (0..width).map(|place| place < range.len())).collect();
-    let mask = b.constant(Literal::dense(&inside, [count, width])?)?;
-    let full = split(&ty.dims, dim, [count, width]);
-    let mask = b.broadcast_in_dim(mask, &full, &[dim, dim + 1])?;
-    let zero = b.full(ty.with_dims(full), 0)?;
-    let kept = b.select(mask, taken, zero)?;
-    b.reduce(kept, Reducer::Sum, &[dim + 1])
+    let indices = indices(b, &places, &[count, width])?;
+    let taken = b.take(elements, indices, dim)?;
+    match width {
+        1 => b.reshape(taken, &dims),
+        _ => b.reduce(taken, Reducer::Sum, &[dim + 1]),
+    }
 }
 
 /// Adds a table of floating-point numbers, rounded to the element type.
@@ -80,13 +82,15 @@ pub(super) fn along(b: &mut Builder, ty: &TensorType, dim: usize, numbers: &[f64
     b.broadcast_in_dim(table, &ty.dims, &[dim])
 }
 
-/// Adds a table of indices, of 32 bits if they suffice.
+/// Adds a table of indices, of 32 bits if they suffice. The barrier keeps XLA on CPUs from gathering constants while it
+/// compiles: what it computes from the result next is in a wrong order.
 fn indices(b: &mut Builder, places: &[i64], dims: &[usize]) -> Result<Value> {
     let narrow: std::result::Result<Vec<i32>, _> = places.iter().map(|&place| i32::try_from(place)).collect();
-    match narrow {
-        Ok(places) => b.dense(&places, dims),
-        Err(_) => b.dense(places, dims),
-    }
+    let table = match narrow {
+        Ok(places) => b.dense(&places, dims)?,
+        Err(_) => b.dense(places, dims)?,
+    };
+    Ok(b.optimization_barrier(&[table])?.pop().unwrap_or(table))
 }
 
 /// Replaces a dimension by two.

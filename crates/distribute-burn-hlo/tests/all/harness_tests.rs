@@ -20,6 +20,10 @@ fn differences_are_found() {
     assert!(difference(1.0, &found, &TensorData::from([1.0f32, 1.0])).is_some());
     assert!(difference(1.0, &found, &TensorData::from([[1.0f32, f32::NAN]])).is_some());
     assert!(difference(1.0, &found, &TensorData::from([1.0f64, f64::NAN])).is_some());
+    let found = hlo_evaluator::Tensor::new([1], vec![f32::INFINITY]);
+    assert!(difference(1e-5, &found, &TensorData::from([1e30f32])).is_some());
+    assert!(difference(1e-5, &found, &TensorData::from([f32::NEG_INFINITY])).is_some());
+    assert_eq!(difference(1e-5, &found, &TensorData::from([f32::INFINITY])), None);
     let found = hlo_evaluator::Tensor::new([1], vec![1i64]);
     assert!(difference(9.0, &found, &TensorData::from([2i64])).is_some());
 }

@@ -2,7 +2,15 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 #![expect(clippy::print_stdout, reason = "tests that are skipped say so")]
 
+mod elementwise;
 mod harness;
 mod harness_tests;
+mod models;
+mod module;
+mod movement;
 mod operations;
 mod plugin;
+mod random;
+mod reductions;
+mod refusals;
+mod values;

@@ -10,17 +10,28 @@ use crate::{
 /// An attribute: its name and its value.
 type Attribute = (&'static str, String);
 
-/// Returns the attributes of an operation of a program with this number of replicas.
-pub(super) fn of(kind: &OpKind, replicas: usize) -> Vec<Attribute> {
+/// Returns the type of a comparison. Without one, compilers compare constants that are signed integers by their bits,
+/// as if they were unsigned.
+pub(super) fn comparison_type(element: ElementType, total_order: bool) -> String {
+    let name = match element {
+        _ if total_order => "TOTALORDER",
+        element if element.is_float() => "FLOAT",
+        element if element.is_signed_integer() => "SIGNED",
+        _ => "UNSIGNED",
+    };
+    format!("#stablehlo<comparison_type {name}>")
+}
+
+/// Returns the attributes of an operation of a program with this number of replicas. Its first operand has elements of
+/// type `element`.
+pub(super) fn of(kind: &OpKind, element: Option<ElementType>, replicas: usize) -> Vec<Attribute> {
     match kind {
         OpKind::Constant(literal) => vec![("value", constant(literal))],
         OpKind::Iota { dimension } => vec![("iota_dimension", int(dimension))],
         OpKind::Compare { relation, total_order } => {
-            let mut attributes =
-                vec![("comparison_direction", format!("#stablehlo<comparison_direction {}>", relation.name()))];
-            if *total_order {
-                attributes.push(("compare_type", "#stablehlo<comparison_type TOTALORDER>".to_owned()));
-            }
+            let direction = format!("#stablehlo<comparison_direction {}>", relation.name());
+            let mut attributes = vec![("comparison_direction", direction)];
+            attributes.extend(element.map(|element| ("compare_type", comparison_type(element, *total_order))));
             attributes
         }
         OpKind::BroadcastInDim { dimensions } => vec![("broadcast_dimensions", ints(dimensions))],

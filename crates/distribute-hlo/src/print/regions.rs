@@ -4,6 +4,7 @@
 
 use std::fmt::{self, Write as _};
 
+use super::attributes::comparison_type;
 use crate::{ElementType, OpKind, Reducer, SortOrder};
 
 /// Prints the regions of an operation with operands of these element types, if it has any.
@@ -63,11 +64,11 @@ fn compared(
     rhs: &str,
     total_order: bool,
 ) -> fmt::Result {
-    let kind = if total_order { ", compare_type = #stablehlo<comparison_type TOTALORDER>" } else { "" };
+    let kind = comparison_type(element, total_order);
     write!(
         out,
         "\"stablehlo.compare\"({lhs}, {rhs}) {{comparison_direction = #stablehlo<comparison_direction \
-         {relation}>{kind}}} : (tensor<{element}>, tensor<{element}>) -> (tensor<i1>)"
+         {relation}>, compare_type = {kind}}} : (tensor<{element}>, tensor<{element}>) -> (tensor<i1>)"
     )
 }
 

@@ -1,7 +1,8 @@
 //! Texts of programs.
 
 use distribute_hlo::{
-    Builder, CollectiveGroups, DotDimensions, ElementType, Literal, Precision, Reducer, SortOrder, TensorType,
+    Builder, CollectiveGroups, CompareOp, DotDimensions, ElementType, Literal, Precision, Reducer, SortOrder,
+    TensorType,
 };
 
 #[test]
@@ -72,6 +73,24 @@ fn constants_keep_every_bit() {
     assert_eq!(text(truth), "dense<[[true, false], [false, true]]> : tensor<2x2xi1>");
     assert_eq!(text(Literal::dense::<i32>(&[], [0, 2]).unwrap()), "dense<> : tensor<0x2xi32>");
     assert_eq!(text(Literal::dense(&[-5i16], [1]).unwrap()), "dense<-5> : tensor<1xi16>");
+}
+
+#[test]
+fn comparisons_name_their_type() {
+    for (element, kind) in [
+        (ElementType::I8, "SIGNED"),
+        (ElementType::I64, "SIGNED"),
+        (ElementType::U32, "UNSIGNED"),
+        (ElementType::Bool, "UNSIGNED"),
+        (ElementType::BF16, "FLOAT"),
+    ] {
+        let mut b = Builder::new("comparison");
+        let x = b.parameter(TensorType::new(element, [2]));
+        let less = b.compare(CompareOp::Lt, x, x).unwrap();
+        let program = b.finish(&[less]).unwrap();
+        let expected = format!("comparison_direction LT>, compare_type = #stablehlo<comparison_type {kind}>}}");
+        assert!(program.text().contains(&expected), "{expected}\n{}", program.text());
+    }
 }
 
 #[test]

@@ -82,6 +82,26 @@ fn comparisons_and_choices() {
     });
 }
 
+/// Compilers fold constants before they compile anything, by another program.
+#[test]
+fn constants_are_compared_with_their_signs() {
+    agree(1, 1, |case| {
+        let relations = [CompareOp::Eq, CompareOp::Ne, CompareOp::Lt, CompareOp::Le, CompareOp::Gt, CompareOp::Ge];
+        for element in ElementType::ALL.into_iter().filter(|element| *element != ElementType::Bool) {
+            let ty = TensorType::new(element, [2]);
+            let low = if element.is_unsigned_integer() { 200 } else { -3 };
+            let (low, one) = (case.b.full(ty.clone(), low).unwrap(), case.b.full(ty, 1).unwrap());
+            for relation in relations {
+                let value = case.b.compare(relation, low, one);
+                case.exact(format!("compare {relation:?} {element}"), value);
+            }
+            let (largest, place) = case.b.argmax(low, 0, ElementType::I32).unwrap();
+            case.exact("argmax", Ok(largest));
+            case.exact("its place", Ok(place));
+        }
+    });
+}
+
 #[test]
 fn conversions() {
     agree(1, 2, |case| {
