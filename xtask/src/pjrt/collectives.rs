@@ -77,7 +77,7 @@ mod tests {
         };
         let computations = vec![
             of(&["add", "all-reduce", "all-reduce-start", "all-reduce-done"]),
-            of(&["parameter", "collective-permute-start", "collective-permute-done", "reduce"]),
+            of(&["parameter", "collective-permute-start", "collective-permute-done", "all-gather-done", "reduce"]),
         ];
         let module = Module { computations };
         let expected = BTreeMap::from([("all-reduce".to_owned(), 2), ("collective-permute".to_owned(), 1)]);
