@@ -12,6 +12,7 @@ pub(crate) fn run() -> Result<(), String> {
     docs::run(&docs::Flags::default())?;
     protos::run(&protos::Flags { check: true })?;
     cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"])?;
+    cargo(&["clippy", "--package", "distribute-cli", "--features", "cuda,pjrt", "--locked", "--", "-D", "warnings"])?;
     // In the workspace the checks of GPUs turn CUDA on for all.
     for package in ["distribute-device", "distribute-collectives", "distribute-cli"] {
         cargo(&["clippy", "--package", package, "--all-targets", "--locked", "--", "-D", "warnings"])?;
@@ -28,6 +29,8 @@ pub(crate) fn run() -> Result<(), String> {
     println!("cargo xtask platforms");
     platforms::run(&platforms::Flags::default())?;
     test()?;
+    // In the workspace no other crate turns this feature on.
+    cargo(&["test", "--package", "distribute-cli", "--features", "pjrt", "--locked", "pjrt"])?;
     long()?;
     loom()?;
     miri()?;
@@ -111,8 +114,16 @@ pub(crate) fn loom() -> Result<(), String> {
 fn doc() -> Result<(), String> {
     let mut command = Command::new("cargo");
     // All features but candle-cuda, which needs nvcc.
-    let features = "distribute/cuda,distribute/prometheus,distribute-cli/cuda,distribute-input/full";
-    command.args(["doc", "--workspace", "--no-deps", "--locked", "--features", features]);
+    let features = [
+        "distribute/cuda",
+        "distribute/pjrt",
+        "distribute/prometheus",
+        "distribute-cli/cuda",
+        "distribute-cli/pjrt",
+        "distribute-input/full",
+    ]
+    .join(",");
+    command.args(["doc", "--workspace", "--no-deps", "--locked", "--features", &features]);
     command.env("RUSTDOCFLAGS", "-D warnings");
     status(command, "cargo doc")
 }

@@ -1,6 +1,6 @@
 //! The workspace's own commands: `cargo xtask ci`, `test`, `multiprocess`, `conformance`, `attack`, `loom`, `miri`,
-//! `layers`, `prose`, `docs`, `protos`, `api`, `powerset`, `package`, `platforms`, `dist`, `bench`, `gpu`, `hosts`,
-//! `schedule`, `schedulers` and `simulate`.
+//! `layers`, `prose`, `docs`, `protos`, `api`, `powerset`, `package`, `platforms`, `dist`, `bench`, `gpu`, `pjrt`,
+//! `hosts`, `schedule`, `schedulers` and `simulate`.
 #![expect(clippy::print_stdout, reason = "a command prints its results")]
 
 mod api;
@@ -17,6 +17,7 @@ mod launched;
 mod layers;
 mod output;
 mod package;
+mod pjrt;
 mod platforms;
 mod powerset;
 mod prose;
@@ -71,6 +72,8 @@ enum Command {
     Layers(layers::Flags),
     /// Packages of the published crates: what they hold, whether each builds alone, and programs that depend on them.
     Package(package::Flags),
+    /// PJRT plugins for tests, the tests that use them, and programs compiled for TPUs that are not there.
+    Pjrt(pjrt::Flags),
     /// The crates that do not need Linux, compiled for macOS, Windows and 64-bit ARM.
     Platforms(platforms::Flags),
     /// Each published crate alone, with each combination of its features.
@@ -119,6 +122,7 @@ fn run(command: Command) -> Result<(), String> {
         Command::Hosts(flags) => hosts::run(&flags),
         Command::Layers(flags) => layers::run(&flags),
         Command::Package(flags) => package::run(&flags),
+        Command::Pjrt(flags) => pjrt::run(&flags),
         Command::Platforms(flags) => platforms::run(&flags),
         Command::Powerset(flags) => powerset::run(&flags),
         Command::Protos(flags) => protos::run(&flags),

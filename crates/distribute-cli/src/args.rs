@@ -55,6 +55,9 @@ pub(crate) enum Command {
         #[arg(required = true)]
         transports: Vec<TransportKind>,
     },
+    /// The process of `doctor` that opens a PJRT plugin, which may hang or crash.
+    #[command(hide = true)]
+    ProbePjrt,
     /// Kills the tasks when the launcher is killed; the launcher starts it itself.
     #[command(hide = true)]
     Guardian,

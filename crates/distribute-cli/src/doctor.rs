@@ -13,6 +13,7 @@ mod limits;
 mod nccl;
 mod network;
 mod options;
+mod pjrt;
 mod print;
 mod report;
 mod seen;
@@ -37,6 +38,7 @@ use self::seen::Seen;
 use self::shared_memory::Space;
 use crate::args::Doctor;
 
+pub(crate) use self::pjrt::probe as probe_pjrt;
 pub(crate) use self::self_test::rank as self_test_rank;
 
 /// Runs all checks and prints the report; returns the exit code.
@@ -73,8 +75,9 @@ fn machine(seen: &Seen) -> Vec<Check> {
     checks.extend(devices::devices(seen, &found, absence));
     checks.push(devices::driver(seen));
     checks.extend(kernels::kernels());
+    checks.push(nccl::nccl(found.iter().any(|device| device.kind == DeviceKind::Gpu)));
+    checks.extend(pjrt::pjrt(seen));
     checks.extend([
-        nccl::nccl(found.iter().any(|device| device.kind == DeviceKind::Gpu)),
         shared_memory::dev_shm(seen, Space::of(&seen.path("/dev/shm"))),
         shared_memory::ptrace(seen),
         folder::folder(&std::env::current_dir().unwrap_or_else(|_| PathBuf::from("."))),

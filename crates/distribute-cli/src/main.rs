@@ -61,6 +61,7 @@ fn main() -> ExitCode {
         Command::Completions { shell } => ended(Ok(pages::completions(shell))),
         Command::Man { folder } => ended(pages::manual(&folder)),
         Command::SelfTest { transports } => doctor::self_test_rank(&transports),
+        Command::ProbePjrt => doctor::probe_pjrt(),
         Command::Run(args) => run::run(&args).map_or_else(|error| failed(&error), ExitCode::from),
     }
 }

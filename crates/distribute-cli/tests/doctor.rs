@@ -2,6 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+#[cfg(feature = "pjrt")]
+#[path = "doctor/pjrt.rs"]
+mod pjrt;
+
 use std::time::{Duration, Instant};
 
 use distribute_testkit::{Job, JobBuilder, Outcome};

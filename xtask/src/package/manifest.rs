@@ -112,10 +112,11 @@ const FACADE: &str = "crates/distribute";
 const DOCTEST: &str = "#[cfg(doctest)]\n#[doc = include_str!(\"../README.md\")]";
 
 /// Categories that crates.io knows (<https://crates.io/category_slugs>), as far as they are used here.
-const CATEGORIES: [&str; 15] = [
+const CATEGORIES: [&str; 16] = [
     "algorithms",
     "asynchronous",
     "command-line-utilities",
+    "compilers",
     "concurrency",
     "data-structures",
     "development-tools::debugging",

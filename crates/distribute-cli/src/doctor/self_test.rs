@@ -97,15 +97,15 @@ impl Ended {
     }
 }
 
-fn read(stream: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<String>> {
+pub(super) fn read(stream: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<String>> {
     thread::spawn(move || {
         stream.into_iter().flat_map(|stream| BufReader::new(stream).lines().map_while(Result::ok)).collect()
     })
 }
 
-/// Waits for the launcher; one that takes too long is asked to stop, and then killed, upon which its guardian ends the
-/// tasks.
-fn wait(child: &mut Child, deadline: Instant) -> io::Result<Option<ExitStatus>> {
+/// Waits for a child; one that takes too long is asked to stop, and then killed. The guardian of a killed launcher ends
+/// the tasks.
+pub(super) fn wait(child: &mut Child, deadline: Instant) -> io::Result<Option<ExitStatus>> {
     let until = |child: &mut Child, deadline: Instant| loop {
         match child.try_wait()? {
             None if Instant::now() < deadline => thread::sleep(Duration::from_millis(10)),

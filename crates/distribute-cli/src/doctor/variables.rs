@@ -84,7 +84,7 @@ const PREFIX: &str = "DISTRIBUTE_";
 const TESTS: &str = "DISTRIBUTE_TEST";
 
 /// Read by the libraries.
-const OURS: [&str; 21] = [
+const OURS: [&str; 22] = [
     "DISTRIBUTE_ALGORITHM",
     "DISTRIBUTE_ALONE",
     "DISTRIBUTE_FLIGHT_DIR",
@@ -96,6 +96,7 @@ const OURS: [&str; 21] = [
     "DISTRIBUTE_LOG",
     "DISTRIBUTE_NCCL_LIBRARY",
     "DISTRIBUTE_NVRTC_LIBRARY",
+    "DISTRIBUTE_PJRT_PLUGIN",
     "DISTRIBUTE_PORT",
     "DISTRIBUTE_PROGRESS",
     "DISTRIBUTE_PROGRESS_ADDR",
