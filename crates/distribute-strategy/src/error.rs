@@ -30,6 +30,16 @@ pub enum Error {
         /// The number of processes.
         processes: u32,
     },
+    /// The text of a program could not be written. Remedy: another folder for
+    /// [`TpuBuilder::dump_programs`](crate::TpuBuilder::dump_programs).
+    #[cfg(feature = "pjrt")]
+    #[error("the program could not be written to {}: {source}; choose another folder", path.display())]
+    Dump {
+        /// The file.
+        path: std::path::PathBuf,
+        /// The system's error.
+        source: std::io::Error,
+    },
     /// Parameters cannot be sharded among the replicas as the settings say.
     #[error("{problem}")]
     Sharding {

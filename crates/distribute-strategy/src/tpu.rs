@@ -9,6 +9,8 @@ use distribute_cluster::tpu::{DeviceAssignment, local_chips};
 use distribute_device::pjrt::{Client, ClientOptions, PjrtDevice, Plugin, Search};
 use distribute_device::{DeviceKind, DeviceSpec};
 
+use distribute_types::{FNV64, fnv1a_64};
+
 use crate::alone::refuse_lonely;
 use crate::{CommunicationOptions, Error, Replicas, Result, Strategy, StrategyExtended};
 
@@ -44,6 +46,7 @@ pub struct PjrtReplicas {
     client: Client,
     devices: Vec<PjrtDevice>,
     timeout: Duration,
+    dump: Option<PathBuf>,
     /// See [`PjrtReplicas::programs`].
     programs: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
@@ -72,6 +75,17 @@ impl PjrtReplicas {
         self.programs.get_or_init(|| Arc::new(T::default())).clone().downcast().ok()
     }
 
+    /// Writes the text of a program to the folder of [`TpuBuilder::dump_programs`], if there is one.
+    ///
+    /// # Errors
+    /// [`Error::Dump`] if the file cannot be written.
+    pub fn dump(&self, name: &str, text: &str) -> Result<()> {
+        let Some(folder) = &self.dump else { return Ok(()) };
+        let path = folder.join(format!("{name}-{:016x}.mlir", fnv1a_64(FNV64, text.bytes())));
+        let written = std::fs::create_dir_all(folder).and_then(|()| std::fs::write(&path, text));
+        written.map_err(|source| Error::Dump { path, source })
+    }
+
     /// Returns the instant by which a step that begins now must have ended.
     pub fn deadline(&self) -> Instant {
         Instant::now() + self.timeout
@@ -86,6 +100,7 @@ pub struct TpuBuilder {
     replicas: Option<usize>,
     assignment: Option<DeviceAssignment>,
     timeout: Option<Duration>,
+    dump: Option<PathBuf>,
 }
 
 impl TpuBuilder {
@@ -115,6 +130,13 @@ impl TpuBuilder {
     /// Sets how long opening the devices, compiling a program and running one may take, each. Default: 10 minutes.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
+        self
+    }
+
+    /// Writes the text of each program that is compiled to a file of this folder, in StableHLO:
+    /// `train-0123456789abcdef.mlir`. The folder is made if it is missing. Default: none is written.
+    pub fn dump_programs(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.dump = Some(folder.into());
         self
     }
 
@@ -160,7 +182,7 @@ impl TpuBuilder {
         let replicas = Replicas::local(names, options)?;
         Ok(Strategy::new(TpuStrategy {
             replicas,
-            pjrt: PjrtReplicas { client, devices, timeout, programs: OnceLock::new() },
+            pjrt: PjrtReplicas { client, devices, timeout, dump: self.dump, programs: OnceLock::new() },
         }))
     }
 }

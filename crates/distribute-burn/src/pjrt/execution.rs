@@ -50,6 +50,7 @@ impl Compiled {
             // Else maxima lose NaN.
             options = options.with("xla_cpu_enable_fast_min_max", false);
         }
+        pjrt.dump(planned.program.name(), planned.program.text())?;
         let executable = pjrt.client().compile(planned.program.text(), &options, pjrt.deadline());
         Ok(Compiled { planned, executable: executable.map_err(Error::Accelerator)? })
     }
