@@ -14,8 +14,8 @@ pub(super) fn attention(l: &mut Lowering<'_>, op: &AttentionOpIr) -> Result<()> 
     let fits = q.ndim() == 4 && k.ndim() == 4 && v.ndim() == 4 && k.dims[1] == v.dims[1] && k.dims[1] > 0;
     if !fits || !q.dims[1].is_multiple_of(k.dims[1]) || q.dims[3] == 0 {
         return Err(l.unsupported(&format!(
-            "query, key and value are {}, {} and {}; pass [examples, heads, places, features] with features, and as many \
-             heads of the query as of key and value, or a multiple of them",
+            "query, key and value are {}, {} and {}; pass [examples, heads, places, features] with features, and as \
+             many heads of the query as of key and value, or a multiple of them",
             q.short(),
             k.short(),
             v.short()
