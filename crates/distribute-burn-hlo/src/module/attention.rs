@@ -6,8 +6,8 @@ use distribute_hlo::{Builder, CompareOp, DotDimensions, ElementType, Reducer, Te
 use super::{narrow, number, sum_element, widen};
 use crate::{Lowering, Result};
 
-/// Scores are scaled, capped, masked, masked by causality, and get their bias, in this order. A query whose keys are all
-/// masked has a result of 0.
+/// Scores are scaled, capped, masked, masked by causality, and get their bias, in this order. A query whose keys are
+/// all masked has a result of 0.
 pub(super) fn attention(l: &mut Lowering<'_>, op: &AttentionOpIr) -> Result<()> {
     let [query, key, value] = [&op.query, &op.key, &op.value];
     let ([q, k, v], ty) = ([l.type_of(query)?, l.type_of(key)?, l.type_of(value)?], l.type_of(&op.out)?);
