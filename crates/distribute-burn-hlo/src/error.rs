@@ -6,7 +6,7 @@ use distribute_types::{Class, ErrorClass};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is no lowering of an operation, or of its options.
+    /// An operation, or one of its options, has no lowering.
     #[error("{operation} is not lowered to StableHLO: {problem}")]
     Unsupported {
         /// The name of the operation in burn's graphs.

@@ -6,16 +6,16 @@ use distribute_hlo::{Builder, CompareOp, DotDimensions, ElementType, Reducer, Te
 use super::{narrow, number, sum_element, widen};
 use crate::{Lowering, Result};
 
-/// Scores are scaled, capped, masked, masked by causality, and get their bias, in this order. A query whose keys are all
-/// masked has a result of 0.
+/// Scores are scaled, capped, masked, masked by causality, and get their bias, in this order. A query whose keys are
+/// all masked has a result of 0.
 pub(super) fn attention(l: &mut Lowering<'_>, op: &AttentionOpIr) -> Result<()> {
     let [query, key, value] = [&op.query, &op.key, &op.value];
     let ([q, k, v], ty) = ([l.type_of(query)?, l.type_of(key)?, l.type_of(value)?], l.type_of(&op.out)?);
     let fits = q.ndim() == 4 && k.ndim() == 4 && v.ndim() == 4 && k.dims[1] == v.dims[1] && k.dims[1] > 0;
     if !fits || !q.dims[1].is_multiple_of(k.dims[1]) || q.dims[3] == 0 {
         return Err(l.unsupported(&format!(
-            "query, key and value are {}, {} and {}; pass [examples, heads, places, features] with features, and as many \
-             heads of the query as of key and value, or a multiple of them",
+            "query, key and value are {}, {} and {}; pass [examples, heads, places, features] with features, and as \
+             many heads of the query as of key and value, or a multiple of them",
             q.short(),
             k.short(),
             v.short()

@@ -1,7 +1,7 @@
 //! Convolutions, transposed convolutions and their gradients.
 //!
-//! A convolution of x with W has y[o] = Σ x[o·stride − padding + k·dilation] · W[k]. Its gradient of x is the transposed
-//! convolution, so that two functions serve both, and a third one serves the gradients of both kernels.
+//! A convolution of x with W has y[o] = Σ x[o·stride − padding + k·dilation] · W[k]. Its gradient of x is the
+//! transposed convolution, so that two functions serve both, and a third one serves the gradients of both kernels.
 
 use burn_ir::{
     Conv1dOptionsIr, Conv2dOptionsIr, Conv3dOptionsIr, ConvTranspose1dOptionsIr, ConvTranspose2dOptionsIr,
@@ -76,8 +76,8 @@ pub(super) fn forward(
     convolve(l, [x, weight], convolution, bias, out, |_, weight| Ok(weight))
 }
 
-/// A transposed convolution: the gradient of a convolution's input. The kernel is that of the convolution: `[channels of
-/// x, channels of a group of the result, …]`.
+/// A transposed convolution: the gradient of a convolution's input. The kernel is that of the convolution: `[channels
+/// of x, channels of a group of the result, …]`.
 pub(super) fn transposed(
     l: &mut Lowering<'_>,
     [x, weight]: [&TensorIr; 2],

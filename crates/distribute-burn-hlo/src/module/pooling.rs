@@ -68,8 +68,8 @@ pub(super) fn max(l: &mut Lowering<'_>, x: &TensorIr, windows: &[Windows], out: 
     l.set(out, value)
 }
 
-/// The largest element of each window and its place in the example's channel: the first of equal ones, and the last NaN.
-/// It is −1 for a window in padding.
+/// The largest element of each window and its place in the example's channel: the first of equal ones, and the last
+/// NaN. It is −1 for a window in padding.
 pub(super) fn max_with_indices(
     l: &mut Lowering<'_>,
     x: &TensorIr,

@@ -194,6 +194,11 @@ pub(crate) fn results(given: &[TensorData], function: impl Fn(&Inputs) -> Output
     evaluate(&lowered.program, std::slice::from_ref(&lowered.inputs)).unwrap().swap_remove(0)
 }
 
+/// Returns the lowered program of a function.
+pub(crate) fn program(given: &[TensorData], function: impl Fn(&Inputs) -> Outputs) -> Program {
+    captured(given, false, function).lower().unwrap().program
+}
+
 /// Runs a function on Flex. Returns the results, then the gradients of inputs that have one.
 fn on_flex(given: &[TensorData], diff: bool, function: impl Fn(&Inputs) -> Outputs) -> Vec<TensorData> {
     let device = if diff { Device::flex().autodiff() } else { Device::flex() };

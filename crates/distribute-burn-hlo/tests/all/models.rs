@@ -12,9 +12,14 @@ use burn::nn::{
 use burn::tensor::activation::{log_softmax, relu};
 use burn::tensor::module::batch_norm_train;
 use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn_autodiff::Autodiff;
+use burn_backend::AutodiffBackend;
+use burn_capture::CaptureBackend;
 
 use crate::harness::{Inputs, Outputs, check, floats, results};
 use crate::module::data;
+
+type Diff = Autodiff<CaptureBackend>;
 
 /// Lists the sizes of a module's parameters.
 #[derive(Default)]
@@ -179,11 +184,11 @@ fn recurrent_models() {
 /// Dropout keeps a part of the elements, and scales them so that their mean stays.
 #[test]
 fn dropout_has_its_statistics() {
-    let ones = TensorData::new(vec![1.0f32; 8000], [80, 100]);
     // It drops only on devices that record gradients.
-    let found = results(&[ones], |t| {
-        let x = t.float::<2>(0).autodiff();
-        Outputs::new().constant(DropoutConfig::new(0.25).init().forward(x).inner())
+    let found = results(&[], |t| {
+        let x = Tensor::<2>::ones([80, 100], &t.device().clone().autodiff());
+        let dropped = DropoutConfig::new(0.25).init().forward(x).try_into_primitive::<Diff>().unwrap();
+        Outputs::new().constant(Tensor::<2>::from_primitive::<CaptureBackend>(Diff::inner(dropped)))
     });
     let found = floats(&found[0]).unwrap();
     let kept = found.iter().filter(|x| **x != 0.0).count();

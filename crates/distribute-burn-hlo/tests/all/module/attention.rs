@@ -32,7 +32,7 @@ proptest! {
         let options = AttentionModuleOptions { scale, softcap, is_causal };
         check_forward("attention", 1e-4, &given, |t| {
             let (mask, bias) = (masked.then(|| t.bool::<4>(3)), biased.then(|| t.float::<4>(4)));
-            Outputs::new().float(attention(t.float(0), t.float(1), t.float(2), mask, bias, options.clone()))
+            Outputs::new().float(attention(t.float(0), t.float(1), t.float(2), mask, bias, options))
         });
     }
 }
@@ -44,13 +44,13 @@ fn masked_rows_and_gradients() {
     let given = [data(1, &[1, 2, 3, 2]), data(2, &[1, 2, 2, 2]), data(3, &[1, 2, 2, 3]), mask];
     let options = AttentionModuleOptions { scale: None, softcap: None, is_causal: false };
     check("attention with gradients", 1e-4, &given, |t| {
-        Outputs::new().float(attention(t.float(0), t.float(1), t.float(2), Some(t.bool(3)), None, options.clone()))
+        Outputs::new().float(attention(t.float(0), t.float(1), t.float(2), Some(t.bool(3)), None, options))
     });
     let causal = AttentionModuleOptions { is_causal: true, ..options };
     for (dtype, tolerance) in [(DType::F16, 4e-3), (DType::BF16, 4e-2)] {
         let given = [half(1, &[1, 2, 3, 2], dtype), half(2, &[1, 2, 3, 2], dtype), half(3, &[1, 2, 3, 3], dtype)];
         check_forward("attention of 16 bits", tolerance, &given, |t| {
-            Outputs::new().float(attention(t.float(0), t.float(1), t.float(2), None, None, causal.clone()))
+            Outputs::new().float(attention(t.float(0), t.float(1), t.float(2), None, None, causal))
         });
     }
 }

@@ -36,7 +36,9 @@ proptest! {
             .with_ceil_mode(ceil);
         let sizes = [2, 2, rows.4, columns.4];
         for values in [data(seed, &sizes), special(seed, &sizes)] {
-            check("max_pool2d", 0.0, &[values.clone()], |t| Outputs::new().float(max_pool2d(t.float(0), plane.clone())));
+            check("max_pool2d", 0.0, std::slice::from_ref(&values), |t| {
+                Outputs::new().float(max_pool2d(t.float(0), plane.clone()))
+            });
             check_forward("max_pool2d with indices", 0.0, &[values], |t| {
                 let (largest, places) = max_pool2d_with_indices(t.float(0), plane.clone());
                 let alone = max_pool2d(t.float(0), plane.clone());
@@ -44,7 +46,9 @@ proptest! {
             });
         }
         for values in [data(seed, &sizes[..3]), special(seed, &sizes[..3])] {
-            check("max_pool1d", 0.0, &[values.clone()], |t| Outputs::new().float(max_pool1d(t.float(0), line.clone())));
+            check("max_pool1d", 0.0, std::slice::from_ref(&values), |t| {
+                Outputs::new().float(max_pool1d(t.float(0), line.clone()))
+            });
             check_forward("max_pool1d with indices", 0.0, &[values], |t| {
                 let (largest, places) = max_pool1d_with_indices(t.float(0), line.clone());
                 Outputs::new().float(largest).int(places).float(max_pool1d(t.float(0), line.clone()))
@@ -62,7 +66,9 @@ proptest! {
             .with_ceil_mode(ceil)
             .with_count_include_pad(counted);
         let sizes = [2, 2, rows.4, columns.4];
-        check("avg_pool2d", 1e-6, &[data(seed, &sizes)], |t| Outputs::new().float(avg_pool2d(t.float(0), plane.clone())));
+        check("avg_pool2d", 1e-6, &[data(seed, &sizes)], |t| {
+            Outputs::new().float(avg_pool2d(t.float(0), plane.clone()))
+        });
         check("avg_pool1d", 1e-6, &[data(seed, &sizes[..3])], |t| {
             Outputs::new().float(avg_pool1d(t.float(0), line.clone()))
         });
