@@ -61,3 +61,8 @@ pub use element::element_type;
 pub use error::{Error, Result};
 pub use lowering::Lowering;
 pub use operations::OPERATIONS;
+
+// The examples of the README are tests of the crate.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -16,6 +16,12 @@ use crate::Result;
 pub(crate) fn candle_device(strategy: &Strategy, local: usize) -> Result<Device> {
     match strategy.devices().get(local).and_then(|device| device.kind()) {
         Some(DeviceKind::Gpu) => backend::candle_device(strategy, local),
+        Some(DeviceKind::Tpu) => Err(Error::NoGpu {
+            device: strategy.devices()[local].short(),
+            problem: "candle computes on CPUs and GPUs; train a model of burn under TpuStrategy, or choose another \
+                strategy"
+                .to_owned(),
+        }),
         _ => Ok(Device::Cpu),
     }
 }

@@ -14,6 +14,7 @@ use burn::train::checkpoint::{
 };
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{Learner, LearnerModel, LearningCheckpointer};
+use distribute_device::DeviceKind;
 use distribute_strategy::Strategy;
 use distribute_values::{HostTensor, TensorStorage};
 use parking_lot::Mutex;
@@ -23,6 +24,14 @@ use crate::{Error, Result, visit};
 
 /// Refuses tensor groups: the learner's replicas have whole models.
 pub(super) fn check_replicas(strategy: &Strategy) -> Result<()> {
+    if strategy.devices().iter().any(|device| device.kind() == Some(DeviceKind::Tpu)) {
+        return Err(Error::Learner {
+            what: "burn's learner".to_owned(),
+            problem: "its steps run backward themselves, and cannot be compiled for a TPU; train by Trainer or by \
+                run_step"
+                .to_owned(),
+        });
+    }
     match strategy.tensor_parallel() {
         1 => Ok(()),
         ranks => Err(Error::Learner {

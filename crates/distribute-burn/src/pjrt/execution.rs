@@ -40,7 +40,7 @@ struct Key {
 
 struct Compiled {
     planned: Planned,
-    executable: Executable,
+    executable: Arc<Executable>,
 }
 
 impl Compiled {
@@ -52,7 +52,7 @@ impl Compiled {
         }
         pjrt.dump(planned.program.name(), planned.program.text())?;
         let executable = pjrt.client().compile(planned.program.text(), &options, pjrt.deadline());
-        Ok(Compiled { planned, executable: executable.map_err(Error::Accelerator)? })
+        Ok(Compiled { planned, executable: Arc::new(executable.map_err(Error::Accelerator)?) })
     }
 }
 
@@ -166,7 +166,8 @@ impl Programs {
         let key = Key { name, leaves: Vec::new(), settings };
         let known = self.compiled.lock().get(&key).cloned();
         let compiled = match known {
-            Some(compiled) => compiled,
+            // Equal programs may be of other variables.
+            Some(known) => Arc::new(Compiled { planned, executable: known.executable.clone() }),
             None => {
                 let others = self.compiled.lock().len();
                 if others > 0 {
