@@ -145,6 +145,7 @@ const TESTS: &[(&str, &[&str])] = &[
     ("distribute-device", &["--features", "pjrt", "--test", "pjrt"]),
     ("hlo-evaluator", &[]),
     ("distribute-cli", &["--features", "pjrt", "pjrt"]),
+    ("distribute-burn", &["--features", "pjrt", "--test", "pjrt"]),
     ("distribute-burn-hlo", &[]),
 ];
 

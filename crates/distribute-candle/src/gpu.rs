@@ -10,7 +10,7 @@ use candle_core::{Device, Tensor};
 use distribute_device::DeviceKind;
 use distribute_strategy::Strategy;
 
-use crate::Result;
+use crate::{Error, Result};
 
 /// Returns the candle device of a strategy's local replica.
 pub(crate) fn candle_device(strategy: &Strategy, local: usize) -> Result<Device> {
