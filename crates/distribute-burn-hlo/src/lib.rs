@@ -47,6 +47,7 @@ mod contraction;
 mod element;
 mod error;
 mod float;
+mod graph;
 mod int;
 mod lowering;
 mod math;

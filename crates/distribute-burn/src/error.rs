@@ -39,7 +39,7 @@ pub enum Error {
     /// The operations of a model could not be recorded for a program.
     #[cfg(feature = "pjrt")]
     #[error(
-        "the model cannot be compiled: {problem}. Its operations are recorded once, without values, so it must not read \
+        "the model cannot be compiled: {problem}. Its operations are recorded without values, so it must not read \
          tensors, nor call backward"
     )]
     Trace {

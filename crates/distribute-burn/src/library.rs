@@ -1,5 +1,8 @@
 //! burn as a tensor library for optimizers.
 
+#[cfg(feature = "pjrt")]
+use std::any::Any;
+
 use burn::tensor::{Gradients, Tensor};
 use burn_backend::ops::FloatTensorOps;
 use burn_flex::{Flex, FlexTensor};
@@ -36,7 +39,7 @@ impl TensorLibrary for Burn {
     }
 
     #[cfg(feature = "pjrt")]
-    fn record(optimizer: &crate::Optimizer, loss: &Tensor<1>) -> Option<Result<()>> {
+    fn record(loss: &Tensor<1>, optimizer: &dyn Fn() -> distribute_optim::Result<Box<dyn Any>>) -> Option<Result<()>> {
         crate::pjrt::record_step(optimizer, loss)
     }
 

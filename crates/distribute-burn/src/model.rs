@@ -48,9 +48,10 @@ pub trait BurnStrategy {
     /// `minimize` once. Results are on the host.
     ///
     /// # Errors
-    /// Those of [`run_with`](Strategy::run_with). Under `TpuStrategy` also [`Error::Trace`] if a step cannot be
-    /// recorded, or differs between replicas, [`Error::Lowering`] if it has an operation that cannot be compiled, and
-    /// [`Error::Accelerator`] if a device fails.
+    /// [`Error::Strategy`] and the errors of `body` in the cases of [`run_with`](Strategy::run_with). Under
+    /// `TpuStrategy` also [`Error::Trace`] if a step cannot be recorded, or differs between replicas,
+    /// [`Error::Lowering`] if it has an operation that cannot be compiled, and [`Error::Accelerator`] if a device
+    /// fails.
     ///
     /// # Examples
     /// ```

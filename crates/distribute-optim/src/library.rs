@@ -1,11 +1,12 @@
 //! The interface between a tensor library and an optimizer.
 
+use std::any::Any;
 use std::fmt::Debug;
 
 use distribute_types::{DType, ErrorClass};
 use distribute_values::TensorStorage;
 
-use crate::{Error, Optimizer};
+use crate::Error;
 
 mod device;
 mod host;
@@ -55,8 +56,14 @@ pub trait TensorLibrary: Sized + Debug + Send + Sync + 'static {
 
     /// Takes a loss whose step is to be a part of a program that is being recorded on this thread. Returns `None` if
     /// there is none, so that the step is made now. Default: returns `None`.
-    fn record(optimizer: &Optimizer<Self>, loss: &Self::Loss) -> Option<Result<(), Self::Error>> {
-        let _ = (optimizer, loss);
+    ///
+    /// `optimizer` returns the step's `ProgramOptimizer<Self>`, with the feature `hlo`, or the error of a setting that
+    /// programs do not have.
+    fn record(
+        loss: &Self::Loss,
+        optimizer: &dyn Fn() -> Result<Box<dyn Any>, Error>,
+    ) -> Option<Result<(), Self::Error>> {
+        let _ = (loss, optimizer);
         None
     }
 

@@ -51,6 +51,8 @@ mod mesh;
 mod mirrored;
 mod multi_worker;
 mod one_device;
+#[cfg(feature = "pjrt")]
+mod pjrt_replicas;
 mod raise;
 mod random;
 mod recoverable;
@@ -81,6 +83,8 @@ pub use input::{DistributedDataset, DistributedIterator};
 pub use mirrored::{MirroredBuilder, MirroredStrategy};
 pub use multi_worker::{MultiWorkerMirroredBuilder, MultiWorkerMirroredStrategy};
 pub use one_device::{OneDeviceBuilder, OneDeviceStrategy};
+#[cfg(feature = "pjrt")]
+pub use pjrt_replicas::PjrtReplicas;
 pub use raise::raise;
 pub use random::{RandomState, ReplicaRandom};
 pub use recoverable::{Recoverable, RecoveryError};
@@ -90,7 +94,7 @@ pub use sharding::{ShardGroups, Sharding};
 pub use step_header::{Request, StepHeader};
 pub use strategy::{Strategy, StrategyExtended, ValueContext};
 #[cfg(feature = "pjrt")]
-pub use tpu::{PjrtReplicas, TpuBuilder, TpuStrategy};
+pub use tpu::{TpuBuilder, TpuStrategy};
 pub use waits::WeakStrategy;
 
 // The examples of the README are tests of the crate.

@@ -1,18 +1,14 @@
 //! Replicas on TPUs, or on other devices of a PJRT plugin.
 
-use std::any::Any;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use distribute_cluster::tpu::{DeviceAssignment, local_chips};
 use distribute_device::pjrt::{Client, ClientOptions, PjrtDevice, Plugin, Search};
 use distribute_device::{DeviceKind, DeviceSpec};
 
-use distribute_types::{FNV64, fnv1a_64};
-
 use crate::alone::refuse_lonely;
-use crate::{CommunicationOptions, Error, Replicas, Result, Strategy, StrategyExtended};
+use crate::{CommunicationOptions, Error, PjrtReplicas, Replicas, Result, Strategy, StrategyExtended};
 
 /// Synchronous training on the TPU of this machine, or on other devices that a PJRT plugin opens.
 ///
@@ -40,55 +36,10 @@ pub struct TpuStrategy {
     pjrt: PjrtReplicas,
 }
 
-/// The PJRT devices of the replicas of this process.
-#[derive(Debug)]
-pub struct PjrtReplicas {
-    client: Client,
-    devices: Vec<PjrtDevice>,
-    timeout: Duration,
-    dump: Option<PathBuf>,
-    /// See [`PjrtReplicas::programs`].
-    programs: OnceLock<Arc<dyn Any + Send + Sync>>,
-}
-
 impl TpuStrategy {
     /// Returns a builder to choose the plugin and the devices.
     pub fn builder() -> TpuBuilder {
         TpuBuilder::default()
-    }
-}
-
-impl PjrtReplicas {
-    /// Returns the client of the devices.
-    pub fn client(&self) -> &Client {
-        &self.client
-    }
-
-    /// Returns each replica's device.
-    pub fn devices(&self) -> &[PjrtDevice] {
-        &self.devices
-    }
-
-    /// Returns the programs that a tensor library's integration keeps with the devices; `None` if another one keeps
-    /// its own.
-    pub fn programs<T: Any + Default + Send + Sync>(&self) -> Option<Arc<T>> {
-        self.programs.get_or_init(|| Arc::new(T::default())).clone().downcast().ok()
-    }
-
-    /// Writes the text of a program to the folder of [`TpuBuilder::dump_programs`], if there is one.
-    ///
-    /// # Errors
-    /// [`Error::Dump`] if the file cannot be written.
-    pub fn dump(&self, name: &str, text: &str) -> Result<()> {
-        let Some(folder) = &self.dump else { return Ok(()) };
-        let path = folder.join(format!("{name}-{:016x}.mlir", fnv1a_64(FNV64, text.bytes())));
-        let written = std::fs::create_dir_all(folder).and_then(|()| std::fs::write(&path, text));
-        written.map_err(|source| Error::Dump { path, source })
-    }
-
-    /// Returns the instant by which a step that begins now must have ended.
-    pub fn deadline(&self) -> Instant {
-        Instant::now() + self.timeout
     }
 }
 
@@ -180,10 +131,7 @@ impl TpuBuilder {
         let names = (0..devices.len()).map(spec).collect::<Result<Vec<_>>>()?;
         let options = CommunicationOptions::default().options(&names)?;
         let replicas = Replicas::local(names, options)?;
-        Ok(Strategy::new(TpuStrategy {
-            replicas,
-            pjrt: PjrtReplicas { client, devices, timeout, dump: self.dump, programs: OnceLock::new() },
-        }))
+        Ok(Strategy::new(TpuStrategy { replicas, pjrt: PjrtReplicas::new(client, devices, timeout, self.dump) }))
     }
 }
 
@@ -205,7 +153,12 @@ fn assigned(assignment: &DeviceAssignment, devices: &[PjrtDevice]) -> std::resul
                 && description.core_on_chip().unwrap_or(0) == core
         };
         let found = devices.iter().find(is_there).cloned();
-        found.ok_or_else(|| format!("the assignment gives replica {replica} the core [{x}, {y}, {z}, {core}], which this process does not have"))
+        found.ok_or_else(|| {
+            format!(
+                "the assignment gives replica {replica} the core [{x}, {y}, {z}, {core}], which this process does not \
+                 have"
+            )
+        })
     };
     (0..assignment.num_replicas()).map(of).collect()
 }
@@ -223,7 +176,7 @@ impl StrategyExtended for TpuStrategy {
     }
 
     fn describe(&self) -> String {
-        format!("Tpu {} replicas on {}", self.pjrt.devices.len(), self.pjrt.client.platform_name())
+        format!("Tpu {} replicas on {}", self.pjrt.devices().len(), self.pjrt.client().platform_name())
     }
 
     fn pjrt(&self) -> Option<&PjrtReplicas> {

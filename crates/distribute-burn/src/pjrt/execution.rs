@@ -29,7 +29,7 @@ pub(crate) struct Programs {
     random: Mutex<Vec<Arc<Buffer>>>,
 }
 
-/// What a program depends on.
+/// The properties on which a program depends.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Key {
     name: &'static str,
@@ -56,7 +56,7 @@ impl Compiled {
     }
 }
 
-/// What a run of a program needs.
+/// The arguments of a run of a program.
 pub(crate) struct StepInputs<'a> {
     pub(crate) name: &'static str,
     pub(crate) strategy: &'a Strategy,
@@ -70,10 +70,10 @@ pub(crate) struct StepInputs<'a> {
     pub(crate) leaves: Vec<Vec<Leaf>>,
 }
 
-/// What the closure of a record returns: a loss to train by, the outputs, and new values of running statistics.
+/// The result of a record's closure: a loss to train by, the outputs, and new values of running statistics.
 pub(crate) type Recorded = (Option<Tensor<1>>, Vec<Output>, BTreeMap<usize, TensorId>);
 
-/// What a run of a program returns: the outputs of the record, by replica.
+/// A run of a program, with the outputs of the record.
 pub(crate) struct StepOutputs {
     execution: Execution,
     /// The optimizer whose step the program makes.
@@ -209,7 +209,8 @@ impl Programs {
         // A second record that differs has read something that programs do not: random numbers of the host, a clock.
         if again.program.text() != first.program.text() {
             let problem = "the model computed something else from the same inputs when it was recorded again, such as \
-                with random numbers or a clock of the host; use burn's random tensors, and give other numbers as inputs";
+                with random numbers or a clock of the host; use burn's random tensors, and give other numbers as \
+                inputs";
             return Err(Error::Trace { problem: problem.to_owned() });
         }
         let same_name = |other: &&Key| other.name == key.name && other.settings == key.settings;

@@ -31,7 +31,7 @@ pub(super) struct Planned {
     pub(super) program: Program,
     /// The variables that the program reads, by index, in order.
     pub(super) variables: Vec<usize>,
-    /// Those that it trains.
+    /// The variables that it trains.
     pub(super) trained: Vec<usize>,
     /// The statistics that it replaces.
     pub(super) replaced: Vec<usize>,

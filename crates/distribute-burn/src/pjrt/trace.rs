@@ -20,14 +20,14 @@ use distribute_values::TensorStorage;
 
 use crate::tensor::burn_type;
 use crate::trainer::{Inputs, TensorMap};
-use crate::{Burn, BurnTensor, Error, Optimizer, Result};
+use crate::{Burn, BurnTensor, Error, Result};
 
 /// The capture backend under automatic differentiation.
 type Diff = Autodiff<CaptureBackend>;
 type DiffTensor = <Diff as BackendTypes>::FloatTensorPrimitive;
 type Recorded = RouterTensor<CaptureClient>;
 
-/// What a model computed from its inputs.
+/// A record of the operations by which a model computed outputs from inputs.
 pub(crate) struct Trace {
     pub(crate) operations: Vec<OperationIr>,
     /// The values of tensors that were made from numbers of the host.
@@ -179,12 +179,16 @@ fn finish(loss: Option<Tensor<1>>, outputs: Vec<Output>) -> Result<(Trace, Vec<(
 }
 
 /// Takes the loss of which an optimizer is to make a step in the program that is being recorded; `None` if none is.
-pub(crate) fn record_step(optimizer: &Optimizer, loss: &Tensor<1>) -> Option<Result<()>> {
+pub(crate) fn record_step(
+    optimizer: &dyn Fn() -> distribute_optim::Result<Box<dyn Any>>,
+    loss: &Tensor<1>,
+) -> Option<Result<()>> {
     if !is_tracing() {
         return None;
     }
-    let optimizer = match optimizer.for_program() {
-        Ok(optimizer) => optimizer,
+    let optimizer = match optimizer().map(Box::<dyn Any>::downcast::<ProgramOptimizer<Burn>>) {
+        Ok(Ok(optimizer)) => *optimizer,
+        Ok(Err(_)) => return Some(Err(Error::Trace { problem: "the optimizer is of another library".to_owned() })),
         Err(error) => return Some(Err(error.into())),
     };
     recording(|recording| match recording.step.replace((loss.clone(), optimizer)) {

@@ -44,8 +44,8 @@ fn assert_close(given: &[f32], expected: &[f32], tolerance: f32, what: &str) {
     }
 }
 
-/// Returns the values of all parameters, and checks that those of all replicas are equal bit for bit. Running statistics
-/// differ, and show in the evaluation.
+/// Returns the values of all parameters, and checks that those of all replicas are equal bit for bit. Running
+/// statistics differ, and show in the evaluation.
 fn values<M: Module + Sync + 'static>(model: &Model<M>) -> Values {
     let of = |tensor: &BurnTensor| tensor.to_elements::<f32>().unwrap();
     let variable = |variable: &distribute_burn::Variable| {

@@ -43,7 +43,8 @@ impl<L: TensorLibrary> ReplicaOptimizer<'_, L> {
     /// - The library's error if backward or an update fails, and the collective's if a replica is missing or fails.
     pub fn minimize(&self, context: &ReplicaContext, loss: &L::Loss) -> Result<(), L::Error> {
         self.check(context)?;
-        if let Some(recorded) = L::record(self.optimizer, loss) {
+        #[cfg(feature = "hlo")]
+        if let Some(recorded) = L::record(loss, &|| Ok(Box::new(self.optimizer.for_program()?))) {
             return recorded;
         }
         self.optimizer.step(context, self.local, |scaling, sink| self.backward(loss, scaling, sink))
