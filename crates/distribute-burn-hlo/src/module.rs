@@ -5,11 +5,11 @@ mod convolution;
 mod interpolate;
 mod linear;
 mod normalization;
+mod numbers;
 mod pooling;
 mod ranges;
 
-use burn_ir::{ModuleOperationIr, OperationIr, ScalarIr};
-use distribute_hlo::{Builder, ElementType, Value};
+use burn_ir::{ModuleOperationIr, OperationIr};
 
 use crate::{Lowering, Result};
 use pooling::Windows;
@@ -149,41 +149,4 @@ fn empty_results(l: &mut Lowering<'_>, operation: &ModuleOperationIr) -> Result<
         l.set(out, value)?;
     }
     Ok(true)
-}
-
-/// Returns the type in which numbers are added: f32 for those of 16 bits.
-fn sum_element(element: ElementType) -> ElementType {
-    match element {
-        ElementType::F16 | ElementType::BF16 => ElementType::F32,
-        other => other,
-    }
-}
-
-/// Converts numbers to the type in which they are added.
-fn widen(b: &mut Builder, value: Value) -> distribute_hlo::Result<Value> {
-    let element = b.type_of(value)?.element;
-    narrow(b, value, sum_element(element))
-}
-
-/// Converts numbers, if they are of another type.
-fn narrow(b: &mut Builder, value: Value, element: ElementType) -> distribute_hlo::Result<Value> {
-    if b.type_of(value)?.element == element {
-        return Ok(value);
-    }
-    b.convert(value, element)
-}
-
-/// Returns the dimensions below `ndim` that a list does not name.
-fn all_but(ndim: usize, kept: &[usize]) -> Vec<usize> {
-    (0..ndim).filter(|dim| !kept.contains(dim)).collect()
-}
-
-/// Returns a size as a signed number. The builder refuses sizes that do not fit.
-fn signed(size: usize) -> i64 {
-    i64::try_from(size).unwrap_or(i64::MAX)
-}
-
-/// Returns an option that is a number.
-fn number(scalar: ScalarIr) -> f64 {
-    scalar.elem()
 }

@@ -3,7 +3,7 @@
 use burn_ir::AttentionOpIr;
 use distribute_hlo::{Builder, CompareOp, DotDimensions, ElementType, Reducer, TensorType, Value};
 
-use super::{narrow, number, sum_element, widen};
+use super::numbers::{narrow, number, sum_element, widen};
 use crate::{Lowering, Result};
 
 /// Scores are scaled, capped, masked, masked by causality, and get their bias, in this order. A query whose keys are
@@ -108,7 +108,7 @@ fn later(b: &mut Builder, queries: usize, keys: usize) -> distribute_hlo::Result
     let ty = TensorType::new(ElementType::I64, [queries, keys]);
     let rows = b.iota(ty.clone(), 0)?;
     let columns = b.iota(ty.clone(), 1)?;
-    let offset = b.full(ty, super::signed(keys) - super::signed(queries))?;
+    let offset = b.full(ty, super::numbers::signed(keys) - super::numbers::signed(queries))?;
     let last = b.add(rows, offset)?;
     b.compare(CompareOp::Lt, last, columns)
 }

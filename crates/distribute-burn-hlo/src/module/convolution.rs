@@ -9,7 +9,7 @@ use burn_ir::{
 };
 use distribute_hlo::{Builder, Convolution, Value};
 
-use super::{narrow, signed, sum_element, widen};
+use super::numbers::{narrow, signed, sum_element, widen};
 use crate::{Lowering, Result};
 
 /// The options of a convolution: one entry for each spatial dimension.

@@ -3,8 +3,8 @@
 
 use burn_ir::{InterpolateModeIr, InterpolateOptionsIr, TensorIr};
 
+use super::numbers::{narrow, widen};
 use super::ranges::{inverse, scale, single, sum_ranges};
-use super::{narrow, widen};
 use crate::{Lowering, Result};
 
 /// One element of the input for each result, with its weight; none is a weight of 1. Places ascend.

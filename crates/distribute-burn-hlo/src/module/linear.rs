@@ -3,7 +3,7 @@
 use burn_ir::TensorIr;
 use distribute_hlo::{Builder, DotDimensions, Reducer, ScatterDimensions, Value};
 
-use super::{all_but, narrow, sum_element, widen};
+use super::numbers::{all_but, narrow, sum_element, widen};
 use crate::{Lowering, Result};
 
 /// x · weight + bias, for a weight of `[inputs, outputs]`.

@@ -3,7 +3,7 @@
 use burn_ir::{BatchNormOpIr, LayerNormOpIr, ScalarIr};
 use distribute_hlo::{Builder, Reducer, Value};
 
-use super::{narrow, number, sum_element, widen};
+use super::numbers::{narrow, number, sum_element, widen};
 use crate::{Lowering, Result};
 
 /// (x − mean) / √(variance + ε) · gamma + beta, for statistics of each channel.

@@ -3,8 +3,8 @@
 use burn_ir::TensorIr;
 use distribute_hlo::{Builder, CompareOp, ElementType, Literal, Number, Reducer, TensorType, Value, Window};
 
+use super::numbers::{narrow, signed, sum_element, widen};
 use super::ranges::{along, inverse, sum_ranges};
-use super::{narrow, signed, sum_element, widen};
 use crate::{Lowering, Result};
 
 /// The windows of one spatial dimension.

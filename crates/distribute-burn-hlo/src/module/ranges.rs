@@ -42,7 +42,7 @@ pub(super) fn sum_ranges(b: &mut Builder, x: Value, dim: usize, ranges: &[Range<
     }
     // What a range lacks is read from a zero after the last element.
     let place = |range: &Range<usize>, at: usize| if at < range.len() { range.start + at } else { size };
-    let places = ranges.iter().flat_map(|range| (0..width).map(move |at| super::signed(place(range, at))));
+    let places = ranges.iter().flat_map(|range| (0..width).map(move |at| super::numbers::signed(place(range, at))));
     let places: Vec<i64> = places.collect();
     let mut elements = x;
     if ranges.iter().any(|range| range.len() < width) {
