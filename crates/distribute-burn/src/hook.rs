@@ -198,6 +198,7 @@ pub(crate) struct Copy {
     /// Whether the model runs in compiled programs only.
     pub(crate) is_compiled: bool,
     /// The number of the model, which no other of this process has.
+    #[cfg(feature = "pjrt")]
     pub(crate) model: u64,
 }
 

@@ -175,7 +175,10 @@ fn copies(
     trained: &[Arc<AtomicBool>],
     (local, ranks): (usize, usize),
     uses: &Arc<Uses>,
-    (model, is_compiled): (u64, bool),
+    #[cfg_attr(not(feature = "pjrt"), expect(unused_variables, reason = "only records need it"))] (model, is_compiled): (
+        u64,
+        bool,
+    ),
 ) -> Vec<Option<Arc<Copy>>> {
     let copy = |(index, (variable, trained)): (usize, (&Variable<Burn>, &Arc<AtomicBool>))| {
         let copy = Copy {
@@ -189,6 +192,7 @@ fn copies(
             trained: trained.clone(),
             uses: uses.clone(),
             is_compiled,
+            #[cfg(feature = "pjrt")]
             model,
         };
         (!variable.is_statistic()).then(|| Arc::new(copy))

@@ -70,7 +70,7 @@ impl BurnTensor {
 
     /// Returns a handle on the elements as they are now, which are copied to host memory if they are not there.
     pub(crate) fn fetched(&self) -> distribute_values::Result<FlexTensor> {
-        if let Held::Host(tensor) | Held::Both(tensor, _) = &*self.0.held.read() {
+        if let Some(tensor) = self.0.held.read().host() {
             return Ok(tensor.clone());
         }
         Ok(self.0.held.write().on_host()?.clone())
@@ -120,19 +120,11 @@ impl BurnTensor {
 
 impl TensorStorage<Burn> for BurnTensor {
     fn dtype(&self) -> distribute_values::Result<DType> {
-        match &*self.0.held.read() {
-            Held::Host(tensor) | Held::Both(tensor, _) => dtype_of(tensor.dtype()),
-            #[cfg(feature = "pjrt")]
-            Held::Device(resident) => Ok(resident.dtype()),
-        }
+        self.0.held.read().dtype()
     }
 
     fn shape(&self) -> Vec<usize> {
-        match &*self.0.held.read() {
-            Held::Host(tensor) | Held::Both(tensor, _) => tensor.layout().shape().as_slice().to_vec(),
-            #[cfg(feature = "pjrt")]
-            Held::Device(resident) => resident.shape().to_vec(),
-        }
+        self.0.held.read().shape()
     }
 
     fn read(&self, visit: &mut dyn FnMut(BufferRef<'_>)) -> distribute_values::Result<()> {
