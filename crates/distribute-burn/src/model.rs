@@ -175,10 +175,7 @@ fn copies(
     trained: &[Arc<AtomicBool>],
     (local, ranks): (usize, usize),
     uses: &Arc<Uses>,
-    #[cfg_attr(not(feature = "pjrt"), expect(unused_variables, reason = "only records need it"))] (model, is_compiled): (
-        u64,
-        bool,
-    ),
+    of_model: (u64, bool),
 ) -> Vec<Option<Arc<Copy>>> {
     let copy = |(index, (variable, trained)): (usize, (&Variable<Burn>, &Arc<AtomicBool>))| {
         let copy = Copy {
@@ -191,9 +188,9 @@ fn copies(
             parts: parts(variable, local % ranks, ranks).unwrap_or_default(),
             trained: trained.clone(),
             uses: uses.clone(),
-            is_compiled,
+            is_compiled: of_model.1,
             #[cfg(feature = "pjrt")]
-            model,
+            model: of_model.0,
         };
         (!variable.is_statistic()).then(|| Arc::new(copy))
     };
