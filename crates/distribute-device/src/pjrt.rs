@@ -69,7 +69,7 @@ pub use compile_options::CompileOptions;
 pub use completion::Completion;
 pub use description::DeviceDescription;
 pub use device::{DeviceMemoryStats, PjrtDevice};
-pub use element_type::ElementType;
+pub use distribute_types::ElementType;
 pub use executable::{Executable, ExecuteOptions, Execution};
 pub use key_value::{KeyValueError, KeyValueStore};
 pub use pjrt_sys::{Code, Search, Version};

@@ -40,24 +40,25 @@
 mod attributes;
 mod builder;
 mod dimensions;
-mod element_type;
 mod error;
 mod literal;
 mod op;
 mod ops;
 mod print;
 mod program;
+mod scalar;
 mod shape;
 mod tensor_type;
 
 pub use attributes::{BinaryOp, CollectiveGroups, CompareOp, Precision, Reducer, RngAlgorithm, SortOrder, UnaryOp};
 pub use builder::{Builder, Value};
 pub use dimensions::{Convolution, DotDimensions, GatherDimensions, ScatterDimensions, Window};
-pub use element_type::{ElementType, Scalar};
+pub use distribute_types::ElementType;
 pub use error::{Error, Result};
 pub use literal::{Literal, Number};
 pub use op::OpKind;
 pub use program::{Operation, Parameter, Program, Region, ValueId};
+pub use scalar::Scalar;
 pub use tensor_type::TensorType;
 
 // The examples of the README are tests of the crate.

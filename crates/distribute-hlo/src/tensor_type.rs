@@ -77,7 +77,11 @@ impl fmt::Display for TensorType {
         for dim in &self.dims {
             write!(f, "{dim}x")?;
         }
-        write!(f, "{}>", self.element)
+        match self.element {
+            ElementType::Bool => f.write_str("i1>"),
+            unsigned if unsigned.is_unsigned_integer() => write!(f, "ui{}>", unsigned.bits()),
+            other => write!(f, "{}>", other.name()),
+        }
     }
 }
 

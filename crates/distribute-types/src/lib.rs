@@ -4,6 +4,7 @@
 //!
 //! - [`DType`] and [`Element`] are the element types of buffers, as values and as Rust types; [`with_dtype!`] converts
 //!   from the former to the latter.
+//! - [`ElementType`] is the type of an element in a compiled program.
 //! - [`Rank`] is a member's place in a process group.
 //! - [`ErrorClass`] tells which part of a job an error concerns, whether a restart helps, and the exit code of the
 //!   process; [`debug_is_display!`] makes a `main` that returns it print a sentence.
@@ -19,6 +20,7 @@
 
 mod debug_is_display;
 mod dtype;
+mod element_type;
 mod error_class;
 mod fnv;
 mod rank;
@@ -27,6 +29,7 @@ mod topology;
 mod waits;
 
 pub use dtype::{DType, Element, UnknownDType};
+pub use element_type::ElementType;
 pub use error_class::{Class, Classified, ErrorClass, FailureKind, Scope};
 pub use fnv::{FNV32, FNV64, FNV128, fnv1a_32, fnv1a_64, fnv1a_128};
 pub use half::{bf16, f16};

@@ -14,6 +14,7 @@ use pjrt_sys::{
 };
 
 use super::client::same;
+use super::element_type::{buffer_type, of_buffer};
 use super::handle::Handle;
 use super::plugin::Plugin;
 use super::value::list_of;
@@ -117,7 +118,7 @@ impl Buffer {
         let mut arguments = ClientBufferFromHostBufferArgs {
             client: inner.raw.as_ptr(),
             data: memory.as_bytes().as_ptr().cast(),
-            kind: element_type.buffer_type(),
+            kind: buffer_type(element_type),
             dims: signed.as_ptr(),
             num_dims: signed.len(),
             host_buffer_semantics: HostBufferSemantics::IMMUTABLE_UNTIL_TRANSFER_COMPLETES,
@@ -407,7 +408,7 @@ impl Shape {
     /// Returns the shape that a plugin tells, if it is static and of a known type.
     pub(super) fn of(buffer_type: BufferType, dims: &[i64]) -> Option<Shape> {
         let dims = dims.iter().map(|dim| usize::try_from(*dim).ok()).collect::<Option<_>>()?;
-        Some(Shape { element_type: ElementType::of(buffer_type)?, dims })
+        Some(Shape { element_type: of_buffer(buffer_type)?, dims })
     }
 }
 

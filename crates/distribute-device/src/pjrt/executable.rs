@@ -13,6 +13,7 @@ use pjrt_sys::{
 
 use super::buffer::{Shape, foreign};
 use super::client::same;
+use super::element_type::buffer_type;
 use super::handle::Handle;
 use super::program::Owner;
 use super::topology::mlir;
@@ -177,7 +178,7 @@ impl Executable {
         let num_outputs = program.num_outputs()?;
         // They save questions to the plugin later; without them nothing is lost.
         let told = program.outputs().unwrap_or_default();
-        let known = |(kind, dims): (Option<ElementType>, Vec<i64>)| Shape::of(kind?.buffer_type(), &dims).map(Arc::new);
+        let known = |(kind, dims): (Option<ElementType>, Vec<i64>)| Shape::of(buffer_type(kind?), &dims).map(Arc::new);
         let mut shapes: Vec<_> = told.into_iter().map(known).collect();
         shapes.resize(num_outputs, None);
         Ok(Executable { inner: Arc::new(Inner { loaded, program, devices, num_outputs, shapes }) })

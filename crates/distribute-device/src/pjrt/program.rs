@@ -12,6 +12,7 @@ use pjrt_sys::{
     ExecutableOutputElementTypesArgs, ExecutableSerializeArgs, ExecutableSizeOfGeneratedCodeInBytesArgs, Program,
 };
 
+use super::element_type::of_buffer;
 use super::handle::Handle;
 use super::plugin::Plugin;
 use super::value::{Attributes, attributes, list_of, text};
@@ -143,7 +144,7 @@ impl CompiledProgram {
         let all = unsafe { list_of(dims.dims, counts.iter().sum()) };
         let mut rest = all.as_slice();
         let shapes = counts.iter().map(|count| rest.split_off(..*count).unwrap_or_default().to_vec());
-        Ok(types.into_iter().map(ElementType::of).zip(shapes).collect())
+        Ok(types.into_iter().map(of_buffer).zip(shapes).collect())
     }
 
     /// Returns the size of the code in bytes; -1 if the plugin does not know it.

@@ -5,7 +5,7 @@
 use std::fmt::{self, Write as _};
 
 use super::attributes::comparison_type;
-use crate::{ElementType, OpKind, Reducer, SortOrder};
+use crate::{ElementType, OpKind, Reducer, SortOrder, TensorType};
 
 /// Prints the regions of an operation with operands of these element types, if it has any.
 pub(super) fn print(out: &mut String, kind: &OpKind, operands: &[ElementType]) -> fmt::Result {
@@ -21,7 +21,7 @@ pub(super) fn print(out: &mut String, kind: &OpKind, operands: &[ElementType]) -
             extreme(out, *largest, element, index)
         }
         OpKind::SelectAndScatter { .. } => {
-            let ty = format!("tensor<{element}>");
+            let ty = TensorType::scalar(element);
             write!(out, " ({{^bb0(%lhs: {ty}, %rhs: {ty}): %picked = ")?;
             compared(out, "GE", element, "%lhs", "%rhs", false)?;
             write!(out, " \"stablehlo.return\"(%picked) : (tensor<i1>) -> ()}}, {{^bb0(%lhs: {ty}, %rhs: {ty}): ")?;
@@ -36,7 +36,8 @@ pub(super) fn print(out: &mut String, kind: &OpKind, operands: &[ElementType]) -
 
 /// Prints a region that combines two elements.
 fn combine(out: &mut String, reducer: Option<Reducer>, element: ElementType) -> fmt::Result {
-    write!(out, " ({{^bb0(%lhs: tensor<{element}>, %rhs: tensor<{element}>): ")?;
+    let ty = TensorType::scalar(element);
+    write!(out, " ({{^bb0(%lhs: {ty}, %rhs: {ty}): ")?;
     combined(out, reducer, element)?;
     out.push_str("})");
     Ok(())
@@ -44,7 +45,7 @@ fn combine(out: &mut String, reducer: Option<Reducer>, element: ElementType) -> 
 
 /// Prints the operations that combine two elements; without a reducer the second replaces the first.
 fn combined(out: &mut String, reducer: Option<Reducer>, element: ElementType) -> fmt::Result {
-    let ty = format!("tensor<{element}>");
+    let ty = TensorType::scalar(element);
     match reducer {
         Some(reducer) => write!(
             out,
@@ -64,18 +65,18 @@ fn compared(
     rhs: &str,
     total_order: bool,
 ) -> fmt::Result {
-    let kind = comparison_type(element, total_order);
+    let (kind, ty) = (comparison_type(element, total_order), TensorType::scalar(element));
     write!(
         out,
         "\"stablehlo.compare\"({lhs}, {rhs}) {{comparison_direction = #stablehlo<comparison_direction \
-         {relation}>, compare_type = {kind}}} : (tensor<{element}>, tensor<{element}>) -> (tensor<i1>)"
+         {relation}>, compare_type = {kind}}} : ({ty}, {ty}) -> (tensor<i1>)"
     )
 }
 
 /// Prints a region that keeps the more extreme of two values, with its index. It is associative and commutative: NaN
 /// comes before any number, and of equal values the one of the lower index.
 fn extreme(out: &mut String, largest: bool, value: ElementType, index: ElementType) -> fmt::Result {
-    let (v, i) = (format!("tensor<{value}>"), format!("tensor<{index}>"));
+    let (v, i) = (TensorType::scalar(value), TensorType::scalar(index));
     write!(out, " ({{^bb0(%lv: {v}, %li: {i}, %rv: {v}, %ri: {i}): ")?;
     let mut compare = |name: &str, relation: &str, element, lhs: &str, rhs: &str| {
         write!(out, "%{name} = ")?;
@@ -113,8 +114,8 @@ fn extreme(out: &mut String, largest: bool, value: ElementType, index: ElementTy
 fn sorted(out: &mut String, order: SortOrder, operands: &[ElementType]) -> fmt::Result {
     out.push_str(" ({^bb0(");
     for (place, element) in operands.iter().enumerate() {
-        let separator = if place == 0 { "" } else { ", " };
-        write!(out, "{separator}%l{place}: tensor<{element}>, %r{place}: tensor<{element}>")?;
+        let (separator, ty) = (if place == 0 { "" } else { ", " }, TensorType::scalar(*element));
+        write!(out, "{separator}%l{place}: {ty}, %r{place}: {ty}")?;
     }
     out.push_str("): %before = ");
     let relation = match order {

@@ -30,6 +30,18 @@ module @step attributes {mhlo.num_partitions = 1 : i32, mhlo.num_replicas = 2 : 
 }
 
 #[test]
+fn types_have_their_names_in_stablehlo() {
+    let mut names = ElementType::ALL.map(|element| TensorType::new(element, [2]).to_string());
+    let expected = ["i1", "i8", "i16", "i32", "i64", "ui8", "ui16", "ui32", "ui64", "f16", "bf16", "f32", "f64"];
+    let mut expected = expected.map(|name| format!("tensor<2x{name}>"));
+    names.sort();
+    expected.sort();
+    assert_eq!(names, expected);
+    assert_eq!(TensorType::scalar(ElementType::Bool).to_string(), "tensor<i1>");
+    assert_eq!(TensorType::scalar(ElementType::U64).to_string(), "tensor<ui64>");
+}
+
+#[test]
 fn loops_print_their_regions() {
     let mut b = Builder::new("loop");
     let x = b.parameter(TensorType::scalar(ElementType::Bool));

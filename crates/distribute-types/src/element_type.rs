@@ -1,17 +1,17 @@
-//! Element types of tensors.
+//! Element types of tensors in compiled programs.
 
 use std::fmt;
 
-use distribute_types::{DType, bf16, f16};
+use crate::DType;
 
-/// The type of one element of a tensor.
+/// The type of one element of a tensor in a compiled program. It has truth values and integers of 16 bits, which
+/// [`DType`] has not.
 ///
 /// # Examples
 /// ```
-/// use distribute_hlo::ElementType;
-/// assert_eq!(ElementType::U8.to_string(), "ui8");
-/// assert_eq!(ElementType::Bool.to_string(), "i1");
-/// assert_eq!(ElementType::BF16.size_bytes(), 2);
+/// use distribute_types::{DType, ElementType};
+/// assert_eq!(ElementType::from(DType::BF16).size_bytes(), 2);
+/// assert_eq!((ElementType::Bool.dtype(), ElementType::Bool.name()), (None, "bool"));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ElementType {
@@ -99,7 +99,12 @@ impl ElementType {
         self.is_signed_integer() || self.is_unsigned_integer()
     }
 
-    /// Returns the name in error messages: `bool`, `f32`, `u8`.
+    /// Returns the type as a [`DType`]; `None` for truth values and integers of 16 bits.
+    pub fn dtype(self) -> Option<DType> {
+        DType::ALL.into_iter().find(|dtype| ElementType::from(*dtype) == self)
+    }
+
+    /// Returns the name in Rust: `bool`, `f32`, `u8`.
     pub const fn name(self) -> &'static str {
         match self {
             ElementType::Bool => "bool",
@@ -119,14 +124,10 @@ impl ElementType {
     }
 }
 
-/// Prints the name in MLIR: `i1`, `f32`, `ui8`.
+/// Formats the [name](ElementType::name).
 impl fmt::Display for ElementType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ElementType::Bool => f.write_str("i1"),
-            other if other.is_unsigned_integer() => write!(f, "ui{}", other.bits()),
-            other => f.write_str(other.name()),
-        }
+        f.write_str(self.name())
     }
 }
 
@@ -147,46 +148,18 @@ impl From<DType> for ElementType {
     }
 }
 
-/// A Rust type that can be an element of a tensor.
-///
-/// Sealed: the element types are those of [`ElementType`].
-pub trait Scalar: Copy + std::fmt::Debug + Into<crate::Number> + sealed::Sealed {
-    /// The element type of `Self`.
-    const ELEMENT: ElementType;
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    /// Appends the element's bytes, least significant first.
-    fn append_to(self, bytes: &mut Vec<u8>);
-}
-
-mod sealed {
-    /// Keeps [`super::Scalar`] sealed.
-    pub trait Sealed {}
-}
-
-impl sealed::Sealed for bool {}
-impl Scalar for bool {
-    const ELEMENT: ElementType = ElementType::Bool;
-
-    fn append_to(self, bytes: &mut Vec<u8>) {
-        bytes.push(u8::from(self));
-    }
-}
-
-macro_rules! scalars {
-    ($($type:ty => $element:ident),* $(,)?) => {$(
-        impl sealed::Sealed for $type {}
-        impl Scalar for $type {
-            const ELEMENT: ElementType = ElementType::$element;
-
-            fn append_to(self, bytes: &mut Vec<u8>) {
-                bytes.extend_from_slice(&self.to_le_bytes());
+    #[test]
+    fn types_have_the_sizes_of_their_dtypes_and_three_have_none() {
+        for known in ElementType::ALL {
+            if let Some(dtype) = known.dtype() {
+                assert_eq!((dtype.size_bytes(), ElementType::from(dtype)), (known.size_bytes(), known));
             }
         }
-    )*};
-}
-
-scalars! {
-    f16 => F16, bf16 => BF16, f32 => F32, f64 => F64,
-    i8 => I8, i16 => I16, i32 => I32, i64 => I64,
-    u8 => U8, u16 => U16, u32 => U32, u64 => U64,
+        let without: Vec<_> = ElementType::ALL.into_iter().filter(|known| known.dtype().is_none()).collect();
+        assert_eq!(without, [ElementType::Bool, ElementType::I16, ElementType::U16]);
+    }
 }
