@@ -32,6 +32,17 @@ pub enum Error {
         /// The number of the value.
         value: usize,
     },
+    /// The plugin for CPUs failed.
+    #[cfg(feature = "plugin")]
+    #[error("{0}")]
+    Device(String),
+}
+
+#[cfg(feature = "plugin")]
+impl From<distribute_device::Error> for Error {
+    fn from(error: distribute_device::Error) -> Error {
+        Error::Device(error.to_string())
+    }
 }
 
 /// The result of an evaluation.

@@ -4,6 +4,7 @@
 //! with the builder's checks of sizes. It is slow.
 //!
 //! - [`evaluate`] runs a program for all its replicas in lock step.
+//! - `CpuPlugin`, with the feature `plugin`, runs programs on XLA's plugin for CPUs.
 //! - [`Tensor`] is a value, [`Data`] its elements.
 //!
 //! # Accuracy
@@ -30,6 +31,8 @@
 
 mod collectives;
 mod contraction;
+#[cfg(feature = "plugin")]
+mod cpu_plugin;
 mod elementwise;
 mod error;
 mod indexing;
@@ -40,6 +43,8 @@ mod reduction;
 mod run;
 mod tensor;
 
+#[cfg(feature = "plugin")]
+pub use cpu_plugin::CpuPlugin;
 pub use error::{Error, Result};
 pub use run::evaluate;
 pub use tensor::{Data, Tensor};
