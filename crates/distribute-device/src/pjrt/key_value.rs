@@ -55,20 +55,15 @@ pub(super) unsafe extern "C" fn get(arguments: *mut KeyValueGetArgs) -> *mut Pjr
     let timeout = Duration::from_millis(u64::try_from(arguments.timeout_in_ms).unwrap_or(0));
     // SAFETY: the arguments have a key and the pointer of `user_arg`, whose store outlives the client.
     let (key, store) = unsafe { key_and_store(arguments.key, arguments.key_size, arguments.user_arg) };
-    match guarded(|| store.get(&key, timeout)) {
-        Ok(Some(value)) => {
-            let size = value.len();
-            (arguments.value, arguments.value_size) = (lend(value), size);
+    let missing = (Code::DEADLINE_EXCEEDED, format!("has no value after {timeout:?}"));
+    // SAFETY: the plugin passes a function that makes errors.
+    match unsafe { answer(&key, guarded(|| store.get(&key, timeout)), missing, arguments.callback_error) } {
+        Ok((value, size)) => {
+            (arguments.value, arguments.value_size) = (value, size);
             arguments.value_deleter_callback = Some(take_back);
             ptr::null_mut()
         }
-        Ok(None) => {
-            let text = format!("the key {:?} has no value after {timeout:?}", String::from_utf8_lossy(&key));
-            // SAFETY: the plugin passes a function that makes errors.
-            unsafe { error(arguments.callback_error, Code::DEADLINE_EXCEEDED, &text) }
-        }
-        // SAFETY: as above.
-        Err(text) => unsafe { error(arguments.callback_error, Code::INTERNAL, &text) },
+        Err(error) => error,
     }
 }
 
@@ -77,20 +72,15 @@ pub(super) unsafe extern "C" fn try_get(arguments: *mut KeyValueTryGetArgs) -> *
     let arguments = unsafe { &mut *arguments };
     // SAFETY: as in `get`.
     let (key, store) = unsafe { key_and_store(arguments.key, arguments.key_size, arguments.user_arg) };
-    match guarded(|| store.try_get(&key)) {
-        Ok(Some(value)) => {
-            let size = value.len();
-            (arguments.value, arguments.value_size) = (lend(value), size);
+    let missing = (Code::NOT_FOUND, "has no value".to_owned());
+    // SAFETY: as in `get`.
+    match unsafe { answer(&key, guarded(|| store.try_get(&key)), missing, arguments.callback_error) } {
+        Ok((value, size)) => {
+            (arguments.value, arguments.value_size) = (value, size);
             arguments.value_deleter_callback = Some(take_back);
             ptr::null_mut()
         }
-        Ok(None) => {
-            let text = format!("the key {:?} has no value", String::from_utf8_lossy(&key));
-            // SAFETY: the plugin passes a function that makes errors.
-            unsafe { error(arguments.callback_error, Code::NOT_FOUND, &text) }
-        }
-        // SAFETY: as above.
-        Err(text) => unsafe { error(arguments.callback_error, Code::INTERNAL, &text) },
+        Err(error) => error,
     }
 }
 
@@ -106,6 +96,28 @@ pub(super) unsafe extern "C" fn put(arguments: *mut KeyValuePutArgs) -> *mut Pjr
         // SAFETY: the plugin passes a function that makes errors.
         Err(text) => unsafe { error(arguments.callback_error, Code::INTERNAL, &text) },
     }
+}
+
+/// Lends a value of the store to the plugin, or makes the error of a key without one.
+///
+/// # Safety
+/// `make` leads to a function that makes errors, or is null.
+unsafe fn answer(
+    key: &[u8],
+    found: Result<Option<Vec<u8>>, String>,
+    (code, problem): (Code, String),
+    make: *const Option<CallbackError>,
+) -> Result<(*mut c_char, usize), *mut PjrtError> {
+    let (code, text) = match found {
+        Ok(Some(value)) => {
+            let size = value.len();
+            return Ok((lend(value), size));
+        }
+        Ok(None) => (code, format!("the key {:?} {problem}", String::from_utf8_lossy(key))),
+        Err(text) => (Code::INTERNAL, text),
+    };
+    // SAFETY: guaranteed by the caller.
+    Err(unsafe { error(make, code, &text) })
 }
 
 /// # Safety
