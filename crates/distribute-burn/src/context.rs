@@ -106,10 +106,7 @@ impl BurnContext for ReplicaContext {
     fn weigh(&self, loss: Tensor<1>) -> Tensor<1> {
         #[cfg(feature = "pjrt")]
         if crate::pjrt::is_tracing() {
-            // Replicas with and without examples run one program.
-            let weight = crate::pjrt::Leaf::floats(&[self.weight() as f32]);
-            let weight = crate::pjrt::float_input::<1>(weight, true);
-            return weight.map_or_else(|| loss.clone(), |weight| loss.clone() * weight.cast(loss.dtype()));
+            return crate::pjrt::weighed(loss, self.weight());
         }
         if self.weight() > 0.0 { loss } else { loss.mul_scalar(0.0) }
     }
@@ -126,7 +123,7 @@ impl BurnContext for ReplicaContext {
         let tensor = Tensor::from_element(array, &self.burn_device()?)?;
         #[cfg(feature = "pjrt")]
         if crate::pjrt::is_tracing() {
-            let leaf = crate::pjrt::Leaf::of(&crate::tensor::flex_of(tensor.clone())?);
+            let leaf = crate::pjrt::Leaf::of(&crate::tensor::flex_of(tensor.clone())?)?;
             return Ok(crate::pjrt::float_input(leaf, true).unwrap_or(tensor));
         }
         Ok(tensor)

@@ -200,6 +200,9 @@ pub(crate) struct Copy {
     /// The number of the model, which no other of this process has.
     #[cfg(feature = "pjrt")]
     pub(crate) model: u64,
+    /// Whether the model has running statistics.
+    #[cfg(feature = "pjrt")]
+    pub(crate) has_statistics: bool,
 }
 
 impl Copy {
@@ -258,6 +261,9 @@ impl Reparameterization for Hook {
         let device = base.device();
         #[cfg(feature = "pjrt")]
         if crate::pjrt::is_tracing() {
+            if copy.has_statistics {
+                crate::pjrt::refuse_without_statistics();
+            }
             let (place, is_trained) = ((copy.model, copy.index), copy.is_trained());
             let traced = crate::pjrt::traced_parameter(place, &copy.value, is_trained, device.is_autodiff());
             return traced.unwrap_or_else(crate::pjrt::refuse_second_model);

@@ -39,6 +39,11 @@ impl TensorLibrary for Burn {
     }
 
     #[cfg(feature = "pjrt")]
+    fn is_recording() -> bool {
+        crate::pjrt::is_tracing()
+    }
+
+    #[cfg(feature = "pjrt")]
     fn record(loss: &Tensor<1>, optimizer: &dyn Fn() -> distribute_optim::Result<Box<dyn Any>>) -> Option<Result<()>> {
         crate::pjrt::record_step(optimizer, loss)
     }

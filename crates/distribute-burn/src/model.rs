@@ -44,8 +44,8 @@ pub trait BurnStrategy {
     ///
     /// There `body` is called in each step to record what it computes, without values; a step that equals an earlier
     /// one is not compiled again. All replicas must compute the same, from arrays of equal shapes that
-    /// [`BurnContext::tensor`](crate::BurnContext::tensor) makes tensors. `body` must not read tensors, and may call
-    /// `minimize` once. Results are on the host.
+    /// [`BurnContext::tensor`](crate::BurnContext::tensor) makes tensors. `body` must not read tensors, may call
+    /// `minimize` once, and may use one model, without running statistics. Results are on the host.
     ///
     /// # Errors
     /// [`Error::Strategy`] and the errors of `body` in the cases of [`run_with`](Strategy::run_with). Under
@@ -130,10 +130,10 @@ impl BurnStrategy for Strategy {
             let trained: Vec<Arc<AtomicBool>> =
                 variables.iter().map(|variable| Arc::new(AtomicBool::new(variable.is_trainable()))).collect();
             let tapes: Vec<Arc<Tape<BurnTensor>>> = (0..replicas).map(|_| Tape::new()).collect();
-            let number = MODELS.fetch_add(1, Ordering::Relaxed);
+            let (number, is_compiled) = (MODELS.fetch_add(1, Ordering::Relaxed), is_compiled(self));
             let uses: Vec<Arc<Uses>> = tapes.iter().map(|tape| Uses::new(tape.clone(), of_path.len())).collect();
             let attached = models.into_iter().zip(&uses).enumerate().map(|(local, (model, uses))| {
-                let copies = copies(&variables, &trained, (local, ranks), uses, (number, is_compiled(self)));
+                let copies = copies(&variables, &trained, (local, ranks), uses, (number, is_compiled));
                 let used = of_path.iter().filter_map(|(path, index)| Some((path.clone(), copies[*index].clone()?)));
                 model.apply_reparameterization(Attach { copies: &used.collect() })
             });
@@ -150,7 +150,6 @@ impl BurnStrategy for Strategy {
             // A failed run is undone in these as long as this lives.
             let held: Arc<dyn Any + Send + Sync> = Arc::new((uses, statistics.clone()));
             let parameters = Arc::new(Parameters::new(self, variables, tapes, Some(held)));
-            let is_compiled = is_compiled(self);
             Ok(Model {
                 replicas,
                 parameters,
@@ -191,6 +190,8 @@ fn copies(
             is_compiled: of_model.1,
             #[cfg(feature = "pjrt")]
             model: of_model.0,
+            #[cfg(feature = "pjrt")]
+            has_statistics: variables.iter().any(Variable::is_statistic),
         };
         (!variable.is_statistic()).then(|| Arc::new(copy))
     };
@@ -447,6 +448,7 @@ impl<M: Module + Sync + 'static> Model<M> {
         trains: bool,
         run: impl FnOnce(&M) -> Result<R>,
     ) -> Result<(R, std::collections::BTreeMap<usize, burn_capture::TensorId>)> {
+        crate::pjrt::begin_statistics();
         // A copy with running statistics of its own, in which those of the record are.
         let copy = if trains { self.first().valid().train() } else { self.first().valid() };
         let of_variable = |(index, variable): (usize, &Variable<Burn>)| variable.is_statistic().then_some(index);

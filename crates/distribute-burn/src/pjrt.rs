@@ -14,6 +14,6 @@ pub(crate) use execution::{Programs, StepInputs, StepOutputs};
 pub(crate) use leaves::{Feed, Fill, Leaf, collect};
 pub(crate) use resident::Resident;
 pub(crate) use trace::{
-    Output, float_id, float_input, int_input, is_tracing, record_step, record_with, refuse_second_model,
-    targets_checked, traced_parameter,
+    Output, begin_statistics, float_id, float_input, int_input, is_tracing, record_step, record_with,
+    refuse_second_model, refuse_without_statistics, targets_checked, traced_parameter, weighed,
 };

@@ -101,6 +101,12 @@ impl BurnTensor {
         self.0.version.fetch_add(1, Ordering::AcqRel);
     }
 
+    /// Returns whether both are handles on the same elements.
+    #[cfg(feature = "pjrt")]
+    pub(crate) fn is_same(&self, other: &BurnTensor) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Returns a number that every write increases.
     pub(crate) fn version(&self) -> u64 {
         self.0.version.load(Ordering::Acquire)

@@ -54,6 +54,11 @@ pub trait TensorLibrary: Sized + Debug + Send + Sync + 'static {
     /// [`TensorLibrary::Error`] if the backward pass fails.
     fn backward(loss: &Self::Loss) -> Result<Self::Gradients, Self::Error>;
 
+    /// Returns whether a program is being recorded on this thread. Default: `false`.
+    fn is_recording() -> bool {
+        false
+    }
+
     /// Takes a loss whose step is to be a part of a program that is being recorded on this thread. Returns `None` if
     /// there is none, so that the step is made now. Default: returns `None`.
     ///

@@ -48,7 +48,7 @@ pub struct Optimizer<L: TensorLibrary> {
     rule: UpdateRule,
     parameters: Arc<Parameters<L>>,
     /// Each variable's slots, followed by its f32 copy if it has 16 bits; empty for variables that are not trained.
-    slots: Vec<Vec<DistributedVariable<L::Tensor>>>,
+    slots: Arc<[Vec<DistributedVariable<L::Tensor>>]>,
     /// The tensor library's own optimizer, which takes the place of the rule.
     library: Option<Arc<dyn LibraryOptimizer<L>>>,
     learning_rate: AtomicU64,
@@ -133,7 +133,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         let optimizer = Optimizer {
             rule,
             parameters,
-            slots,
+            slots: slots.into(),
             library,
             learning_rate: AtomicU64::new(learning_rate.to_bits()),
             clip: None,
@@ -236,9 +236,9 @@ impl<L: TensorLibrary> Optimizer<L> {
     /// 5.1.
     pub fn zero1(self) -> Result<Optimizer<L>, L::Error> {
         // Whole slots are no longer needed.
-        let slots = self.parameters.variables().iter().zip(&self.slots);
+        let slots = self.parameters.variables().iter().zip(&*self.slots);
         let kept = slots.map(|(variable, slots)| if variable.layout().is_some() { slots.clone() } else { Vec::new() });
-        let slots: Vec<_> = kept.collect();
+        let slots: Arc<[_]> = kept.collect();
         self.states.shard();
         Ok(Optimizer { sharded: true, slots, ..self }.combined()?)
     }
@@ -427,7 +427,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         &self,
         mut saved: impl FnMut(&str, &L::Tensor, &[usize]) -> Result<L::Tensor, E>,
     ) -> Result<(), E> {
-        for (variable, slots) in self.parameters.variables().iter().zip(&self.slots) {
+        for (variable, slots) in self.parameters.variables().iter().zip(&*self.slots) {
             for slot in slots {
                 let value = saved(slot.name(), &slot.components()[0], &variable.shape())?;
                 variable.overwrite_slot(slot.components(), &value)?;
@@ -491,7 +491,7 @@ impl<L: TensorLibrary> Optimizer<L> {
     /// Returns the optimizer's own variables, each with the layout of its variable if that is sharded.
     /// [`overwrite_parts`](crate::backend::overwrite_parts) restores either kind from a whole value.
     pub fn slots_with_layouts(&self) -> impl Iterator<Item = (&DistributedVariable<L::Tensor>, Option<&ShardLayout>)> {
-        let variables = self.parameters.variables().iter().zip(&self.slots);
+        let variables = self.parameters.variables().iter().zip(&*self.slots);
         variables.flat_map(|(variable, slots)| slots.iter().map(|slot| (slot, variable.layout())))
     }
 

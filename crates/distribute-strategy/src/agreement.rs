@@ -40,6 +40,14 @@ impl Strategy {
         self.replicas().step.take_request(request)
     }
 
+    /// Notes a step that a compiled program has made, which carries no header: the requests of this process, which is
+    /// the only one, have then been made of all. For authors of tensor libraries' integrations.
+    #[cfg(feature = "pjrt")]
+    pub fn agree_alone(&self) {
+        let step = &self.replicas().step;
+        step.agree(step.header(<[u32; 2]>::default()));
+    }
+
     /// Declares a setting of the program that must be equal on all workers. If it is not, the next optimizer step fails
     /// on all of them with an error that names the setting and both values. Declaring a name again replaces its value.
     ///

@@ -4,10 +4,11 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use distribute_cluster::tpu::{DeviceAssignment, local_chips};
-use distribute_device::pjrt::{Client, ClientOptions, PjrtDevice, Plugin, Search};
+use distribute_device::pjrt::{Client, ClientOptions, PjrtDevice, Plugin, ProgramCache, Search};
 use distribute_device::{DeviceKind, DeviceSpec};
 
 use crate::alone::refuse_lonely;
+use crate::pjrt_replicas::PjrtSettings;
 use crate::{CommunicationOptions, Error, PjrtReplicas, Replicas, Result, Strategy, StrategyExtended};
 
 /// Synchronous training on the TPU of this machine, or on other devices that a PJRT plugin opens.
@@ -52,6 +53,7 @@ pub struct TpuBuilder {
     assignment: Option<DeviceAssignment>,
     timeout: Option<Duration>,
     dump: Option<PathBuf>,
+    cache: Option<PathBuf>,
 }
 
 impl TpuBuilder {
@@ -91,10 +93,19 @@ impl TpuBuilder {
         self
     }
 
+    /// Keeps compiled programs in a folder, from which later runs of the program load them, up to 4 GiB: those that
+    /// were used least recently are removed. The folder is made if it is missing. It is to be one that others cannot
+    /// write, as its programs run, and one for each kind of machine. Default: programs are compiled in each run.
+    pub fn program_cache(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.cache = Some(folder.into());
+        self
+    }
+
     /// Opens the devices and builds the strategy.
     ///
     /// # Errors
-    /// [`Error::Device`] if there is no plugin, or it has no devices, or does not answer in time; [`Error::Devices`]
+    /// [`Error::Device`] if there is no plugin, or it has no devices, or does not answer in time, or if the folder of
+    /// [`program_cache`](TpuBuilder::program_cache) cannot be made; [`Error::Devices`]
     /// for another number of replicas than of devices, or an assignment that gives a replica several cores, since
     /// programs are not partitioned; [`Error::Alone`] if this process is one of several: each process of a TPU of
     /// several hosts would need the devices of the others.
@@ -107,7 +118,7 @@ impl TpuBuilder {
         }
         let search = self.plugin.map_or_else(Search::new, Search::file).with_tpu_chips(local_chips().is_some());
         let plugin = Plugin::open(&search, Instant::now() + timeout)?;
-        let mut options = ClientOptions::new();
+        let mut options = ClientOptions::new().with_close_timeout(timeout.min(CLOSE_TIMEOUT));
         let is_libtpu = plugin.path().file_name().is_some_and(|name| name.to_string_lossy().starts_with("libtpu"));
         if let (Some(replicas), false) = (self.replicas, is_libtpu) {
             // Other plugins ignore the option.
@@ -131,7 +142,9 @@ impl TpuBuilder {
         let names = (0..devices.len()).map(spec).collect::<Result<Vec<_>>>()?;
         let options = CommunicationOptions::default().options(&names)?;
         let replicas = Replicas::local(names, options)?;
-        Ok(Strategy::new(TpuStrategy { replicas, pjrt: PjrtReplicas::new(client, devices, timeout, self.dump) }))
+        let cache = self.cache.map(|folder| ProgramCache::open(folder, CACHE_BYTES)).transpose()?;
+        let settings = PjrtSettings { timeout, dump: self.dump, cache };
+        Ok(Strategy::new(TpuStrategy { replicas, pjrt: PjrtReplicas::new(client, devices, settings) }))
     }
 }
 
@@ -162,6 +175,12 @@ fn assigned(assignment: &DeviceAssignment, devices: &[PjrtDevice]) -> std::resul
     };
     (0..assignment.num_replicas()).map(of).collect()
 }
+
+/// How long the end of the devices waits at most for programs that have not ended.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The size of the folder of [`TpuBuilder::program_cache`].
+const CACHE_BYTES: u64 = 4 << 30;
 
 /// The default of [`TpuBuilder::timeout`]: compiling a large program takes minutes.
 const TIMEOUT: Duration = Duration::from_secs(600);

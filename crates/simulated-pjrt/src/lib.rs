@@ -3,8 +3,9 @@
 //! The shared object of this crate exports `GetPjrtApi`; [`install`] copies it to a folder, with a [`Script`] next to
 //! it. Each copy is a plugin of its own, so that tests of one process do not meet.
 //!
-//! - A program takes as many arguments as its text has `%argN:`, and gives them back as its outputs, in their order. An
-//!   argument with `tf.aliasing_output` is donated to its output: it is deleted, and the memory is not copied.
+//! - A program takes as many arguments as its function `main` has `%argN:`, or `%N:`, and gives them back as its
+//!   outputs, in their order. An argument with `tf.aliasing_output` is donated to its output: it is deleted, and the
+//!   memory is not copied.
 //! - Copies are made when their event fires: host memory is read and written that late.
 //! - Argument structs that are shorter than the header says are refused, as real plugins do.
 //! - [`Installed::live`] counts the objects that were not destroyed.

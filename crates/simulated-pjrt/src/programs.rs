@@ -97,11 +97,14 @@ impl Program {
         let build = Options::decode(options).map_err(|error| invalid(error.to_string()))?.build.unwrap_or_default();
         let devices = build.assignment.map(|assignment| assignment.partitions.into_iter().flat_map(|row| row.devices));
         let devices = devices.map_or_else(|| (0..build.replicas).collect(), Iterator::collect);
-        let arguments = (0..).take_while(|place| text.contains(&format!("%arg{place}:"))).count();
+        let signature = text.split("@main(").nth(1).and_then(|rest| rest.split(") ->").next()).unwrap_or(&text);
+        // Programs that people wrote, or that `distribute-hlo` has printed.
+        let prefix = if signature.contains("%arg0:") { "%arg" } else { "%" };
+        let arguments = (0..).take_while(|place| signature.contains(&format!("{prefix}{place}:"))).count();
         let mut aliases = BTreeMap::new();
         for place in 0..arguments {
-            let of_argument = text.split(&format!("%arg{place}:")).nth(1).unwrap_or_default();
-            let of_argument = of_argument.split("%arg").next().unwrap_or_default();
+            let of_argument = signature.split(&format!("{prefix}{place}:")).nth(1).unwrap_or_default();
+            let of_argument = of_argument.split('%').next().unwrap_or_default();
             let output = of_argument.split("tf.aliasing_output = ").nth(1).unwrap_or_default();
             if let Ok(output) = output.split(' ').next().unwrap_or_default().parse() {
                 aliases.insert(place, output);

@@ -35,7 +35,7 @@ where
     let run = || -> Result<_> {
         let none = || Error::Program { problem: "the devices are used by another tensor library".to_owned() };
         let programs = strategy.pjrt().and_then(|pjrt| pjrt.programs::<Programs>()).ok_or_else(none)?;
-        programs.run_recorded(strategy, traces)?.wait()
+        programs.run_recorded(strategy, traces)?.wait(strategy)
     };
     let outputs = run().map_err(E::from)?;
     let fill = |(result, outputs): (R, Vec<_>)| result.map_tensors(&mut Fill(outputs.into_iter()));

@@ -8,26 +8,29 @@ use burn::tensor::Tensor;
 use burn_backend::{DType as BurnType, TensorData};
 use burn_flex::FlexTensor;
 use burn_ir::TensorId;
-use distribute_device::DType;
-use distribute_device::pjrt::{Buffer, CompileOptions, ElementType, Executable, ExecuteOptions, Execution};
+use distribute_device::pjrt::{Buffer, Executable, ExecuteOptions, Execution, PjrtDevice};
 use distribute_optim::backend::ProgramOptimizer;
 use distribute_strategy::{PjrtReplicas, Strategy};
 use distribute_values::{DistributedVariable, TensorStorage};
 use parking_lot::Mutex;
 
-use super::program::{Known, Planned, one_byte_each, plan};
+use super::program::{Known, Planned, plan, typed};
 use super::trace::{Trace, record};
 use super::{Leaf, Output, Resident};
-use crate::tensor::{burn_type, dtype_of};
+use crate::tensor::burn_type;
 use crate::{Burn, BurnTensor, Error, Result};
 
 /// The compiled programs of a model, and the state of its random streams on each device.
 #[derive(Default)]
 pub(crate) struct Programs {
     compiled: Mutex<HashMap<Key, Arc<Compiled>>>,
-    /// One state per replica, after the first step.
-    random: Mutex<Vec<Arc<Buffer>>>,
+    /// The executables of steps that are recorded each time, by the fingerprint of their text.
+    of_steps: Mutex<HashMap<u128, Arc<Executable>>>,
+    random: Arc<RandomStates>,
 }
+
+/// The state of each replica's random stream; empty before the first step, and after a failure, which loses them.
+type RandomStates = Mutex<Vec<Arc<Buffer>>>;
 
 /// The properties on which a program depends.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -41,19 +44,6 @@ struct Key {
 struct Compiled {
     planned: Planned,
     executable: Arc<Executable>,
-}
-
-impl Compiled {
-    fn new(pjrt: &PjrtReplicas, planned: Planned) -> Result<Compiled> {
-        let mut options = CompileOptions::for_devices(pjrt.devices());
-        if pjrt.client().platform_name() == "cpu" {
-            // Else maxima lose NaN.
-            options = options.with("xla_cpu_enable_fast_min_max", false);
-        }
-        pjrt.dump(planned.program.name(), planned.program.text())?;
-        let executable = pjrt.client().compile(planned.program.text(), &options, pjrt.deadline());
-        Ok(Compiled { planned, executable: Arc::new(executable.map_err(Error::Accelerator)?) })
-    }
 }
 
 /// The arguments of a run of a program.
@@ -80,29 +70,44 @@ pub(crate) struct StepOutputs {
     optimizer: Option<ProgramOptimizer<Burn>>,
     /// Whether the first output is the norm of the gradients.
     has_norm: bool,
+    /// Whether the copies of the parameters are to be compared after the step.
+    is_audit_due: bool,
+    random: Arc<RandomStates>,
     timeout: Duration,
 }
 
 impl StepOutputs {
     /// Waits for the end of the run on all devices, and returns each replica's outputs. After a failure the model's
     /// variables are lost, until others are loaded.
-    pub(crate) fn wait(self) -> Result<Vec<Vec<FlexTensor>>> {
-        let StepOutputs { execution, optimizer, has_norm, timeout } = self;
+    pub(crate) fn wait(self, strategy: &Strategy) -> Result<Vec<Vec<FlexTensor>>> {
+        let StepOutputs { execution, optimizer, has_norm, is_audit_due, random, timeout } = self;
         let deadline = Instant::now() + timeout;
-        let ended = execution.wait(deadline).map_err(Error::Accelerator);
-        if let (Err(_), Some(optimizer)) = (&ended, &optimizer) {
-            optimizer.parameters().set_torn(true);
+        if let Err(error) = execution.wait(deadline) {
+            lose(optimizer.as_ref(), &random);
+            return Err(Error::Accelerator(error));
         }
-        ended?;
         let outputs = execution.into_outputs();
-        if let (Some(optimizer), true, Some([norm, ..])) = (&optimizer, has_norm, outputs.first().map(Vec::as_slice)) {
-            let norm = norm.to_vec::<f32>(deadline).map_err(Error::Accelerator)?;
-            optimizer.set_norm(norm.first().map(|norm| f64::from(*norm)));
+        if let Some(optimizer) = &optimizer {
+            if let (true, Some([norm, ..])) = (has_norm, outputs.first().map(Vec::as_slice)) {
+                let norm = norm.to_vec::<f32>(deadline).map_err(Error::Accelerator)?;
+                optimizer.set_norm(norm.first().map(|norm| f64::from(*norm)));
+            }
+            if is_audit_due {
+                distribute_optim::audit(strategy, optimizer.parameters())?;
+            }
         }
         let first = usize::from(has_norm);
         let of_replica = |buffers: &Vec<Buffer>| buffers[first..].iter().map(|one| read(one, deadline)).collect();
         outputs.iter().map(of_replica).collect()
     }
+}
+
+/// Notes that a program has failed, with what was donated to it.
+fn lose(optimizer: Option<&ProgramOptimizer<Burn>>, random: &RandomStates) {
+    if let Some(optimizer) = optimizer {
+        optimizer.parameters().set_torn(true);
+    }
+    random.lock().clear();
 }
 
 fn read(buffer: &Buffer, deadline: Instant) -> Result<FlexTensor> {
@@ -118,70 +123,73 @@ fn read(buffer: &Buffer, deadline: Instant) -> Result<FlexTensor> {
 
 impl Programs {
     /// Runs the program that `body` records: compiles it, if there is none for tensors of these shapes, and starts it
-    /// on all devices. `statistics` makes running statistics inputs of a record, and returns their new values.
-    pub(crate) fn run(&self, mut inputs: StepInputs<'_>, body: &dyn Fn() -> Result<Recorded>) -> Result<StepOutputs> {
+    /// on all devices.
+    pub(crate) fn run(&self, inputs: StepInputs<'_>, body: &dyn Fn() -> Result<Recorded>) -> Result<StepOutputs> {
         let pjrt = pjrt_of(inputs.strategy)?;
         let compiled = self.compiled(&inputs, pjrt, body)?;
-        self.launch(&mut inputs, pjrt, &compiled)
+        self.launch(inputs, pjrt, &compiled.planned, &compiled.executable)
     }
 
     /// Runs the program of records that the replicas have made of one step, each with its own inputs. It is compiled
     /// if no step before it was the same.
-    pub(crate) fn run_recorded(&self, strategy: &Strategy, traces: Vec<Trace>) -> Result<StepOutputs> {
+    pub(crate) fn run_recorded(&self, strategy: &Strategy, mut traces: Vec<Trace>) -> Result<StepOutputs> {
         let pjrt = pjrt_of(strategy)?;
-        let mut traces = traces;
-        let indices: Vec<usize> = traces[0].components.keys().copied().collect();
-        let length = indices.last().map_or(0, |last| last + 1);
-        let mut components = vec![Vec::new(); length];
-        for trace in &mut traces {
-            for (index, component) in std::mem::take(&mut trace.components) {
-                if let Some(of_variable) = components.get_mut(index) {
-                    of_variable.push(component);
-                }
-            }
-        }
-        let leaves = traces.iter().map(|trace| trace.inputs.iter().map(|(_, leaf)| leaf.clone()).collect()).collect();
+        let differs = |replica: usize| Error::Trace {
+            problem: format!(
+                "replica {replica} computes something else than replica 0: all replicas run one program, so give what \
+                 differs between them as arrays, by context.tensor, of equal shapes"
+            ),
+        };
+        check_optimizers(&traces)?;
         let optimizer = traces[0].optimizer.take();
-        let (name, settings) = ("step", String::new());
-        let mut inputs = StepInputs { name, strategy, components, optimizer, settings, leaves };
-        let mut first: Option<Planned> = None;
+        let length = traces[0].components.last_key_value().map_or(0, |(last, _)| last + 1);
+        let mut components = vec![Vec::new(); length];
+        let mut leaves = Vec::with_capacity(traces.len());
         for (replica, trace) in traces.iter().enumerate() {
-            let planned = planned_of(&inputs, trace, &BTreeMap::new(), traces.len())?;
-            match &first {
-                None => first = Some(planned),
-                Some(first) if first.program.text() == planned.program.text() => {}
-                Some(_) => {
-                    let problem = format!(
-                        "replica {replica} computes something else than replica 0: all replicas run one program, so \
-                         give what differs between them as arrays, by context.tensor, of equal shapes"
-                    );
-                    return Err(Error::Trace { problem });
-                }
+            if !trace.components.keys().eq(traces[0].components.keys()) || trace.model != traces[0].model {
+                return Err(differs(replica));
+            }
+            for (index, component) in &trace.components {
+                components[*index].push(component.clone());
+            }
+            leaves.push(trace.inputs.iter().map(|(_, leaf)| leaf.clone()).collect());
+        }
+        let inputs = StepInputs { name: "step", strategy, components, optimizer, settings: String::new(), leaves };
+        let mut planned: Option<Planned> = None;
+        for (replica, trace) in traces.iter().enumerate() {
+            let own = planned_of(&inputs, trace, &BTreeMap::new(), traces.len())?;
+            match &planned {
+                None => planned = Some(own),
+                Some(first) if first.is_same(&own) => {}
+                Some(_) => return Err(differs(replica)),
             }
         }
-        let Some(planned) = first else {
+        let Some(planned) = planned else {
             return Err(Error::Trace { problem: "there are no replicas".to_owned() });
         };
-        let settings = format!("{:032x}", planned.program.fingerprint());
-        let key = Key { name, leaves: Vec::new(), settings };
-        let known = self.compiled.lock().get(&key).cloned();
-        let compiled = match known {
-            // Equal programs may be of other variables.
-            Some(known) => Arc::new(Compiled { planned, executable: known.executable.clone() }),
-            None => {
-                let others = self.compiled.lock().len();
-                if others > 0 {
-                    distribute_notice::warn!(
-                        "a step is compiled again, as it differs from the {others} before it, in shapes or in numbers \
-                         of the host; give numbers that change as arrays, by context.tensor"
-                    );
-                }
-                let compiled = Arc::new(Compiled::new(pjrt, planned)?);
-                self.compiled.lock().insert(key, compiled.clone());
-                compiled
-            }
+        let executable = self.of_step(pjrt, &planned)?;
+        self.launch(inputs, pjrt, &planned, &executable)
+    }
+
+    /// Returns the executable of a step's program, which is compiled if no step before it was the same.
+    fn of_step(&self, pjrt: &PjrtReplicas, planned: &Planned) -> Result<Arc<Executable>> {
+        let fingerprint = planned.program.fingerprint();
+        let (known, others) = {
+            let of_steps = self.of_steps.lock();
+            (of_steps.get(&fingerprint).cloned(), of_steps.len())
         };
-        self.launch(&mut inputs, pjrt, &compiled)
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        if others > 0 {
+            distribute_notice::warn!(
+                "a step is compiled again, as it differs from the {others} before it, in shapes or in numbers of the \
+                 host; give numbers that change as arrays, by context.tensor"
+            );
+        }
+        let executable = Arc::new(pjrt.compile(planned.program.name(), planned.program.text())?);
+        self.of_steps.lock().insert(fingerprint, executable.clone());
+        Ok(executable)
     }
 
     fn compiled(
@@ -207,7 +215,7 @@ impl Programs {
         };
         let (first, again) = (planned()?, planned()?);
         // A second record that differs has read something that programs do not: random numbers of the host, a clock.
-        if again.program.text() != first.program.text() {
+        if !again.is_same(&first) {
             let problem = "the model computed something else from the same inputs when it was recorded again, such as \
                 with random numbers or a clock of the host; use burn's random tensors, and give other numbers as \
                 inputs";
@@ -223,106 +231,124 @@ impl Programs {
                 shapes(other)
             );
         }
-        let compiled = Arc::new(Compiled::new(pjrt, first)?);
+        let executable = Arc::new(pjrt.compile(first.program.name(), first.program.text())?);
+        let compiled = Arc::new(Compiled { planned: first, executable });
         self.compiled.lock().insert(key, compiled.clone());
         Ok(compiled)
     }
 
-    fn launch(&self, inputs: &mut StepInputs<'_>, pjrt: &PjrtReplicas, compiled: &Compiled) -> Result<StepOutputs> {
-        let Compiled { planned, executable } = compiled;
+    fn launch(
+        &self,
+        inputs: StepInputs<'_>,
+        pjrt: &PjrtReplicas,
+        planned: &Planned,
+        executable: &Executable,
+    ) -> Result<StepOutputs> {
         check_targets(planned, &inputs.leaves)?;
         let timeout = pjrt.deadline().saturating_duration_since(Instant::now());
-        let numbers = inputs.optimizer.as_ref().map(|optimizer| optimizer.numbers(&planned.trained));
-        let numbers: Vec<f32> = numbers.unwrap_or_default().into_iter().map(|number| number as f32).collect();
-        let numbers = Leaf::floats(&numbers);
+        let optimizer = inputs.optimizer.as_ref();
+        let numbers = optimizer.map(|optimizer| optimizer.numbers(&planned.trained)).unwrap_or_default();
+        let numbers: Vec<f32> = numbers.into_iter().map(|number| number as f32).collect();
+        let numbers = Leaf::floats(&numbers)?;
+        let slots = slots_of(optimizer, &planned.trained);
         let mut random = self.random.lock();
         if random.is_empty() {
             *random = first_states(pjrt)?;
         }
-        let mut arguments: Vec<Vec<Kept>> = Vec::with_capacity(pjrt.devices().len());
+        let mut arguments: Vec<Vec<Arc<Buffer>>> = Vec::with_capacity(pjrt.devices().len());
         for (local, device) in pjrt.devices().iter().enumerate() {
-            let upload = |leaf: &Leaf| -> Result<Kept> {
-                let element = pjrt_element(leaf.dtype)?;
-                let bytes = one_byte_each(leaf.dtype, &leaf.bytes);
-                let leaf = Leaf { bytes, ..leaf.clone() };
-                let buffer = device.upload(element, &leaf.shape, leaf.memory()?).map_err(Error::Accelerator)?;
-                Ok(Kept::Own(buffer))
-            };
-            let resident = |tensor: &BurnTensor| -> Result<Kept> {
-                if let Some(resident) = tensor.on_device() {
-                    return Ok(Kept::Resident(resident));
-                }
-                let (flex, dtype) = (tensor.fetched()?, tensor.dtype()?);
-                let leaf = Leaf::of(&flex);
-                let buffer = device.upload(dtype.into(), &leaf.shape, leaf.memory()?).map_err(Error::Accelerator)?;
-                let resident = Arc::new(Resident::new(buffer, dtype, leaf.shape, timeout));
-                tensor.add_device_copy(resident.clone());
-                Ok(Kept::Resident(resident))
-            };
+            let variables = planned.variables.iter().map(|index| &inputs.components[*index][local]);
             let mut own = Vec::new();
-            for index in &planned.variables {
-                own.push(resident(&inputs.components[*index][local])?);
+            for tensor in variables.chain(slots.iter().map(|slot| &slot[local])) {
+                own.push(resident(tensor, device, timeout)?);
             }
-            for slot in slots_of(inputs.optimizer.as_ref(), &planned.trained) {
-                own.push(resident(&slot[local])?);
-            }
-            own.push(Kept::Random(random[local].clone()));
-            own.push(upload(&numbers)?);
-            for leaf in &inputs.leaves[local] {
-                own.push(upload(leaf)?);
+            own.push(random[local].clone());
+            for leaf in std::iter::once(&numbers).chain(&inputs.leaves[local]) {
+                own.push(upload(leaf, device)?);
             }
             arguments.push(own);
         }
-        let given: Vec<Vec<&Buffer>> = arguments.iter().map(|own| own.iter().map(Kept::buffer).collect()).collect();
-        let execution = executable.launch(&given, &ExecuteOptions::new()).map_err(Error::Accelerator)?;
-        if let Some(optimizer) = &inputs.optimizer {
-            optimizer.commit(&planned.trained);
+        let given: Vec<Vec<&Buffer>> = arguments.iter().map(|own| own.iter().map(|one| &**one).collect()).collect();
+        let mut execution = match executable.launch(&given, &ExecuteOptions::new()) {
+            Ok(execution) => execution,
+            Err(error) => {
+                let state = |own: &Vec<Arc<Buffer>>| own.get(planned.variables.len() + slots.len()).cloned();
+                let is_lost = |state: Arc<Buffer>| state.is_deleted().unwrap_or(true);
+                drop(random);
+                // Of what is donated, each program has a random state.
+                if arguments.iter().filter_map(state).any(is_lost) {
+                    lose(optimizer, &self.random);
+                }
+                return Err(Error::Accelerator(error));
+            }
+        };
+        let is_audit_due = optimizer.is_some_and(|optimizer| optimizer.commit(&planned.trained));
+        if optimizer.is_some() {
+            inputs.strategy.agree_alone();
         }
-        self.take(inputs, planned, (execution, &mut random, timeout))
-    }
-
-    /// Takes the new values of variables from a program that has been started.
-    fn take(
-        &self,
-        inputs: &mut StepInputs<'_>,
-        planned: &Planned,
-        (mut execution, random, timeout): (Execution, &mut [Arc<Buffer>], Duration),
-    ) -> Result<StepOutputs> {
-        let slots = slots_of(inputs.optimizer.as_ref(), &planned.trained);
+        // The new values of variables, and of the random states.
         let changed = planned.trained.len() + slots.len() + planned.replaced.len();
-        let taken = execution.take_outputs(changed + 1);
-        for (local, buffers) in taken.into_iter().enumerate() {
+        for (local, buffers) in execution.take_outputs(changed + 1).into_iter().enumerate() {
             let mut buffers = buffers.into_iter();
             let component = |index: &usize| &inputs.components[*index][local];
             let targets = planned.trained.iter().map(component).chain(slots.iter().map(|slot| &slot[local]));
             let targets = targets.chain(planned.replaced.iter().map(component));
             for (tensor, buffer) in targets.zip(buffers.by_ref()) {
-                let resident = Resident::new(buffer, tensor.dtype()?, tensor.shape(), timeout);
-                tensor.replace_on_device(Arc::new(resident));
+                tensor.replace_on_device(Resident::new(buffer, tensor.dtype()?, tensor.shape(), timeout));
             }
             if let Some(state) = buffers.next() {
                 random[local] = Arc::new(state);
             }
         }
-        Ok(StepOutputs { execution, optimizer: inputs.optimizer.take(), has_norm: planned.has_norm, timeout })
+        drop(random);
+        let (has_norm, random) = (planned.has_norm, self.random.clone());
+        Ok(StepOutputs { execution, optimizer: inputs.optimizer, has_norm, is_audit_due, random, timeout })
     }
 }
 
-/// An argument of a program, kept until it was started.
-enum Kept {
-    Own(Buffer),
-    Resident(Arc<Resident>),
-    Random(Arc<Buffer>),
+/// Returns the elements of a variable's copy in the memory of its device, to which they are copied if they are not
+/// there.
+fn resident(tensor: &BurnTensor, device: &PjrtDevice, timeout: Duration) -> Result<Arc<Buffer>> {
+    if let Some(resident) = tensor.on_device() {
+        return Ok(resident.buffer());
+    }
+    let leaf = Leaf::of(&tensor.fetched()?)?;
+    let resident = Resident::new(upload(&leaf, device)?, tensor.dtype()?, leaf.shape, timeout);
+    let buffer = resident.buffer();
+    tensor.add_device_copy(resident);
+    Ok(buffer)
 }
 
-impl Kept {
-    fn buffer(&self) -> &Buffer {
-        match self {
-            Kept::Own(buffer) => buffer,
-            Kept::Resident(resident) => &resident.buffer,
-            Kept::Random(buffer) => buffer,
-        }
+fn upload(leaf: &Leaf, device: &PjrtDevice) -> Result<Arc<Buffer>> {
+    let element = typed(&leaf.shape, leaf.dtype)?.element;
+    let buffer = device.upload(element, &leaf.shape, leaf.memory.clone()).map_err(Error::Accelerator)?;
+    Ok(Arc::new(buffer))
+}
+
+/// Returns an error unless all replicas make a step of one optimizer, or none does, and it is of the variables that
+/// they have used.
+fn check_optimizers(traces: &[Trace]) -> Result<()> {
+    for (replica, trace) in traces.iter().enumerate() {
+        let problem = match (&traces[0].optimizer, &trace.optimizer) {
+            (None, None) => continue,
+            (Some(first), Some(own)) if first.is_same(own) => {
+                let variables = own.parameters().variables();
+                let copy =
+                    |index: &usize| variables.get(*index).and_then(|variable| variable.components().get(replica));
+                let mut used = trace.components.iter();
+                if used.all(|(index, component)| copy(index).is_some_and(|copy| copy.is_same(component))) {
+                    continue;
+                }
+                "the optimizer is of another model than the step; give it the model from which it was built".to_owned()
+            }
+            _ => format!(
+                "replica {replica} minimizes by another optimizer than replica 0, or with another learning rate: call \
+                 minimize of one optimizer on every replica"
+            ),
+        };
+        return Err(Error::Trace { problem });
     }
+    Ok(())
 }
 
 /// Returns the slots of trained variables, in the order of a program's parameters.
@@ -357,7 +383,8 @@ fn planned_of(
 fn check_targets(planned: &Planned, leaves: &[Vec<Leaf>]) -> Result<()> {
     for (place, classes) in &planned.checks {
         for leaf in leaves.iter().map(|leaves| &leaves[*place]) {
-            let data = TensorData::from_bytes_vec(leaf.bytes.clone(), leaf.shape.clone(), leaf.dtype);
+            let bytes = leaf.memory.as_bytes().to_vec();
+            let data = TensorData::from_bytes_vec(bytes, leaf.shape.clone(), leaf.dtype);
             let targets: Vec<i64> = crate::data::numbers(data)?;
             let outside = |class: &i64| usize::try_from(*class).map_or(true, |class| class >= *classes);
             if let Some(at) = targets.iter().position(outside) {
@@ -374,19 +401,12 @@ fn first_states(pjrt: &PjrtReplicas) -> Result<Vec<Arc<Buffer>>> {
     let drawn = Tensor::<1>::random([4], Distribution::Uniform(0.0, 65536.0), &Device::flex());
     let parts: Vec<f32> = crate::data::numbers(drawn.into_data())?;
     let seed = parts.iter().fold(0u64, |seed, part| (seed << 16) | u64::from(*part as u32 & 0xffff));
-    let state = |(replica, device): (usize, &distribute_device::pjrt::PjrtDevice)| {
+    let state = |(replica, device): (usize, &PjrtDevice)| {
         // The first number is the key; the second is a counter.
         let key = seed.wrapping_add((replica as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         Ok(Arc::new(device.upload_slice(&[key, 0u64], &[2]).map_err(Error::Accelerator)?))
     };
     pjrt.devices().iter().enumerate().map(state).collect()
-}
-
-fn pjrt_element(dtype: BurnType) -> Result<ElementType> {
-    match dtype {
-        BurnType::Bool(_) => Ok(ElementType::Bool),
-        dtype => Ok(DType::into(dtype_of(dtype)?)),
-    }
 }
 
 fn shapes(key: &Key) -> String {

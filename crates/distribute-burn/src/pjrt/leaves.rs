@@ -7,22 +7,24 @@ use burn_backend::DType as BurnType;
 use burn_flex::{Flex, FlexTensor};
 use distribute_device::HostBuffer;
 
+use super::program::one_byte_each;
 use super::trace;
 use crate::backend::is_whole;
 use crate::tensor::{flex_of, not_flex, refused};
 use crate::trainer::{Inputs, TensorMap};
 use crate::{Error, Result};
 
-/// One tensor of a batch, in host memory.
+/// One tensor of a batch, in host memory. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Leaf {
     pub(crate) dtype: BurnType,
     pub(crate) shape: Vec<usize>,
-    pub(crate) bytes: Vec<u8>,
+    /// The elements; truth values have a byte each.
+    pub(crate) memory: Arc<HostBuffer>,
 }
 
 impl Leaf {
-    pub(crate) fn of(tensor: &FlexTensor) -> Leaf {
+    pub(crate) fn of(tensor: &FlexTensor) -> Result<Leaf> {
         let copy;
         let tensor = if is_whole(tensor) {
             tensor
@@ -31,30 +33,33 @@ impl Leaf {
             &copy
         };
         let shape = tensor.layout().shape().as_slice().to_vec();
-        Leaf { dtype: tensor.dtype(), shape, bytes: tensor.bytes().to_vec() }
+        Leaf::new(tensor.dtype(), shape, &one_byte_each(tensor.dtype(), tensor.bytes()))
     }
 
-    pub(crate) fn floats(values: &[f32]) -> Leaf {
-        let bytes = bytemuck::cast_slice(values).to_vec();
-        Leaf { dtype: BurnType::F32, shape: vec![values.len()], bytes }
+    pub(crate) fn floats(values: &[f32]) -> Result<Leaf> {
+        Leaf::new(BurnType::F32, vec![values.len()], bytemuck::cast_slice(values))
     }
 
-    /// Makes the tensor one of `rows` rows, by repeating its first row, or `other`'s if it has none.
-    pub(crate) fn padded(&mut self, rows: usize, other: &Leaf) {
+    fn new(dtype: BurnType, shape: Vec<usize>, bytes: &[u8]) -> Result<Leaf> {
+        let memory = HostBuffer::from_slice(bytes).map_err(Error::Accelerator)?;
+        Ok(Leaf { dtype, shape, memory: Arc::new(memory) })
+    }
+
+    /// Returns the tensor with `rows` rows, of which those that it lacks repeat its first row, or `other`'s if it has
+    /// none.
+    pub(crate) fn padded(&self, rows: usize, other: &Leaf) -> Result<Leaf> {
         let given = self.shape[0];
         if given >= rows {
-            return;
+            return Ok(self.clone());
         }
-        let row_bytes = other.bytes.len() / other.shape[0].max(1);
-        let row = if given > 0 { self.bytes[..row_bytes].to_vec() } else { other.bytes[..row_bytes].to_vec() };
-        for _ in given..rows {
-            self.bytes.extend_from_slice(&row);
-        }
-        self.shape[0] = rows;
-    }
-
-    pub(crate) fn memory(&self) -> Result<Arc<HostBuffer>> {
-        Ok(Arc::new(HostBuffer::from_slice(&self.bytes).map_err(Error::Accelerator)?))
+        let own = self.memory.as_bytes();
+        let row_bytes = other.memory.as_bytes().len() / other.shape[0].max(1);
+        let row = if given > 0 { &own[..row_bytes] } else { &other.memory.as_bytes()[..row_bytes] };
+        let mut bytes = own.to_vec();
+        bytes.extend((given..rows).flat_map(|_| row));
+        let mut shape = self.shape.clone();
+        shape[0] = rows;
+        Leaf::new(self.dtype, shape, &bytes)
     }
 }
 
@@ -65,10 +70,19 @@ pub(crate) struct Collected {
     problem: Option<String>,
 }
 
+impl Collected {
+    fn push(&mut self, tensor: &FlexTensor) {
+        match Leaf::of(tensor) {
+            Ok(leaf) => self.leaves.push(leaf),
+            Err(error) => self.problem = Some(error.to_string()),
+        }
+    }
+}
+
 impl TensorMap for Collected {
     fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
         match flex_of(tensor.clone()) {
-            Ok(flex) => self.leaves.push(Leaf::of(&flex)),
+            Ok(flex) => self.push(&flex),
             Err(error) => self.problem = Some(error.to_string()),
         }
         tensor
@@ -76,7 +90,7 @@ impl TensorMap for Collected {
 
     fn int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int> {
         match tensor.clone().without_autodiff().try_into_primitive::<Flex>() {
-            Ok(flex) => self.leaves.push(Leaf::of(&flex)),
+            Ok(flex) => self.push(&flex),
             Err(error) => self.problem = Some(not_flex(error)),
         }
         tensor

@@ -1,9 +1,10 @@
 //! The program of a step, from a record of the model.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use burn_backend::DType as BurnType;
-use burn_ir::TensorId;
+use burn_ir::{BaseOperationIr, CastOpIr, OperationIr, ShapeOpIr, TensorId};
 use distribute_burn_hlo::{Lowering, element_type};
 use distribute_hlo::{Builder, ElementType, Literal, Program, TensorType, Value};
 use distribute_optim::backend::{ProgramStep, ProgramVariable};
@@ -38,6 +39,14 @@ pub(super) struct Planned {
     pub(super) has_norm: bool,
     /// The place among the record's inputs of targets, and the number of classes.
     pub(super) checks: Vec<(usize, usize)>,
+}
+
+impl Planned {
+    /// Returns whether both programs are equal and of the same variables.
+    pub(super) fn is_same(&self, other: &Planned) -> bool {
+        let of = |planned: &Planned| (planned.variables.clone(), planned.trained.clone(), planned.checks.clone());
+        self.program.text() == other.program.text() && of(self) == of(other) && self.replaced == other.replaced
+    }
 }
 
 /// Builds the program of a record. `step` is the optimizer's part; `statistics` are the new values of running
@@ -81,7 +90,10 @@ pub(super) fn plan(
     let mut constants = Vec::with_capacity(trace.constants.len());
     for (id, data) in &trace.constants {
         let ty = typed(data.shape().as_slice(), data.dtype())?;
-        constants.push((*id, b.constant(Literal::from_bytes(ty, one_byte_each(data.dtype(), data.as_bytes()))?)?));
+        constants.push((
+            *id,
+            b.constant(Literal::from_bytes(ty, one_byte_each(data.dtype(), data.as_bytes()).into_owned())?)?,
+        ));
     }
     let mut lowering = Lowering::new(&mut b);
     lowering.set_random_state(state);
@@ -141,8 +153,25 @@ pub(super) fn plan(
     outputs.push(after);
     outputs.extend(norm);
     outputs.extend(of_record);
-    let (has_norm, checks) = (norm.is_some(), trace.checks.clone());
+    let has_norm = norm.is_some();
+    let place = |(id, classes): &(TensorId, usize)| Ok((place_of(*id, trace)?, *classes));
+    let checks = trace.checks.iter().map(place).collect::<Result<_>>()?;
     Ok(Planned { program: b.finish(&outputs)?, variables, trained, replaced, has_norm, checks })
+}
+
+/// Returns the place of the input whose elements a tensor has, in another shape or type.
+fn place_of(mut id: TensorId, trace: &Trace) -> Result<usize> {
+    for operation in trace.operations.iter().rev() {
+        let source = match operation {
+            OperationIr::BaseInt(BaseOperationIr::Reshape(ShapeOpIr { input, out })) if out.id == id => input,
+            OperationIr::BaseInt(BaseOperationIr::Cast(CastOpIr { input, out })) if out.id == id => input,
+            _ => continue,
+        };
+        id = source.id;
+    }
+    let problem = "the loss got targets that the model computed; give the batch's own targets to it";
+    let place = trace.inputs.iter().position(|(input, _)| *input == id);
+    place.ok_or_else(|| Error::Trace { problem: problem.to_owned() })
 }
 
 /// Returns the type of a tensor in programs.
@@ -154,11 +183,11 @@ pub(super) fn typed(shape: &[usize], dtype: BurnType) -> Result<TensorType> {
 }
 
 /// Returns the bytes of elements, of which truth values have one each.
-pub(super) fn one_byte_each(dtype: BurnType, bytes: &[u8]) -> Vec<u8> {
+pub(super) fn one_byte_each(dtype: BurnType, bytes: &[u8]) -> Cow<'_, [u8]> {
     match dtype {
         BurnType::Bool(_) => {
             bytes.chunks_exact(dtype.size()).map(|one| u8::from(one.iter().any(|b| *b != 0))).collect()
         }
-        _ => bytes.to_vec(),
+        _ => Cow::Borrowed(bytes),
     }
 }

@@ -1,5 +1,6 @@
 //! Elements of a tensor in the memory of a PJRT device.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use burn_flex::FlexTensor;
@@ -10,7 +11,7 @@ use crate::tensor::{made, refused};
 
 /// A buffer with the elements of a tensor.
 pub(crate) struct Resident {
-    pub(crate) buffer: Buffer,
+    buffer: Arc<Buffer>,
     dtype: DType,
     shape: Vec<usize>,
     timeout: Duration,
@@ -18,8 +19,17 @@ pub(crate) struct Resident {
 
 impl Resident {
     /// `timeout` is how long a copy to the host may take.
-    pub(crate) fn new(buffer: Buffer, dtype: DType, shape: Vec<usize>, timeout: Duration) -> Resident {
-        Resident { buffer, dtype, shape, timeout }
+    pub(crate) fn new(
+        buffer: impl Into<Arc<Buffer>>,
+        dtype: DType,
+        shape: Vec<usize>,
+        timeout: Duration,
+    ) -> Arc<Resident> {
+        Arc::new(Resident { buffer: buffer.into(), dtype, shape, timeout })
+    }
+
+    pub(crate) fn buffer(&self) -> Arc<Buffer> {
+        self.buffer.clone()
     }
 
     pub(crate) fn dtype(&self) -> DType {

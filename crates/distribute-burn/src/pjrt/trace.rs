@@ -11,7 +11,7 @@ use burn_backend::backend::{AutodiffBackend, BackendTypes};
 use burn_backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn_backend::{DType as BurnType, TensorData};
 use burn_capture::{CaptureBackend, CaptureChannel, CaptureClient, CaptureDevice, TensorId};
-use burn_ir::{BaseOperationIr, CastOpIr, OperationIr, ShapeOpIr};
+use burn_ir::OperationIr;
 use burn_router::{RouterClient, RouterTensor, get_client};
 
 use super::Leaf;
@@ -36,6 +36,8 @@ pub(crate) struct Trace {
     pub(crate) parameters: BTreeMap<usize, TensorId>,
     /// The inputs, in the order in which they were made.
     pub(crate) inputs: Vec<(TensorId, Leaf)>,
+    /// The number of the model whose parameters they are.
+    pub(crate) model: Option<u64>,
     /// The replica's copies of these parameters.
     pub(crate) components: BTreeMap<usize, BurnTensor>,
     /// The optimizer that is to make a step.
@@ -44,8 +46,8 @@ pub(crate) struct Trace {
     pub(crate) gradients: BTreeMap<usize, TensorId>,
     /// The outputs, in the order in which they were named.
     pub(crate) outputs: Vec<TensorId>,
-    /// Targets that must be below a number of classes: the input's place, and the number.
-    pub(crate) checks: Vec<(usize, usize)>,
+    /// Targets that must be below a number of classes.
+    pub(crate) checks: Vec<(TensorId, usize)>,
 }
 
 /// The state of a record in progress.
@@ -60,6 +62,15 @@ struct Recording {
     inputs: Vec<(TensorId, Leaf)>,
     /// Targets, with the number of classes.
     checks: Vec<(TensorId, usize)>,
+    /// Whether the running statistics of the model are in the record.
+    has_statistics: bool,
+}
+
+impl Recording {
+    fn new(client: CaptureClient) -> Recording {
+        let (parameters, inputs, checks) = (BTreeMap::new(), Vec::new(), Vec::new());
+        Recording { client, parameters, model: None, step: None, inputs, checks, has_statistics: false }
+    }
 }
 
 /// A parameter in a record.
@@ -95,18 +106,11 @@ impl Output {
 pub(crate) fn record(body: impl FnOnce() -> Result<(Option<Tensor<1>>, Vec<Output>)>) -> Result<Trace> {
     let device = DEVICE.with(|device| *device);
     let mut outcome = None;
-    let mut unresolved = Vec::new();
     let captured = catch_unwind(AssertUnwindSafe(|| {
         device.capture_scope(|scope| {
             let client = get_client::<CaptureChannel>(&device);
-            let (parameters, inputs, checks) = (BTreeMap::new(), Vec::new(), Vec::new());
-            let recording = Recording { client, parameters, model: None, step: None, inputs, checks };
-            RECORDING.set(Some(recording));
+            RECORDING.set(Some(Recording::new(client)));
             let recorded = body().and_then(|(loss, outputs)| finish(loss, outputs));
-            let recorded = recorded.map(|(trace, checks)| {
-                unresolved = checks;
-                trace
-            });
             let inputs: Vec<TensorId> = recorded.as_ref().map_or_else(
                 |_| Vec::new(),
                 |trace| trace.parameters.values().copied().chain(trace.inputs.iter().map(|(id, _)| *id)).collect(),
@@ -124,10 +128,7 @@ pub(crate) fn record(body: impl FnOnce() -> Result<(Option<Tensor<1>>, Vec<Outpu
         },
         (Ok(_), Some(Err(error))) => Err(error),
         (Ok(Ok(graph)), Some(Ok(trace))) => {
-            let (operations, constants) = (graph.graph.operations, graph.values);
-            let place = |(id, classes): &(TensorId, usize)| Ok((place_of(*id, &operations, &trace.inputs)?, *classes));
-            let checks = unresolved.iter().map(place).collect::<Result<_>>()?;
-            Ok(Trace { operations, constants, checks, ..trace })
+            Ok(Trace { operations: graph.graph.operations, constants: graph.values, ..trace })
         }
         (Ok(Err(error)), _) => Err(Error::Trace { problem: error.to_string() }),
         (Ok(Ok(_)), None) => Err(Error::Trace { problem: "nothing was recorded".to_owned() }),
@@ -141,13 +142,14 @@ fn message_of(panic: Box<dyn Any + Send>) -> std::result::Result<String, Box<dyn
     }
 }
 
-/// Runs backward, and collects the ids of everything, and the targets to check.
-fn finish(loss: Option<Tensor<1>>, outputs: Vec<Output>) -> Result<(Trace, Vec<(TensorId, usize)>)> {
+/// Runs backward, and collects the ids of everything.
+fn finish(loss: Option<Tensor<1>>, outputs: Vec<Output>) -> Result<Trace> {
     let taken = recording(|recording| {
-        let Recording { parameters, inputs, checks, step, .. } = recording;
-        (std::mem::take(parameters), std::mem::take(inputs), std::mem::take(checks), step.take())
+        let Recording { parameters, inputs, checks, step, model, .. } = recording;
+        let parameters = (std::mem::take(parameters), *model);
+        (parameters, std::mem::take(inputs), std::mem::take(checks), step.take())
     });
-    let (parameters, inputs, unresolved, step) = taken.unwrap_or_default();
+    let ((parameters, model), inputs, checks, step) = taken.unwrap_or_default();
     let (of_step, optimizer) = step.unzip();
     let mut gradients = BTreeMap::new();
     if let Some(loss) = loss.or(of_step) {
@@ -164,18 +166,18 @@ fn finish(loss: Option<Tensor<1>>, outputs: Vec<Output>) -> Result<(Trace, Vec<(
     }
     let ids = parameters.iter().map(|(index, parameter)| (*index, parameter.recorded.id())).collect();
     let components = parameters.into_iter().map(|(index, parameter)| (index, parameter.component)).collect();
-    let trace = Trace {
+    Ok(Trace {
         operations: Vec::new(),
         constants: BTreeMap::new(),
         parameters: ids,
+        model,
         components,
         optimizer,
         inputs,
         gradients,
         outputs: outputs.into_iter().map(|output| output.0).collect(),
-        checks: Vec::new(),
-    };
-    Ok((trace, unresolved))
+        checks,
+    })
 }
 
 /// Takes the loss of which an optimizer is to make a step in the program that is being recorded; `None` if none is.
@@ -195,25 +197,6 @@ pub(crate) fn record_step(
         None => Ok(()),
         Some(_) => Err(Error::Trace { problem: "minimize is called twice in a step; call it once".to_owned() }),
     })
-}
-
-/// Returns the place of the input whose elements a tensor has, in another shape or type.
-fn place_of(mut id: TensorId, operations: &[OperationIr], inputs: &[(TensorId, Leaf)]) -> Result<usize> {
-    for operation in operations.iter().rev() {
-        if let OperationIr::BaseInt(BaseOperationIr::Reshape(ShapeOpIr { input, out })) = operation
-            && out.id == id
-        {
-            id = input.id;
-        }
-        if let OperationIr::BaseInt(BaseOperationIr::Cast(CastOpIr { input, out })) = operation
-            && out.id == id
-        {
-            id = input.id;
-        }
-    }
-    let problem = "the loss got targets that the model computed; give the batch's own targets to it";
-    let place = inputs.iter().position(|(input, _)| *input == id);
-    place.ok_or_else(|| Error::Trace { problem: problem.to_owned() })
 }
 
 /// Makes a tensor of the record without a value.
@@ -273,6 +256,15 @@ pub(crate) fn float_input<const D: usize>(leaf: Leaf, autodiff: bool) -> Option<
     })
 }
 
+/// Multiplies a loss by a replica's weight, as an input: replicas with and without examples run one program.
+pub(crate) fn weighed(loss: Tensor<1>, weight: f64) -> Tensor<1> {
+    let weight = Leaf::floats(&[weight as f32]).unwrap_or_else(|error| resume_unwind(Box::new(error.to_string())));
+    match float_input::<1>(weight, true) {
+        Some(weight) => loss.clone() * weight.cast(loss.dtype()),
+        None => loss,
+    }
+}
+
 /// Makes an input of integers, or of truth values, of the record.
 pub(crate) fn int_input<const D: usize>(leaf: Leaf, autodiff: bool) -> Option<Tensor<D, Int>> {
     let recorded = recording(|recording| {
@@ -317,6 +309,21 @@ fn not_recorded(error: impl std::fmt::Debug) -> Error {
         "a tensor is on another device ({error:?}); make tensors on the device of the inputs, as with x.device()"
     );
     Error::Trace { problem }
+}
+
+/// Notes that running statistics are made tensors of the record.
+pub(crate) fn begin_statistics() {
+    recording(|recording| recording.has_statistics = true);
+}
+
+/// Ends the record, with an error, if a model is used whose running statistics are not in it: on the host they are
+/// not brought up to date.
+pub(crate) fn refuse_without_statistics() {
+    if recording(|recording| recording.has_statistics) == Some(false) {
+        let problem = "a model with running statistics, such as those of batch normalisation, is used in run_step; \
+            train it by Trainer, whose programs update them";
+        resume_unwind(Box::new(problem.to_owned()));
+    }
 }
 
 /// Ends the record of a step that uses two models, with an error.

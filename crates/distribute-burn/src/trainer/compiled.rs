@@ -39,14 +39,14 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainer<
             let mut fed = self.fed(parts.into_iter().map(|part| (part.examples, part.has_examples)).collect(), true)?;
             for one in &mut fed {
                 let factors = self.factors(one, class_weights)?;
-                one.leaves.push(Leaf::floats(&factors));
+                one.leaves.push(Leaf::floats(&factors)?);
             }
             let outputs = self.start(&fed, "train", batch_size)?;
             started.push((fed, outputs));
         }
         let mut sums = vec![trainer::sums(&self.metrics); of_replicas.len()];
         for (fed, outputs) in started {
-            self.add_all(&mut sums, fed, outputs.wait()?)?;
+            self.add_all(&mut sums, fed, outputs.wait(&self.strategy)?)?;
         }
         Ok(PerReplica::new(sums))
     }
@@ -55,7 +55,7 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainer<
         let has_examples: Vec<bool> = (0..batch.len()).map(|local| batch.has_examples(local)).collect();
         let fed = self.fed(batch.into_values().into_iter().zip(has_examples).collect(), false)?;
         let mut sums = vec![trainer::sums(&self.metrics); fed.len()];
-        let outputs = self.start(&fed, "evaluate", 1)?.wait()?;
+        let outputs = self.start(&fed, "evaluate", 1)?.wait(&self.strategy)?;
         self.add_all(&mut sums, fed, outputs)?;
         Ok(PerReplica::new(sums))
     }
@@ -78,7 +78,7 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainer<
             Ok((None, vec![Output::of(outputs)?], BTreeMap::new()))
         })?;
         let first = |(mut outputs, rows): (Vec<FlexTensor>, usize)| tensor(outputs.swap_remove(0), rows);
-        let outputs = outputs.wait()?.into_iter().zip(rows).map(first).collect::<Result<Vec<_>>>()?;
+        let outputs = outputs.wait(&self.strategy)?.into_iter().zip(rows).map(first).collect::<Result<Vec<_>>>()?;
         Ok(PerReplica::new(outputs).with_examples(&has_examples))
     }
 
@@ -117,7 +117,7 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainer<
         let model = leaves.iter().find(|own| present(own) > 0).cloned().unwrap_or_default();
         for own in leaves {
             for (leaf, other) in own.iter_mut().zip(&model) {
-                leaf.padded(largest, other);
+                *leaf = leaf.padded(largest, other)?;
             }
         }
         Ok(())
@@ -131,6 +131,9 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainer<
             // Classes without a weight have weight 1.
             let weight = |class: usize| class_weights.get(class).copied().unwrap_or(1.0);
             factors = fed.examples.targets.to_host()?.classes().into_iter().map(weight).collect();
+            if factors.len() != fed.rows {
+                return Err(Error::Weights { given: factors.len(), examples: fed.rows });
+            }
         }
         factors.resize(total, 0.0);
         Ok(factors)
@@ -168,9 +171,9 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainer<
                 Ok((outputs, losses))
             })?;
             if trains {
-                let factors = crate::pjrt::Leaf::floats(&[]);
-                let factors = shapes.last().cloned().unwrap_or(factors);
-                let mut feed = Feed { autodiff: true, leaves: vec![factors].into_iter() };
+                // The last tensor of the batch.
+                let factors: Vec<Leaf> = shapes.last().cloned().into_iter().collect();
+                let mut feed = Feed { autodiff: true, leaves: factors.into_iter() };
                 let factors = Tensor::<1>::zeros([0], &losses.device()).map_tensors(&mut feed);
                 let dtype = losses.dtype();
                 let factors = if factors.dtype() == dtype { factors } else { factors.cast(dtype) };

@@ -4,6 +4,8 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 mod models;
+mod simulated;
+mod steps;
 mod training;
 
 use distribute_strategy::{MirroredStrategy, Strategy, TpuStrategy};

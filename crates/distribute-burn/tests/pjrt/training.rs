@@ -3,13 +3,12 @@
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use distribute_burn::{
-    Adagrad, Adam, AdamW, BurnContext, BurnStrategy, BurnTensor, Clip, Error, Fit, FromElement, Inputs, Lamb, Loss,
-    LossScale, Model, Optimizer, RmsProp, Sgd, SparseCategoricalCrossentropy, Targets, Trainer, TrainingData,
-    cross_entropy_per_example,
+    Adagrad, Adam, AdamW, BurnTensor, Clip, Error, Fit, FromElement, Inputs, Lamb, Loss, LossScale, Model, Optimizer,
+    RmsProp, Sgd, SparseCategoricalCrossentropy, Targets, Trainer, TrainingData,
 };
 use distribute_collectives::Compression;
 use distribute_input::{Array, Dataset};
-use distribute_strategy::Strategy;
+use distribute_strategy::{Strategy, TpuStrategy};
 use distribute_train::callbacks::{BackupAndRestore, Callback, Training};
 use distribute_train::history::History;
 use distribute_train::metrics::{Accuracy, Metrics};
@@ -20,10 +19,10 @@ use crate::models::{Cnn, Dropping, Mlp, Transformer};
 use crate::{mirrored, tpu};
 
 /// burn's generator of random numbers is one for the whole process.
-static GENERATOR: Mutex<()> = Mutex::new(());
+pub(crate) static GENERATOR: Mutex<()> = Mutex::new(());
 
 /// Returns numbers between -1 and 1 that look random.
-fn numbers(count: usize) -> Vec<f32> {
+pub(crate) fn numbers(count: usize) -> Vec<f32> {
     (0..count).map(|at| ((at as f32 * 12.9898).sin() * 43758.547).fract()).collect()
 }
 
@@ -32,12 +31,12 @@ fn classes(count: usize, of: usize) -> Vec<u32> {
 }
 
 /// Rows of `width` numbers and their classes, in batches.
-fn rows(examples: usize, width: usize, batch: usize) -> Dataset<(Array<f32>, Array<u32>)> {
+pub(crate) fn rows(examples: usize, width: usize, batch: usize) -> Dataset<(Array<f32>, Array<u32>)> {
     let x = Array::new([examples, width], numbers(examples * width)).unwrap();
     Dataset::from_tensor_slices((x, Array::from(classes(examples, 4)))).batch(batch)
 }
 
-fn assert_close(given: &[f32], expected: &[f32], tolerance: f32, what: &str) {
+pub(crate) fn assert_close(given: &[f32], expected: &[f32], tolerance: f32, what: &str) {
     assert_eq!(given.len(), expected.len(), "{what}");
     for (at, (a, b)) in given.iter().zip(expected).enumerate() {
         assert!((a - b).abs() <= tolerance * b.abs().max(1.0), "{what}, element {at}: {a} for {b}");
@@ -46,7 +45,7 @@ fn assert_close(given: &[f32], expected: &[f32], tolerance: f32, what: &str) {
 
 /// Returns the values of all parameters, and checks that those of all replicas are equal bit for bit. Running
 /// statistics differ, and show in the evaluation.
-fn values<M: Module + Sync + 'static>(model: &Model<M>) -> Values {
+pub(crate) fn values<M: Module + Sync + 'static>(model: &Model<M>) -> Values {
     let of = |tensor: &BurnTensor| tensor.to_elements::<f32>().unwrap();
     let variable = |variable: &distribute_burn::Variable| {
         let first = of(&variable.components()[0]);
@@ -59,9 +58,9 @@ fn values<M: Module + Sync + 'static>(model: &Model<M>) -> Values {
 }
 
 /// Values of variables, by name.
-type Values = Vec<(String, Vec<f32>)>;
+pub(crate) type Values = Vec<(String, Vec<f32>)>;
 
-type MakeOptimizer<M> = fn(&Model<M>) -> distribute_burn::Result<Optimizer>;
+pub(crate) type MakeOptimizer<M> = fn(&Model<M>) -> distribute_burn::Result<Optimizer>;
 
 /// Trains under a strategy; returns the losses, the variables and the predictions.
 fn trained<M, X, Y, const D: usize>(
@@ -222,7 +221,7 @@ fn a_wrong_class_a_read_and_a_model_on_the_host_are_errors() {
     assert!(error.contains("on the host"), "{error}");
 }
 
-type RowTrainer<M> = Trainer<M, Tensor<2>, Tensor<1, Int>, 2>;
+pub(crate) type RowTrainer<M> = Trainer<M, Tensor<2>, Tensor<1, Int>, 2>;
 
 fn cnn_trainer(strategy: &Strategy) -> RowTrainer<Cnn> {
     let adam: MakeOptimizer<Cnn> = |model| Adam::new(0.01).build(model);
@@ -312,6 +311,44 @@ fn a_model_that_reads_the_clock_is_refused() {
 }
 
 #[test]
+fn programs_are_loaded_from_the_folder_of_an_earlier_run() {
+    if tpu(1).is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let run = || {
+        let strategy = TpuStrategy::builder().replicas(2).program_cache(folder.path()).build().unwrap();
+        let adam: MakeOptimizer<Mlp> = |model| Adam::new(0.01).build(model);
+        let (losses, variables, _) = trained(&strategy, Mlp::new, Mlp::forward, adam, &rows(32, 12, 8), 3);
+        let mut files: Vec<_> = folder.path().read_dir().unwrap().map(|file| file.unwrap().file_name()).collect();
+        files.sort();
+        (losses, variables, files)
+    };
+    let (first, second) = (run(), run());
+    // Those of training and of evaluation.
+    assert_eq!(first.2.len(), 2, "{:?}", first.2);
+    assert_eq!(first, second);
+}
+
+#[test]
+fn class_weights_of_sequences_are_refused_as_under_mirrored() {
+    let Some(strategy) = tpu(2) else { return };
+    let array = |all: Vec<i64>| Array::new([4, 6], all).unwrap();
+    let tokens: Vec<i64> = classes(4 * 6, 11).into_iter().map(i64::from).collect();
+    let data = Dataset::from_tensor_slices((array(tokens.clone()), array(tokens))).batch(4);
+    for strategy in [&strategy, &mirrored(2)] {
+        let sgd: MakeOptimizer<Transformer> = |model| Sgd::new(0.1).build(model);
+        let loss = SparseCategoricalCrossentropy;
+        let (new, forward) = (Transformer::new, Transformer::forward);
+        let mut trainer =
+            Trainer::<_, Tensor<2, Int>, Tensor<2, Int>, 3>::new(strategy, new, forward, sgd, loss, Metrics::new())
+                .unwrap();
+        let error = trainer.fit(&data, Fit::epochs(1).class_weights([0.5, 2.0])).unwrap_err();
+        assert!(matches!(error, Error::Weights { given: 12, examples: 2 }), "{error}");
+    }
+}
+
+#[test]
 fn settings_that_programs_do_not_have_are_refused() {
     let Some(strategy) = tpu(2) else { return };
     let optimizers: [(&str, MakeOptimizer<Mlp>); 3] = [
@@ -326,71 +363,4 @@ fn settings_that_programs_do_not_have_are_refused() {
         let error = trainer.fit(&rows(8, 12, 4), Fit::epochs(1)).unwrap_err().to_string();
         assert!(error.contains(what), "{error}");
     }
-}
-
-/// Trains by a custom loop; returns the losses of steps and the variables.
-fn looped(strategy: &Strategy, batch: usize) -> (Vec<f32>, Values) {
-    let model = {
-        let _generator = GENERATOR.lock();
-        let new = |device: &Device| {
-            device.seed(11);
-            let model = Mlp::new(device);
-            let _ = model.clone().into_record();
-            model
-        };
-        strategy.scope(new).unwrap()
-    };
-    let optimizer = Adam::new(0.01).build(&model).unwrap().clip(Clip::GlobalNorm(0.5)).unwrap();
-    let mut losses = Vec::new();
-    for _ in 0..4 {
-        for batch_of in strategy.distribute_dataset(&rows(32, 12, batch)).unwrap() {
-            let step =
-                strategy.run_step((&model, &optimizer, batch_of.unwrap()), |context, (model, optimizer, (x, y))| {
-                    let (x, y) = (context.tensor::<2>(&x)?, context.int_tensor::<1>(&y)?);
-                    let per_example = cross_entropy_per_example(model.forward(x), y.clone())?;
-                    let loss = context.average_loss(per_example, batch);
-                    optimizer.minimize(context, &loss)?;
-                    Ok::<_, Error>((loss, y))
-                });
-            let (of_replicas, classes): (Vec<_>, Vec<_>) = step.unwrap().into_values().into_iter().unzip();
-            assert!(classes.iter().all(|classes| classes.dims()[0] > 0));
-            let total = of_replicas.into_iter().map(|loss: Tensor<1>| loss.into_scalar::<f32>()).sum();
-            losses.push(total);
-        }
-    }
-    assert!(optimizer.gradient_norm().is_some());
-    (losses, values(&model))
-}
-
-#[test]
-fn a_custom_loop_trains_alike() {
-    let Some(strategy) = tpu(2) else { return };
-    let ((losses, variables), (expected, own)) = (looped(&strategy, 8), looped(&mirrored(2), 8));
-    assert_close(&losses, &expected, 4e-5, "losses");
-    for ((name, given), (_, expected)) in variables.iter().zip(&own) {
-        assert_close(given, expected, 4e-5, name);
-    }
-}
-
-#[test]
-fn a_step_that_differs_between_replicas_is_refused() {
-    let Some(strategy) = tpu(2) else { return };
-    let model = strategy.scope(Mlp::new).unwrap();
-    let optimizer = Sgd::new(0.1).build(&model).unwrap();
-    let x = Array::new([4, 12], numbers(48)).unwrap();
-    let outcome = strategy.run_step((&model, &optimizer), |context, (model, optimizer)| {
-        let outputs = model.forward(context.tensor::<2>(&x)?);
-        let loss = context.average_loss(outputs.square().mul_scalar(context.replica_id() as f64 + 1.0), 8);
-        optimizer.minimize(context, &loss)?;
-        Ok::<_, Error>(loss)
-    });
-    let error = outcome.unwrap_err().to_string();
-    assert!(error.contains("replica 1 computes something else"), "{error}");
-    let twice = strategy.run_step((&model, &optimizer), |context, (model, optimizer)| {
-        let loss = context.average_loss(model.forward(context.tensor::<2>(&x)?), 8);
-        optimizer.minimize(context, &loss)?;
-        optimizer.minimize(context, &loss)
-    });
-    let error = twice.unwrap_err().to_string();
-    assert!(error.contains("minimize is called twice"), "{error}");
 }

@@ -100,7 +100,7 @@ impl<L: TensorLibrary> Optimizer<L> {
             let components = slots.first().map_or(variable.components(), DistributedVariable::components);
             components[local].clone()
         };
-        let targets = || self.parameters.variables().iter().zip(&self.slots).map(target).collect();
+        let targets = || self.parameters.variables().iter().zip(&*self.slots).map(target).collect();
         let step = PartsStep::begin(context, &self.parameters, self.states.parts_order(), targets)?;
         Ok(InProgress::new(context, step))
     }

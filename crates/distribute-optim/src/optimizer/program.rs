@@ -6,10 +6,12 @@ use distribute_collectives::Compression;
 use distribute_hlo::{
     Builder, CollectiveGroups, CompareOp, ElementType, Reducer, Result as HloResult, TensorType, Value,
 };
-use distribute_values::DistributedVariable;
+use distribute_types::DType;
+use distribute_values::{DistributedVariable, TensorStorage};
 
 use super::Optimizer;
 use super::states::States;
+use super::step::is_audit_due;
 use crate::gradient::Clip;
 use crate::rule::{UpdateRule, norm};
 use crate::{Error, Parameters, TensorLibrary, Variable};
@@ -45,9 +47,10 @@ pub struct ProgramUpdate {
 pub struct ProgramOptimizer<L: TensorLibrary> {
     step: ProgramStep,
     parameters: Arc<Parameters<L>>,
-    slots: Vec<Vec<DistributedVariable<L::Tensor>>>,
+    slots: Arc<[Vec<DistributedVariable<L::Tensor>>]>,
     states: Arc<States<L>>,
     learning_rate: f64,
+    audit_every: u64,
 }
 
 impl<L: TensorLibrary> Optimizer<L> {
@@ -55,8 +58,8 @@ impl<L: TensorLibrary> Optimizer<L> {
     ///
     /// # Errors
     /// [`Error::Combination`] if the optimizer has a setting that programs do not have: another library's optimizer, a
-    /// loss scale, compression, sharded state, or variables that are shared, sharded or split. [`Error::Torn`] if an
-    /// earlier failure has left no complete parameters.
+    /// loss scale, compression, sharded state, or variables that are shared, sharded, split or of f64.
+    /// [`Error::Torn`] if an earlier failure has left no complete parameters.
     pub fn for_program(&self) -> Result<ProgramOptimizer<L>, Error> {
         let refuse = |what, why| Err(Error::Combination { what, other: "a step in one compiled program", why });
         let is_divided = |variable: &Variable<L>| variable.layout().is_some() || variable.tensor_split().is_some();
@@ -76,12 +79,17 @@ impl<L: TensorLibrary> Optimizer<L> {
         if self.parameters.shared || self.parameters.variables().iter().any(is_divided) {
             return refuse("shared, sharded or split variables", "each device needs its own whole copy");
         }
+        let has_64_bits = |variable: &Variable<L>| variable.components()[0].dtype().is_ok_and(|ty| ty == DType::F64);
+        if self.parameters.variables().iter().any(|variable| variable.is_trainable() && has_64_bits(variable)) {
+            return refuse("a variable of f64", "programs update in f32; make them f32 or bf16");
+        }
         Ok(ProgramOptimizer {
             step: ProgramStep { rule: self.rule, clip: self.clip },
             parameters: self.parameters.clone(),
             slots: self.slots.clone(),
             states: self.states.clone(),
             learning_rate: self.learning_rate(),
+            audit_every: self.audit_every,
         })
     }
 }
@@ -110,13 +118,21 @@ impl<L: TensorLibrary> ProgramOptimizer<L> {
         trained.iter().flat_map(of).collect()
     }
 
-    /// Counts a step that a program makes on all replicas.
-    pub fn commit(&self, trained: &[usize]) {
+    /// Returns whether both are of one optimizer, with equal settings.
+    pub fn is_same(&self, other: &ProgramOptimizer<L>) -> bool {
+        Arc::ptr_eq(&self.states, &other.states)
+            && self.step == other.step
+            && self.learning_rate.to_bits() == other.learning_rate.to_bits()
+    }
+
+    /// Counts a step that a program makes on all replicas. Returns whether [`audit`](crate::audit) is due after it.
+    pub fn commit(&self, trained: &[usize]) -> bool {
         for state in &self.states.each {
             let standing = &mut state.lock().standing;
             standing.steps += 1;
             standing.counts.advance(trained.iter().copied());
         }
+        self.states.first(|state| is_audit_due(state.standing.steps, self.audit_every)).unwrap_or(false)
     }
 
     /// Sets the global norm of the gradients of a program's step.

@@ -45,7 +45,8 @@ impl<L: TensorLibrary> ReplicaOptimizer<'_, L> {
         self.check(context)?;
         #[cfg(feature = "hlo")]
         if let Some(recorded) = L::record(loss, &|| Ok(Box::new(self.optimizer.for_program()?))) {
-            return recorded;
+            recorded?;
+            return Ok(context.check_weighed()?);
         }
         self.optimizer.step(context, self.local, |scaling, sink| self.backward(loss, scaling, sink))
     }
@@ -55,14 +56,15 @@ impl<L: TensorLibrary> ReplicaOptimizer<'_, L> {
     /// code. `backward` may report none, on a replica that has nothing to contribute.
     ///
     /// # Errors
-    /// [`Error::Combination`] if the optimizer scales losses, which this cannot; otherwise as
-    /// [`minimize`](ReplicaOptimizer::minimize), and the error that `backward` returns.
+    /// [`Error::Combination`] if the optimizer scales losses, which this cannot, or in a step that is compiled;
+    /// otherwise as [`minimize`](ReplicaOptimizer::minimize), and the error that `backward` returns.
     pub fn minimize_by(
         &self,
         context: &ReplicaContext,
         backward: impl FnOnce() -> Result<(), L::Error>,
     ) -> Result<(), L::Error> {
         self.check(context)?;
+        Self::refuse_recording("minimize_by", "backward is recorded with the step; use minimize")?;
         self.optimizer.step(context, self.local, |scaling, sink| self.reported(scaling, sink, backward))
     }
 
@@ -73,7 +75,7 @@ impl<L: TensorLibrary> ReplicaOptimizer<'_, L> {
     /// It does not communicate, so it may be called conditionally, and a different number of times on each replica.
     ///
     /// # Errors
-    /// The library's error if backward fails.
+    /// The library's error if backward fails, and [`Error::Combination`] in a step that is compiled.
     ///
     /// # Examples
     /// ```
@@ -100,6 +102,10 @@ impl<L: TensorLibrary> ReplicaOptimizer<'_, L> {
     /// `DistributedDataParallel.no_sync` of PyTorch.
     pub fn accumulate(&self, context: &ReplicaContext, loss: &L::Loss) -> Result<(), L::Error> {
         self.check(context)?;
+        Self::refuse_recording(
+            "accumulate",
+            "gradients are not kept between programs; use minimize on larger batches",
+        )?;
         self.optimizer.accumulate(context, self.local, |scaling, sink| self.backward(loss, scaling, sink))
     }
 
@@ -107,13 +113,18 @@ impl<L: TensorLibrary> ReplicaOptimizer<'_, L> {
     /// replica's [`Tape`](crate::backend::Tape) while `backward` runs.
     ///
     /// # Errors
-    /// [`Error::Combination`] if the optimizer scales losses, and the error that `backward` returns.
+    /// [`Error::Combination`] if the optimizer scales losses, or in a step that is compiled, and the error that
+    /// `backward` returns.
     pub fn accumulate_by(
         &self,
         context: &ReplicaContext,
         backward: impl FnOnce() -> Result<(), L::Error>,
     ) -> Result<(), L::Error> {
         self.check(context)?;
+        Self::refuse_recording(
+            "accumulate",
+            "gradients are not kept between programs; use minimize on larger batches",
+        )?;
         self.optimizer.accumulate(context, self.local, |scaling, sink| self.reported(scaling, sink, backward))
     }
 
@@ -135,6 +146,14 @@ impl<L: TensorLibrary> ReplicaOptimizer<'_, L> {
             return Err(Error::Combination { what, other, why }.into());
         }
         self.optimizer.parameters.reported(self.local, sink, backward)
+    }
+
+    /// Returns an error for a call that a program which is being recorded cannot make.
+    fn refuse_recording(what: &'static str, why: &'static str) -> Result<(), Error> {
+        match L::is_recording() {
+            true => Err(Error::Combination { what, other: "a step in one compiled program", why }),
+            false => Ok(()),
+        }
     }
 
     fn check(&self, context: &ReplicaContext) -> Result<(), Error> {

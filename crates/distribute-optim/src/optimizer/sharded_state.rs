@@ -69,7 +69,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         {
             return Ok(ControlFlow::Break(broken));
         }
-        for (variable, slots) in self.parameters.variables().iter().zip(&self.slots) {
+        for (variable, slots) in self.parameters.variables().iter().zip(&*self.slots) {
             for slot in slots {
                 let (name, components) = (slot.name(), slot.components());
                 let split = variable.tensor_split();

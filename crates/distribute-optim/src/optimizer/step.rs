@@ -18,6 +18,11 @@ use crate::rule::{Real, UpdateRule};
 use crate::tape::Sink;
 use crate::{DeviceExchange, DeviceUpdate, Error, StepCounts, TensorLibrary, is_short};
 
+/// Returns whether parameters are compared after the last of these steps.
+pub(super) fn is_audit_due(steps: u64, audit_every: u64) -> bool {
+    audit_every > 0 && (steps == 1 || steps.is_multiple_of(audit_every))
+}
+
 impl<L: TensorLibrary> Optimizer<L> {
     /// Makes a step with the gradients that `backward` passes to a sink.
     pub(super) fn step(
@@ -93,8 +98,7 @@ impl<L: TensorLibrary> Optimizer<L> {
     fn audit_when_due(&self, context: &ReplicaContext, local: usize) -> Result<(), L::Error> {
         // The count is equal on all replicas, which have made the same steps.
         let steps = self.states.each[local].lock().standing.steps;
-        let is_due = self.audit_every > 0 && (steps == 1 || steps.is_multiple_of(self.audit_every));
-        if is_due { audit_replica(context, &self.parameters) } else { Ok(()) }
+        if is_audit_due(steps, self.audit_every) { audit_replica(context, &self.parameters) } else { Ok(()) }
     }
 
     /// Registers the state, so that a failed run reverts what steps change.

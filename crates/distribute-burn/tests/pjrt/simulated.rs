@@ -1,0 +1,100 @@
+//! Steps and failures on a simulated plugin, which computes nothing.
+
+use std::time::Duration;
+
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::Tensor;
+use distribute_burn::{BurnContext, BurnStrategy, Error, Model, Optimizer, Sgd};
+use distribute_input::Array;
+use distribute_strategy::{Request, Strategy, TpuStrategy};
+use distribute_train::checkpoint::CheckpointManager;
+use simulated_pjrt::{Fail, Script, install};
+
+/// `UNAVAILABLE` of PJRT.
+const UNAVAILABLE: i32 = 14;
+
+/// Returns a strategy of two replicas on a plugin of this script, whose steps may take 2 s.
+fn simulated(folder: &tempfile::TempDir, script: Script) -> Strategy {
+    let plugin = install(folder.path(), &Script { devices: 2, ..script }).unwrap();
+    let timeout = Duration::from_secs(2);
+    TpuStrategy::builder().plugin(plugin.path()).replicas(2).timeout(timeout).build().unwrap()
+}
+
+fn built(strategy: &Strategy) -> (Model<Linear>, Optimizer) {
+    let model = strategy.scope(|device| LinearConfig::new(3, 2).init(device)).unwrap();
+    let optimizer = Sgd::new(0.1).build(&model).unwrap();
+    (model, optimizer)
+}
+
+fn step(strategy: &Strategy, (model, optimizer): &(Model<Linear>, Optimizer)) -> distribute_burn::Result<()> {
+    let x = Array::new([4, 3], vec![0.5; 12]).unwrap();
+    let losses = strategy.run_step((model, optimizer), |context, (model, optimizer)| {
+        let loss = context.average_loss(model.forward(context.tensor::<2>(&x)?).square(), 8);
+        optimizer.minimize(context, &loss)?;
+        Ok::<Tensor<1>, Error>(loss)
+    });
+    losses.map(drop)
+}
+
+#[test]
+fn a_device_that_is_lost_in_a_step_leaves_a_model_that_a_checkpoint_repairs() {
+    let folder = tempfile::tempdir().unwrap();
+    // The second step fails on the second device.
+    let lost = Fail::new("execute", 4, UNAVAILABLE, "device 1 was lost");
+    let strategy = simulated(&folder, Script { event_errors: vec![lost], ..Script::default() });
+    let of = built(&strategy);
+    step(&strategy, &of).unwrap();
+    let mut checkpoints = CheckpointManager::new(folder.path().join("checkpoints"));
+    checkpoints.save(&strategy, 1, &[&of.0, &of.1], &()).unwrap();
+    checkpoints.finish().unwrap();
+    let error = step(&strategy, &of).unwrap_err().to_string();
+    assert!(error.contains("device 1 was lost"), "{error}");
+    // Its variables were donated to the step that failed.
+    let error = step(&strategy, &of).unwrap_err();
+    assert!(matches!(error, Error::Optim(distribute_optim::Error::Torn)), "{error:?}");
+    let restored: Option<(u64, ())> = checkpoints.restore(&strategy, &[&of.0, &of.1]).unwrap();
+    assert_eq!(restored, Some((1, ())));
+    step(&strategy, &of).unwrap();
+}
+
+#[test]
+fn a_step_that_does_not_end_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let strategy = simulated(&folder, Script { stuck: vec!["execute".to_owned()], ..Script::default() });
+    let error = step(&strategy, &built(&strategy)).unwrap_err().to_string();
+    assert!(error.contains("did not finish within 2.0s"), "{error}");
+}
+
+#[test]
+fn a_step_that_does_not_start_leaves_the_model_as_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = Fail::new("PJRT_LoadedExecutable_Execute", 2, UNAVAILABLE, "not now");
+    let strategy = simulated(&folder, Script { fail: vec![refused], ..Script::default() });
+    let of = built(&strategy);
+    step(&strategy, &of).unwrap();
+    let error = step(&strategy, &of).unwrap_err().to_string();
+    assert!(error.contains("not now"), "{error}");
+    step(&strategy, &of).unwrap();
+}
+
+#[test]
+fn a_program_that_is_refused_is_an_error_in_the_words_of_the_plugin() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = Fail::new("PJRT_Client_Compile", 1, 3, "no such operation");
+    let strategy = simulated(&folder, Script { fail: vec![refused], ..Script::default() });
+    let of = built(&strategy);
+    let error = step(&strategy, &of).unwrap_err().to_string();
+    assert!(error.contains("no such operation"), "{error}");
+    step(&strategy, &of).unwrap();
+}
+
+#[test]
+fn requests_are_heard_after_the_next_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let strategy = simulated(&folder, Script::default());
+    let of = built(&strategy);
+    strategy.request(Request::Leave);
+    assert!(!strategy.take_request(Request::Leave));
+    step(&strategy, &of).unwrap();
+    assert!(strategy.take_request(Request::Leave) && !strategy.take_request(Request::Leave));
+}
