@@ -1,6 +1,7 @@
 //! The strategies that the scenarios run under.
 
 use distribute::prelude::*;
+use distribute::strategy::TpuStrategy;
 
 /// A strategy and its replicas.
 pub(crate) struct Arrangement {
@@ -24,6 +25,8 @@ enum Kind {
     MultiWorkerMirrored,
     /// Shards every parameter, also small ones.
     FullySharded,
+    /// On the devices of XLA's plugin for CPUs.
+    Tpu,
 }
 
 impl Arrangement {
@@ -45,7 +48,7 @@ impl Arrangement {
         Arrangement { kind: Kind::FullySharded, ..self }
     }
 
-    pub(crate) const ALL: [Arrangement; 14] = [
+    pub(crate) const ALL: [Arrangement; 18] = [
         Arrangement::alone("Default", "default", Kind::Default, 1),
         Arrangement::alone("OneDevice", "one device", Kind::OneDevice, 1),
         Arrangement::alone("Mirrored 1", "mirrored 1", Kind::Mirrored, 1),
@@ -60,7 +63,21 @@ impl Arrangement {
         Arrangement::alone("FullySharded 2", "sharded 2", Kind::FullySharded, 2),
         Arrangement::alone("FullySharded 4", "sharded 4", Kind::FullySharded, 4),
         Arrangement::workers("FullySharded 2x1", "sharded 2×1", 2, 1).sharded(),
+        Arrangement::alone("Tpu 1", "tpu 1", Kind::Tpu, 1),
+        Arrangement::alone("Tpu 2", "tpu 2", Kind::Tpu, 2),
+        Arrangement::alone("Tpu 4", "tpu 4", Kind::Tpu, 4),
+        Arrangement::alone("Tpu 8", "tpu 8", Kind::Tpu, 8),
     ];
+
+    /// Returns why the strategy cannot be tried here, if it cannot.
+    pub(crate) fn missing(&self) -> Option<&'static str> {
+        match self.kind {
+            Kind::Tpu if std::env::var_os("DISTRIBUTE_PJRT_PLUGIN").is_none() => {
+                Some("DISTRIBUTE_PJRT_PLUGIN names no plugin for CPUs; `cargo xtask pjrt --fetch` fetches one")
+            }
+            _ => None,
+        }
+    }
 
     pub(crate) fn strategy(&self) -> distribute::Result<Strategy> {
         let devices: Vec<String> = (0..self.ranks).map(|index| format!("CPU:{index}")).collect();
@@ -72,6 +89,7 @@ impl Arrangement {
             Kind::MultiWorkerMirrored => {
                 MultiWorkerMirroredStrategy::builder().devices(devices).tensor_parallel(self.tensor).build()?
             }
+            Kind::Tpu => TpuStrategy::builder().replicas(self.ranks).build()?,
             Kind::FullySharded => FullyShardedStrategy::builder().devices(devices).mirror_below(1).build()?,
         })
     }

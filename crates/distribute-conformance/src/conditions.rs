@@ -40,3 +40,8 @@ pub(crate) fn with_several_replicas(strategy: &Strategy) -> Result<(), Stop> {
         _ => Ok(()),
     }
 }
+
+/// Returns whether a step of the strategy is one compiled program.
+pub(crate) fn is_compiled(strategy: &Strategy) -> bool {
+    strategy.name() == "Tpu"
+}

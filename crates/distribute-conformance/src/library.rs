@@ -33,17 +33,13 @@ pub(crate) trait Library: Sized + 'static {
     fn freeze(model: &mut Self::Model, frozen: impl Fn(&str) -> bool) -> distribute::Result<usize>;
 
     /// Calls `body` on every replica, with a function that computes the replica's share of the mean loss over a number
-    /// of examples from its own.
-    fn run<R: Send>(
+    /// of examples from its own. Returns the values of the losses that `body` returns.
+    fn run(
         strategy: &Strategy,
         model: &Self::Model,
         optimizer: &OptimizerOf<Self>,
-        body: impl Fn(&ReplicaContext, &ReplicaOptimizer<'_, Self::Tensors>, &Mean<'_, Self>) -> distribute::Result<R>
-        + Sync,
-    ) -> distribute::Result<PerReplica<R>>;
-
-    /// Returns the value of a loss.
-    fn number(loss: &LossOf<Self>) -> distribute::Result<f64>;
+        body: impl Fn(&ReplicaContext, &ReplicaOptimizer<'_, Self::Tensors>, &Mean<'_, Self>) -> Run<Self> + Sync,
+    ) -> distribute::Result<PerReplica<f64>>;
 
     /// Computes the gradients of one replica's share of the mean loss over `examples`, by the library alone: with these
     /// values of the variables of `like`, in their order.
@@ -101,6 +97,9 @@ pub(crate) trait Library: Sized + 'static {
 
 /// Computes a replica's share of the mean loss over a number of examples from its own.
 pub(crate) type Mean<'a, L> = dyn Fn(&Batch, usize) -> distribute::Result<LossOf<L>> + 'a;
+
+/// The result of a body of [`Library::run`]: the loss.
+pub(crate) type Run<L> = distribute::Result<LossOf<L>>;
 
 pub(crate) type OptimizerOf<L> = Optimizer<<L as Library>::Tensors>;
 pub(crate) type LossOf<L> = <<L as Library>::Tensors as TensorLibrary>::Loss;

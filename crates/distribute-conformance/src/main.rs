@@ -51,6 +51,8 @@ fn main() -> ExitCode {
         println!("nothing to run: no scenario or strategy has a name that contains what was given");
         return ExitCode::from(2);
     }
+    let (arrangements, skipped): (Vec<&Arrangement>, Vec<&Arrangement>) =
+        arrangements.into_iter().partition(|arrangement| arrangement.missing().is_none());
     let began = Instant::now();
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
@@ -87,6 +89,9 @@ fn main() -> ExitCode {
     println!("{table}");
     for (number, note) in (1..).zip(&notes) {
         println!("n/a {number}: {note}");
+    }
+    for arrangement in skipped {
+        println!("skipped: {}: {}", arrangement.name, arrangement.missing().unwrap_or_default());
     }
     println!("{passed} passed, {} failed, in {:.1} s", failures.len(), began.elapsed().as_secs_f64());
     for failure in &failures {

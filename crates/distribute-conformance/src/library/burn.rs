@@ -17,8 +17,9 @@ use distribute::prelude::{Dataset, PerReplica, ReplicaContext, Strategy};
 use distribute::train::history::History;
 use distribute::train::metrics::Metrics;
 
-use super::{Batch, Build, CLASSES, INPUTS, Kind, Library, Mean};
+use super::{Batch, Build, CLASSES, INPUTS, Kind, Library, Mean, Run};
 use crate::check::{Fault, Stop};
+use crate::conditions::is_compiled;
 
 pub(crate) enum Burn {}
 
@@ -112,9 +113,27 @@ fn arrays(batch: &Batch) -> distribute::Result<(Array<f32>, Array<u32>)> {
     Ok((Array::new([batch.y.len(), INPUTS], batch.x.clone())?, Array::from(batch.y.clone())))
 }
 
+/// Computes a replica's share of the mean loss over a number of examples.
+fn mean(context: &ReplicaContext, net: &Net, own: &Batch, examples: usize) -> distribute::burn::Result<Tensor<1>> {
+    if !is_compiled(context.strategy()) {
+        let (x, y) = tensors(own, &Device::flex().autodiff());
+        return Ok(context.average_loss(losses(net, x, y)?, examples));
+    }
+    // Replicas have batches of one size there, so that missing rows are filled up, and count 0.
+    let (rows, missing) = (own.y.len(), examples.div_ceil(context.num_replicas_in_sync()) - own.y.len());
+    let (mut x, mut y, mut counts) = (own.x.clone(), own.y.clone(), vec![1.0f32; rows]);
+    x.extend(vec![0.0; missing * INPUTS]);
+    y.extend(vec![0; missing]);
+    counts.extend(vec![0.0; missing]);
+    let x = context.tensor::<2>(&Array::new([rows + missing, INPUTS], x)?)?;
+    let (y, counts) = (context.int_tensor::<1>(&Array::from(y))?, context.tensor::<1>(&Array::from(counts))?);
+    let losses = losses(net, x, y)?;
+    let counts = counts.cast(losses.dtype());
+    Ok(context.average_loss(losses * counts, examples))
+}
+
 /// Computes the losses of examples, whose inputs are converted to the type of the parameters.
-fn losses(net: &Net, examples: &Batch) -> distribute::burn::Result<Tensor<1>> {
-    let (x, y) = tensors(examples, &Device::flex().autodiff());
+fn losses(net: &Net, x: Tensor<2>, y: Tensor<1, Int>) -> distribute::burn::Result<Tensor<1>> {
     let x = match net.second.weight.val().dtype() {
         BurnType::F32 => x,
         dtype => x.cast(dtype),
@@ -181,19 +200,17 @@ impl Library for Burn {
         Ok(model.freeze(frozen)?)
     }
 
-    fn run<R: Send>(
+    fn run(
         strategy: &Strategy,
         model: &Model<Net>,
         optimizer: &Optimizer,
-        body: impl Fn(&ReplicaContext, &ReplicaOptimizer<'_>, &Mean<'_, Burn>) -> distribute::Result<R> + Sync,
-    ) -> distribute::Result<PerReplica<R>> {
-        strategy.run((model, optimizer), |context, (net, optimizer)| {
-            body(context, &optimizer, &|own, examples| Ok(context.average_loss(losses(net, own)?, examples)))
-        })
-    }
-
-    fn number(loss: &Tensor<1>) -> distribute::Result<f64> {
-        Ok(f64::from(loss.clone().into_scalar::<f32>()))
+        body: impl Fn(&ReplicaContext, &ReplicaOptimizer<'_>, &Mean<'_, Burn>) -> Run<Burn> + Sync,
+    ) -> distribute::Result<PerReplica<f64>> {
+        let losses = strategy.run_step((model, optimizer), |context, (net, optimizer)| {
+            body(context, &optimizer, &|own, examples| Ok(mean(context, net, own, examples)?))
+        })?;
+        let values = losses.into_values().into_iter().map(|loss| f64::from(loss.into_scalar::<f32>()));
+        Ok(PerReplica::new(values.collect()))
     }
 
     fn gradients(
@@ -204,7 +221,8 @@ impl Library for Burn {
         examples: usize,
     ) -> Result<Vec<Vec<f32>>, Stop> {
         let net = Net::new(kind, &Device::flex().autodiff()).map(&mut Fill(values.iter()));
-        let gradients = losses(&net, own)?.sum().div_scalar(examples as f64).backward();
+        let (x, y) = tensors(own, &Device::flex().autodiff());
+        let gradients = losses(&net, x, y)?.sum().div_scalar(examples as f64).backward();
         let mut of = Gradients(&gradients, Ok(Vec::new()));
         net.visit(&mut of);
         of.1
@@ -237,13 +255,18 @@ impl Library for Burn {
         optimizer: &Optimizer,
         slopes: impl Fn(&ReplicaContext, usize) -> Option<Vec<f64>> + Sync,
     ) -> distribute::Result<()> {
-        let step = |context: &ReplicaContext, (bag, optimizer): (&Bag, ReplicaOptimizer<'_>)| {
-            let device = context.burn_device()?;
+        let step = |context: &ReplicaContext,
+                    (bag, optimizer): (&Bag, ReplicaOptimizer<'_>)|
+         -> distribute::Result<()> {
+            let (device, compiled) = (context.burn_device()?, is_compiled(strategy));
             let mut loss: Option<Tensor<1>> = None;
             for (index, variable) in bag.all.iter().enumerate() {
                 if let Some(slopes) = slopes(context, index) {
                     let variable = variable.val();
-                    let slopes = Tensor::from_data(TensorData::from(&slopes[..]), (&device, variable.dtype()));
+                    let slopes = match compiled {
+                        true => context.tensor::<1>(&Array::from(slopes))?.cast(variable.dtype()),
+                        false => Tensor::from_data(TensorData::from(&slopes[..]), (&device, variable.dtype())),
+                    };
                     let term = (variable * slopes).sum();
                     loss = Some(loss.map_or(term.clone(), |loss| loss + term));
                 }
@@ -251,7 +274,7 @@ impl Library for Burn {
             let loss = loss.ok_or_else(|| distribute::Error::program(Fault("no variable has slopes".to_owned())))?;
             Ok(optimizer.minimize(context, &loss)?)
         };
-        strategy.run((bag, optimizer), step).map(drop)
+        strategy.run_step((bag, optimizer), step).map(drop)
     }
 
     fn trainer(

@@ -15,7 +15,7 @@ use distribute::prelude::{Dataset, PerReplica, ReplicaContext, Strategy};
 use distribute::train::history::History;
 use distribute::train::metrics::Metrics;
 
-use super::{Batch, Build, CLASSES, INPUTS, Kind, Library, Mean, variables};
+use super::{Batch, Build, CLASSES, INPUTS, Kind, Library, Mean, Run, variables};
 use crate::check::Stop;
 
 pub(crate) enum Candle {}
@@ -132,20 +132,17 @@ impl Library for Candle {
         Ok(model.freeze(frozen)?)
     }
 
-    fn run<R: Send>(
+    fn run(
         strategy: &Strategy,
         model: &Model<Net>,
         optimizer: &Optimizer,
-        body: impl Fn(&ReplicaContext, &ReplicaOptimizer<'_>, &Mean<'_, Candle>) -> distribute::Result<R> + Sync,
-    ) -> distribute::Result<PerReplica<R>> {
+        body: impl Fn(&ReplicaContext, &ReplicaOptimizer<'_>, &Mean<'_, Candle>) -> Run<Candle> + Sync,
+    ) -> distribute::Result<PerReplica<f64>> {
         let dtype = model.variables()[0].components()[0].dtype();
         strategy.run((model, optimizer), |context, (net, optimizer)| {
-            body(context, &optimizer, &|own, examples| Ok(context.average_loss(&losses(net, dtype, own)?, examples)?))
+            let mean = |own: &Batch, examples| Ok(context.average_loss(&losses(net, dtype, own)?, examples)?);
+            Ok(f64::from(body(context, &optimizer, &mean)?.to_scalar::<f32>()?))
         })
-    }
-
-    fn number(loss: &Tensor) -> distribute::Result<f64> {
-        Ok(f64::from(loss.to_scalar::<f32>()?))
     }
 
     fn gradients(

@@ -11,7 +11,7 @@ use distribute::values::TensorStorage;
 
 use super::models::{TOLERANCE, UNEVEN, audit, built, minimize, parameters, parameters_with, train_by};
 use crate::check::{Fault, Stop, check, check_eq};
-use crate::conditions::{in_one_process, unless_whole};
+use crate::conditions::{in_one_process, is_compiled, unless_whole};
 use crate::library::{Batch, Build, Kind, Library, elements, variables};
 
 pub(super) fn apart(a: &[f32], b: &[f32]) -> f32 {
@@ -69,11 +69,16 @@ pub(crate) fn taken_back<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
             let whole = Batch::new(step, 12);
             let outcome = L::run(strategy, &model, &optimizer, |context, optimizer, mean| {
                 let own = whole.share(context);
-                optimizer.accumulate(context, &mean(&own, 12)?).map_err(Into::into)?;
+                // Compiled steps accumulate nothing.
+                if !is_compiled(strategy) {
+                    optimizer.accumulate(context, &mean(&own, 12)?).map_err(Into::into)?;
+                }
                 if failing && context.replica_id() == last {
                     return Err(distribute::Error::program(Fault("as planned".to_owned())));
                 }
-                optimizer.minimize(context, &mean(&own, 12)?).map_err(Into::into)
+                let loss = mean(&own, 12)?;
+                optimizer.minimize(context, &loss).map_err(Into::into)?;
+                Ok(loss)
             });
             check_eq!(outcome.is_err(), failing, "whether the step failed");
         }
@@ -150,15 +155,12 @@ pub(crate) fn accumulated<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
             let whole = Batch::new(step, 24);
             L::run(strategy, &model, &optimizer, |context, optimizer, mean| {
                 let own = whole.share(context);
-                for part in 0..parts {
-                    let loss = mean(&own.part(parts, part), 24)?;
-                    let made = match part + 1 < parts {
-                        true => optimizer.accumulate(context, &loss),
-                        false => optimizer.minimize(context, &loss),
-                    };
-                    made.map_err(Into::into)?;
+                for part in 0..parts - 1 {
+                    optimizer.accumulate(context, &mean(&own.part(parts, part), 24)?).map_err(Into::into)?;
                 }
-                Ok(())
+                let loss = mean(&own.part(parts, parts - 1), 24)?;
+                optimizer.minimize(context, &loss).map_err(Into::into)?;
+                Ok(loss)
             })?;
         }
         parameters::<L>(strategy, &model, 0)
@@ -178,7 +180,7 @@ pub(crate) fn mixed_precision<L: Library>(strategy: &Strategy) -> Result<(), Sto
             let losses = L::run(strategy, &model, &optimizer, |context, optimizer, mean| {
                 let loss = mean(&whole.share(context), 16)?;
                 optimizer.minimize(context, &loss).map_err(Into::into)?;
-                L::number(&loss)
+                Ok(loss)
             })?;
             last = strategy.reduce(ReduceOp::Sum, &losses, Axis::None)?;
             if step == 0 {
@@ -209,7 +211,8 @@ pub(crate) fn overflow<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
             let bad = bad && context.replica_id() + 1 == context.num_replicas_in_sync();
             let factor = if bad { f64::INFINITY } else { 1.0 };
             let loss = L::Tensors::scale(&mean(&whole.share(context), 16)?, factor).map_err(Into::into)?;
-            optimizer.minimize(context, &loss).map_err(Into::into)
+            optimizer.minimize(context, &loss).map_err(Into::into)?;
+            Ok(loss)
         })
     };
     step(true)?;
@@ -345,7 +348,7 @@ pub(crate) fn model_of_another<L: Library>(strategy: &Strategy) -> Result<(), St
     let other = MirroredStrategy::builder().devices(devices).build()?;
     let model = built::<L>(&other, Kind::Dense)?;
     let optimizer = Sgd::new(0.1).build(&model)?;
-    let refused = L::run(strategy, &model, &optimizer, |_, _, _| Ok(()));
+    let refused = L::run(strategy, &model, &optimizer, |_, _, mean| mean(&Batch::new(0, 4), 4));
     check!(refused.is_err_and(|error| error.to_string().contains("components")), "a model of another strategy was run");
     Ok(())
 }
