@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use distribute::collectives::on_local_ranks;
 use distribute::optim::StepTimes;
 use distribute::prelude::*;
+use distribute::strategy::TpuStrategy;
 use serde::{Deserialize, Serialize};
 
 use super::spread::spread;
@@ -177,7 +178,11 @@ fn arrangements(flags: &Flags, library: Library, model: Model) -> Result<Vec<Arr
             ("workers", "MultiWorkerMirrored", processes, processes),
             ("sharded", "FullySharded", processes, processes),
             ("sharded-in-turn", "FullySharded, overlap(false)", processes, processes),
-        ],
+            ("mirrored", "Mirrored", 2, 1),
+        ]
+        .into_iter()
+        .chain(compiled())
+        .collect(),
         Api::All => {
             let mut all = vec![
                 ("independent", "no strategy, independent processes", 2, 2),
@@ -191,6 +196,8 @@ fn arrangements(flags: &Flags, library: Library, model: Model) -> Result<Vec<Arr
             if library == Library::Burn {
                 all.push(("mirrored-own", "Mirrored, burn's own AdamW", 2, 1));
                 all.push(("sharded", "FullySharded", processes, processes));
+                all.push(("fit", "Mirrored, Trainer::fit", 2, 1));
+                all.extend(compiled());
             }
             all
         }
@@ -208,6 +215,19 @@ fn arrangements(flags: &Flags, library: Library, model: Model) -> Result<Vec<Arr
             ("workers-audit-always", "MultiWorkerMirrored, audited in every step", 2, 2),
         ],
     })
+}
+
+/// Returns the arrangements of compiled programs, on XLA's plugin for CPUs.
+fn compiled() -> Vec<Arrangement> {
+    if std::env::var_os("DISTRIBUTE_PJRT_PLUGIN").is_none() {
+        println!("skipped: Tpu on XLA's plugin for CPUs: DISTRIBUTE_PJRT_PLUGIN does not name it (xtask pjrt --fetch)");
+        return Vec::new();
+    }
+    vec![
+        ("tpu", "Tpu on XLA:CPU, run_step", 2, 1),
+        ("tpu-fit", "Tpu on XLA:CPU, Trainer::fit", 2, 1),
+        ("tpu-fit-many", "Tpu on XLA:CPU, steps_per_execution(8)", 2, 1),
+    ]
 }
 
 pub(crate) fn run(flags: &Flags) -> Result<(), String> {
@@ -345,6 +365,7 @@ fn strategy_of(arrangement: &str) -> Result<Strategy, String> {
     match arrangement {
         "one" => MirroredStrategy::builder().build(),
         name if name.starts_with("workers") => MultiWorkerMirroredStrategy::builder().build(),
+        name if name.starts_with("tpu") => TpuStrategy::builder().replicas(2).build(),
         "sharded" => FullyShardedStrategy::builder().build(),
         "sharded-in-turn" => FullyShardedStrategy::builder().overlap(false).build(),
         _ => MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build(),

@@ -88,7 +88,6 @@ pub(super) fn transposed(
     let mut convolution = geometry.convolution();
     convolution.lhs_dilation.clone_from(&geometry.strides);
     convolution.rhs_dilation.clone_from(&geometry.dilation);
-    convolution.reversal = vec![true; geometry.strides.len()];
     (convolution.kernel_input_feature_dimension, convolution.kernel_output_feature_dimension) = (0, 1);
     for (dim, &(low, _)) in geometry.padding.iter().enumerate() {
         let reach = signed(geometry.dilation[dim]) * (signed(weight.shape[dim + 2]) - 1);
@@ -99,6 +98,9 @@ pub(super) fn transposed(
     let groups = geometry.groups;
     let dims = weight.shape.to_vec();
     convolve(l, [x, weight], convolution, bias, out, |b, weight| {
+        // A window that is reversed by the convolution itself is slow on XLA's CPUs.
+        let spatial: Vec<usize> = (2..dims.len()).collect();
+        let weight = b.reverse(weight, &spatial)?;
         if groups == 1 {
             return Ok(weight);
         }

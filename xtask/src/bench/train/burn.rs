@@ -1,6 +1,6 @@
 //! Models of burn.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use burn::module::Module;
 use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig, generate_autoregressive_mask};
@@ -11,8 +11,14 @@ use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, L
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::activation::{gelu, log_softmax, relu};
 use burn::tensor::{Device, Int, Tensor};
-use distribute::prelude::Strategy;
-use distribute_burn::{Adam, BurnContext, BurnStrategy, Error};
+use distribute::input::Array;
+use distribute::optim::StepTimes;
+use distribute::prelude::{Dataset, Strategy};
+use distribute::train::metrics::Metrics;
+use distribute_burn::{
+    Adam, BurnContext, BurnStrategy, Error, Fit, Inputs as Tensors, Loss, SparseCategoricalCrossentropy, Targets,
+    Trainer, TrainingData,
+};
 
 use super::data::{self, BATCHES, TOKENS, VOCABULARY};
 use super::{Measured, in_step, independent, strategy_of};
@@ -164,13 +170,21 @@ impl Net {
 pub(super) fn run(arrangement: &str, model: super::Model, time: Duration) -> Result<Measured, String> {
     match arrangement {
         "independent" => plain(model, time),
+        name @ ("fit" | "tpu-fit") => fitted(&strategy_of(name)?, model, time, 1),
+        name @ "tpu-fit-many" => fitted(&strategy_of(name)?, model, time, 8),
+        "tpu" => in_programs(&strategy_of("tpu")?, model, time),
         name => ours(&strategy_of(name)?, model, time, name == "mirrored-own"),
     }
 }
 
+/// Returns the number of batches that are repeated.
+fn count(model: super::Model) -> usize {
+    if model == super::Model::Wide { 2 } else { BATCHES }
+}
+
 /// Returns the batches of one replica.
 fn batches(model: super::Model, replica: usize, device: &Device) -> Vec<(Inputs, Tensor<1, Int>)> {
-    let (batch, count) = (model.batch(), if model == super::Model::Wide { 2 } else { BATCHES });
+    let (batch, count) = (model.batch(), count(model));
     let rows = batch * count;
     let signed = |all: &[u32]| all.iter().map(|x| *x as i32).collect::<Vec<i32>>();
     (0..count)
@@ -240,4 +254,102 @@ fn ours(strategy: &Strategy, model: super::Model, time: Duration, with_own: bool
             .map(drop)
     })?;
     Ok(Measured::of(samples_per_s, optimizer.times()))
+}
+
+/// The inputs and the targets of some batches, in arrays.
+enum Arrays {
+    Numbers(Array<f32>, Array<u32>),
+    Tokens(Array<u32>, Array<u32>),
+}
+
+/// Returns the examples of this many batches.
+fn arrays(model: super::Model, batch: usize, count: usize) -> distribute::Result<Arrays> {
+    let rows = batch * count;
+    if model == super::Model::Transformer {
+        let (tokens, next) = data::sequences(rows);
+        return Ok(Arrays::Tokens(Array::new([rows, TOKENS], tokens)?, Array::new([rows, TOKENS], next)?));
+    }
+    let width = if model == super::Model::Wide { data::WIDTH } else { 784 };
+    Ok(Arrays::Numbers(Array::new([rows, width], data::pixels(rows * width))?, Array::from(data::labels(rows))))
+}
+
+/// Trains by a loop whose steps are compiled programs.
+fn in_programs(strategy: &Strategy, model: super::Model, time: Duration) -> Result<Measured, String> {
+    let global_batch = model.batch() * strategy.num_replicas_in_sync();
+    let rows = if model == super::Model::Transformer { global_batch * TOKENS } else { global_batch };
+    let net = strategy.scope(|device| Net::new(model, device)).map_err(text)?;
+    let optimizer = Adam::new(1e-3).build(&net).map_err(text)?;
+    let examples = arrays(model, model.batch(), 1).map_err(text)?;
+    let samples_per_s = in_step(strategy, time, global_batch, |_| {
+        let step = strategy.run_step((&net, &optimizer), |context, (net, optimizer)| {
+            let (x, y) = match &examples {
+                Arrays::Numbers(x, y) => (Inputs::Numbers(context.tensor(x)?), context.int_tensor::<1>(y)?),
+                Arrays::Tokens(x, y) => {
+                    let y = context.int_tensor::<2>(y)?;
+                    (Inputs::Tokens(context.int_tensor(x)?), y.flatten::<1>(0, 1))
+                }
+            };
+            let losses = log_softmax(net.forward(x), 1).gather(1, y.unsqueeze_dim(1)).neg();
+            optimizer.minimize(context, &context.average_loss(losses, rows))?;
+            Ok::<_, Error>(())
+        });
+        step.map(drop)
+    })?;
+    Ok(Measured::of(samples_per_s, optimizer.times()))
+}
+
+/// Trains by `Trainer::fit`.
+fn fitted(strategy: &Strategy, model: super::Model, time: Duration, steps: usize) -> Result<Measured, String> {
+    let global_batch = model.batch() * strategy.num_replicas_in_sync();
+    let (batches, settings) = (count(model), (time, steps, global_batch));
+    let rate = match arrays(model, global_batch, batches).map_err(text)? {
+        Arrays::Numbers(x, y) => {
+            let data = Dataset::from_tensor_slices((x, y)).batch(global_batch);
+            fit::<Tensor<2>, Tensor<1, Int>, _, 2>(
+                strategy,
+                (model, |net, x| net.forward(Inputs::Numbers(x))),
+                (batches, |passes| data.clone().repeat(passes)),
+                settings,
+            )
+        }
+        Arrays::Tokens(x, y) => {
+            let data = Dataset::from_tensor_slices((x, y)).batch(global_batch);
+            let forward = |net: &Net, x: Tensor<2, Int>| {
+                let rows = x.dims()[0];
+                net.forward(Inputs::Tokens(x)).reshape([rows, TOKENS, VOCABULARY])
+            };
+            fit::<Tensor<2, Int>, Tensor<2, Int>, _, 3>(
+                strategy,
+                (model, forward),
+                (batches, |passes| data.clone().repeat(passes)),
+                settings,
+            )
+        }
+    };
+    Ok(Measured::of(rate.map_err(text)?, StepTimes::default()))
+}
+
+/// Returns the samples per second of a trainer. `data` returns some passes over a number of batches.
+fn fit<X: Tensors, Y: Targets, T: TrainingData<X, Y>, const D: usize>(
+    strategy: &Strategy,
+    (model, forward): (super::Model, fn(&Net, X) -> Tensor<D>),
+    (batches, data): (usize, impl Fn(usize) -> T),
+    (time, steps, global_batch): (Duration, usize, usize),
+) -> distribute_burn::Result<f64>
+where
+    SparseCategoricalCrossentropy: Loss<D, Y>,
+{
+    let adam = |model: &_| Adam::new(1e-3).build(model);
+    let loss = SparseCategoricalCrossentropy;
+    let new = |device: &Device| Net::new(model, device);
+    let mut trainer = Trainer::new(strategy, new, forward, adam, loss, Metrics::new())?;
+    let mut run = |passes: usize| -> distribute_burn::Result<f64> {
+        let started = Instant::now();
+        trainer.fit(&data(passes), Fit::epochs(1).steps_per_execution(steps))?;
+        Ok(started.elapsed().as_secs_f64())
+    };
+    run(2)?;
+    let estimate = run(2)? / 2.0;
+    let passes = ((time.as_secs_f64() / estimate) as usize).max(2);
+    Ok((passes * batches * global_batch) as f64 / run(passes)?)
 }
