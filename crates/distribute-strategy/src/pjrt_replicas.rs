@@ -5,10 +5,12 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use distribute_cluster::tpu::Topology;
 use distribute_device::pjrt::{CacheOutcome, Client, CompileOptions, Executable, PjrtDevice, ProgramCache};
 use distribute_notice::warn;
 use distribute_types::{FNV64, fnv1a_64};
 
+use crate::tpu::placement::topology;
 use crate::{Error, Result};
 
 /// The PJRT devices of the replicas of this process.
@@ -45,6 +47,19 @@ impl PjrtReplicas {
     /// Returns each replica's device.
     pub fn devices(&self) -> &[PjrtDevice] {
         &self.devices
+    }
+
+    /// Returns the mesh of all devices of the plugin, by the coordinates that it tells. Devices without coordinates,
+    /// such as those of XLA's plugin for CPUs, are a line.
+    ///
+    /// # Errors
+    /// [`Error::Cluster`] if devices share a place, or there are too many places; [`Error::Devices`] if a coordinate is
+    /// negative.
+    ///
+    /// # Source
+    /// `tf.tpu.experimental.initialize_tpu_system`, which returns the topology.
+    pub fn topology(&self) -> Result<Topology> {
+        topology(&self.client.devices())
     }
 
     /// Returns the programs that a tensor library's integration keeps with the devices; `None` if another one keeps

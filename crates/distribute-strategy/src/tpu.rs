@@ -1,15 +1,20 @@
 //! Replicas on TPUs, or on other devices of a PJRT plugin.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use distribute_cluster::tpu::{DeviceAssignment, local_chips};
-use distribute_device::pjrt::{Client, ClientOptions, PjrtDevice, Plugin, ProgramCache, Search};
+use distribute_cluster::tpu::{AssignmentOptions, DeviceAssignment, TpuResolver, local_chips};
+use distribute_device::pjrt::{Client, ClientOptions, Plugin, ProgramCache, Search};
 use distribute_device::{DeviceKind, DeviceSpec};
 
 use crate::alone::refuse_lonely;
 use crate::pjrt_replicas::PjrtSettings;
 use crate::{CommunicationOptions, Error, PjrtReplicas, Replicas, Result, Strategy, StrategyExtended};
+
+pub(crate) mod placement;
+#[cfg(test)]
+mod tests;
 
 /// Synchronous training on the TPU of this machine, or on other devices that a PJRT plugin opens.
 ///
@@ -44,13 +49,21 @@ impl TpuStrategy {
     }
 }
 
+/// How replicas get their cores.
+#[derive(Clone, Debug)]
+enum Assignment {
+    Given(DeviceAssignment),
+    Built(AssignmentOptions),
+}
+
 /// Builds a [`TpuStrategy`].
 #[derive(Clone, Debug, Default)]
 #[must_use]
 pub struct TpuBuilder {
     plugin: Option<PathBuf>,
     replicas: Option<usize>,
-    assignment: Option<DeviceAssignment>,
+    resolver: Option<Arc<TpuResolver>>,
+    assignment: Option<Assignment>,
     timeout: Option<Duration>,
     dump: Option<PathBuf>,
     cache: Option<PathBuf>,
@@ -71,12 +84,29 @@ impl TpuBuilder {
         self
     }
 
+    /// Sets the resolver of the TPU, which is to be of one host. Building waits until the TPU is healthy, and compares
+    /// its number of cores with the plugin's. Default: the plugin's devices, whatever they are.
+    ///
+    /// # Source
+    /// The argument `tpu_cluster_resolver` of `tf.distribute.TPUStrategy`.
+    pub fn resolver(mut self, resolver: impl Into<Arc<TpuResolver>>) -> Self {
+        self.resolver = Some(resolver.into());
+        self
+    }
+
     /// Sets the core of each replica. Default: cores in the order of the plugin.
     ///
     /// # Source
     /// The argument `experimental_device_assignment` of `tf.distribute.TPUStrategy`.
     pub fn device_assignment(mut self, assignment: DeviceAssignment) -> Self {
-        self.assignment = Some(assignment);
+        self.assignment = Some(Assignment::Given(assignment));
+        self
+    }
+
+    /// Assigns cores to replicas by the [topology](PjrtReplicas::topology) of the plugin's devices, in place of an
+    /// assignment that is given.
+    pub fn assign(mut self, options: AssignmentOptions) -> Self {
+        self.assignment = Some(Assignment::Built(options));
         self
     }
 
@@ -105,16 +135,20 @@ impl TpuBuilder {
     ///
     /// # Errors
     /// [`Error::Device`] if there is no plugin, or it has no devices, or does not answer in time, or if the folder of
-    /// [`program_cache`](TpuBuilder::program_cache) cannot be made; [`Error::Devices`]
-    /// for another number of replicas than of devices, or an assignment that gives a replica several cores, since
-    /// programs are not partitioned; [`Error::Alone`] if this process is one of several: each process of a TPU of
-    /// several hosts would need the devices of the others.
+    /// [`program_cache`](TpuBuilder::program_cache) cannot be made; [`Error::Devices`] for another number of replicas
+    /// than of devices, for a resolver whose TPU has several hosts or another number of cores, or for an assignment
+    /// that gives a replica several cores, since programs are not partitioned; [`Error::Cluster`] if the TPU is not
+    /// healthy, or an assignment does not fit it; [`Error::Alone`] if this process is one of several: each process of
+    /// a TPU of several hosts would need the devices of the others.
     pub fn build(self) -> Result<Strategy> {
         refuse_lonely("TpuStrategy")?;
         let timeout = self.timeout.unwrap_or(TIMEOUT);
         let wrong = |problem: String| Error::Devices { strategy: "TpuStrategy", problem };
         if self.replicas == Some(0) {
             return Err(wrong("0 replicas were asked for; ask for at least one".to_owned()));
+        }
+        if let Some(resolver) = &self.resolver {
+            placement::check_hosts(resolver, timeout)?;
         }
         let search = self.plugin.map_or_else(Search::new, Search::file).with_tpu_chips(local_chips().is_some());
         let plugin = Plugin::open(&search, Instant::now() + timeout)?;
@@ -126,8 +160,15 @@ impl TpuBuilder {
         }
         let client = Client::create(&plugin, options, Instant::now() + timeout)?;
         let all = client.addressable_devices();
-        let devices = match &self.assignment {
-            Some(assignment) => assigned(assignment, &all).map_err(wrong)?,
+        if let Some(resolver) = &self.resolver {
+            placement::check_cores(resolver, all.len())?;
+        }
+        let devices = match self.assignment {
+            Some(Assignment::Given(assignment)) => placement::assigned(&assignment, &all).map_err(wrong)?,
+            Some(Assignment::Built(options)) => {
+                let assignment = DeviceAssignment::build(placement::topology(&client.devices())?, options)?;
+                placement::assigned(&assignment, &all).map_err(wrong)?
+            }
             None => all[..self.replicas.unwrap_or(all.len()).min(all.len())].to_vec(),
         };
         if devices.is_empty() || self.replicas.is_some_and(|replicas| replicas != devices.len()) {
@@ -146,34 +187,6 @@ impl TpuBuilder {
         let settings = PjrtSettings { timeout, dump: self.dump, cache };
         Ok(Strategy::new(TpuStrategy { replicas, pjrt: PjrtReplicas::new(client, devices, settings) }))
     }
-}
-
-/// Returns the device of each replica's core, found by its coordinates.
-fn assigned(assignment: &DeviceAssignment, devices: &[PjrtDevice]) -> std::result::Result<Vec<PjrtDevice>, String> {
-    if assignment.num_cores_per_replica() != 1 {
-        let cores = assignment.num_cores_per_replica();
-        return Err(format!(
-            "the assignment gives each replica {cores} cores; programs are not partitioned, so give each one core"
-        ));
-    }
-    let of = |replica: u32| -> std::result::Result<PjrtDevice, String> {
-        let [x, y, z, core] = assignment.coordinates(replica, 0).map_err(|error| error.to_string())?.map(i64::from);
-        let is_there = |device: &&PjrtDevice| {
-            let description = device.description();
-            let at = description.coords().unwrap_or_default();
-            let coordinate = |axis: usize| at.get(axis).copied().unwrap_or(0);
-            [coordinate(0), coordinate(1), coordinate(2)] == [x, y, z]
-                && description.core_on_chip().unwrap_or(0) == core
-        };
-        let found = devices.iter().find(is_there).cloned();
-        found.ok_or_else(|| {
-            format!(
-                "the assignment gives replica {replica} the core [{x}, {y}, {z}, {core}], which this process does not \
-                 have"
-            )
-        })
-    };
-    (0..assignment.num_replicas()).map(of).collect()
 }
 
 /// How long the end of the devices waits at most for programs that have not ended.

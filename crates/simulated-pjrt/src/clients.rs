@@ -36,7 +36,8 @@ unsafe impl Send for DeviceObject {}
 // SAFETY: as above.
 unsafe impl Sync for DeviceObject {}
 
-const COORDS: &[i64; 3] = &[1, 2, 3];
+/// The place of a device whose own the script does not tell.
+const PLACE: [i64; 4] = [1, 2, 3, 1];
 const PLATFORM: &str = "simulated";
 const VERSION: &str = "simulated 1";
 const DEVICE_KIND: &str = "Simulated v1";
@@ -47,10 +48,17 @@ fn named(name: &'static str, kind: ValueType, value: NamedValueUnion, value_size
 
 /// Makes devices.
 pub(crate) fn devices(count: usize) -> Arc<[DeviceObject]> {
-    let list = NamedValueUnion { int64_array_value: COORDS.as_ptr() };
-    let coords = named("coords", ValueType::INT64_LIST, list, COORDS.len());
-    let core = named("core_on_chip", ValueType::INT64, NamedValueUnion { int64_value: 1 }, 1);
-    (0..count as i32).map(|id| DeviceObject { id, name: format!("SIM_{id}"), attributes: [coords, core] }).collect()
+    let places = &script().places;
+    let device = |id: usize| {
+        let [x, y, z, core] = places.get(id).copied().unwrap_or(PLACE);
+        // Descriptions are read as long as the plugin is there.
+        let coords: &'static [i64; 3] = Box::leak(Box::new([x, y, z]));
+        let list = NamedValueUnion { int64_array_value: coords.as_ptr() };
+        let coords = named("coords", ValueType::INT64_LIST, list, coords.len());
+        let core = named("core_on_chip", ValueType::INT64, NamedValueUnion { int64_value: core }, 1);
+        DeviceObject { id: id as i32, name: format!("SIM_{id}"), attributes: [coords, core] }
+    };
+    (0..count).map(device).collect()
 }
 
 /// Returns the addresses of devices, as lists of C have them.

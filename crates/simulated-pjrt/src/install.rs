@@ -25,6 +25,10 @@ pub fn install(dir: &Path, script: &Script) -> Result<Installed> {
 }
 
 fn install_as(path: &Path, script: &Script) -> Result<Installed> {
+    if path.exists() {
+        // It may be open, and code that runs must not be overwritten.
+        return Err(Error::new(ErrorKind::AlreadyExists, format!("{} is there already", path.display())));
+    }
     let program = env::current_exe()?;
     let built = find(&program).ok_or_else(|| {
         let text = format!("{FILE} is not next to {}; `cargo build -p simulated-pjrt` makes it", program.display());

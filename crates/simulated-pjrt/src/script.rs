@@ -41,6 +41,8 @@ pub struct Script {
     pub late_ms: BTreeMap<String, u64>,
     /// The number of devices.
     pub devices: usize,
+    /// The place of each device: x, y and z of its chip, and the number of its core there.
+    pub places: Vec<[i64; 4]>,
 }
 
 impl Default for Script {
@@ -58,6 +60,7 @@ impl Default for Script {
             stuck: Vec::new(),
             late_ms: BTreeMap::new(),
             devices: 4,
+            places: Vec::new(),
         }
     }
 }
