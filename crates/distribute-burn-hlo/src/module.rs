@@ -118,8 +118,14 @@ pub(crate) fn lower(l: &mut Lowering<'_>, operation: &ModuleOperationIr) -> Resu
             let windows = Windows::of(op.kernel_size, op.stride, op.padding, op.dilation);
             pooling::max_with_indices(l, &op.x, &windows, [&op.out, &op.out_indices])
         }
-        Op::MaxPool1dWithIndicesBackward(op) => pooling::max_backward(l, [&op.grad, &op.indices], &op.out),
-        Op::MaxPool2dWithIndicesBackward(op) => pooling::max_backward(l, [&op.grad, &op.indices], &op.out),
+        Op::MaxPool1dWithIndicesBackward(op) => {
+            let windows = Windows::of([op.kernel_size], [op.stride], [op.padding], [op.dilation]);
+            pooling::max_backward(l, [&op.grad, &op.indices], &windows, &op.out)
+        }
+        Op::MaxPool2dWithIndicesBackward(op) => {
+            let windows = Windows::of(op.kernel_size, op.stride, op.padding, op.dilation);
+            pooling::max_backward(l, [&op.grad, &op.indices], &windows, &op.out)
+        }
         Op::Interpolate(op) => interpolate::interpolate(l, &op.x, &op.options, &op.out),
         Op::InterpolateBackward(op) => interpolate::interpolate_backward(l, &op.grad, &op.options, &op.out),
         Op::Attention(op) => attention::attention(l, op),

@@ -7,7 +7,7 @@ use burn_ir::{
     Conv1dOptionsIr, Conv2dOptionsIr, Conv3dOptionsIr, ConvTranspose1dOptionsIr, ConvTranspose2dOptionsIr,
     ConvTranspose3dOptionsIr, TensorIr,
 };
-use distribute_hlo::{Builder, Convolution, Value};
+use distribute_hlo::{Builder, Convolution, DotDimensions, Value};
 
 use super::numbers::{narrow, signed, sum_element, widen};
 use crate::{Lowering, Result};
@@ -124,6 +124,10 @@ pub(super) fn weight_backward(
     geometry: &Geometry,
     out: &TensorIr,
 ) -> Result<()> {
+    let positions: usize = out.shape[2..].iter().product();
+    if geometry.groups == 1 && positions <= PRODUCTS && positions < output_grad.shape[2..].iter().product() {
+        return weight_by_products(l, [x, output_grad], geometry, out);
+    }
     let mut convolution = geometry.convolution();
     (convolution.feature_group_count, convolution.batch_group_count) = (1, geometry.groups);
     // Channels of the input count as examples, and examples as channels.
@@ -138,6 +142,68 @@ pub(super) fn weight_backward(
         windows + extent - signed(x.shape[dim + 2]) - low
     });
     convolve(l, [x, output_grad], convolution, None, out, |_, kernel| Ok(kernel))
+}
+
+/// The largest number of a kernel's elements whose gradients are a product of matrices, for which the inputs are
+/// repeated as often. At the precision of f32, libtpu 0.0.51 does not come to an end with convolutions of large
+/// windows, as gradients of kernels are.
+const PRODUCTS: usize = 64;
+
+/// The gradient of a convolution's kernel: the product of the inputs that each element was multiplied with, and of the
+/// gradients.
+fn weight_by_products(
+    l: &mut Lowering<'_>,
+    [x, output_grad]: [&TensorIr; 2],
+    geometry: &Geometry,
+    out: &TensorIr,
+) -> Result<()> {
+    let (input, grad, ty) = (l.operand(x)?, l.operand(output_grad)?, l.type_of(out)?);
+    let (kernel, counts, spatial) = (&ty.dims[2..], &output_grad.shape[2..], ty.ndim() - 2);
+    let rows = output_grad.shape[0] * counts.iter().product::<usize>();
+    let value = l.build(|b| {
+        // Channels last, so that there are two matrices with a row for each place.
+        let last: Vec<usize> = [0].into_iter().chain(2..ty.ndim()).chain([1]).collect();
+        let grad = b.transpose(grad, &last)?;
+        let grad = b.reshape(grad, &[rows, ty.dims[0]])?;
+        let input = b.transpose(input, &last)?;
+        let (mut low, mut high) = (vec![0; ty.ndim()], vec![0; ty.ndim()]);
+        for dim in 0..spatial {
+            low[dim + 1] = signed(geometry.padding[dim].0);
+            let reach = (kernel[dim] - 1) * geometry.dilation[dim] + (counts[dim] - 1) * geometry.strides[dim] + 1;
+            high[dim + 1] = signed(reach) - signed(x.shape[dim + 2]) - low[dim + 1];
+        }
+        let zero = b.full(b.type_of(input)?.with_dims([]), 0)?;
+        let padded = b.pad(input, zero, &low, &high, &vec![0; ty.ndim()])?;
+        let dimensions = DotDimensions {
+            lhs_contracting: vec![0],
+            rhs_contracting: vec![0],
+            element: Some(sum_element(ty.element)),
+            ..DotDimensions::default()
+        };
+        let mut parts = Vec::with_capacity(kernel.iter().product());
+        for element in 0..kernel.iter().product() {
+            let (mut start, mut limit, mut strides) =
+                (vec![0; ty.ndim()], b.type_of(padded)?.dims.clone(), vec![1; ty.ndim()]);
+            let mut rest = element;
+            for dim in (0..spatial).rev() {
+                let stride = geometry.strides[dim];
+                start[dim + 1] = rest % kernel[dim] * geometry.dilation[dim];
+                limit[dim + 1] = start[dim + 1] + (counts[dim] - 1) * stride + 1;
+                strides[dim + 1] = stride;
+                rest /= kernel[dim];
+            }
+            let used = b.slice(padded, &start, &limit, &strides)?;
+            parts.push(b.reshape(used, &[rows, ty.dims[1]])?);
+        }
+        let used = b.concatenate(&parts, 1)?;
+        let all = b.dot_general(grad, used, &dimensions)?;
+        // [output channels, elements of the kernel, input channels]
+        let all = b.reshape(all, &[ty.dims[0], parts.len(), ty.dims[1]])?;
+        let all = b.transpose(all, &[0, 2, 1])?;
+        let all = b.reshape(all, &ty.dims)?;
+        narrow(b, all, ty.element)
+    })?;
+    l.set(out, value)
 }
 
 /// Sets a result to a convolution with a bias of its channels. Sums are rounded once.

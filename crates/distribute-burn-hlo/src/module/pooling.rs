@@ -103,7 +103,73 @@ pub(super) fn max_with_indices(
 }
 
 /// Adds each gradient to the place that its index names. A negative index names none.
-pub(super) fn max_backward(l: &mut Lowering<'_>, [grad, indices]: [&TensorIr; 2], out: &TensorIr) -> Result<()> {
+pub(super) fn max_backward(
+    l: &mut Lowering<'_>,
+    [grad, indices]: [&TensorIr; 2],
+    windows: &[Windows],
+    out: &TensorIr,
+) -> Result<()> {
+    match windows.iter().map(|windows| windows.kernel).product::<usize>() <= COMPARISONS {
+        true => by_comparisons(l, [grad, indices], windows, out),
+        false => by_scattering(l, [grad, indices], out),
+    }
+}
+
+/// The largest number of a window's elements that are each compared with the indices. Scattering is slow on TPUs.
+const COMPARISONS: usize = 64;
+
+/// Adds gradients to those elements of their windows that have the indices, one element of all windows after another.
+fn by_comparisons(
+    l: &mut Lowering<'_>,
+    [grad, indices]: [&TensorIr; 2],
+    windows: &[Windows],
+    out: &TensorIr,
+) -> Result<()> {
+    let (grad, indices, ty) = (l.operand(grad)?, l.operand(indices)?, l.type_of(out)?);
+    let value = l.build(|b| {
+        let grad = widen(b, grad)?;
+        let given = b.type_of(grad)?.clone();
+        let plane = plane(b, &ty)?;
+        let places = b.type_of(plane)?.element;
+        let indices = b.convert(indices, places)?;
+        // No index names padding.
+        let none = b.full(TensorType::scalar(places), -2)?;
+        let window = window_of(windows, &ty, &given);
+        let (low, high): (Vec<i64>, Vec<i64>) = window.padding[2..].iter().copied().unzip();
+        let plane = b.pad(plane, none, &low, &high, &vec![0; windows.len()])?;
+        let (zero, zeros) = (b.full(TensorType::scalar(given.element), 0)?, b.full(given.clone(), 0)?);
+        let mut sums = None;
+        for element in 0..windows.iter().map(|windows| windows.kernel).product() {
+            let (mut low, mut high, mut gaps) = (vec![0; ty.ndim()], vec![0; ty.ndim()], vec![0; ty.ndim()]);
+            let (mut place, mut rest) = (plane, element);
+            for (dim, windows) in windows.iter().enumerate().rev() {
+                let (at, count) = (rest % windows.kernel, given.dims[dim + 2]);
+                place = elements(b, place, dim, at, *windows, count)?;
+                low[dim + 2] = signed(at * windows.dilation) - signed(windows.padding);
+                let extent = (signed(count) - 1) * signed(windows.stride) + 1;
+                high[dim + 2] = signed(ty.dims[dim + 2]) - extent - low[dim + 2];
+                gaps[dim + 2] = windows.stride - 1;
+                rest /= windows.kernel;
+            }
+            let dims: Vec<usize> = (2..ty.ndim()).collect();
+            let place = b.broadcast_in_dim(place, &given.dims, &dims)?;
+            let is_named = b.compare(CompareOp::Eq, indices, place)?;
+            let own = b.select(is_named, grad, zeros)?;
+            let own = b.pad(own, zero, &low, &high, &gaps)?;
+            sums = Some(match sums {
+                Some(sums) => b.add(sums, own)?,
+                None => own,
+            });
+        }
+        match sums {
+            Some(sums) => narrow(b, sums, ty.element),
+            None => b.full(ty.clone(), 0),
+        }
+    })?;
+    l.set(out, value)
+}
+
+fn by_scattering(l: &mut Lowering<'_>, [grad, indices]: [&TensorIr; 2], out: &TensorIr) -> Result<()> {
     let windows: usize = grad.shape[2..].iter().product();
     let (grad, indices, ty) = (l.operand(grad)?, l.operand(indices)?, l.type_of(out)?);
     let (planes, size) = (ty.dims[0] * ty.dims[1], ty.dims[2..].iter().product());
@@ -307,12 +373,17 @@ fn largest(
 
 /// Returns the place of each element in its channel of its example.
 fn places(b: &mut Builder, input: &TensorType) -> distribute_hlo::Result<Value> {
+    let plane = plane(b, input)?;
+    let dims: Vec<usize> = (2..input.ndim()).collect();
+    b.broadcast_in_dim(plane, &input.dims, &dims)
+}
+
+/// Returns the place of each element in a channel.
+fn plane(b: &mut Builder, input: &TensorType) -> distribute_hlo::Result<Value> {
     let size: usize = input.dims[2..].iter().product();
     let element = if i32::try_from(size).is_ok() { ElementType::I32 } else { ElementType::I64 };
     let count = b.iota(TensorType::new(element, [size]), 0)?;
-    let plane = b.reshape(count, &input.dims[2..])?;
-    let dims: Vec<usize> = (2..input.ndim()).collect();
-    b.broadcast_in_dim(plane, &input.dims, &dims)
+    b.reshape(count, &input.dims[2..])
 }
 
 /// Divides by the number of elements of each window.
