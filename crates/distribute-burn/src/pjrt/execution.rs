@@ -381,14 +381,12 @@ fn planned_of(
 
 /// Returns an error for the first target that is not a class.
 fn check_targets(planned: &Planned, leaves: &[Vec<Leaf>]) -> Result<()> {
-    for (place, classes) in &planned.checks {
-        for leaf in leaves.iter().map(|leaves| &leaves[*place]) {
-            let bytes = leaf.memory.as_bytes().to_vec();
-            let data = TensorData::from_bytes_vec(bytes, leaf.shape.clone(), leaf.dtype);
-            let targets: Vec<i64> = crate::data::numbers(data)?;
-            let outside = |class: &i64| usize::try_from(*class).map_or(true, |class| class >= *classes);
+    for check in &planned.checks {
+        for leaf in leaves.iter().map(|leaves| &leaves[check.input]) {
+            let targets = check.targets(leaf)?;
+            let outside = |class: &i64| usize::try_from(*class).map_or(true, |class| class >= check.classes);
             if let Some(at) = targets.iter().position(outside) {
-                return Err(Error::Class { at, class: targets[at], classes: *classes });
+                return Err(Error::Class { at, class: targets[at], classes: check.classes });
             }
         }
     }

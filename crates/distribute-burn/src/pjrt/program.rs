@@ -3,8 +3,10 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use burn_backend::DType as BurnType;
-use burn_ir::{BaseOperationIr, CastOpIr, OperationIr, ShapeOpIr, TensorId};
+use burn_backend::ops::IntTensorOps;
+use burn_backend::{DType as BurnType, Slice, TensorData};
+use burn_flex::{Flex, FlexTensor};
+use burn_ir::{BaseOperationIr, CastOpIr, OperationIr, ShapeOpIr, SliceOpIr, TensorId};
 use distribute_burn_hlo::{Lowering, element_type};
 use distribute_hlo::{Builder, ElementType, Literal, Program, TensorType, Value};
 use distribute_optim::backend::{ProgramStep, ProgramVariable};
@@ -37,8 +39,7 @@ pub(super) struct Planned {
     /// The statistics that it replaces.
     pub(super) replaced: Vec<usize>,
     pub(super) has_norm: bool,
-    /// The place among the record's inputs of targets, and the number of classes.
-    pub(super) checks: Vec<(usize, usize)>,
+    pub(super) checks: Vec<Check>,
 }
 
 impl Planned {
@@ -154,24 +155,68 @@ pub(super) fn plan(
     outputs.extend(norm);
     outputs.extend(of_record);
     let has_norm = norm.is_some();
-    let place = |(id, classes): &(TensorId, usize)| Ok((place_of(*id, trace)?, *classes));
-    let checks = trace.checks.iter().map(place).collect::<Result<_>>()?;
+    let checks = trace.checks.iter().map(|check| Check::new(*check, trace)).collect::<Result<_>>()?;
     Ok(Planned { program: b.finish(&outputs)?, variables, trained, replaced, has_norm, checks })
 }
 
-/// Returns the place of the input whose elements a tensor has, in another shape or type.
-fn place_of(mut id: TensorId, trace: &Trace) -> Result<usize> {
-    for operation in trace.operations.iter().rev() {
-        let source = match operation {
-            OperationIr::BaseInt(BaseOperationIr::Reshape(ShapeOpIr { input, out })) if out.id == id => input,
-            OperationIr::BaseInt(BaseOperationIr::Cast(CastOpIr { input, out })) if out.id == id => input,
-            _ => continue,
-        };
-        id = source.id;
+/// Targets that must be below a number of classes.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Check {
+    /// The place of the input that has them.
+    pub(super) input: usize,
+    /// The operations between the input and the loss.
+    views: Vec<View>,
+    pub(super) classes: usize,
+}
+
+/// An operation that changes the shape of an input, or takes a part of it.
+#[derive(Clone, Debug, PartialEq)]
+enum View {
+    Reshape(Vec<usize>),
+    Slice(Vec<Slice>),
+}
+
+impl Check {
+    /// Finds the input by the operations between it and the targets.
+    fn new((targets, classes): (TensorId, usize), trace: &Trace) -> Result<Check> {
+        let (mut id, mut views) = (targets, Vec::new());
+        for operation in trace.operations.iter().rev() {
+            let source = match operation {
+                OperationIr::BaseInt(BaseOperationIr::Reshape(ShapeOpIr { input, out })) if out.id == id => {
+                    views.push(View::Reshape(out.shape.to_vec()));
+                    input
+                }
+                OperationIr::BaseInt(BaseOperationIr::Slice(SliceOpIr { tensor, ranges, out })) if out.id == id => {
+                    views.push(View::Slice(ranges.clone()));
+                    tensor
+                }
+                OperationIr::BaseInt(BaseOperationIr::Cast(CastOpIr { input, out })) if out.id == id => input,
+                _ => continue,
+            };
+            id = source.id;
+        }
+        views.reverse();
+        let problem = "the loss got targets that the model computed; give the batch's own targets to it, or parts of \
+            them";
+        let place = trace.inputs.iter().position(|(input, _)| *input == id);
+        let input = place.ok_or_else(|| Error::Trace { problem: problem.to_owned() })?;
+        Ok(Check { input, views, classes })
     }
-    let problem = "the loss got targets that the model computed; give the batch's own targets to it";
-    let place = trace.inputs.iter().position(|(input, _)| *input == id);
-    place.ok_or_else(|| Error::Trace { problem: problem.to_owned() })
+
+    /// Returns the targets of an input.
+    pub(super) fn targets(&self, leaf: &Leaf) -> Result<Vec<i64>> {
+        let bytes = leaf.memory.as_bytes().to_vec();
+        let mut data = TensorData::from_bytes_vec(bytes, leaf.shape.clone(), leaf.dtype);
+        // Reshaping leaves elements in their order.
+        if self.views.iter().any(|view| matches!(view, View::Slice(_))) {
+            let view = |tensor: FlexTensor, view: &View| match view {
+                View::Reshape(shape) => tensor.reshape(shape.clone().into()),
+                View::Slice(ranges) => Flex::int_slice(tensor, ranges),
+            };
+            data = self.views.iter().fold(FlexTensor::from_data(data), view).to_contiguous().into_data();
+        }
+        crate::data::numbers(data)
+    }
 }
 
 /// Returns the type of a tensor in programs.

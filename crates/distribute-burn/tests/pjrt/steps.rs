@@ -11,7 +11,7 @@ use distribute_input::Array;
 use distribute_strategy::Strategy;
 use distribute_values::{PerReplica, TensorStorage};
 
-use crate::models::{Cnn, Mlp};
+use crate::models::{Cnn, Mlp, Transformer};
 use crate::training::{GENERATOR, Values, assert_close, numbers, rows, values};
 use crate::{mirrored, tpu};
 
@@ -239,4 +239,23 @@ fn a_model_of_bf16_trains_alike() {
     // bf16 has 8 bits.
     assert_close(&losses, &expected, 1e-2, "losses");
     assert!(losses[19] < 0.5 * losses[0], "{losses:?}");
+}
+
+#[test]
+fn classes_that_are_a_part_of_an_input_are_checked() {
+    let Some(strategy) = tpu(2) else { return };
+    let model = strategy.scope(Transformer::new).unwrap();
+    let step = |last: i64| {
+        // The first of each row is an input only, and no class.
+        let windows = Array::new([1, 4], vec![10i64, 3, 2, last]).unwrap();
+        strategy.run_step(&model, |context, model| {
+            let windows = context.int_tensor::<2>(&windows)?;
+            let logits = model.forward(windows.clone().slice([0..1, 0..3]));
+            let targets = windows.slice([0..1, 1..4]).flatten::<1>(0, 1);
+            cross_entropy_per_example(logits.flatten::<2>(0, 1).slice([0..3, 0..9]), targets)
+        })
+    };
+    assert!(step(8).unwrap().values().iter().all(|losses| losses.dims() == [3]));
+    let error = step(9).unwrap_err();
+    assert!(matches!(error, Error::Class { at: 2, class: 9, classes: 9 }), "{error}");
 }
