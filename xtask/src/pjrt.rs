@@ -3,6 +3,7 @@
 
 mod aot;
 mod collectives;
+mod examples;
 mod groups;
 mod install;
 mod sample;
@@ -22,20 +23,24 @@ pub(crate) struct Flags {
     /// Installs the plugins that are missing into target/pjrt, from Python packages and without root.
     #[arg(long)]
     fetch: bool,
-    /// Compiles StableHLO files for the devices of TPU slices, by libtpu and without a TPU; without a file, a step of
-    /// data-parallel training. A file for another number of replicas is changed to the number of devices.
+    /// Compiles StableHLO files for the devices of TPU slices, by libtpu and without a TPU; without a file, the
+    /// training steps of the examples, which are run on XLA's plugin for CPUs. A file for another number of replicas is
+    /// changed to the number of devices.
     #[arg(long, value_name = "FILE", num_args = 0.., conflicts_with = "fetch")]
     aot: Option<Vec<PathBuf>>,
     /// With --aot: only for topologies whose names contain this, such as v5e.
     #[arg(long, value_name = "NAME", requires = "aot")]
     only: Option<String>,
+    /// With --aot: the programs are training steps, which reduce gradients and update variables in place.
+    #[arg(long, requires = "aot")]
+    train: bool,
 }
 
 pub(crate) fn run(flags: &Flags) -> Result<(), String> {
     let workspace = Workspace::load()?;
     let folder = workspace.target("pjrt");
     match &flags.aot {
-        Some(files) => ahead_of_time(&folder, files, flags.only.as_deref()),
+        Some(files) => ahead_of_time(&folder, files, (flags.only.as_deref(), flags.train)),
         None if flags.fetch => install::fetch(&folder),
         None => tests(&workspace, &folder),
     }
@@ -81,22 +86,35 @@ fn tests(workspace: &Workspace, folder: &Path) -> Result<(), String> {
 }
 
 /// Compiles programs by libtpu, in a process whose variables keep it from asking a metadata server.
-fn ahead_of_time(folder: &Path, files: &[PathBuf], only: Option<&str>) -> Result<(), String> {
-    let plugin = Plugin::libtpu();
+fn ahead_of_time(folder: &Path, files: &[PathBuf], (only, trains): (Option<&str>, bool)) -> Result<(), String> {
+    let (cpu, plugin) = (Plugin::cpu(), Plugin::libtpu());
     let Some(file) = given(plugin.variable).or_else(|| plugin.installed(folder)) else {
         return Err(format!(
             "libtpu is not installed; install it by `cargo xtask pjrt --fetch`, or name its file in {}",
             plugin.variable
         ));
     };
-    if WITHOUT_TPU.iter().all(|(name, _)| given(name).is_some()) {
-        return aot::run(&file, files, only);
+    let is_child = WITHOUT_TPU.iter().all(|(name, _)| given(name).is_some());
+    if is_child {
+        return aot::run(&file, files, only, trains);
+    }
+    let (mut files, mut trains) = (files.to_vec(), trains);
+    match given(cpu.variable).or_else(|| cpu.installed(folder)) {
+        Some(cpu) if files.is_empty() => (files, trains) = (examples::programs(&cpu, folder)?, true),
+        None if files.is_empty() => println!(
+            "skipped: the examples, which need {}; install it by `cargo xtask pjrt --fetch`, or name its file in {}",
+            cpu.package, cpu.variable
+        ),
+        _ => {}
     }
     // The variables of a running process cannot be changed safely.
     let mut child = Command::new(std::env::current_exe().map_err(text)?);
     child.args(["pjrt", "--aot"]).args(files);
     if let Some(only) = only {
         child.args(["--only", only]);
+    }
+    if trains {
+        child.arg("--train");
     }
     child.env(plugin.variable, &file).envs(WITHOUT_TPU.into_iter().filter(|(name, _)| given(name).is_none()));
     match within(&mut child, COMPILATION)? {

@@ -2,7 +2,8 @@
 //! burn_char_lm -- --devices CPU:0,CPU:1`
 //!
 //! A small decoder-only transformer is trained on this project's own documentation, or on any files: `-- --text PATH
-//! PATH`. As two processes: `distribute run --workers 2 -- target/release/examples/burn_char_lm`.
+//! PATH`. As two processes: `distribute run --workers 2 -- target/release/examples/burn_char_lm`. On a TPU, or on XLA's
+//! plugin for CPUs (docs/tpus.md): `--features burn,pjrt`, and `-- --tpu`.
 #![expect(clippy::print_stdout, reason = "it prints what it has learnt to write")]
 
 use std::f64::consts::{LN_2, PI};
@@ -26,6 +27,9 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use text::Text;
 
+#[cfg(feature = "pjrt")]
+#[path = "shared/on_tpu.rs"]
+mod on_tpu;
 #[path = "shared/text.rs"]
 mod text;
 
@@ -41,6 +45,9 @@ struct Flags {
     /// Devices of this process, such as CPU:0,CPU:1.
     #[arg(long, value_delimiter = ',', default_value = "CPU:0")]
     devices: Vec<String>,
+    #[cfg(feature = "pjrt")]
+    #[command(flatten)]
+    on_tpu: on_tpu::OnTpu,
     /// Passes over the text.
     #[arg(long, default_value_t = 10)]
     epochs: u32,
@@ -162,12 +169,21 @@ fn main() -> ExitCode {
     distribute::exit(run(&Flags::parse()))
 }
 
-fn run(flags: &Flags) -> distribute::Result<()> {
+/// Chooses the strategy: the only code that differs between one device and many machines.
+fn choose(flags: &Flags) -> distribute::Result<Strategy> {
+    #[cfg(feature = "pjrt")]
+    if let Some(strategy) = flags.on_tpu.strategy()? {
+        return Ok(strategy);
+    }
     let devices = flags.devices.clone();
-    let strategy = match distribute::cluster::Membership::from_env()? {
+    Ok(match distribute::cluster::Membership::from_env()? {
         Some(_) => MultiWorkerMirroredStrategy::builder().devices(devices).build()?,
         None => MirroredStrategy::builder().devices(devices).build()?,
-    };
+    })
+}
+
+fn run(flags: &Flags) -> distribute::Result<()> {
+    let strategy = choose(flags)?;
     if flags.heads == 0 || !flags.width.is_multiple_of(flags.heads) {
         return Err(Error::program(format!("--width {} cannot be divided among --heads {}", flags.width, flags.heads)));
     }
@@ -180,7 +196,10 @@ fn train(strategy: &Strategy, flags: &Flags, text: &Text) -> distribute::Result<
     let validation = text.windows(&text.validation, context, context)?;
     let data = Dataset::from_tensor_slices(windows.clone()).shuffle(windows.shape()[0], flags.seed).batch_exact(batch);
     let data = strategy.distribute_dataset(&data.take(flags.steps.unwrap_or(usize::MAX)).prefetch(AUTOTUNE))?;
-    let validation = strategy.distribute_dataset(&Dataset::from_tensor_slices(validation).batch(batch))?;
+    // Batches of one size, which compiled steps need.
+    let of_validation = batch.min(validation.shape()[0]);
+    let validation =
+        strategy.distribute_dataset(&Dataset::from_tensor_slices(validation).batch_exact(of_validation))?;
     let model = strategy.scope(|device| {
         device.seed(flags.seed);
         Transformer::new(flags, text.vocabulary.len(), device)
@@ -197,10 +216,10 @@ fn train(strategy: &Strategy, flags: &Flags, text: &Text) -> distribute::Result<
         let mut sum = 0.0;
         for (step, part) in (1..).zip(&data) {
             optimizer.set_learning_rate(rate(flags, steps, u64::from(epochs) * steps_per_epoch.unwrap_or(1)));
-            let losses = strategy.run((&model, &optimizer, part?), |ctx, (model, optimizer, windows)| {
+            let losses = strategy.run_step((&model, &optimizer, part?), |ctx, (model, optimizer, windows)| {
                 let loss = ctx.average_loss(losses(model, ctx.int_tensor(&windows)?)?, batch * context);
                 optimizer.minimize(ctx, &loss)?;
-                Ok(loss.inner())
+                Ok::<_, Error>(loss)
             })?;
             sum += f64::from(strategy.reduce(ReduceOp::Sum, &losses, Axis::None)?.into_scalar::<f32>());
             steps += 1;
@@ -252,13 +271,16 @@ fn evaluate(
 ) -> distribute::Result<f64> {
     let (mut loss, mut count) = (0.0, 0.0);
     for part in data {
-        let sums = strategy.run((model, part?), |ctx, (model, windows)| {
-            let losses = losses(&model.valid(), ctx.int_tensor(&windows)?.inner())?.to_array()?;
-            let losses = losses.as_slice();
-            Ok(vec![losses.iter().copied().map(f64::from).sum(), losses.len() as f64])
+        let sums = strategy.run_step((model, part?), |ctx, (model, windows)| {
+            // Its layers do in validation what they do in training.
+            let losses = losses(model, ctx.int_tensor(&windows)?)?;
+            let (sum, count) = (losses.clone().sum(), losses.ones_like().sum());
+            Ok::<_, Error>((ctx.weigh(sum), ctx.weigh(count)))
         })?;
-        let sums = strategy.reduce(ReduceOp::Sum, &sums, Axis::None)?;
-        (loss, count) = (loss + sums[0], count + sums[1]);
+        let (sums, counts): (Vec<_>, Vec<_>) = sums.into_values().into_iter().unzip();
+        let total = |of_replicas| strategy.reduce(ReduceOp::Sum, &PerReplica::new(of_replicas), Axis::None);
+        loss += f64::from(total(sums)?.into_scalar::<f32>());
+        count += f64::from(total(counts)?.into_scalar::<f32>());
     }
     Ok(loss / f64::max(count, 1.0))
 }

@@ -1,7 +1,8 @@
 //! Handwritten digits with a burn model: `cargo run --release -p distribute --features burn --example burn_mnist`
 //!
 //! On two replicas: `-- --devices CPU:0,CPU:1`; as two processes: `distribute run --workers 2 --
-//! target/release/examples/burn_mnist`. It has no loop of its own: `Trainer` fits, saves and resumes.
+//! target/release/examples/burn_mnist`; on a TPU, or on XLA's plugin for CPUs (docs/tpus.md): `--features burn,pjrt`,
+//! and `-- --tpu`. It has no loop of its own: `Trainer` fits, saves and resumes.
 #![expect(clippy::print_stdout, reason = "it prints what it has learnt")]
 
 use std::io::Write;
@@ -27,6 +28,9 @@ use distribute_testkit::digits::{CLASSES, Digits, PIXELS, SIDE, Split};
 
 #[path = "shared/idx.rs"]
 mod idx;
+#[cfg(feature = "pjrt")]
+#[path = "shared/on_tpu.rs"]
+mod on_tpu;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -37,6 +41,9 @@ struct Flags {
     /// Devices of this process, such as CPU:0,CPU:1.
     #[arg(long, value_delimiter = ',', default_value = "CPU:0")]
     devices: Vec<String>,
+    #[cfg(feature = "pjrt")]
+    #[command(flatten)]
+    on_tpu: on_tpu::OnTpu,
     /// Passes over the training data.
     #[arg(long, default_value_t = 5)]
     epochs: u32,
@@ -141,6 +148,10 @@ fn main() -> ExitCode {
 
 /// Chooses the strategy: the only code that differs between one device and many machines.
 fn choose(flags: &Flags) -> distribute::Result<Strategy> {
+    #[cfg(feature = "pjrt")]
+    if let Some(strategy) = flags.on_tpu.strategy()? {
+        return Ok(strategy);
+    }
     let devices = flags.devices.clone();
     Ok(match distribute::cluster::Membership::from_env()? {
         Some(_) => MultiWorkerMirroredStrategy::builder().devices(devices).build()?,

@@ -32,8 +32,9 @@ enum Source {
     },
 }
 
-/// Compiles all programs for all topologies whose names contain `only`; fails after all if some cannot be compiled.
-pub(super) fn run(libtpu: &Path, files: &[PathBuf], only: Option<&str>) -> Result<(), String> {
+/// Compiles all programs for all topologies whose names contain `only`; fails after all if some cannot be compiled, do
+/// not fit a device's memory, or, if they are `training`, do not reduce gradients or update variables in place.
+pub(super) fn run(libtpu: &Path, files: &[PathBuf], only: Option<&str>, training: bool) -> Result<(), String> {
     let sources = sources(files)?;
     let chosen: Vec<_> =
         TOPOLOGIES.into_iter().filter(|(name, _)| only.is_none_or(|only| name.contains(only))).collect();
@@ -49,7 +50,7 @@ pub(super) fn run(libtpu: &Path, files: &[PathBuf], only: Option<&str>) -> Resul
         println!("\n{}", source.name());
         let mut table = table();
         for (shown, name) in &chosen {
-            match compile(&plugin, name, source) {
+            match compile(&plugin, name, source, training) {
                 Ok(Compiled { cells, note }) => {
                     table.add_row([vec![(*shown).to_owned()], cells].concat());
                     note.iter().for_each(|note| println!("{shown}: {note}"));
@@ -106,7 +107,7 @@ struct Compiled {
     note: Option<String>,
 }
 
-fn compile(plugin: &Plugin, topology: &str, source: &Source) -> Result<Compiled, String> {
+fn compile(plugin: &Plugin, topology: &str, source: &Source, training: bool) -> Result<Compiled, String> {
     let topology = Topology::create(plugin, topology, &[]).map_err(text)?;
     let devices = topology.devices();
     let (program, note) = source.program(devices.len())?;
@@ -120,6 +121,16 @@ fn compile(plugin: &Plugin, topology: &str, source: &Source) -> Result<Compiled,
     let found = collectives::counts(&compiled.optimized().map_err(text)?)?;
     let found: Vec<String> = found.iter().map(|(name, count)| format!("{count} {name}")).collect();
     let device_memory = devices.first().and_then(|device| device_memory(&device.attributes));
+    if training && found.is_empty() {
+        return Err("it reduces no gradients: the compiled program has no collective".to_owned());
+    }
+    if training && memory.alias_bytes == 0 {
+        return Err("it updates no variable in place: no output is in the memory of an argument".to_owned());
+    }
+    let needed = memory.argument_bytes + memory.output_bytes - memory.alias_bytes + memory.temp_bytes;
+    if device_memory.is_some_and(|bytes| needed > bytes) {
+        return Err(format!("it needs {needed} bytes of a device, which has {}", device_memory.unwrap_or_default()));
+    }
     Ok(Compiled {
         cells: vec![
             devices.len().to_string(),
@@ -218,7 +229,7 @@ mod tests {
 
     #[test]
     fn an_unknown_topology_is_refused_before_libtpu_is_opened() {
-        let problem = run(Path::new("/no/such/libtpu.so"), &[], Some("v9")).unwrap_err();
+        let problem = run(Path::new("/no/such/libtpu.so"), &[], Some("v9"), false).unwrap_err();
         assert!(problem.contains("\"v9\" is a part of no topology's name; there are v2-8, v3-8"), "{problem}");
     }
 }

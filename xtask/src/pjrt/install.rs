@@ -31,6 +31,10 @@ pub(super) const PLUGINS: [Plugin; 2] = [
 ];
 
 impl Plugin {
+    pub(super) fn cpu() -> &'static Plugin {
+        &PLUGINS[0]
+    }
+
     pub(super) fn libtpu() -> &'static Plugin {
         &PLUGINS[1]
     }
