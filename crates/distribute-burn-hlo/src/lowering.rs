@@ -14,6 +14,8 @@ use crate::{Error, Result, element_type};
 pub struct Lowering<'b> {
     pub(crate) builder: &'b mut Builder,
     values: HashMap<TensorId, Value>,
+    /// The factors of products of batches of matrices, by the product.
+    pub(crate) products: HashMap<TensorId, [Value; 2]>,
     /// The state of the random stream, if the program has one.
     random: Option<Value>,
     /// The name of the operation that is being lowered.
@@ -23,7 +25,8 @@ pub struct Lowering<'b> {
 impl<'b> Lowering<'b> {
     /// Creates a lowering into a builder.
     pub fn new(builder: &'b mut Builder) -> Lowering<'b> {
-        Lowering { builder, values: HashMap::new(), random: None, operation: String::new() }
+        let (values, products) = (HashMap::new(), HashMap::new());
+        Lowering { builder, values, products, random: None, operation: String::new() }
     }
 
     /// Sets the state from which operations draw random numbers: two numbers of type u64. Without it, operations that

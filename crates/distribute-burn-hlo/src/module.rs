@@ -9,6 +9,8 @@ mod numbers;
 mod pooling;
 mod ranges;
 
+pub(crate) use numbers::sum_element;
+
 use burn_ir::{ModuleOperationIr, OperationIr};
 
 use crate::{Lowering, Result};

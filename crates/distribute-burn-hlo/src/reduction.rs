@@ -4,7 +4,7 @@ use burn_ir::{DimOpIr, ReduceOpIr, TensorIr};
 use distribute_hlo::{CompareOp, Reducer};
 
 use crate::numeric::{abs, wide_integer};
-use crate::{Lowering, Result, math};
+use crate::{Lowering, Result, contraction, math};
 
 /// Combines all elements to one.
 pub(crate) fn all(l: &mut Lowering<'_>, op: &ReduceOpIr, reducer: Reducer) -> Result<()> {
@@ -20,6 +20,11 @@ pub(crate) fn along(
     axes: &[usize],
     reducer: Reducer,
 ) -> Result<()> {
+    if let (Reducer::Sum, [axis]) = (reducer, axes)
+        && contraction::sum_of_products(l, input, out, *axis)?
+    {
+        return Ok(());
+    }
     let operand = l.operand(input)?;
     if matches!(reducer, Reducer::Max | Reducer::Min) {
         some(l, input, axes)?;

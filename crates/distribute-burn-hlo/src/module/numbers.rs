@@ -4,7 +4,7 @@ use burn_ir::ScalarIr;
 use distribute_hlo::{Builder, ElementType, Value};
 
 /// Returns the type in which numbers are added: f32 for those of 16 bits.
-pub(super) fn sum_element(element: ElementType) -> ElementType {
+pub(crate) fn sum_element(element: ElementType) -> ElementType {
     match element {
         ElementType::F16 | ElementType::BF16 => ElementType::F32,
         other => other,
