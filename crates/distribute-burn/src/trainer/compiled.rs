@@ -31,24 +31,39 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainer<
     ) -> Result<PerReplica<Vec<f64>>> {
         let mut of_replicas: Vec<_> = batches.into_values().into_iter().map(Vec::into_iter).collect();
         let mut started = Vec::new();
-        loop {
+        let mut failed = None;
+        while failed.is_none() {
             let parts: Vec<Part<Examples<X, Y>>> = of_replicas.iter_mut().filter_map(Iterator::next).collect();
             if parts.len() < of_replicas.len() {
                 break;
             }
-            let mut fed = self.fed(parts.into_iter().map(|part| (part.examples, part.has_examples)).collect(), true)?;
-            for one in &mut fed {
-                let factors = self.factors(one, class_weights)?;
-                one.leaves.push(Leaf::floats(&factors)?);
+            match self.start_training(parts, (batch_size, class_weights)) {
+                Ok(step) => started.push(step),
+                Err(error) => failed = Some(error),
             }
-            let outputs = self.start(&fed, "train", batch_size)?;
-            started.push((fed, outputs));
         }
         let mut sums = vec![trainer::sums(&self.metrics); of_replicas.len()];
         for (fed, outputs) in started {
-            self.add_all(&mut sums, fed, outputs.wait(&self.strategy)?)?;
+            // Each step that has begun is waited for: one that fails tears the model.
+            let ended = outputs.wait(&self.strategy).and_then(|outputs| self.add_all(&mut sums, fed, outputs));
+            failed = failed.or(ended.err());
         }
-        Ok(PerReplica::new(sums))
+        failed.map_or(Ok(PerReplica::new(sums)), Err)
+    }
+
+    /// Starts a step on the batches of all replicas.
+    fn start_training(
+        &self,
+        parts: Vec<Part<Examples<X, Y>>>,
+        (batch_size, class_weights): (usize, &[f32]),
+    ) -> Result<(Vec<Fed<X, Y>>, StepOutputs)> {
+        let mut fed = self.fed(parts.into_iter().map(|part| (part.examples, part.has_examples)).collect(), true)?;
+        for one in &mut fed {
+            let factors = self.factors(one, class_weights)?;
+            one.leaves.push(Leaf::floats(&factors)?);
+        }
+        let outputs = self.start(&fed, "train", batch_size)?;
+        Ok((fed, outputs))
     }
 
     pub(super) fn evaluate_compiled(&self, batch: PerReplica<Examples<X, Y>>) -> Result<PerReplica<Vec<f64>>> {

@@ -3,11 +3,14 @@
 use std::time::Duration;
 
 use burn::nn::{Linear, LinearConfig};
-use burn::tensor::Tensor;
-use distribute_burn::{BurnContext, BurnStrategy, Error, Model, Optimizer, Sgd};
-use distribute_input::Array;
+use burn::tensor::{Device, Int, Tensor};
+use distribute_burn::{
+    BurnContext, BurnStrategy, Error, Fit, Model, Optimizer, Sgd, SparseCategoricalCrossentropy, Trainer,
+};
+use distribute_input::{Array, Dataset};
 use distribute_strategy::{Request, Strategy, TpuStrategy};
 use distribute_train::checkpoint::CheckpointManager;
+use distribute_train::metrics::Metrics;
 use simulated_pjrt::{Fail, Script, install};
 
 /// `UNAVAILABLE` of PJRT.
@@ -97,4 +100,27 @@ fn requests_are_heard_after_the_next_step() {
     assert!(!strategy.take_request(Request::Leave));
     step(&strategy, &of).unwrap();
     assert!(strategy.take_request(Request::Leave) && !strategy.take_request(Request::Leave));
+}
+
+#[test]
+fn a_step_that_fails_is_noticed_though_a_later_one_does_not_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let lost = Fail::new("execute", 3, UNAVAILABLE, "device 0 was lost");
+    let strategy = simulated(&folder, Script { event_errors: vec![lost], ..Script::default() });
+    let new = |device: &Device| LinearConfig::new(3, 3).init(device);
+    let sgd = |model: &Model<Linear>| Sgd::new(0.1).build(model);
+    let forward: fn(&Linear, Tensor<2>) -> Tensor<2> = |model, x| model.forward(x);
+    let loss = SparseCategoricalCrossentropy;
+    let mut trainer =
+        Trainer::<_, Tensor<2>, Tensor<1, Int>, 2>::new(&strategy, new, forward, sgd, loss, Metrics::new()).unwrap();
+    let batches = |classes: Vec<u32>| {
+        let x = Array::new([classes.len(), 3], vec![0.5; 3 * classes.len()]).unwrap();
+        Dataset::from_tensor_slices((x, Array::from(classes))).batch(4)
+    };
+    // The second step fails on a device, and the third has a wrong class.
+    let data = batches(vec![0, 1, 2, 0, 0, 1, 2, 0, 0, 1, 9, 0]);
+    let error = trainer.fit(&data, Fit::epochs(1).steps_per_execution(3)).unwrap_err();
+    assert!(matches!(error, Error::Class { class: 9, .. }), "{error}");
+    let error = trainer.fit(&batches(vec![0; 4]), Fit::epochs(1)).unwrap_err();
+    assert!(matches!(error, Error::Optim(distribute_optim::Error::Torn)), "{error}");
 }
