@@ -38,10 +38,7 @@ pub enum Error {
     Hlo(#[from] distribute_hlo::Error),
     /// The operations of a model could not be recorded for a program.
     #[cfg(feature = "pjrt")]
-    #[error(
-        "the model cannot be compiled: {problem}. Its operations are recorded without values, so it must not read \
-         tensors, nor call backward"
-    )]
+    #[error("the model cannot be compiled: {problem}")]
     Trace {
         /// The problem.
         problem: String,

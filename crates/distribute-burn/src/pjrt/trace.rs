@@ -135,11 +135,27 @@ pub(crate) fn record(body: impl FnOnce() -> Result<(Option<Tensor<1>>, Vec<Outpu
     }
 }
 
+/// Returns the problem of a record that has ended by a panic of burn's or a [`Refusal`], or else the panic.
 fn message_of(panic: Box<dyn Any + Send>) -> std::result::Result<String, Box<dyn Any + Send>> {
-    match panic.downcast::<String>() {
-        Ok(text) => Ok(*text),
-        Err(other) => other.downcast::<&str>().map(|text| (*text).to_owned()),
-    }
+    let panic = match panic.downcast::<Refusal>() {
+        Ok(refusal) => return Ok(refusal.0),
+        Err(other) => other,
+    };
+    let text = match panic.downcast::<String>() {
+        Ok(text) => *text,
+        Err(other) => (*other.downcast::<&str>()?).to_owned(),
+    };
+    let text = text.trim_end_matches('.');
+    Ok(format!(
+        "{text}. Operations are recorded without values, so that a model must not read tensors, nor call backward"
+    ))
+}
+
+/// The panic by which a record ends with an error, out of a function of burn.
+struct Refusal(String);
+
+fn refuse(problem: impl Into<String>) -> ! {
+    resume_unwind(Box::new(Refusal(problem.into())))
 }
 
 /// Runs backward, and collects the ids of everything.
@@ -258,7 +274,7 @@ pub(crate) fn float_input<const D: usize>(leaf: Leaf, autodiff: bool) -> Option<
 
 /// Multiplies a loss by a replica's weight, as an input: replicas with and without examples run one program.
 pub(crate) fn weighed(loss: Tensor<1>, weight: f64) -> Tensor<1> {
-    let weight = Leaf::floats(&[weight as f32]).unwrap_or_else(|error| resume_unwind(Box::new(error.to_string())));
+    let weight = Leaf::floats(&[weight as f32]).unwrap_or_else(|error| refuse(error.to_string()));
     match float_input::<1>(weight, true) {
         Some(weight) => loss.clone() * weight.cast(loss.dtype()),
         None => loss,
@@ -322,13 +338,13 @@ pub(crate) fn refuse_without_statistics() {
     if recording(|recording| recording.has_statistics) == Some(false) {
         let problem = "a model with running statistics, such as those of batch normalisation, is used in run_step; \
             train it by Trainer, whose programs update them";
-        resume_unwind(Box::new(problem.to_owned()));
+        refuse(problem);
     }
 }
 
 /// Ends the record of a step that uses two models, with an error.
 pub(crate) fn refuse_second_model<const D: usize>() -> Tensor<D> {
-    resume_unwind(Box::new("a step uses two models; make one module of both".to_owned()))
+    refuse("a step uses two models; make one module of both")
 }
 
 /// Records a step of one replica, and returns what it returned too.
