@@ -113,7 +113,14 @@ pub(crate) fn compare_terms(what: &str, dtype: DType, result: &[u8], reference: 
         DType::BF16 => 1e-2,
         _ => 1e-6,
     };
-    let allowed = limit * size.max(f64::MIN_POSITIVE);
+    // Near zero, neighbouring numbers of a type are all as far apart, and each element is rounded to one of them.
+    let spacing = match dtype {
+        DType::F64 => f64::from_bits(1),
+        DType::F16 => f16::from_bits(1).to_f64(),
+        DType::BF16 => bf16::from_bits(1).to_f64(),
+        _ => f64::from(f32::from_bits(1)),
+    };
+    let allowed = limit * size.max(f64::MIN_POSITIVE) + spacing * (reference.len() as f64).sqrt();
     // A NaN exceeds every limit.
     if difference <= allowed || (difference == 0.0 && size == 0.0) {
         return Ok(());
@@ -145,4 +152,23 @@ fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
     let mut array = [0; N];
     array.copy_from_slice(bytes);
     array
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_near_zero_may_be_rounded_to_their_neighbours() {
+        // A product of sixteen numbers, between two neighbours of f16.
+        let reference = -0.000_012_786_081_046_845_694;
+        let check = |value: f16| compare("a product", DType::F16, &value.to_le_bytes(), &[reference]);
+        let near = f16::from_f64(reference);
+        check(near).unwrap();
+        check(f16::from_bits(near.to_bits() + 2)).unwrap_err();
+        let one = f16::from_f64(1.0);
+        let of_one = |value: f16| compare("one", DType::F16, &value.to_le_bytes(), &[1.0]);
+        of_one(one).unwrap();
+        of_one(f16::from_bits(one.to_bits() + 2)).unwrap_err();
+    }
 }
