@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use distribute_device::{BufferMut, DType, DeviceKind, DeviceSpec};
+use distribute_device::{BufferMut, BufferRef, DType, DeviceKind, DeviceSpec};
 
 use crate::{ReduceOp, kernel};
 
@@ -68,6 +68,16 @@ pub trait CrossDeviceOps: Send + Sync {
     fn bytes_per_pack(&self, total: usize) -> Option<usize> {
         let _ = total;
         None
+    }
+
+    /// Returns an error, in words, if the values of these devices, those of one process, cannot be combined so. Default:
+    /// an error for GPUs, whose gradients are reduced in their own memory, while
+    /// [`all_reduce`](CrossDeviceOps::all_reduce) is given host memory.
+    ///
+    /// # Errors
+    /// The problem, and what to do.
+    fn check(&self, devices: &[DeviceSpec]) -> Result<(), String> {
+        in_host_memory(self.name(), devices)
     }
 
     /// Returns a warning for users with these devices, which is logged once.
@@ -155,12 +165,71 @@ impl SharedCrossDeviceOps {
     }
 }
 
-/// Copies all values to the first device, combines them there, and copies the result back.
+/// Copies all values to one device, combines them there, and copies the result back.
+///
+/// # Examples
+/// ```
+/// use distribute_collectives::{BufferMut, BufferRef, Options, ProcessGroup, ReduceOp, ReductionToOneDevice};
+///
+/// // Sums in f32 that never exceed 100, on the second device.
+/// let limited = |_: ReduceOp, mut sum: BufferMut<'_>, value: BufferRef<'_>| {
+///     if let (Ok(sum), Ok(value)) = (sum.as_mut_slice::<f32>(), value.as_slice::<f32>()) {
+///         sum.iter_mut().zip(value).for_each(|(sum, value)| *sum = (*sum + value).min(100.0));
+///     }
+/// };
+/// let ops = ReductionToOneDevice::new().reduce_to(1).accumulate_by(limited);
+/// let ranks = ProcessGroup::local_with(2, &Options::default().cross_device_ops(Some(ops.into())))?;
+/// std::thread::scope(|scope| {
+///     for group in &ranks {
+///         scope.spawn(|| {
+///             let mut values = [1.0f32, 70.0];
+///             group.all_reduce(&mut values, ReduceOp::Sum).expect("both ranks take part");
+///             assert_eq!(values, [2.0, 100.0]);
+///         });
+///     }
+/// });
+/// # Ok::<(), distribute_collectives::Error>(())
+/// ```
 ///
 /// # Source
-/// `tf.distribute.ReductionToOneDevice`.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ReductionToOneDevice;
+/// `tf.distribute.ReductionToOneDevice`, with its arguments `reduce_to_device` and `accumulation_fn`.
+#[derive(Clone, Default)]
+pub struct ReductionToOneDevice {
+    device: usize,
+    accumulate: Option<Arc<Accumulate>>,
+}
+
+/// Combines a value into a sum.
+type Accumulate = dyn Fn(ReduceOp, BufferMut<'_>, BufferRef<'_>) + Send + Sync;
+
+impl ReductionToOneDevice {
+    /// Combines values on the first device, by the group's own arithmetic.
+    pub fn new() -> ReductionToOneDevice {
+        ReductionToOneDevice::default()
+    }
+
+    /// Sets the device on which values are combined, by its place among those of the process. Default: 0.
+    pub fn reduce_to(self, device: usize) -> ReductionToOneDevice {
+        ReductionToOneDevice { device, ..self }
+    }
+
+    /// Sets the function that combines a device's values into those of the device on which they are combined, for each
+    /// other device in order. Both have as many elements, of one type. Means are sums that are divided afterwards.
+    /// Default: the group's own arithmetic.
+    pub fn accumulate_by(
+        self,
+        accumulate: impl Fn(ReduceOp, BufferMut<'_>, BufferRef<'_>) + Send + Sync + 'static,
+    ) -> ReductionToOneDevice {
+        ReductionToOneDevice { accumulate: Some(Arc::new(accumulate)), ..self }
+    }
+}
+
+impl fmt::Debug for ReductionToOneDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = f.debug_struct("ReductionToOneDevice");
+        text.field("device", &self.device).field("has_own_arithmetic", &self.accumulate.is_some()).finish()
+    }
+}
 
 impl CrossDeviceOps for ReductionToOneDevice {
     fn name(&self) -> &str {
@@ -170,8 +239,41 @@ impl CrossDeviceOps for ReductionToOneDevice {
     fn all_reduce(&self, op: ReduceOp, devices: &mut [BufferMut<'_>]) {
         let all: Vec<usize> = (0..devices.len()).collect();
         let whole = 0..devices.first().map_or(0, BufferMut::len_bytes);
-        combine(op, devices, &all, 0, &whole);
-        copy(devices, 0, &all, &whole);
+        let main = self.device.min(devices.len().saturating_sub(1));
+        match &self.accumulate {
+            None => combine(op, devices, &all, main, &whole),
+            Some(accumulate) => {
+                for member in all.iter().filter(|member| **member != main) {
+                    if let Ok([main, member]) = devices.get_disjoint_mut([main, *member]) {
+                        accumulate(op, main.reborrow(), member.as_ref());
+                    }
+                }
+            }
+        }
+        copy(devices, main, &all, &whole);
+    }
+
+    fn check(&self, devices: &[DeviceSpec]) -> Result<(), String> {
+        if self.device >= devices.len() {
+            return Err(format!(
+                "values are to be combined on device {}, but the process has {}, which count from 0",
+                self.device,
+                devices.len()
+            ));
+        }
+        in_host_memory(self.name(), devices)
+    }
+}
+
+/// Returns an error if a device's gradients are not in host memory.
+fn in_host_memory(name: &str, devices: &[DeviceSpec]) -> Result<(), String> {
+    match devices.iter().find(|device| device.kind() == Some(DeviceKind::Gpu)) {
+        None => Ok(()),
+        Some(device) => Err(format!(
+            "{name} combines values in host memory, but gradients of {} are reduced in its own; leave it out, or use \
+             NcclAllReduce",
+            device.short()
+        )),
     }
 }
 
@@ -253,11 +355,16 @@ impl CrossDeviceOps for NcclAllReduce {
 
     fn all_reduce(&self, op: ReduceOp, devices: &mut [BufferMut<'_>]) {
         // Memory that is passed here is host memory.
-        ReductionToOneDevice.all_reduce(op, devices);
+        ReductionToOneDevice::new().all_reduce(op, devices);
     }
 
     fn bytes_per_pack(&self, total: usize) -> Option<usize> {
         Some(pack_bytes(self.num_packs, total))
+    }
+
+    /// GPUs are reduced by NCCL in their own memory, others in host memory.
+    fn check(&self, _: &[DeviceSpec]) -> Result<(), String> {
+        Ok(())
     }
 
     fn caution(&self, devices: &[DeviceSpec]) -> Option<String> {
@@ -333,7 +440,9 @@ mod tests {
                         })
                         .collect();
                     let all = vec![expected; ranks];
-                    assert_eq!(reduced(ReductionToOneDevice, ranks, count, op), all, "{ranks} × {count} {op}");
+                    assert_eq!(reduced(ReductionToOneDevice::new(), ranks, count, op), all, "{ranks} × {count} {op}");
+                    let to_last = ReductionToOneDevice::new().reduce_to(ranks - 1);
+                    assert_eq!(reduced(to_last, ranks, count, op), all, "{ranks} × {count} {op}");
                     assert_eq!(
                         reduced(HierarchicalCopyAllReduce::new(1), ranks, count, op),
                         all,
@@ -347,7 +456,7 @@ mod tests {
 
     #[test]
     fn a_root_gets_the_sum_too() {
-        let options = Options { cross_device_ops: Some(ReductionToOneDevice.into()), ..Options::default() };
+        let options = Options { cross_device_ops: Some(ReductionToOneDevice::new().into()), ..Options::default() };
         let groups = ProcessGroup::local_with(3, &options).unwrap();
         std::thread::scope(|scope| {
             for group in &groups {
@@ -361,10 +470,36 @@ mod tests {
     }
 
     #[test]
+    fn a_function_of_ones_own_combines_on_the_device_that_was_chosen() {
+        // From the right: the value of the device, then those of the others in order.
+        let digits = |_: ReduceOp, mut sum: BufferMut<'_>, value: BufferRef<'_>| {
+            let (sum, value) = (sum.as_mut_slice::<f64>().unwrap(), value.as_slice::<f64>().unwrap());
+            sum.iter_mut().zip(value).for_each(|(sum, value)| *sum = *sum * 10.0 + value);
+        };
+        let ops = || ReductionToOneDevice::new().accumulate_by(digits);
+        assert_eq!(reduced(ops(), 3, 1, ReduceOp::Sum), vec![vec![123.0]; 3]);
+        assert_eq!(reduced(ops().reduce_to(2), 3, 1, ReduceOp::Sum), vec![vec![312.0]; 3]);
+    }
+
+    #[test]
+    fn devices_that_cannot_be_combined_are_refused() {
+        let devices = |names: &[&str]| names.iter().map(|name| name.parse().unwrap()).collect::<Vec<DeviceSpec>>();
+        let (cpus, mixed) = (devices(&["CPU:0", "CPU:1"]), devices(&["CPU:0", "GPU:1"]));
+        ReductionToOneDevice::new().reduce_to(1).check(&cpus).unwrap();
+        let problem = ReductionToOneDevice::new().reduce_to(2).check(&cpus).unwrap_err();
+        assert!(problem.contains("on device 2, but the process has 2"), "{problem}");
+        for problem in [ReductionToOneDevice::new().check(&mixed), HierarchicalCopyAllReduce::new(1).check(&mixed)] {
+            let problem = problem.unwrap_err();
+            assert!(problem.contains("GPU:1") && problem.contains("NcclAllReduce"), "{problem}");
+        }
+        NcclAllReduce::new(1).check(&mixed).unwrap();
+    }
+
+    #[test]
     fn packs_and_cautions() {
         assert_eq!(HierarchicalCopyAllReduce::new(3).bytes_per_pack(10), Some(4));
         assert_eq!(NcclAllReduce::new(0).bytes_per_pack(10), Some(1));
-        assert_eq!(ReductionToOneDevice.bytes_per_pack(10), None);
+        assert_eq!(ReductionToOneDevice::new().bytes_per_pack(10), None);
         let cpu: DeviceSpec = "CPU:0".parse().unwrap();
         assert!(NcclAllReduce::new(1).caution(&[cpu]).is_some_and(|caution| caution.contains("CPU:0 is not a GPU")));
     }

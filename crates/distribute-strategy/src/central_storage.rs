@@ -1,10 +1,10 @@
 //! Several replicas that share one copy of every variable.
 
-use distribute_device::DeviceSpec;
+use distribute_device::{DeviceKind, DeviceSpec};
 
 use crate::alone::refuse_lonely;
 use crate::devices::{check_device, check_devices};
-use crate::{CommunicationOptions, Replicas, Result, Strategy, StrategyExtended, intra_op};
+use crate::{CommunicationOptions, Error, Replicas, Result, Strategy, StrategyExtended, intra_op};
 
 /// Synchronous training on several devices of one process, with one copy of every variable. Replicas read it; the
 /// values they write are aggregated first and then written once.
@@ -49,7 +49,9 @@ impl CentralStorageBuilder {
         self
     }
 
-    /// Sets the device of the variables. Default: the only compute device, or `CPU:0` if there are several.
+    /// Sets the device of the variables. Default: the only compute device, or `CPU:0` if there are several. CPUs have
+    /// one memory, so that any of them is that of all replicas on CPUs; a replica on a GPU must be the only one, and
+    /// have the variables.
     pub fn parameter_device(mut self, device: impl Into<String>) -> Self {
         self.parameter_device = Some(device.into());
         self
@@ -65,9 +67,9 @@ impl CentralStorageBuilder {
     ///
     /// # Errors
     /// [`Error::Devices`](crate::Error::Devices) if the list is empty or names a device twice or one that replicas
-    /// cannot use. [`Error::Alone`](crate::Error::Alone) if this process is one of several, and has joined none of
-    /// them. The errors of device strings, of environment variables that cannot be read, and of starting the replicas'
-    /// group and threads.
+    /// cannot use, or if replicas cannot read variables on the parameter device. [`Error::Alone`](crate::Error::Alone)
+    /// if this process is one of several, and has joined none of them. The errors of device strings, of environment
+    /// variables that cannot be read, and of starting the replicas' group and threads.
     pub fn build(self) -> Result<Strategy> {
         let devices = self.compute_devices.unwrap_or_else(|| vec!["CPU:0".to_owned()]);
         let devices = check_devices("CentralStorageStrategy", devices, None)?;
@@ -77,11 +79,28 @@ impl CentralStorageBuilder {
             (None, [only]) => only.clone(),
             (None, _) => check_device("CPU:0".parse()?, None)?,
         };
+        check_places(&devices, &parameter_device)?;
         intra_op::share_cores(devices.len());
         let options = self.communication.options(&devices)?;
         let replicas = Replicas::local(devices, options)?;
         Ok(Strategy::new(CentralStorageStrategy { replicas, parameter_device }))
     }
+}
+
+/// Returns an error unless all replicas can read the variables where they are: in host memory, or on the only device.
+fn check_places(devices: &[DeviceSpec], parameter_device: &DeviceSpec) -> Result<()> {
+    let is_cpu = |device: &DeviceSpec| device.kind() == Some(DeviceKind::Cpu);
+    if matches!(devices, [only] if only == parameter_device) || devices.iter().chain([parameter_device]).all(is_cpu) {
+        return Ok(());
+    }
+    let names: Vec<String> = devices.iter().map(DeviceSpec::short).collect();
+    let problem = format!(
+        "replicas on {} would read variables in the memory of {}, which is not supported; use MirroredStrategy, or one \
+         compute device that has the variables too",
+        names.join(", "),
+        parameter_device.short()
+    );
+    Err(Error::Devices { strategy: "CentralStorageStrategy", problem })
 }
 
 impl StrategyExtended for CentralStorageStrategy {
@@ -101,5 +120,34 @@ impl StrategyExtended for CentralStorageStrategy {
 
     fn shares_variables(&self) -> bool {
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_must_be_where_all_replicas_read_them() {
+        let check = |devices: &[&str], parameters: &str| {
+            let devices: Vec<DeviceSpec> = devices.iter().map(|device| device.parse().unwrap()).collect();
+            check_places(&devices, &parameters.parse().unwrap())
+        };
+        for (devices, parameters) in
+            [(&["CPU:0", "CPU:1"][..], "CPU:0"), (&["CPU:0", "CPU:1"], "CPU:1"), (&["GPU:1"], "GPU:1")]
+        {
+            check(devices, parameters).unwrap();
+        }
+        for (devices, parameters) in [
+            (&["GPU:0", "GPU:1"][..], "CPU:0"),
+            (&["GPU:0", "GPU:1"], "GPU:0"),
+            (&["GPU:0"], "CPU:0"),
+            (&["GPU:0"], "GPU:1"),
+            (&["CPU:0", "CPU:1"], "GPU:0"),
+            (&["CPU:0", "GPU:0"], "CPU:0"),
+        ] {
+            let error = check(devices, parameters).unwrap_err().to_string();
+            assert!(error.contains(parameters) && error.contains("MirroredStrategy"), "{error}");
+        }
     }
 }

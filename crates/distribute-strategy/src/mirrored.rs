@@ -7,7 +7,7 @@ use crate::alone::refuse_lonely;
 use crate::devices::check_devices;
 use crate::mesh::Mesh;
 use crate::workers::tensor_ranks;
-use crate::{CommunicationOptions, Replicas, Result, Strategy, StrategyExtended, intra_op};
+use crate::{CommunicationOptions, Error, Replicas, Result, Strategy, StrategyExtended, intra_op};
 
 /// Synchronous training on several devices of one process, each with its own copy of every variable.
 ///
@@ -129,9 +129,9 @@ impl MirroredBuilder {
     ///
     /// # Errors
     /// [`Error::Devices`](crate::Error::Devices) if the list is empty or names a device twice or one that replicas
-    /// cannot use, or if it cannot be divided into tensor groups. [`Error::Alone`](crate::Error::Alone) if this process
-    /// is one of several, and has joined none of them. The errors of device strings, of environment variables that
-    /// cannot be read, and of starting the replicas' group and threads.
+    /// cannot use, or if it cannot be divided into tensor groups, or combined by the cross-device operations.
+    /// [`Error::Alone`](crate::Error::Alone) if this process is one of several, and has joined none of them. The errors
+    /// of device strings, of environment variables that cannot be read, and of starting the replicas' group and threads.
     pub fn build(self) -> Result<Strategy> {
         let names = self.devices.unwrap_or_else(|| vec!["CPU:0".to_owned()]);
         let devices = check_devices("MirroredStrategy", names, self.table.as_ref())?;
@@ -140,6 +140,8 @@ impl MirroredBuilder {
         intra_op::share_cores(devices.len());
         let mut options = self.communication.options(&devices)?;
         if let Some(ops) = self.cross_device_ops {
+            let wrong = |problem| Error::Devices { strategy: "MirroredStrategy", problem };
+            ops.check(&devices).map_err(wrong)?;
             if let Some(caution) = ops.caution(&devices) {
                 distribute_notice::warn!("{caution}");
             }

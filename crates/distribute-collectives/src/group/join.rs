@@ -279,7 +279,7 @@ mod tests {
             (
                 "cross-device operations",
                 2,
-                Options { cross_device_ops: Some(ReductionToOneDevice.into()), ..mine.clone() },
+                Options { cross_device_ops: Some(ReductionToOneDevice::new().into()), ..mine.clone() },
             ),
             ("bytes per pack", 2, Options { bytes_per_pack: 17, ..mine.clone() }),
             (

@@ -12,7 +12,7 @@ use half::{bf16, f16};
 /// Runs `body` with groups of three ranks that communicate in every way, and with one of two processes of two ranks.
 fn all_ways(body: impl Fn(&str, &[ProcessGroup])) {
     body("threads", &groups(1, 3, &quick()));
-    for ops in [ReductionToOneDevice.into(), HierarchicalCopyAllReduce::new(1).into()] {
+    for ops in [ReductionToOneDevice::new().into(), HierarchicalCopyAllReduce::new(1).into()] {
         let options = quick().cross_device_ops(Some(ops));
         body("threads with cross-device operations", &groups(1, 3, &options));
     }

@@ -314,7 +314,7 @@ pub(crate) fn across_devices<L: Library>(strategy: &Strategy) -> Result<(), Stop
     let (model, _) = train_by::<L>(strategy, Kind::Dense, 20, UNEVEN, |model| Sgd::new(0.2).build(model))?;
     let expected = parameters::<L>(strategy, &model, 0)?;
     for got in [
-        with::<L>(strategy, ReductionToOneDevice)?,
+        with::<L>(strategy, ReductionToOneDevice::new())?,
         with::<L>(strategy, HierarchicalCopyAllReduce::new(2))?,
         with::<L>(strategy, HierarchicalCopyAllReduce::new(0))?,
         with::<L>(strategy, NcclAllReduce::new(1))?,
