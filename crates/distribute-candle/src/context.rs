@@ -103,7 +103,7 @@ impl CandleContext for ReplicaContext {
     }
 
     fn to_device(&self, tensor: &Tensor) -> Result<Tensor> {
-        crate::gpu::moved(tensor, self.strategy(), self.local_replica_id())
+        crate::device::moved(tensor, self.strategy(), self.local_replica_id())
     }
 }
 

@@ -48,6 +48,8 @@ pub mod backend;
 mod batch_norm;
 mod checkpoint;
 mod context;
+mod device;
+mod element;
 mod error;
 mod gpu;
 mod hook;

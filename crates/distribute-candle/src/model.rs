@@ -10,7 +10,7 @@ use distribute_optim::backend::{Parameters, Tape};
 use distribute_strategy::{Recoverable, ReplicaArgs, Strategy, counted};
 use parking_lot::Mutex;
 
-use crate::gpu::candle_device;
+use crate::device::candle_device;
 use crate::sharded::{self, Blocks};
 use crate::statistics::Statistics;
 use crate::{Candle, Error, Result, Variable, statistics};

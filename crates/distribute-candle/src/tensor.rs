@@ -1,4 +1,4 @@
-//! candle's tensors as distributed values and as elements of datasets.
+//! candle's tensors as distributed values.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -7,7 +7,6 @@ use candle_core::backend::BackendDevice;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CudaStorage, DType as CandleType, Device, InplaceOp1, Layout, Storage, Tensor};
 use distribute_device::{BufferMut, BufferRef, DType, Element as Number};
-use distribute_input::{Element, ElementSpec, Pad};
 use distribute_values::TensorStorage;
 
 /// The marker type of candle's tensors, for traits that take a tensor library.
@@ -66,57 +65,6 @@ impl TensorStorage<Candle> for Tensor {
     }
 }
 
-impl Element<Candle> for Tensor {
-    fn stack(items: &[Tensor]) -> distribute_input::Result<Tensor> {
-        Tensor::stack(items, 0).map_err(refused("stacking"))
-    }
-
-    fn rows(&self) -> distribute_input::Result<usize> {
-        self.dim(0).map_err(refused("counting"))
-    }
-
-    fn row(&self, index: usize) -> distribute_input::Result<Tensor> {
-        self.get(index).map_err(refused("taking a row"))
-    }
-
-    fn slice(&self, rows: Range<usize>) -> distribute_input::Result<Tensor> {
-        self.narrow(0, rows.start, rows.len()).map_err(refused("slicing"))
-    }
-
-    fn gather(&self, rows: &[usize]) -> distribute_input::Result<Tensor> {
-        let rows: Vec<u32> = rows.iter().map(|row| u32::try_from(*row).unwrap_or(u32::MAX)).collect();
-        let gather = || self.index_select(&Tensor::new(rows.as_slice(), self.device())?, 0);
-        gather().map_err(refused("gathering"))
-    }
-
-    fn concat(items: &[Tensor]) -> distribute_input::Result<Tensor> {
-        Tensor::cat(items, 0).map_err(refused("concatenating"))
-    }
-
-    fn spec(&self) -> Vec<ElementSpec> {
-        vec![ElementSpec::new(self.dims(), Tensor::dtype(self).as_str())]
-    }
-}
-
-impl Pad<Candle> for Tensor {
-    fn padded(items: &[Tensor]) -> distribute_input::Result<Vec<Tensor>> {
-        let dims = items.first().map_or(0, |first| first.dims().len());
-        if let Some(index) = items.iter().position(|item| item.dims().len() != dims) {
-            let (got, expected) = (items[index].dims().to_vec(), items[0].dims().to_vec());
-            return Err(distribute_input::Error::UnequalShapes { action: "padded_batch", index, got, expected });
-        }
-        let mut items = items.to_vec();
-        for dim in 0..dims {
-            let largest = items.iter().map(|item| item.dims()[dim]).max().unwrap_or(0);
-            for item in &mut items {
-                let missing = largest - item.dims()[dim];
-                *item = item.pad_with_zeros(dim, 0, missing).map_err(refused("padding"))?;
-            }
-        }
-        Ok(items)
-    }
-}
-
 /// Returns the workspace's element type for a candle type.
 pub(crate) fn dtype_of(dtype: CandleType) -> candle_core::Result<DType> {
     Ok(match dtype {
@@ -154,10 +102,6 @@ pub(crate) fn is_short(dtype: CandleType) -> bool {
 
 fn failed(action: &'static str) -> impl FnOnce(candle_core::Error) -> distribute_values::Error {
     move |error| distribute_values::Error::Tensor { action, source: Box::new(error) }
-}
-
-fn refused(action: &'static str) -> impl FnOnce(candle_core::Error) -> distribute_input::Error {
-    move |error| distribute_input::Error::library(action, error)
 }
 
 fn range(layout: &Layout) -> candle_core::Result<Range<usize>> {

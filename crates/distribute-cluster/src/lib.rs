@@ -55,6 +55,7 @@ mod job;
 mod json;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
+mod local_place;
 mod membership;
 #[cfg(any(feature = "gce", feature = "tpu"))]
 mod metadata;
@@ -92,6 +93,7 @@ pub use interface::InterfaceChoice;
 pub use job::{Incarnation, JobId};
 #[cfg(feature = "kubernetes")]
 pub use kubernetes::{KubernetesAccess, KubernetesLocation, KubernetesOptions, KubernetesResolver};
+pub use local_place::LocalPlace;
 pub use membership::Membership;
 pub use names::look_up;
 #[cfg(any(feature = "gce", feature = "tpu"))]

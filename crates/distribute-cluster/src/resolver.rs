@@ -34,18 +34,20 @@ pub trait ClusterResolver {
         Ok(JobId::of_cluster(&self.cluster_spec()?))
     }
 
-    /// Returns the protocol of addresses, such as `grpc`.
+    /// Returns the protocol that is put before addresses, such as `grpc`. How workers communicate is an option of the
+    /// strategies.
     fn rpc_layer(&self) -> Option<&str> {
         None
     }
 
-    /// Returns the environment that the job runs in, such as `cloud`; empty if the source does not contain it.
+    /// Returns the environment that the job runs in, such as `cloud`; empty if the source does not contain it. It is
+    /// for the program's own use: nothing here depends on it.
     fn environment(&self) -> &str {
         ""
     }
 
     /// Returns the number of accelerators per type, such as `GPU`, at one task; empty if the source does not contain
-    /// it.
+    /// it. Strategies whose devices are not named use this number of GPUs in each process.
     fn num_accelerators(&self) -> BTreeMap<String, usize> {
         BTreeMap::new()
     }

@@ -183,6 +183,13 @@ impl ClusterResolver for SlurmResolver {
     }
 }
 
+/// Returns the number of the step's tasks on this node, if the step's variables say it.
+pub(crate) fn tasks_of_node(variable: &dyn Fn(&str) -> Option<String>) -> Option<usize> {
+    let node = variable("SLURM_NODEID")?.trim().parse::<usize>().ok()?;
+    let tasks = tasks_per_node(&variable("SLURM_STEP_TASKS_PER_NODE")?).ok()?;
+    tasks.get(node).map(|count| *count as usize)
+}
+
 /// Returns the numbers of tasks of the nodes, from a list such as `2(x3),1`.
 fn tasks_per_node(given: &str) -> Result<Vec<u32>> {
     let wrong = || wrong("SLURM_STEP_TASKS_PER_NODE", "it is not a list of numbers", given, "a list such as 2(x3),1");

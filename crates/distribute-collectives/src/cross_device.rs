@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use distribute_device::{BufferMut, BufferRef, DType, DeviceKind, DeviceSpec};
 
-use crate::{ReduceOp, kernel};
+use crate::{DeviceImplementation, ReduceOp, kernel};
 
 /// Combines the values of one process's devices instead of the group's own reduction. Values of other processes are
 /// combined afterwards by the group's [`Algorithm`](crate::Algorithm).
@@ -70,14 +70,19 @@ pub trait CrossDeviceOps: Send + Sync {
         None
     }
 
-    /// Returns an error, in words, if the values of these devices, those of one process, cannot be combined so. Default:
-    /// an error for GPUs, whose gradients are reduced in their own memory, while
+    /// Returns an error, in words, if the values of these devices, those of one process, cannot be combined so.
+    /// Default: an error for GPUs, whose gradients are reduced in their own memory, while
     /// [`all_reduce`](CrossDeviceOps::all_reduce) is given host memory.
     ///
     /// # Errors
     /// The problem, and what to do.
     fn check(&self, devices: &[DeviceSpec]) -> Result<(), String> {
         in_host_memory(self.name(), devices)
+    }
+
+    /// Returns how groups of GPUs reduce values in their own memory. Default: the group's options decide.
+    fn device_implementation(&self) -> Option<DeviceImplementation> {
+        None
     }
 
     /// Returns a warning for users with these devices, which is logged once.
@@ -362,6 +367,10 @@ impl CrossDeviceOps for NcclAllReduce {
         Some(pack_bytes(self.num_packs, total))
     }
 
+    fn device_implementation(&self) -> Option<DeviceImplementation> {
+        Some(DeviceImplementation::Nccl)
+    }
+
     /// GPUs are reduced by NCCL in their own memory, others in host memory.
     fn check(&self, _: &[DeviceSpec]) -> Result<(), String> {
         Ok(())
@@ -493,6 +502,7 @@ mod tests {
             assert!(problem.contains("GPU:1") && problem.contains("NcclAllReduce"), "{problem}");
         }
         NcclAllReduce::new(1).check(&mixed).unwrap();
+        assert_eq!(NcclAllReduce::new(1).device_implementation(), Some(DeviceImplementation::Nccl));
     }
 
     #[test]

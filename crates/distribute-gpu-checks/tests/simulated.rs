@@ -157,3 +157,86 @@ fn replicas_of_a_strategy_reduce_in_the_memory_of_their_parts_of_a_gpu() {
         assert!(told.contains("as this test wants it"), "{told}");
     }
 }
+
+/// Rows of a dataset, in host memory or on the device that they were copied to.
+#[derive(Clone, Debug)]
+struct Rows {
+    values: Vec<u32>,
+    device: Option<String>,
+}
+
+/// The library of [`Rows`].
+enum OwnLibrary {}
+
+impl distribute_input::Element<OwnLibrary> for Rows {
+    fn stack(items: &[Rows]) -> distribute_input::Result<Rows> {
+        Self::concat(items)
+    }
+
+    fn rows(&self) -> distribute_input::Result<usize> {
+        Ok(self.values.len())
+    }
+
+    fn row(&self, index: usize) -> distribute_input::Result<Rows> {
+        self.slice(index..index + 1)
+    }
+
+    fn slice(&self, rows: std::ops::Range<usize>) -> distribute_input::Result<Rows> {
+        Ok(Rows { values: self.values[rows].to_vec(), device: None })
+    }
+
+    fn gather(&self, rows: &[usize]) -> distribute_input::Result<Rows> {
+        Ok(Rows { values: rows.iter().map(|row| self.values[*row]).collect(), device: None })
+    }
+
+    fn concat(items: &[Rows]) -> distribute_input::Result<Rows> {
+        Ok(Rows { values: items.iter().flat_map(|item| item.values.clone()).collect(), device: None })
+    }
+
+    fn spec(&self) -> Vec<distribute_input::ElementSpec> {
+        vec![distribute_input::ElementSpec::new(&[self.values.len()], "u32")]
+    }
+
+    fn fetch_to_device(
+        self,
+        device: &std::sync::Arc<dyn distribute_device::Device>,
+    ) -> Result<Rows, distribute_input::BoxError> {
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        let (stream, copy) = (device.create_stream()?, device.allocate(4 * self.values.len())?);
+        stream.copy_from_host(distribute_device::HostBuffer::from_slice(&self.values)?, 0, &copy)?;
+        let host = device.allocate_host(4 * self.values.len())?;
+        let values = stream.copy_to_host(&copy, host, 0)?.wait(deadline)?.as_slice::<u32>()?.to_vec();
+        Ok(Rows { values, device: Some(device.spec().short()) })
+    }
+}
+
+#[test]
+fn a_strategy_finds_all_gpus_and_batches_arrive_on_them() {
+    use distribute_device::Devices;
+    use distribute_input::{Dataset, InputOptions};
+    use distribute_strategy::MirroredStrategy;
+
+    let test = "a_strategy_finds_all_gpus_and_batches_arrive_on_them";
+    if !simulated_cuda::inside(test, &[("SIMULATED_CUDA_DEVICES", "3"), ("DISTRIBUTE_KERNEL_CACHE", "")]) {
+        return;
+    }
+    let all = MirroredStrategy::builder().logical_devices(Devices::local()).build().unwrap();
+    assert_eq!(all.describe(), "Mirrored 3 replicas (GPU:0, GPU:1, GPU:2)");
+    let strategy = MirroredStrategy::builder().num_gpus(2).build().unwrap();
+    assert_eq!(strategy.describe(), "Mirrored 2 replicas (GPU:0, GPU:1)");
+    let error = MirroredStrategy::builder().num_gpus(4).build().unwrap_err().to_string();
+    assert!(error.contains("num_gpus asks for 4 devices, but this process has 3 GPUs"), "{error}");
+
+    let rows = Dataset::from_tensor_slices(Rows { values: (0..6).collect(), device: None }).batch(4);
+    let parts = |options: InputOptions| -> Vec<Vec<(Vec<u32>, Option<String>)>> {
+        let data = strategy.distribute_dataset_with(&rows, options).unwrap().with_empty_batches();
+        let steps = data.iter().map(|step| step.unwrap().values().to_vec());
+        steps.map(|step| step.into_iter().map(|part| (part.values, part.device)).collect()).collect()
+    };
+    let on = |values: &[u32], device: Option<&str>| (values.to_vec(), device.map(str::to_owned));
+    let fetched = parts(InputOptions::default());
+    let expected =
+        |first, second| vec![vec![on(&[0, 1], first), on(&[2, 3], second)], vec![on(&[4, 5], first), on(&[], second)]];
+    assert_eq!(fetched, expected(Some("GPU:0"), Some("GPU:1")));
+    assert_eq!(parts(InputOptions::default().fetch_to_device(false)), expected(None, None));
+}

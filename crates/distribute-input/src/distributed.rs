@@ -396,18 +396,32 @@ impl<T: Send + 'static> WorkerDataset<T> {
         }
     }
 
-    /// Applies a function to each local replica's element when it is read ahead, for example to copy it to the
-    /// replica's device. The function receives the replica's index within this worker.
+    /// Applies a function to each local replica's element when it is read ahead. The function receives the replica's
+    /// index within this worker.
     pub fn map_replicas<U, F>(self, function: F) -> WorkerDataset<U>
+    where
+        U: Send + 'static,
+        F: Fn(usize, T) -> Result<U, BoxError> + Send + Sync + 'static,
+    {
+        self.map_parts("map_replicas", function)
+    }
+
+    /// Applies a function that copies each local replica's element to the replica's device, when it is read ahead.
+    pub fn fetch_parts<F>(self, function: F) -> WorkerDataset<T>
+    where
+        F: Fn(usize, T) -> Result<T, BoxError> + Send + Sync + 'static,
+    {
+        self.map_parts("copy to a device", function)
+    }
+
+    fn map_parts<U, F>(self, stage: &'static str, function: F) -> WorkerDataset<U>
     where
         U: Send + 'static,
         F: Fn(usize, T) -> Result<U, BoxError> + Send + Sync + 'static,
     {
         let map = Arc::new(move |parts: Vec<T>| -> Result<Vec<U>> {
             let parts = parts.into_iter().enumerate();
-            parts
-                .map(|(replica, part)| function(replica, part).map_err(|error| Error::user("map_replicas", error)))
-                .collect()
+            parts.map(|(replica, part)| function(replica, part).map_err(|error| Error::user(stage, error))).collect()
         });
         let (open, empty, mapped) = (self.open, self.empty, Arc::clone(&map));
         WorkerDataset {

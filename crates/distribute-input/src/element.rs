@@ -1,8 +1,11 @@
 //! The elements of datasets.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use crate::{Error, Result};
+use distribute_device::Device;
+
+use crate::{BoxError, Error, Result};
 
 /// An element of a dataset: a tensor, or a tuple of tensors, that can be stacked into batches and divided again.
 ///
@@ -53,6 +56,16 @@ pub trait Element<L>: Clone + Send + 'static {
 
     /// Returns the shape and the type of each component.
     fn spec(&self) -> Vec<ElementSpec>;
+
+    /// Returns the value in the memory of a replica's GPU. Default: the same value, for libraries that keep their
+    /// values in host memory.
+    ///
+    /// # Errors
+    /// If the library cannot use the device, or the copy fails.
+    fn fetch_to_device(self, device: &Arc<dyn Device>) -> Result<Self, BoxError> {
+        let _ = device;
+        Ok(self)
+    }
 }
 
 /// Elements that can be padded to a larger shape.
@@ -162,6 +175,10 @@ macro_rules! tuple_element {
 
             fn spec(&self) -> Vec<ElementSpec> {
                 [$(self.$at.spec()),+].concat()
+            }
+
+            fn fetch_to_device(self, device: &Arc<dyn Device>) -> Result<Self, BoxError> {
+                Ok(($(self.$at.fetch_to_device(device)?,)+))
             }
         }
 

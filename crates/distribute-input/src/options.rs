@@ -66,6 +66,10 @@ pub struct InputOptions {
     /// The number of steps that each pass reads ahead on a thread; 0 reads on demand, [`AUTOTUNE`](crate::AUTOTUNE)
     /// adapts the depth. A deeper prefetch at the end of the dataset takes precedence. Default: 1.
     pub per_replica_buffer_size: usize,
+    /// Whether each replica's part is copied to the replica's GPU when it is read ahead, if its library has values on
+    /// GPUs; see [`Element::fetch_to_device`](crate::Element::fetch_to_device). Parts of replicas on CPUs are in host
+    /// memory anyway. Default: true.
+    pub fetch_to_device: bool,
 }
 
 impl Default for InputOptions {
@@ -76,6 +80,7 @@ impl Default for InputOptions {
             unequal_data: UnequalData::Pad,
             replication_mode: InputReplicationMode::PerWorker,
             per_replica_buffer_size: 1,
+            fetch_to_device: true,
         }
     }
 }
@@ -87,5 +92,6 @@ distribute_types::setters! {
         unequal_data: UnequalData,
         replication_mode: InputReplicationMode,
         per_replica_buffer_size: usize,
+        fetch_to_device: bool,
     }
 }

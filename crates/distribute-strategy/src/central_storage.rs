@@ -3,7 +3,7 @@
 use distribute_device::{DeviceKind, DeviceSpec};
 
 use crate::alone::refuse_lonely;
-use crate::devices::{check_device, check_devices};
+use crate::devices::{DeviceChoice, OwnDevices, check_device};
 use crate::{CommunicationOptions, Error, Replicas, Result, Strategy, StrategyExtended, intra_op};
 
 /// Synchronous training on several devices of one process, with one copy of every variable. Replicas read it; the
@@ -37,15 +37,22 @@ impl CentralStorageStrategy {
 /// Builds a [`CentralStorageStrategy`].
 #[derive(Clone, Debug, Default)]
 pub struct CentralStorageBuilder {
-    compute_devices: Option<Vec<String>>,
+    compute_devices: DeviceChoice,
     parameter_device: Option<String>,
     communication: CommunicationOptions,
 }
 
 impl CentralStorageBuilder {
-    /// Sets the devices of the replicas. Default: `CPU:0`.
+    /// Sets the devices of the replicas. Default: as
+    /// [`MirroredBuilder::devices`](crate::MirroredBuilder::devices).
     pub fn compute_devices<D: Into<String>>(mut self, devices: impl IntoIterator<Item = D>) -> Self {
-        self.compute_devices = Some(devices.into_iter().map(Into::into).collect());
+        self.compute_devices = DeviceChoice::named(devices);
+        self
+    }
+
+    /// Runs this number of replicas, as [`MirroredBuilder::num_replicas`](crate::MirroredBuilder::num_replicas) does.
+    pub fn num_replicas(mut self, count: usize) -> Self {
+        self.compute_devices = DeviceChoice::Replicas(count);
         self
     }
 
@@ -71,8 +78,8 @@ impl CentralStorageBuilder {
     /// if this process is one of several, and has joined none of them. The errors of device strings, of environment
     /// variables that cannot be read, and of starting the replicas' group and threads.
     pub fn build(self) -> Result<Strategy> {
-        let devices = self.compute_devices.unwrap_or_else(|| vec!["CPU:0".to_owned()]);
-        let devices = check_devices("CentralStorageStrategy", devices, None)?;
+        let own = OwnDevices::of_one_process("CentralStorageStrategy", None);
+        let devices = self.compute_devices.devices(&own, 1)?;
         refuse_lonely("CentralStorageStrategy")?;
         let parameter_device = match (self.parameter_device, &devices[..]) {
             (Some(given), _) => check_device(given.parse()?, None)?,

@@ -6,7 +6,8 @@ use crate::one_device::default_strategy;
 use crate::{MultiWorkerMirroredStrategy, Result, Strategy};
 
 impl Strategy {
-    /// Returns the strategy of programs that choose none: one replica, on the CPU.
+    /// Returns the strategy of programs that choose none: one replica, on the first GPU that this process
+    /// sees if a library that computes on GPUs is part of the build (feature `cuda`), else on the CPU.
     ///
     /// # Errors
     /// [`Error::Collective`](crate::Error::Collective) if a variable of the environment that sets communication options

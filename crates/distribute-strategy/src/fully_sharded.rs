@@ -5,6 +5,7 @@ use distribute_collectives::{Rank, on_local_ranks};
 use distribute_device::DeviceSpec;
 use distribute_types::{FNV64, fnv1a_64};
 
+use crate::devices::DeviceChoice;
 use crate::workers::{Workers, described, tensor_ranks};
 use crate::{CommunicationOptions, Error, Replicas, Result, Sharding, Strategy, StrategyExtended};
 
@@ -65,9 +66,25 @@ pub struct FullyShardedBuilder {
 }
 
 impl FullyShardedBuilder {
-    /// Sets the devices of this process's replicas; every process must have the same number. Default: `CPU:0`.
+    /// Sets the devices of this process's replicas; every process must have the same number. Default: as
+    /// [`MirroredBuilder::devices`](crate::MirroredBuilder::devices), where processes of the job on the same machine
+    /// divide the GPUs that they see. The number for each is that of the resolver's
+    /// [`num_accelerators`](ClusterResolver::num_accelerators), if it contains `GPU`.
     pub fn devices<D: Into<String>>(mut self, devices: impl IntoIterator<Item = D>) -> Self {
-        self.workers.devices(devices);
+        self.workers.devices(DeviceChoice::named(devices));
+        self
+    }
+
+    /// Runs replicas on the first `count` GPUs of this process.
+    pub fn num_gpus(mut self, count: usize) -> Self {
+        self.workers.devices(DeviceChoice::Gpus(count));
+        self
+    }
+
+    /// Runs this number of replicas in each process, as
+    /// [`MirroredBuilder::num_replicas`](crate::MirroredBuilder::num_replicas) does.
+    pub fn num_replicas(mut self, count: usize) -> Self {
+        self.workers.devices(DeviceChoice::Replicas(count));
         self
     }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use distribute_collectives::{ReduceOp, on_local_ranks};
+use distribute_device::DeviceKind;
 use distribute_input::{
     BoxError, DataPlan, Dataset, Element, ElementSpec, InputContext, InputOptions, InputPosition, More, UnequalData,
 };
@@ -290,7 +291,7 @@ impl<T: Clone + Send + 'static> Iterator for DistributedIterator<T> {
 }
 
 impl Strategy {
-    /// Splits every global batch of a dataset over all replicas.
+    /// Splits every global batch of a dataset over all replicas. Each part is in the memory of its replica's device.
     ///
     /// # Errors
     /// [`Error::Input`] if the dataset is not batched.
@@ -316,7 +317,7 @@ impl Strategy {
     where
         T: Element<L>,
     {
-        Ok(self.with_ranks(distribute_input::distribute_dataset(dataset, self.topology(), options)?))
+        Ok(self.with_ranks(distribute_input::distribute_dataset(dataset, self.topology(), options)?, options))
     }
 
     /// Distributes a dataset that `make` creates once for this process, batched per replica; the replicas take its
@@ -350,18 +351,31 @@ impl Strategy {
     where
         T: Element<L>,
     {
-        Ok(self.with_ranks(distribute_input::distribute_datasets_from_function(self.topology(), options, make)?))
+        let dataset = distribute_input::distribute_datasets_from_function(self.topology(), options, make)?;
+        Ok(self.with_ranks(dataset, options))
     }
 
-    /// Gives each rank the part of its replica.
-    fn with_ranks<T: Clone + Send + 'static>(
+    /// Gives each rank the part of its replica, on its device.
+    fn with_ranks<T: Element<L>, L>(
         &self,
         dataset: distribute_input::WorkerDataset<T>,
+        options: InputOptions,
     ) -> DistributedDataset<T> {
         let dataset = dataset.with_stand_ins();
         let dataset = match self.tensor_parallel() {
             1 => dataset,
             ranks => dataset.repeat_parts(ranks),
+        };
+        let gpus: Vec<bool> = self.devices().iter().map(|device| device.kind() == Some(DeviceKind::Gpu)).collect();
+        let dataset = match options.fetch_to_device && gpus.contains(&true) {
+            false => dataset,
+            true => {
+                let strategy = self.clone();
+                dataset.fetch_parts(move |local, part| match gpus.get(local) {
+                    Some(true) => part.fetch_to_device(&strategy.open_device(local)?),
+                    _ => Ok(part),
+                })
+            }
         };
         DistributedDataset { dataset, strategy: self.clone() }
     }

@@ -4,7 +4,7 @@ use distribute_collectives::SharedCrossDeviceOps;
 use distribute_device::{DeviceSpec, Devices};
 
 use crate::alone::refuse_lonely;
-use crate::devices::check_devices;
+use crate::devices::{DeviceChoice, OwnDevices};
 use crate::mesh::Mesh;
 use crate::workers::tensor_ranks;
 use crate::{CommunicationOptions, Error, Replicas, Result, Strategy, StrategyExtended, intra_op};
@@ -35,7 +35,7 @@ impl MirroredStrategy {
 /// Builds a [`MirroredStrategy`].
 #[derive(Clone, Debug, Default)]
 pub struct MirroredBuilder {
-    devices: Option<Vec<String>>,
+    devices: DeviceChoice,
     table: Option<Devices>,
     communication: CommunicationOptions,
     cross_device_ops: Option<SharedCrossDeviceOps>,
@@ -44,9 +44,34 @@ pub struct MirroredBuilder {
 
 impl MirroredBuilder {
     /// Sets the devices of the replicas, such as `["CPU:0", "CPU:1"]`. Any number of logical CPUs may be named.
-    /// Default: `CPU:0`.
+    /// Default: all GPUs that this process sees, if a library that computes on GPUs is part of the build (feature
+    /// `cuda`, which `candle-cuda` of `distribute` includes), else `CPU:0`.
     pub fn devices<D: Into<String>>(mut self, devices: impl IntoIterator<Item = D>) -> Self {
-        self.devices = Some(devices.into_iter().map(Into::into).collect());
+        self.devices = DeviceChoice::named(devices);
+        self
+    }
+
+    /// Runs replicas on the first `count` GPUs, instead of on named devices.
+    ///
+    /// # Source
+    /// The argument `num_gpus` of `tf.contrib.distribute.MirroredStrategy`.
+    pub fn num_gpus(mut self, count: usize) -> Self {
+        self.devices = DeviceChoice::Gpus(count);
+        self
+    }
+
+    /// Runs this number of replicas, on the first GPUs that would be used by default, or on logical CPUs if there is no
+    /// GPU to use.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_strategy::MirroredStrategy;
+    /// let strategy = MirroredStrategy::builder().num_replicas(2).build()?;
+    /// assert_eq!(strategy.num_replicas_in_sync(), 2);
+    /// # Ok::<(), distribute_strategy::Error>(())
+    /// ```
+    pub fn num_replicas(mut self, count: usize) -> Self {
+        self.devices = DeviceChoice::Replicas(count);
         self
     }
 
@@ -129,13 +154,15 @@ impl MirroredBuilder {
     ///
     /// # Errors
     /// [`Error::Devices`](crate::Error::Devices) if the list is empty or names a device twice or one that replicas
-    /// cannot use, or if it cannot be divided into tensor groups, or combined by the cross-device operations.
-    /// [`Error::Alone`](crate::Error::Alone) if this process is one of several, and has joined none of them. The errors
-    /// of device strings, of environment variables that cannot be read, and of starting the replicas' group and threads.
+    /// cannot use, if there are fewer GPUs than asked for, or if the devices cannot be divided into tensor groups, or
+    /// combined by the cross-device operations. [`Error::Alone`](crate::Error::Alone) if this process is one of
+    /// several, and has joined none of them. The errors of device strings, of environment variables that cannot be
+    /// read, and of starting the replicas' group and threads.
     pub fn build(self) -> Result<Strategy> {
-        let names = self.devices.unwrap_or_else(|| vec!["CPU:0".to_owned()]);
-        let devices = check_devices("MirroredStrategy", names, self.table.as_ref())?;
-        let mesh = Mesh::new("MirroredStrategy", devices.len(), self.tensor_parallel.unwrap_or(1))?;
+        let own = OwnDevices::of_one_process("MirroredStrategy", self.table.as_ref());
+        let ranks = self.tensor_parallel.unwrap_or(1);
+        let devices = self.devices.devices(&own, ranks)?;
+        let mesh = Mesh::new("MirroredStrategy", devices.len(), ranks)?;
         refuse_lonely("MirroredStrategy")?;
         intra_op::share_cores(devices.len());
         let mut options = self.communication.options(&devices)?;
@@ -145,6 +172,7 @@ impl MirroredBuilder {
             if let Some(caution) = ops.caution(&devices) {
                 distribute_notice::warn!("{caution}");
             }
+            options.device_implementation = ops.device_implementation().unwrap_or(options.device_implementation);
             options.cross_device_ops = Some(ops);
         }
         Ok(Strategy::new(MirroredStrategy {

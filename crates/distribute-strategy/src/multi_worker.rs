@@ -2,6 +2,7 @@
 
 use distribute_cluster::{ClusterResolver, Membership, SimpleResolver};
 
+use crate::devices::DeviceChoice;
 use crate::workers::{Workers, described};
 use crate::{CommunicationOptions, Replicas, Result, Strategy, StrategyExtended};
 
@@ -31,9 +32,25 @@ pub struct MultiWorkerMirroredBuilder {
 }
 
 impl MultiWorkerMirroredBuilder {
-    /// Sets the devices of this process's replicas; every process must have the same number. Default: `CPU:0`.
+    /// Sets the devices of this process's replicas; every process must have the same number. Default: as
+    /// [`MirroredBuilder::devices`](crate::MirroredBuilder::devices), where processes of the job on the same machine
+    /// divide the GPUs that they see. The number for each is that of the resolver's
+    /// [`num_accelerators`](ClusterResolver::num_accelerators), if it contains `GPU`.
     pub fn devices<D: Into<String>>(mut self, devices: impl IntoIterator<Item = D>) -> Self {
-        self.workers.devices(devices);
+        self.workers.devices(DeviceChoice::named(devices));
+        self
+    }
+
+    /// Runs replicas on the first `count` GPUs of this process.
+    pub fn num_gpus(mut self, count: usize) -> Self {
+        self.workers.devices(DeviceChoice::Gpus(count));
+        self
+    }
+
+    /// Runs this number of replicas in each process, as
+    /// [`MirroredBuilder::num_replicas`](crate::MirroredBuilder::num_replicas) does.
+    pub fn num_replicas(mut self, count: usize) -> Self {
+        self.workers.devices(DeviceChoice::Replicas(count));
         self
     }
 

@@ -5,7 +5,7 @@ use distribute_collectives::Options;
 use distribute_device::DeviceSpec;
 
 use crate::alone::refuse_lonely;
-use crate::devices::check_device;
+use crate::devices::{DeviceChoice, OwnDevices, check_device};
 use crate::{Error, Replicas, Result, Strategy, StrategyExtended};
 
 /// Everything on one device, for testing distributed programs and for placing a program on a device.
@@ -71,7 +71,10 @@ impl OneDeviceBuilder {
 
 pub(crate) fn default_strategy() -> Result<Strategy> {
     refuse_lonely("the default strategy")?;
-    OneDeviceStrategy::build("Default", "CPU:0".parse()?)
+    let found = DeviceChoice::Found.devices(&OwnDevices::of_one_process("the default strategy", None), 1)?;
+    // It has one replica, on the first device.
+    let device = found.into_iter().next().map_or_else(|| "CPU:0".parse(), Ok)?;
+    OneDeviceStrategy::build("Default", device)
 }
 
 impl StrategyExtended for OneDeviceStrategy {

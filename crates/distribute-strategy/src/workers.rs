@@ -2,17 +2,18 @@
 
 use std::sync::Arc;
 
-use distribute_cluster::{ClusterResolver, Coordination, CoordinationOptions, Membership, SimpleResolver};
+use distribute_cluster::{ClusterResolver, Coordination, CoordinationOptions, LocalPlace, Membership, SimpleResolver};
+use distribute_collectives::on_local_ranks;
 use distribute_device::{DeviceKind, DeviceSpec};
 
-use crate::devices::check_devices;
+use crate::devices::{DeviceChoice, OwnDevices};
 use crate::mesh::Mesh;
-use crate::{CommunicationOptions, Replicas, Result, intra_op};
+use crate::{CommunicationOptions, Error, Replicas, Result, intra_op};
 
 /// The devices of this process, how its replicas communicate, and its place in the cluster.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Workers {
-    devices: Option<Vec<String>>,
+    devices: DeviceChoice,
     communication: CommunicationOptions,
     membership: Option<Membership>,
     cluster: Option<SimpleResolver>,
@@ -20,8 +21,8 @@ pub(crate) struct Workers {
 }
 
 impl Workers {
-    pub(crate) fn devices<D: Into<String>>(&mut self, devices: impl IntoIterator<Item = D>) {
-        self.devices = Some(devices.into_iter().map(Into::into).collect());
+    pub(crate) fn devices(&mut self, devices: DeviceChoice) {
+        self.devices = devices;
     }
 
     pub(crate) fn communication(&mut self, options: CommunicationOptions) {
@@ -47,24 +48,55 @@ impl Workers {
     /// Connects to the other processes of the strategy of this name. Without a membership, it is read from the
     /// environment; a process that the environment does not describe is by itself.
     pub(crate) fn join(self, strategy: &'static str) -> Result<(Replicas, Option<SimpleResolver>)> {
-        let names = self.devices.unwrap_or_else(|| vec!["CPU:0".to_owned()]);
-        let devices = check_devices(strategy, names, None)?;
-        let mesh = Mesh::new(strategy, devices.len(), self.tensor_parallel.unwrap_or(1))?;
-        intra_op::share_cores(devices.len());
-        let options = self.communication.options(&devices)?;
         let membership = match self.membership {
             Some(membership) => Some(membership),
             None => Membership::from_env()?,
         };
+        let place = membership.as_ref().map(LocalPlace::from_env).transpose()?.flatten();
+        let accelerators = self.cluster.as_ref().map(ClusterResolver::num_accelerators);
+        let gpus_per_task = accelerators.and_then(|accelerators| accelerators.get("GPU").copied());
+        let (ranks, is_found) = (self.tensor_parallel.unwrap_or(1), !matches!(self.devices, DeviceChoice::Named(_)));
+        let devices = self.devices.devices(&OwnDevices { strategy, table: None, gpus_per_task, place }, ranks)?;
+        let mesh = Mesh::new(strategy, devices.len(), ranks)?;
+        intra_op::share_cores(devices.len());
+        let options = self.communication.options(&devices)?;
         let cluster = self.cluster.or_else(|| membership.as_ref()?.cluster());
         let replicas = match membership {
             None => Replicas::local_in(mesh, devices, options)?,
             Some(membership) => {
                 let coordination = Coordination::start(&membership, CoordinationOptions::from_env()?)?;
-                Replicas::joined_in(mesh, devices, Arc::new(coordination), options)?
+                let replicas = Replicas::joined_in(mesh, devices, Arc::new(coordination), options)?;
+                check_kinds(strategy, &replicas, is_found)?;
+                replicas
             }
         };
         Ok((replicas, cluster))
+    }
+}
+
+/// Returns an error on all workers if they have found devices of different kinds: one of them would be far slower than
+/// the others, because its GPU or its driver is missing. Workers whose devices were named may mix kinds.
+fn check_kinds(strategy: &'static str, replicas: &Replicas, is_found: bool) -> Result<()> {
+    let kind = replicas.devices.first().and_then(DeviceSpec::kind).unwrap_or(DeviceKind::Cpu);
+    let code = match (is_found, kind) {
+        (false, _) => 0,
+        (true, DeviceKind::Cpu) => 1,
+        (true, _) => 2,
+    };
+    let all = on_local_ranks(&replicas.groups(), |_, group| {
+        group.start().all_gather(vec![code], vec![0u8; group.world_size()])
+    })?;
+    let [_, all] = all.unwrap_or_default();
+    let worker = |code: u8| all.iter().position(|of| *of == code).map(|rank| rank / replicas.devices.len().max(1));
+    match (worker(1), worker(2)) {
+        (Some(cpu), Some(gpu)) => {
+            let problem = format!(
+                "worker {gpu} has found GPUs, and worker {cpu} only CPUs; see `distribute doctor` on worker {cpu}, or \
+                 name the devices"
+            );
+            Err(Error::Devices { strategy, problem })
+        }
+        _ => Ok(()),
     }
 }
 

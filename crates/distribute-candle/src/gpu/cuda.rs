@@ -8,7 +8,7 @@
 #![expect(unsafe_code, reason = "memory of candle's tensors is lent by its address")]
 
 use std::any::Any;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use candle_core::backend::BackendStorage;
@@ -21,8 +21,8 @@ use distribute_device::{DType, Device as _, DeviceBuffer, Stream};
 use distribute_optim::backend::{DeviceExchange, DeviceUpdate, Parameters, Plan, Reduced, is_short};
 use distribute_optim::{AdamFactors, UpdateRule};
 use distribute_strategy::{ReplicaContext, Strategy};
-use parking_lot::Mutex;
 
+use crate::device::candle_device;
 use crate::tensor::dtype_of;
 use crate::{Candle, Error, Result};
 
@@ -58,25 +58,10 @@ pub struct GpuSum {
     gradients: Vec<(usize, DeviceBuffer)>,
 }
 
-pub(super) fn candle_device(strategy: &Strategy, local: usize) -> Result<Device> {
-    // Tensors of two candle devices cannot be combined, so each GPU and replica place has one device.
-    static MADE: Mutex<Option<HashMap<(u32, String), Device>>> = Mutex::new(None);
-    let device = strategy.open_device(local)?;
-    let (ordinal, name) = (device.logical().physical().index, device.spec().short());
-    let mut made = MADE.lock();
-    let made = made.get_or_insert_default();
-    if let Some(device) = made.get(&(ordinal, name.clone())) {
-        return Ok(device.clone());
-    }
-    let device = Device::new_cuda_with_stream(ordinal as usize)?;
-    made.insert((ordinal, name), device.clone());
-    Ok(device)
-}
-
 impl Gpu {
     /// Returns the GPU of a local replica, or `None` if it is on another device.
     fn of(strategy: &Strategy, local: usize) -> Result<Option<Gpu>> {
-        let candle = super::candle_device(strategy, local)?;
+        let candle = candle_device(strategy, local)?;
         let Device::Cuda(cuda) = &candle else { return Ok(None) };
         let any: Arc<dyn Any + Send + Sync> = strategy.open_device(local)?;
         let Ok(device) = any.downcast::<CudaDevice>() else { return Ok(None) };

@@ -5,7 +5,6 @@ use distribute_input::{AUTOTUNE, Dataset, Element, InputOptions};
 use distribute_strategy::{DistributedDataset, Strategy};
 use distribute_train::trainer::{self, Batching};
 
-use crate::gpu::moved;
 use crate::{Error, Result};
 
 /// Examples, one per row: inputs, targets, and optional weights.
@@ -31,18 +30,6 @@ impl From<(Tensor, Tensor, Tensor)> for Examples {
     }
 }
 
-impl Examples {
-    /// Copies the examples to a local replica's device.
-    fn on_device(self, strategy: &Strategy, local: usize) -> Result<Examples> {
-        let move_to = |tensor: &Tensor| moved(tensor, strategy, local);
-        Ok(Examples {
-            inputs: move_to(&self.inputs)?,
-            targets: move_to(&self.targets)?,
-            weights: self.weights.as_ref().map(move_to).transpose()?,
-        })
-    }
-}
-
 /// Training data: batched datasets of inputs and targets, or of inputs, targets and weights; and tensors in memory
 /// whose rows are examples.
 pub trait TrainingData: trainer::TrainingData<Examples, Error> {}
@@ -53,11 +40,7 @@ macro_rules! training_data {
     ($($tuple:ty),*) => {$(
         impl trainer::TrainingData<Examples, Error> for Dataset<$tuple> {
             fn distribute(&self, strategy: &Strategy, _: Batching) -> Result<(DistributedDataset<Examples>, usize)> {
-                let replicas = strategy.clone();
-                let batches = strategy.distribute_dataset(self)?.map_replicas(move |local, examples| {
-                    let examples: Examples = examples.into();
-                    Ok(examples.on_device(&replicas, local)?)
-                });
+                let batches = strategy.distribute_dataset(self)?.map_replicas(|_, examples| Ok(examples.into()));
                 Ok((batches, self.batch_size().unwrap_or(1)))
             }
         }
@@ -93,9 +76,7 @@ impl PredictionData for Dataset<Tensor> {
         // All workers read the data together, so that rows are given to replicas in order, and outputs are returned in
         // it.
         let options = InputOptions::default().deterministic(true);
-        let replicas = strategy.clone();
-        let batches = strategy.distribute_dataset_with(self, options)?;
-        Ok(batches.map_replicas(move |local, inputs| Ok(moved(&inputs, &replicas, local)?)))
+        Ok(strategy.distribute_dataset_with(self, options)?)
     }
 }
 
