@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::{api, attack, docs, layers, package, platforms, powerset, prose, protos};
+use crate::{api, attack, docs, gpu, layers, package, platforms, powerset, prose, protos};
 
 /// Runs every check, cheapest first, and stops at the first that fails.
 pub(crate) fn run() -> Result<(), String> {
@@ -17,6 +17,8 @@ pub(crate) fn run() -> Result<(), String> {
     for package in ["distribute-device", "distribute-collectives", "distribute-cli"] {
         cargo(&["clippy", "--package", package, "--all-targets", "--locked", "--", "-D", "warnings"])?;
     }
+    println!("cargo xtask gpu --compiles");
+    gpu::compiles()?;
     match installed("deny") {
         // Not the advisories: their database comes from the network.
         true => cargo(&["deny", "--workspace", "check", "bans", "licenses", "sources"])?,

@@ -8,6 +8,8 @@ use clap::Args;
 use crate::error::text;
 
 mod bundle;
+#[cfg(unix)]
+mod compiles;
 mod stubs;
 mod toolkit;
 
@@ -26,6 +28,9 @@ pub(crate) struct Flags {
     /// to use it.
     #[arg(long, conflicts_with = "bundle")]
     toolkit: bool,
+    /// Checks that the code for candle on GPUs compiles. Neither a GPU nor NVIDIA's compiler is needed.
+    #[arg(long, conflicts_with_all = ["bundle", "toolkit"])]
+    compiles: bool,
 }
 
 pub(crate) fn run(flags: &Flags) -> Result<(), String> {
@@ -36,11 +41,27 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
         }
         return Ok(());
     }
+    if flags.compiles {
+        return compiles();
+    }
     match &flags.bundle {
         Some(folder) => bundle::run(folder, flags.candle.then_some(flags.compute_cap)),
         // Says itself where there is not a GPU.
         None => succeeded(checks(&["--no-bench"]).status().map_err(text)?),
     }
+}
+
+/// Checks that the code for candle on GPUs compiles.
+#[cfg(unix)]
+pub(crate) fn compiles() -> Result<(), String> {
+    compiles::run()
+}
+
+/// Says that the check is for Unix.
+#[cfg(not(unix))]
+pub(crate) fn compiles() -> Result<(), String> {
+    println!("skipped: the check of candle's code for GPUs uses a shell script as its compiler");
+    Ok(())
 }
 
 /// The program that checks and measures GPUs, built with optimisation.
