@@ -195,6 +195,10 @@ impl<L: Library> Of<L> {
             numbers::optimizers::<L>,
         ),
         Scenario::new("a penalty counts once", optimizers::penalty::<L>),
+        Scenario::new(
+            "gradients that the program computes or sums itself train as those of a loss",
+            optimizers::own_gradients::<L>,
+        ),
         Scenario::new("every way to combine devices' values trains alike", optimizers::across_devices::<L>),
         Scenario::new("packs of any size give the same parameters", optimizers::packs::<L>),
         Scenario::new("a model of another strategy is refused", optimizers::model_of_another::<L>),

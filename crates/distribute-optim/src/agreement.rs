@@ -247,7 +247,7 @@ fn compare_digests<'p, L: TensorLibrary>(
     }
 }
 
-fn digest<L: TensorLibrary>(tensor: &L::Tensor) -> Result<u64, L::Error> {
+pub(crate) fn digest<L: TensorLibrary>(tensor: &L::Tensor) -> Result<u64, L::Error> {
     let mut digest = 0;
     tensor.read(&mut |buffer| {
         digest = XxHash3_64::oneshot_with_seed(digest, buffer.as_bytes());

@@ -176,6 +176,20 @@ pub enum Error {
     /// No variable of the model got a gradient.
     #[error("no variable of the model got a gradient on any replica; compute the loss from the model's own variables")]
     NoGradient,
+    /// Gradients that were said to be sums over all replicas differ between them.
+    #[error(
+        "the gradients given to apply_aggregated_gradients differ between replicas; sum them by \
+         sum_gradients before, or use apply_gradients, which does"
+    )]
+    UnequalSums,
+    /// A gradient was given for something that the optimizer does not train.
+    #[error("a gradient was given for {name:?}, {problem}")]
+    Gradient {
+        /// The name that it was given for.
+        name: String,
+        /// The problem and the remedy.
+        problem: String,
+    },
     /// A gradient was in an accelerator's memory, but gradients are reduced on the host.
     #[error("tensors on a GPU are reduced there by optimizers of mirrored strategies, without zero1; use those")]
     OnDevice,

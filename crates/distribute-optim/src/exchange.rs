@@ -16,6 +16,7 @@ mod flags;
 mod parts;
 mod payload;
 mod sharded;
+mod summed;
 mod whole;
 
 pub(crate) use device::{OnDevice, SumOnDevice};
@@ -23,7 +24,20 @@ pub(crate) use flags::StepFlags;
 pub(crate) use parts::{PartsOrder, PartsStep, is_exchanged};
 pub(crate) use payload::Payload;
 pub(crate) use sharded::{GradientShard, ShardedStep, SlotShard, Update, complete};
+pub(crate) use summed::SummedStep;
 pub(crate) use whole::WholeStep;
+
+/// Which gradients a step is made with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum StepGradients {
+    /// Those of each replica, which are summed.
+    Own,
+    /// Sums over all replicas, with their digest.
+    Summed {
+        /// The digest of all names and elements.
+        digest: u64,
+    },
+}
 
 /// The way in which one step's gradients are summed over all replicas, bucket by bucket while backward runs.
 pub(crate) trait Exchange<L: TensorLibrary>: Send {
@@ -116,6 +130,8 @@ pub(crate) struct Reducer<L: TensorLibrary> {
     exchange: InProgress<Box<dyn Exchange<L>>>,
     /// The exchange of sharded variables' gradients, if there are any.
     parts: InProgress<PartsStep<L>>,
+    /// Whether the gradients are sums over all replicas already.
+    is_summed: bool,
     /// Gradients of variables that are not in the plan.
     unplanned: Vec<Option<L::Tensor>>,
     failure: Option<L::Error>,
@@ -131,6 +147,7 @@ impl<L: TensorLibrary> Reducer<L> {
         settings: Settings,
         exchange: Box<dyn Exchange<L>>,
         parts: InProgress<PartsStep<L>>,
+        gradients: StepGradients,
     ) -> Reducer<L> {
         Reducer {
             settings,
@@ -139,6 +156,7 @@ impl<L: TensorLibrary> Reducer<L> {
             plan: plan.clone(),
             exchange: InProgress::new(context, Some(exchange)),
             parts,
+            is_summed: matches!(gradients, StepGradients::Summed { .. }),
             unplanned: vec![None; parameters.variables().len()],
             failure: None,
             communication: Duration::ZERO,
@@ -155,7 +173,7 @@ impl<L: TensorLibrary> Reducer<L> {
             {
                 self.failure = Some(error);
             }
-        } else if !self.plan.buckets.contains(index) {
+        } else if !self.is_summed && !self.plan.buckets.contains(index) {
             self.unplanned[index] = Some(gradient);
         } else if self.failure.is_none()
             && let Err(error) = self.launch(index, gradient)
@@ -179,12 +197,12 @@ impl<L: TensorLibrary> Reducer<L> {
         let came = |index: usize| self.has(index);
         let came: Vec<bool> = (0..variables).map(came).collect();
         for (index, came) in came.iter().enumerate() {
-            if !came && self.plan.buckets.contains(index) {
+            if !came && !self.is_summed && self.plan.buckets.contains(index) {
                 self.launch(index, self.zeros(index)?)?;
             }
         }
         let flags = StepFlags::new(came.into_iter(), self.context.step_header(self.settings.digest()));
-        let Reducer { context, parameters, plan, settings, mut unplanned, mut communication, .. } = self;
+        let Reducer { context, parameters, plan, settings, is_summed, mut unplanned, mut communication, .. } = self;
         let (mut exchange, mut parts) = (self.exchange, self.parts);
         let group = context.group();
         let started = Instant::now();
@@ -206,7 +224,8 @@ impl<L: TensorLibrary> Reducer<L> {
         context.check_settings(flags.header(), settings.digest(), || settings.lines())?;
         context.agree_on_step(flags.header());
         let is_late = |index: &usize| {
-            flags.came(*index) && !plan.buckets.contains(*index) && !is_exchanged(&parameters.variables()[*index])
+            let is_planned = is_summed || plan.buckets.contains(*index);
+            flags.came(*index) && !is_planned && !is_exchanged(&parameters.variables()[*index])
         };
         let mut late = (0..variables).filter(is_late);
         match &mut summed {

@@ -23,6 +23,7 @@ use crate::{Error, Parameters, ShardLayout, StepCounts, TensorLibrary, Trainable
 
 mod backward;
 mod builders;
+mod gradients;
 mod library;
 #[cfg(feature = "hlo")]
 mod program;

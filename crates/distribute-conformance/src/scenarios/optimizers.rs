@@ -300,6 +300,52 @@ pub(crate) fn through_a_sum(strategy: &Strategy) -> Result<(), Stop> {
     Ok(())
 }
 
+pub(crate) fn own_gradients<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
+    if is_compiled(strategy) {
+        return Err(Stop::NotApplicable("gradients are part of a compiled step"));
+    }
+    if strategy.sharding().is_some() {
+        return Err(Stop::NotApplicable("gradients of sharded variables are reduced to parts as they come"));
+    }
+    let expected = train_by::<L>(strategy, Kind::Dense, 20, UNEVEN, |model| Adam::new(0.01).build(model))?.0;
+    let expected = parameters::<L>(strategy, &expected, 0)?;
+    for is_summed in [false, true] {
+        let model = built::<L>(strategy, Kind::Dense)?;
+        let optimizer = Adam::new(0.01).build(&model)?;
+        for step in 0..20 {
+            let whole = Batch::new(step, UNEVEN(step));
+            L::run(strategy, &model, &optimizer, |context, optimizer, mean| {
+                let loss = mean(&whole.share(context), whole.y.len())?;
+                let gradients = optimizer.gradients(context, &loss).map_err(Into::into)?;
+                if is_summed {
+                    let sums = optimizer.sum_gradients(context, gradients).map_err(Into::into)?;
+                    optimizer.apply_aggregated_gradients(context, sums).map_err(Into::into)?;
+                } else {
+                    optimizer.apply_gradients(context, gradients).map_err(Into::into)?;
+                }
+                Ok(loss)
+            })?;
+        }
+        let apart = apart(&parameters::<L>(strategy, &model, 0)?, &expected);
+        check!(apart < TOLERANCE, "summed by the program: {is_summed}: {apart:e} apart after 20 steps");
+        audit::<L>(strategy, &model)?;
+        let wrong = L::run(strategy, &model, &optimizer, |context, optimizer, mean| {
+            let loss = mean(&Batch::new(0, 12).share(context), 12)?;
+            let gradients = optimizer.gradients(context, &loss).map_err(Into::into)?;
+            let renamed = gradients.into_iter().map(|(name, gradient)| (format!("{name}.no"), gradient));
+            optimizer.apply_gradients(context, renamed).map_err(Into::into)?;
+            Ok(loss)
+        });
+        let told = wrong.err().map_or_else(String::new, |error| error.to_string());
+        check!(told.contains("which the model does not have"), "names that the model does not have: {told:?}");
+        // A failed run ends the group of several processes.
+        if strategy.topology().workers() > 1 {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
 pub(crate) fn across_devices<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
     if strategy.name() != "Mirrored" {
         return Err(Stop::NotApplicable("ways to combine devices' values are chosen for MirroredStrategy"));

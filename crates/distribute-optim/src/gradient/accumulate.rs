@@ -50,6 +50,10 @@ impl<L: TensorLibrary> Accumulated<L> {
         rest.map(|(index, gradient)| Ok((index, gradient.copied()?))).collect()
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.iter().all(Option::is_none)
+    }
+
     pub(crate) fn clear(&mut self) {
         self.0.clear();
     }

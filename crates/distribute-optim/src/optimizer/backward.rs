@@ -8,7 +8,9 @@ use distribute_values::DistributedVariable;
 use parking_lot::Mutex;
 
 use super::Optimizer;
-use crate::exchange::{Exchange, InProgress, OnDevice, PartsStep, Reducer, ShardedStep, WholeStep, is_exchanged};
+use crate::exchange::{
+    Exchange, InProgress, OnDevice, PartsStep, Reducer, ShardedStep, StepGradients, SummedStep, WholeStep, is_exchanged,
+};
 use crate::gradient::{Accumulated, Scaling};
 use crate::plan::Plan;
 use crate::tape::Sink;
@@ -24,10 +26,11 @@ impl<L: TensorLibrary> Optimizer<L> {
         context: &ReplicaContext,
         local: usize,
         plan: &Arc<Plan>,
+        gradients: StepGradients,
         backward: impl FnOnce(Sink<L::Tensor>) -> Result<(), L::Error>,
         accumulated: Accumulated<L>,
     ) -> Result<Reducer<L>, L::Error> {
-        let reducer = self.reducer(context, local, plan, self.parts_step(context, local)?)?;
+        let reducer = self.reducer(context, local, plan, gradients, self.parts_step(context, local)?)?;
         let state = Arc::new(Mutex::new(Some((reducer, accumulated))));
         let sink: Sink<L::Tensor> = {
             let state = state.clone();
@@ -56,6 +59,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         &self,
         context: &ReplicaContext,
         local: usize,
+        gradients: StepGradients,
         backward: impl FnOnce(Sink<L::Tensor>) -> Result<(), L::Error>,
         accumulated: Accumulated<L>,
     ) -> Result<Reducer<L>, L::Error> {
@@ -86,7 +90,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         }
         let agreed = Plan::agree(context, &self.parameters, &order)?;
         let plan = self.states.plan.get_or_init(|| agreed);
-        let mut reducer = self.reducer(context, local, plan, parts)?;
+        let mut reducer = self.reducer(context, local, plan, gradients, parts)?;
         for (index, gradient) in fired {
             reducer.push(index, gradient);
         }
@@ -110,11 +114,15 @@ impl<L: TensorLibrary> Optimizer<L> {
         context: &ReplicaContext,
         local: usize,
         plan: &Arc<Plan>,
+        gradients: StepGradients,
         parts: InProgress<PartsStep<L>>,
     ) -> Result<Reducer<L>, L::Error> {
         let scaling = self.states.each[local].lock().standing.scaling;
-        let exchange = self.exchange(context, local, plan)?;
-        Ok(Reducer::new(context, &self.parameters, plan, self.settings(scaling), exchange, parts))
+        let exchange: Box<dyn Exchange<L>> = match gradients {
+            StepGradients::Own => self.exchange(context, local, plan)?,
+            StepGradients::Summed { digest } => Box::new(SummedStep::new(self.parameters.variables().len(), digest)),
+        };
+        Ok(Reducer::new(context, &self.parameters, plan, self.settings(scaling), exchange, parts, gradients))
     }
 
     /// Starts the exchange of one step's gradients.
@@ -167,7 +175,7 @@ impl<L: TensorLibrary> Optimizer<L> {
     }
 
     /// Runs backward and returns the gradients in the order in which they were reported.
-    fn record(
+    pub(super) fn record(
         &self,
         context: &ReplicaContext,
         backward: impl FnOnce(Sink<L::Tensor>) -> Result<(), L::Error>,

@@ -3,6 +3,7 @@
 use distribute_strategy::{ReplicaArgs, ReplicaContext, counted};
 
 use super::Optimizer;
+use crate::exchange::StepGradients;
 use crate::gradient::Scaling;
 use crate::tape::Sink;
 use crate::{Error, TensorLibrary};
@@ -48,7 +49,7 @@ impl<L: TensorLibrary> ReplicaOptimizer<'_, L> {
             recorded?;
             return Ok(context.check_weighed()?);
         }
-        self.optimizer.step(context, self.local, |scaling, sink| self.backward(loss, scaling, sink))
+        self.optimizer.step(context, self.local, StepGradients::Own, |scaling, sink| self.backward(loss, scaling, sink))
     }
 
     /// Makes one step like [`minimize`](ReplicaOptimizer::minimize), with the gradients that variables report to their
@@ -65,7 +66,8 @@ impl<L: TensorLibrary> ReplicaOptimizer<'_, L> {
     ) -> Result<(), L::Error> {
         self.check(context)?;
         Self::refuse_recording("minimize_by", "backward is recorded with the step; use minimize")?;
-        self.optimizer.step(context, self.local, |scaling, sink| self.reported(scaling, sink, backward))
+        let reported = |scaling, sink: Sink<L::Tensor>| self.reported(scaling, sink, backward);
+        self.optimizer.step(context, self.local, StepGradients::Own, reported)
     }
 
     /// Runs backward from `loss` and keeps the gradients, which are added, unreduced, to those of the next
@@ -149,14 +151,14 @@ impl<L: TensorLibrary> ReplicaOptimizer<'_, L> {
     }
 
     /// Returns an error for a call that a program which is being recorded cannot make.
-    fn refuse_recording(what: &'static str, why: &'static str) -> Result<(), Error> {
+    pub(super) fn refuse_recording(what: &'static str, why: &'static str) -> Result<(), Error> {
         match L::is_recording() {
             true => Err(Error::Combination { what, other: "a step in one compiled program", why }),
             false => Ok(()),
         }
     }
 
-    fn check(&self, context: &ReplicaContext) -> Result<(), Error> {
+    pub(super) fn check(&self, context: &ReplicaContext) -> Result<(), Error> {
         let (built, given) = (self.optimizer.states.each.len(), context.strategy().num_local_replicas());
         if built == given { Ok(()) } else { Err(Error::OtherStrategy { built, given }) }
     }

@@ -11,7 +11,7 @@ use distribute_values::{TensorStorage, with_storage};
 use super::Optimizer;
 use super::states::Change;
 use crate::agreement::audit_replica;
-use crate::exchange::{GradientShard, StepFlags, SumOnDevice, Summed, Sums, Update};
+use crate::exchange::{GradientShard, StepFlags, StepGradients, SumOnDevice, Summed, Sums, Update};
 use crate::gradient::{Clip, Reduced, Scaling, SquaresOfParts, change, is_finite, square_sum};
 use crate::library::dtype;
 use crate::rule::{Real, UpdateRule};
@@ -29,6 +29,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         &self,
         context: &ReplicaContext,
         local: usize,
+        gradients: StepGradients,
         backward: impl FnOnce(Option<Scaling>, Sink<L::Tensor>) -> Result<(), L::Error>,
     ) -> Result<(), L::Error> {
         let started = Instant::now();
@@ -43,8 +44,8 @@ impl<L: TensorLibrary> Optimizer<L> {
         };
         let backward = |sink: Sink<L::Tensor>| backward(scaling, sink);
         let reducer = match self.states.plan.get() {
-            Some(plan) => self.backward(context, local, plan, backward, accumulated)?,
-            None => self.first_backward(context, local, backward, accumulated)?,
+            Some(plan) => self.backward(context, local, plan, gradients, backward, accumulated)?,
+            None => self.first_backward(context, local, gradients, backward, accumulated)?,
         };
         let (sums, communication) = reducer.finish()?;
         let counts = &{
