@@ -8,6 +8,7 @@ use distribute_cluster::FailureKind;
 use distribute_collectives::{DeviceGroup, ProcessGroup, Rank, ReduceOp};
 use distribute_device::DeviceSpec;
 use distribute_values::{Axis, CallContext, PerReplica, Structure, TensorStorage, gather_structure, reduce_structure};
+use parking_lot::Mutex;
 
 use crate::merge::Rendezvous;
 use crate::recovery::Recovery;
@@ -354,16 +355,45 @@ pub fn get_replica_context() -> Option<ReplicaContext> {
     })
 }
 
-/// Returns the strategy that the calling code runs under; `None` if none was chosen.
+/// Returns the strategy that the calling code runs under: that of the scope, the replica or the update, or the one that
+/// was [set](set_strategy). Outside all of these it is the [default strategy](Strategy::default_strategy), one for the
+/// whole process, which is created when it is first asked for.
+///
+/// # Errors
+/// Those of [`Strategy::default_strategy`], outside all scopes.
+///
+/// # Examples
+/// A function that works under every strategy, and without one:
+/// ```
+/// use distribute_strategy::{Error, MirroredStrategy, get_strategy, has_strategy};
+/// fn per_replica(global_batch: usize) -> Result<usize, Error> {
+///     Ok(global_batch / get_strategy()?.num_replicas_in_sync())
+/// }
+/// let strategy = MirroredStrategy::builder().num_replicas(2).build()?;
+/// assert_eq!(strategy.within(|| per_replica(128))?, 64);
+/// assert_eq!(per_replica(128)?, 128);
+/// assert!(!has_strategy());
+/// # Ok::<(), Error>(())
+/// ```
 ///
 /// # Source
 /// `tf.distribute.get_strategy`.
-pub fn get_strategy() -> Option<Strategy> {
-    current(|frame| match frame {
+pub fn get_strategy() -> Result<Strategy> {
+    let chosen = current(|frame| match frame {
         Some(Frame::Replica(context)) => Some(context.strategy.clone()),
         Some(Frame::Cross(strategy) | Frame::Update(strategy)) => Some(strategy.clone()),
         None => None,
-    })
+    });
+    if let Some(chosen) = chosen {
+        return Ok(chosen);
+    }
+    // A failure is not kept: the process may join its job, or the environment be corrected.
+    static DEFAULT: Mutex<Option<Strategy>> = Mutex::new(None);
+    let mut default = DEFAULT.lock();
+    match &*default {
+        Some(strategy) => Ok(strategy.clone()),
+        None => Ok(default.insert(Strategy::default_strategy()?).clone()),
+    }
 }
 
 /// Sets the current strategy of this thread, as a scope around all following code would; `None` unsets it. Returns the
@@ -376,7 +406,7 @@ pub fn get_strategy() -> Option<Strategy> {
 /// ```
 /// use distribute_strategy::{OneDeviceStrategy, get_strategy, has_strategy, set_strategy};
 /// set_strategy(Some(&OneDeviceStrategy::builder("CPU:0").build()?))?;
-/// assert_eq!(get_strategy().map(|strategy| strategy.name()), Some("OneDevice"));
+/// assert_eq!(get_strategy()?.name(), "OneDevice");
 /// set_strategy(None)?;
 /// assert!(!has_strategy());
 /// # Ok::<(), distribute_strategy::Error>(())
@@ -400,7 +430,8 @@ pub fn set_strategy(strategy: Option<&Strategy>) -> Result<Option<Strategy>> {
     }))
 }
 
-/// Returns whether the calling code runs under a chosen strategy.
+/// Returns whether the calling code runs under a strategy that the program has chosen. If not, [`get_strategy`] returns
+/// the default one.
 ///
 /// # Source
 /// `tf.distribute.has_strategy`.

@@ -9,7 +9,10 @@ use crate::check::{Fault, Stop, check, check_eq};
 use crate::conditions::{in_one_process, local_ids, with_several_replicas};
 
 pub(crate) fn outside(_: &Strategy) -> Result<(), Stop> {
-    check!(!has_strategy() && get_strategy().is_none(), "a strategy is current outside of all scopes");
+    check!(!has_strategy(), "a strategy is current outside of all scopes");
+    let (first, second) = (get_strategy()?, get_strategy()?);
+    check_eq!(first.name(), "Default", "the strategy outside of all scopes");
+    first.within(|| second.within(|| Ok::<(), Fault>(())))?;
     check!(get_replica_context().is_none() && !in_cross_replica_context(), "there is a context outside of all scopes");
     Ok(())
 }
@@ -18,7 +21,7 @@ pub(crate) fn scope(strategy: &Strategy) -> Result<(), Stop> {
     strategy.within(|| {
         check!(has_strategy() && in_cross_replica_context(), "a scope is not a cross-replica context");
         check!(get_replica_context().is_none(), "there is a replica in a scope");
-        check_eq!(get_strategy().map(|s| s.name()), Some(strategy.name()), "the strategy of the scope");
+        check_eq!(get_strategy()?.name(), strategy.name(), "the strategy of the scope");
         Ok::<(), Fault>(())
     })?;
     check!(!has_strategy(), "the strategy is still there after its scope");
@@ -30,7 +33,7 @@ pub(crate) fn replica(strategy: &Strategy) -> Result<(), Stop> {
         let current = get_replica_context().map(|context| context.replica_id());
         check_eq!(current, Some(context.replica_id()), "the replica that runs");
         check!(!in_cross_replica_context(), "a replica is a cross-replica context");
-        check_eq!(get_strategy().map(|s| s.describe()), Some(strategy.describe()), "the strategy of the replica");
+        check_eq!(get_strategy()?.describe(), strategy.describe(), "the strategy of the replica");
         check_eq!(context.num_replicas_in_sync(), strategy.num_replicas_in_sync(), "replicas in sync");
         Ok::<(), Fault>(())
     })?;
@@ -55,7 +58,7 @@ pub(crate) fn mixing(strategy: &Strategy) -> Result<(), Stop> {
 pub(crate) fn set(strategy: &Strategy) -> Result<(), Stop> {
     check!(set_strategy(Some(strategy))?.is_none(), "a strategy was set before");
     check!(has_strategy() && in_cross_replica_context(), "a strategy that is set is not a cross-replica context");
-    check_eq!(get_strategy().map(|s| s.name()), Some(strategy.name()), "the strategy that is set");
+    check_eq!(get_strategy()?.name(), strategy.name(), "the strategy that is set");
     let other = Strategy::default_strategy()?;
     check!(other.within(|| Ok::<(), Fault>(())).is_err(), "another strategy's scope could be entered");
     strategy.within(|| {

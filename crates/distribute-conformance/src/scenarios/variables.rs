@@ -166,7 +166,7 @@ pub(crate) fn update(strategy: &Strategy) -> Result<(), Stop> {
     let updated = strategy.update(&v, |context, v| {
         check!(matches!(context, CallContext::Update { .. }), "the context is {context:?}");
         check!(get_replica_context().is_none() && !in_cross_replica_context(), "an update is another context");
-        check_eq!(get_strategy().map(|s| s.name()), Some(strategy.name()), "the strategy of the update");
+        check_eq!(get_strategy()?.name(), strategy.name(), "the strategy of the update");
         v.assign(context, Assignment::Add, &HostTensor::scalar(2.0))?;
         Ok::<(), Fault>(())
     })?;
