@@ -10,6 +10,9 @@
 //! - [`read_idx`], with the feature `idx`, and [`SafetensorsFile`], with the feature `safetensors`: whole arrays, for
 //!   [`Dataset::from_tensor_slices`].
 //!
+//! Formats that are read from the beginning (lines, CSV, TFRecord, tar, IDX) may be compressed as a whole with gzip or
+//! zstd, with the features `gzip`, which most formats enable, and `zstd`.
+//!
 //! # Examples
 //! ```
 //! use distribute_input::read::{BadRecords, Lines, ReadOptions};
@@ -44,10 +47,12 @@ mod idx;
 #[cfg(feature = "images")]
 mod images;
 mod lines;
+mod packing;
 #[cfg(feature = "parquet")]
 mod parquet;
 #[cfg(feature = "safetensors")]
 mod safetensors;
+mod stream;
 #[cfg(feature = "webdataset")]
 mod tar;
 #[cfg(feature = "tfrecord")]
@@ -67,10 +72,11 @@ pub use lines::Lines;
 pub use parquet::{Arrow, Parquet, arrow, columns};
 #[cfg(feature = "safetensors")]
 pub use safetensors::SafetensorsFile;
+pub use stream::InputStream;
 #[cfg(feature = "webdataset")]
 pub use tar::{Sample, WebDataset};
 #[cfg(feature = "tfrecord")]
-pub use tfrecord::{Example, Feature, TfRecordWriter, TfRecords};
+pub use tfrecord::{Compression, Example, Feature, TfRecordWriter, TfRecords};
 
 /// A reader of the records of a file.
 ///

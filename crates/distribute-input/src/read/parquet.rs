@@ -9,6 +9,7 @@ use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchR
 use parquet::file::metadata::ParquetMetaData;
 
 use super::file::{Failure, InputFile};
+use super::packing::refused;
 use super::{BadRecord, RecordReader};
 use crate::{Array, Error, FileShard, Result};
 
@@ -76,7 +77,10 @@ impl RecordReader for Parquet {
     fn open(&self, file: &FileShard) -> io::Result<ParquetRecords> {
         let opened = file.open()?;
         let (file_bytes, failure) = (opened.byte_len()?, opened.failure());
-        let mut builder = ParquetRecordBatchReaderBuilder::try_new(opened).map_err(io::Error::other)?;
+        let mut builder = ParquetRecordBatchReaderBuilder::try_new(opened).map_err(|error| {
+            let error = failure.cause(io::Error::other(error));
+            refused(file, "since Parquet files are read by ranges, and let its columns be compressed instead", error)
+        })?;
         check_chunks(builder.metadata(), file_bytes)?;
         if let Some(columns) = &self.columns {
             let schema = builder.parquet_schema();
@@ -162,8 +166,9 @@ impl RecordReader for Arrow {
     fn open(&self, file: &FileShard) -> io::Result<ArrowRecords> {
         let mut opened = file.open()?;
         let failure = opened.failure();
-        check_blocks(&mut opened)?;
-        let reader = arrow_ipc::reader::FileReader::try_new(opened, None).map_err(io::Error::other)?;
+        let reader = check_blocks(&mut opened)
+            .and_then(|()| arrow_ipc::reader::FileReader::try_new(opened, None).map_err(io::Error::other))
+            .map_err(|error| refused(file, "since Arrow files are read by ranges", failure.cause(error)))?;
         Ok(ArrowRecords { file: file.clone(), reader, failure, batch: 0 })
     }
 }

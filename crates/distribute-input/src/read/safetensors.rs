@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use safetensors::{Dtype, SafeTensors};
 
+use super::packing::Packing;
 use super::{BadRecord, InputFile};
 use crate::{Array, Error, Result};
 
@@ -96,6 +97,13 @@ impl SafetensorsFile {
     }
 
     fn tensors(&self) -> Result<SafeTensors<'_>> {
-        SafeTensors::deserialize(&self.bytes).map_err(|error| BadRecord::new(0, 0, error.to_string()).of(&self.path))
+        SafeTensors::deserialize(&self.bytes).map_err(|error| {
+            // The length that a file begins with may have the first bytes of a compressed one.
+            let problem = match Packing::of(&self.bytes) {
+                Some(packing) => packing.refusal("since its arrays are read by ranges"),
+                None => error.to_string(),
+            };
+            BadRecord::new(0, 0, problem).of(&self.path)
+        })
     }
 }

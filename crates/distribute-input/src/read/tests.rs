@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 use super::*;
 use crate::Array;
 
+mod packed;
+mod samples;
+
 fn all<T: Send + 'static>(data: &Dataset<T>) -> Result<Vec<T>> {
     data.iter().collect()
 }
@@ -269,31 +272,6 @@ fn columns_of_parquet_files_become_arrays() {
     fs::write(&path, b"PAR1").unwrap();
     let broken = Dataset::from_files([&path]).read(Parquet::new(), ReadOptions::default());
     assert!(all(&broken).unwrap_err().to_string().contains("rows.parquet"));
-}
-
-#[test]
-fn samples_of_tar_files_are_runs_of_one_name() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("shard.tar");
-    let mut builder = ::tar::Builder::new(fs::File::create(&path).unwrap());
-    for (name, data) in [("a/1.cls", "0"), ("a/1.seg.png", "x"), ("a/2.cls", "1"), ("b/2.cls", "2")] {
-        let mut header = ::tar::Header::new_gnu();
-        header.set_size(data.len() as u64);
-        header.set_mode(0o644);
-        header.set_cksum();
-        builder.append_data(&mut header, name, data.as_bytes()).unwrap();
-    }
-    builder.finish().unwrap();
-    let (whole, parts) = whole_and_parts(&path, WebDataset);
-    let keys: Vec<&str> = whole.iter().map(|sample| sample.key.as_str()).collect();
-    assert_eq!(keys, ["a/1", "a/2", "b/2"]);
-    assert_eq!(whole[0].files["seg.png"], b"x");
-    assert_eq!(parts, [[whole[0].clone()], [whole[1].clone()], [whole[2].clone()]]);
-    let bytes = fs::read(&path).unwrap();
-    fs::write(&path, &bytes[..3 * 512 + 100]).unwrap();
-    let (skipped, options) = skipping();
-    all(&Dataset::from_files([&path]).read(WebDataset, options)).unwrap();
-    assert!(skipped.count() == 1 && skipped.first()[0].contains("shard.tar, record 0"), "{:?}", skipped.first());
 }
 
 #[test]
