@@ -3,7 +3,6 @@
 use std::io::{self, BufRead, Read};
 
 use super::file::Failure;
-use crate::FileShard;
 
 #[cfg_attr(not(feature = "gzip"), path = "packing/no_gzip.rs")]
 mod gzip;
@@ -14,6 +13,7 @@ mod zstd;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Packing {
     Gzip,
+    #[cfg_attr(not(feature = "tfrecord"), expect(dead_code, reason = "recognized in record files only"))]
     Zlib,
     Zstd,
     Bzip2,
@@ -92,7 +92,7 @@ impl Packing {
 
 /// Replaces the error of a format's library about a file that is compressed as a whole.
 #[cfg(feature = "parquet")]
-pub(super) fn refused(file: &FileShard, format: &str, error: io::Error) -> io::Error {
+pub(super) fn refused(file: &crate::FileShard, format: &str, error: io::Error) -> io::Error {
     let start = || -> io::Result<Vec<u8>> {
         let mut start = Vec::with_capacity(START);
         file.open()?.take(START as u64).read_to_end(&mut start)?;
