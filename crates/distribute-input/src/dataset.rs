@@ -27,7 +27,7 @@ use std::{
     },
 };
 
-use crate::{Element, ElementSpec, Error};
+use crate::{BoxError, Element, ElementSpec, Error};
 
 pub use cardinality::Cardinality;
 pub use files::FileShard;
@@ -135,6 +135,29 @@ impl<T: Send + 'static> Dataset<T> {
     /// Begins the pass with the given number without advancing the counter, to resume training or to repeat a pass.
     pub fn iter_epoch(&self, epoch: u64) -> DatasetIter<T> {
         self.open_with(&self.open, epoch)
+    }
+
+    /// Combines the elements of the next pass into one value. An error of an element or of the function ends it.
+    ///
+    /// # Errors
+    /// The error that ends the pass; [`Error::User`] if the function fails.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_input::Dataset;
+    /// let sum = Dataset::range(0..5).reduce(0, |sum, x| Ok(sum + x.item().ok_or("no scalar")?))?;
+    /// assert_eq!(sum, 10);
+    /// # Ok::<(), distribute_input::Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// `tf.data.Dataset.reduce`.
+    pub fn reduce<S, F>(&self, initial: S, mut function: F) -> crate::Result<S>
+    where
+        F: FnMut(S, T) -> Result<S, BoxError>,
+    {
+        self.iter()
+            .try_fold(initial, |state, element| function(state, element?).map_err(|error| Error::user("reduce", error)))
     }
 
     /// Returns the number of elements of a pass.
