@@ -2,6 +2,7 @@
 
 mod background;
 mod batch;
+mod budget;
 mod cache;
 mod cardinality;
 mod files;
@@ -29,6 +30,7 @@ use std::{
 
 use crate::{BoxError, Element, ElementSpec, Error};
 
+pub use budget::Sizes;
 pub use cardinality::Cardinality;
 pub use files::FileShard;
 pub use parallel::Parallel;
@@ -84,6 +86,8 @@ pub(crate) struct Facts {
     pub(crate) shares: Shares,
     /// The seeds of the shuffles, in pipeline order.
     pub(crate) seeds: Vec<u64>,
+    /// The number of stages that hold elements and take part in a memory budget.
+    pub(crate) buffers: usize,
 }
 
 /// How the dataset can be divided between workers that each read a share of their own.
@@ -263,7 +267,8 @@ impl<T> fmt::Debug for DatasetIter<T> {
 
 impl Facts {
     pub(crate) fn of(cardinality: Cardinality) -> Facts {
-        Facts { cardinality, batch_size: None, prefetch: 0, error: None, shares: Shares::None, seeds: Vec::new() }
+        let (shares, seeds) = (Shares::None, Vec::new());
+        Facts { cardinality, batch_size: None, prefetch: 0, error: None, shares, seeds, buffers: 0 }
     }
 
     /// Keeps the first error.

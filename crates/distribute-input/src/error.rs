@@ -225,6 +225,14 @@ pub enum Error {
         /// How long the reader waited.
         waited: Duration,
     },
+    /// A memory budget does not know the size of the elements that a stage holds.
+    #[error("the memory budget does not know the size of {element}, which {stage} holds; give it by Sizes::with")]
+    UnknownSize {
+        /// The transformation.
+        stage: &'static str,
+        /// The type of its elements.
+        element: &'static str,
+    },
     /// The prefetch thread could not be started.
     #[error("the prefetching thread could not be started: {source}; free threads, or take prefetch away")]
     Thread {

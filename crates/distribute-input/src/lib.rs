@@ -61,7 +61,7 @@ mod store;
 
 pub use array::{Array, Arrays};
 pub use context::InputContext;
-pub use dataset::{AUTOTUNE, Cardinality, Dataset, DatasetIter, FileShard, Parallel};
+pub use dataset::{AUTOTUNE, Cardinality, Dataset, DatasetIter, FileShard, Parallel, Sizes};
 pub use distribute_types::Topology;
 pub use distributed::{More, WorkerDataset, WorkerIterator, distribute_dataset, distribute_datasets_from_function};
 pub use element::{Element, ElementSpec, Pad};

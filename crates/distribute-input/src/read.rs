@@ -275,7 +275,7 @@ impl Dataset<FileShard> {
     pub fn read<R: RecordReader>(self, reader: R, options: ReadOptions) -> Dataset<R::Record> {
         let reader = Arc::new(reader);
         let ReadOptions { cycle, block, bad_records, cache } = options;
-        self.interleave(cycle, block, move |file| {
+        self.interleaved(cycle, block, move |file| {
             let (reader, bad_records, cache) = (Arc::clone(&reader), bad_records.clone(), cache.clone());
             let open: Opener<R::Record> =
                 Arc::new(move |_| records(&*reader, &file, bad_records.clone(), cache.as_ref()));

@@ -24,7 +24,7 @@ pub mod arrow {
     pub use parquet::arrow::ArrowWriter;
 }
 
-/// A reader of record batches; [`columns`] and [`column`] convert one to an [`Array`](crate::Array). A part of a file is
+/// A reader of record batches; [`columns`] and [`column()`] convert one to an [`Array`](crate::Array). A part of a file is
 /// a contiguous range of its rows. The columns may be compressed with snappy, zstd, gzip, lz4 or brotli.
 ///
 /// # Examples

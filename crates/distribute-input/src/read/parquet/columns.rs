@@ -5,7 +5,7 @@ use arrow_array::{Array as _, ArrayRef, BooleanArray, RecordBatch};
 use super::values::{ColumnValue, Rounded, Rows, mark_missing, values};
 use crate::{Array, Error, Result};
 
-/// Converts columns of numbers to floats, rounded to the nearest; see [`column`] for integers that must stay exact, and
+/// Converts columns of numbers to floats, rounded to the nearest; see [`column()`] for integers that must stay exact, and
 /// for texts and lists.
 ///
 /// Columns of integers, floats of 16, 32 and 64 bits, booleans (0 and 1) and decimals are numbers, also where they are
@@ -78,11 +78,11 @@ pub fn column<T: ColumnValue>(batch: &RecordBatch, name: &str) -> Result<Array<T
     read(batch, name, None)
 }
 
-/// Converts one column like [`column`], with a substitute for each missing value; a missing list consists of
+/// Converts one column like [`column()`], with a substitute for each missing value; a missing list consists of
 /// substitutes.
 ///
 /// # Errors
-/// Those of [`column`], except for missing values.
+/// Those of [`column()`], except for missing values.
 ///
 /// # Examples
 /// ```
