@@ -18,8 +18,8 @@ pub enum RaggedArrays {}
 /// between replicas and joined again by rows. Slices of rows share the memory of their batch.
 ///
 /// # Shapes
-/// The values of a batch of `n` rows have the shape `[total, …]`; row `i` is `row_splits[i]..row_splits[i + 1]` of them,
-/// of `n + 1` splits.
+/// The values of a batch of `n` rows have the shape `[total, …]`; row `i` is `row_splits[i]..row_splits[i + 1]` of
+/// them, of `n + 1` splits.
 ///
 /// # Examples
 /// ```
@@ -68,8 +68,8 @@ impl<T: Clone + Send + Sync + 'static> Ragged<T> {
         &self.values
     }
 
-    /// Returns the positions that divide the values into rows, one more than there are rows; empty for a single row that
-    /// belongs to no batch.
+    /// Returns the positions that divide the values into rows, one more than there are rows; empty for a single row
+    /// that belongs to no batch.
     pub fn row_splits(&self) -> &[usize] {
         self.row_splits.as_deref().unwrap_or_default()
     }

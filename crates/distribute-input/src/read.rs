@@ -69,7 +69,7 @@ pub use idx::read_idx;
 pub use images::{ImageFolder, Images};
 pub use lines::Lines;
 #[cfg(feature = "parquet")]
-pub use parquet::{Arrow, Parquet, arrow, column, column_or, columns, columns_or, without_nulls};
+pub use parquet::{Arrow, Parquet, arrow, column, column_or, columns, columns_or, ragged_column, without_nulls};
 #[cfg(feature = "safetensors")]
 pub use safetensors::SafetensorsFile;
 pub use stream::InputStream;

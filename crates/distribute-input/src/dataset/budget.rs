@@ -63,11 +63,12 @@ impl<T: Send + 'static> Dataset<T> {
     /// than the budget. Datasets that `interleave` or `flat_map` opens share one part. A shuffle with a smaller buffer
     /// still yields an order that depends on nothing but the elements, the seed and the number of the pass.
     ///
-    /// Not counted are an element that a thread is about to hand over, the batch that is being collected, the content of
-    /// [`cache`](Dataset::cache), files and tensors in memory, and what readers of files hold. The size of what a
-    /// parallel map will yield is taken to be the largest seen so far; it begins with one element at a time. Stages
-    /// after this one are not limited, nor is the reading ahead of a distribution, which holds as many steps as
-    /// [`per_replica_buffer_size`](crate::InputOptions::per_replica_buffer_size) states.
+    /// The budget does not count an element that a thread is about to hand over, the batch that is being collected, the
+    /// content of [`cache`](Dataset::cache), files and tensors in memory, and the buffers of readers of files. The size
+    /// of the results of a parallel map is estimated as the largest so far; it begins with one element at a time.
+    ///
+    /// Stages after this one are not limited, and neither is the reading ahead of a distribution, which is set by
+    /// [`per_replica_buffer_size`](crate::InputOptions::per_replica_buffer_size).
     ///
     /// # Errors
     /// Each pass reports [`Error::Zero`] if `bytes` is zero, and [`Error::UnknownSize`] if `sizes` lacks the type of

@@ -14,8 +14,8 @@ pub(crate) type Items<T> = Box<dyn Iterator<Item = Result<T>> + Send>;
 /// Opens a pass.
 pub(crate) type Opener<T> = Arc<dyn Fn(Pass) -> Items<T> + Send + Sync>;
 
-/// The number of a pass, the share that is read, and the memory that stages may use. All randomness of a pipeline is derived from its seeds and the
-/// number of the pass.
+/// The number of a pass, the share that is read, and the memory that stages may use. All randomness of a pipeline is
+/// derived from its seeds and the number of the pass.
 #[derive(Clone, Debug)]
 pub(crate) struct Pass {
     epoch: u64,

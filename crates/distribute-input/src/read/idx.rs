@@ -47,10 +47,10 @@ pub fn read_idx(path: impl AsRef<Path>) -> Result<Array<u8>> {
     // One byte more than promised shows that there are more, without the rest of what a small compressed file may hold.
     let elements = read(promised.map_or(0, |promised| (promised as u64).saturating_add(1)))?;
     if promised != Some(elements.len()) {
-        let got = if promised.is_some_and(|promised| promised < elements.len()) {
-            "more".to_owned()
-        } else {
-            elements.len().to_string()
+        let got = match promised {
+            None => "fewer".to_owned(),
+            Some(promised) if promised < elements.len() => "more".to_owned(),
+            Some(_) => elements.len().to_string(),
         };
         return wrong(header, format!("its header says {shape:?}, and {got} elements are there"));
     }

@@ -16,16 +16,16 @@ use crate::{FileShard, Result};
 mod columns;
 mod values;
 
-pub use columns::{column, column_or, columns, columns_or, without_nulls};
+pub use columns::{column, column_or, columns, columns_or, ragged_column, without_nulls};
 
 /// Arrow's array types, for programs that inspect record batches or write files.
 pub mod arrow {
-    pub use arrow_array::{ArrayRef, Float32Array, Float64Array, Int64Array, RecordBatch, StringArray};
+    pub use arrow_array::{ArrayRef, Float32Array, Float64Array, Int64Array, ListArray, RecordBatch, StringArray};
     pub use parquet::arrow::ArrowWriter;
 }
 
-/// A reader of record batches; [`columns`] and [`column()`] convert one to an [`Array`](crate::Array). A part of a file is
-/// a contiguous range of its rows. The columns may be compressed with snappy, zstd, gzip, lz4 or brotli.
+/// A reader of record batches; [`columns`] and [`column()`] convert one to an [`Array`](crate::Array). A part of a file
+/// is a contiguous range of its rows. The columns may be compressed with snappy, zstd, gzip, lz4 or brotli.
 ///
 /// # Examples
 /// ```no_run

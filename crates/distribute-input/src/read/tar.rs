@@ -13,7 +13,7 @@ use crate::{FileShard, Result};
 /// Archives may be compressed with gzip or zstd.
 ///
 /// The path `train/0001.seg.png` belongs to the sample `train/0001`, as its file `seg.png`. Folders, links and other
-/// entries that are no regular files are passed over, and so are files whose name has no dot or begins with one, and
+/// entries other than regular files are passed over, and so are files whose name has no dot or begins with one, and
 /// the metadata in paths such as `__index__/0`. Two files of one name in a sample, and sparse files, make a bad record.
 ///
 /// # Source

@@ -2,11 +2,11 @@
 
 use arrow_array::{Array as _, ArrayRef, BooleanArray, RecordBatch};
 
-use super::values::{ColumnValue, Rounded, Rows, mark_missing, values};
-use crate::{Array, Error, Result};
+use super::values::{ColumnValue, Lists, Problem, Rounded, Rows, lists, mark_missing, values};
+use crate::{Array, Error, Ragged, Result};
 
-/// Converts columns of numbers to floats, rounded to the nearest; see [`column()`] for integers that must stay exact, and
-/// for texts and lists.
+/// Converts columns of numbers to floats, rounded to the nearest; see [`column()`] for integers that must stay exact,
+/// and for texts and lists.
 ///
 /// Columns of integers, floats of 16, 32 and 64 bits, booleans (0 and 1) and decimals are numbers, also where they are
 /// encoded by a dictionary. The name `a.b` stands for the field `b` of the struct `a`.
@@ -59,8 +59,9 @@ fn floats(batch: &RecordBatch, names: &[&str], missing: Option<f32>) -> Result<A
 /// `[rows]`; `[rows, length]` for lists, and so on for lists of lists.
 ///
 /// # Errors
-/// [`Error::Column`] if the column does not exist, if a value is missing or has no exact counterpart in `T`, or if lists
-/// differ in length. [`column_or`] replaces missing values, and [`without_nulls`] drops their rows.
+/// [`Error::Column`] if the column does not exist, if a value is missing or has no exact counterpart in `T`, or if
+/// lists differ in length. [`column_or`] replaces missing values, [`without_nulls`] drops their rows, and
+/// [`ragged_column`] reads lists of any length.
 ///
 /// # Examples
 /// ```
@@ -82,7 +83,8 @@ pub fn column<T: ColumnValue>(batch: &RecordBatch, name: &str) -> Result<Array<T
 /// substitutes.
 ///
 /// # Errors
-/// Those of [`column()`], except for missing values.
+/// [`Error::Column`] if the column does not exist, if a value has no exact counterpart in `T`, or if lists differ in
+/// length.
 ///
 /// # Examples
 /// ```
@@ -96,6 +98,37 @@ pub fn column<T: ColumnValue>(batch: &RecordBatch, name: &str) -> Result<Array<T
 /// ```
 pub fn column_or<T: ColumnValue>(batch: &RecordBatch, name: &str, missing: T) -> Result<Array<T>> {
     read(batch, name, Some(&missing))
+}
+
+/// Converts a column of lists that may differ in length, whose items are converted as [`column()`] does.
+///
+/// # Errors
+/// [`Error::Column`] if the column does not exist or does not hold lists, or if a list or an item of one is missing or
+/// has no exact counterpart in `T`.
+///
+/// # Examples
+/// ```
+/// use distribute_input::read::arrow::{ListArray, RecordBatch};
+/// use distribute_input::read::ragged_column;
+/// # use std::sync::Arc;
+/// # type Int64 = arrow_array::types::Int64Type;
+/// let words = [Some(vec![Some(3), Some(1)]), Some(vec![]), Some(vec![Some(4)])];
+/// let words = ListArray::from_iter_primitive::<Int64, _, _>(words);
+/// let batch = RecordBatch::try_from_iter([("words", Arc::new(words) as _)])?;
+/// let words = ragged_column::<i64>(&batch, "words")?;
+/// assert_eq!((words.values().as_slice(), words.row_splits()), (&[3, 1, 4][..], &[0, 2, 2, 3][..]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn ragged_column<T: ColumnValue>(batch: &RecordBatch, name: &str) -> Result<Ragged<T>> {
+    let (column, rows) = find(batch, name)?;
+    let wrong = |problem: Problem, shape: &[usize]| {
+        let problem = problem.sentence(shape);
+        Error::Column { name: name.to_owned(), problem }
+    };
+    let Lists { row_splits, items, positions } = lists(column, rows).map_err(|problem| wrong(problem, &[]))?;
+    let mut shape = vec![row_splits.last().copied().unwrap_or(0)];
+    let elements = values(items, positions, None, &mut shape).map_err(|problem| wrong(problem, &shape))?;
+    Ragged::new(Array::new(shape, elements)?, row_splits)
 }
 
 /// Drops the rows in which one of the columns has a missing value, also inside of a list.

@@ -151,7 +151,7 @@ impl Problem {
             }
             Problem::Kind(held, wanted) => format!("it holds {held}, and {wanted} are wanted"),
             Problem::Value(position, value, wanted) => {
-                let row = position / shape[1..].iter().product::<usize>().max(1);
+                let row = position / shape.iter().skip(1).product::<usize>().max(1);
                 format!("row {row} has {value}, which {wanted} does not hold; ask for a wider type")
             }
             Problem::Other(problem) => problem,
@@ -308,14 +308,60 @@ fn list<O: OffsetSizeTrait, T: ColumnValue>(
     };
     if let Some((row, other)) = lengths.find(|(_, other)| *other != length) {
         return Err(Problem::Other(format!(
-            "its lists differ in length: that of row {first} has {length} items, that of row {row} {other}; read them as \
-             record batches and fill them up"
+            "its lists differ in length: that of row {first} has {length} items, that of row {row} {other}; read \
+             them by ragged_column"
         )));
     }
     drop(lengths);
     shape.push(length);
     let items = rows.items(length, |row| offsets[row].as_usize());
     values(list.values(), items, missing, shape)
+}
+
+/// Lists of any length: the splits between them, and where their items are.
+pub(super) struct Lists<'a> {
+    pub(super) row_splits: Vec<usize>,
+    pub(super) items: &'a dyn Array,
+    pub(super) positions: Rows,
+}
+
+/// Finds the items of a column of lists.
+pub(super) fn lists(array: &dyn Array, rows: Rows) -> Result<Lists<'_>, Problem> {
+    let rows = rows.present_in(array);
+    if rows.lack_some() {
+        return Err(Problem::Missing);
+    }
+    let mut row_splits = vec![0];
+    let mut positions = Vec::new();
+    let mut add = |range: Range<usize>| {
+        positions.extend(range.map(Some));
+        row_splits.push(positions.len());
+    };
+    let items: &dyn Array = match array.data_type() {
+        DataType::List(_) => {
+            let list = array.as_list::<i32>();
+            rows.each().flatten().for_each(|row| add(span(list, row)));
+            list.values()
+        }
+        DataType::LargeList(_) => {
+            let list = array.as_list::<i64>();
+            rows.each().flatten().for_each(|row| add(span(list, row)));
+            list.values()
+        }
+        DataType::FixedSizeList(_, length) => {
+            let length = usize::try_from(*length).unwrap_or(0);
+            rows.each().flatten().for_each(|row| add(row * length..(row + 1) * length));
+            array.as_fixed_size_list().values()
+        }
+        other => return Err(Problem::Kind(other.clone(), "lists")),
+    };
+    Ok(Lists { row_splits, items, positions: Rows::Each(positions) })
+}
+
+/// Returns the positions of the items of a list.
+fn span<O: OffsetSizeTrait>(list: &GenericListArray<O>, row: usize) -> Range<usize> {
+    let offsets = list.value_offsets();
+    offsets[row].as_usize()..offsets[row + 1].as_usize()
 }
 
 fn numbers<'a, A: ArrowPrimitiveType, T: ColumnValue>(
@@ -380,8 +426,8 @@ pub(super) fn mark_missing(array: &dyn Array, mut rows: Vec<(usize, usize)>, kee
         keep[*row] &= is_there;
         is_there
     });
-    let items = |span: &dyn Fn(usize) -> Range<usize>| -> Vec<(usize, usize)> {
-        rows.iter().flat_map(|(row, at)| span(*at).map(|item| (*row, item))).collect()
+    let items = |items: &dyn Fn(usize) -> Range<usize>| -> Vec<(usize, usize)> {
+        rows.iter().flat_map(|(row, at)| items(*at).map(|item| (*row, item))).collect()
     };
     match array.data_type() {
         DataType::Dictionary(..) if !rows.is_empty() => {
@@ -396,13 +442,11 @@ pub(super) fn mark_missing(array: &dyn Array, mut rows: Vec<(usize, usize)>, kee
         }
         DataType::List(_) => {
             let list = array.as_list::<i32>();
-            let span = |at: usize| list.value_offsets()[at] as usize..list.value_offsets()[at + 1] as usize;
-            mark_missing(list.values(), items(&span), keep);
+            mark_missing(list.values(), items(&|at| span(list, at)), keep);
         }
         DataType::LargeList(_) => {
             let list = array.as_list::<i64>();
-            let span = |at: usize| list.value_offsets()[at] as usize..list.value_offsets()[at + 1] as usize;
-            mark_missing(list.values(), items(&span), keep);
+            mark_missing(list.values(), items(&|at| span(list, at)), keep);
         }
         DataType::Struct(_) => {
             array.as_struct().columns().iter().for_each(|field| mark_missing(field, rows.clone(), keep));

@@ -247,6 +247,12 @@ fn lists_of_equal_length_become_a_dimension() {
         assert_eq!(lists, Array::new([2, 2, 3], vec![1, 2, 3, 1, 2, 3, 2, 2, 3, 2, 2, 3]).unwrap());
         let text = problem(column::<i64>(&rows, "ragged"));
         assert!(text.contains("that of row 0 has 1 items, that of row 1 2"), "{text}");
+        let words = ragged_column::<i64>(&rows.slice(1, 3), "ragged").unwrap();
+        assert_eq!((words.values().as_slice(), words.row_splits()), (&[1, 1, 2, 3, 3][..], &[0, 2, 3, 5][..]));
+        assert_eq!(ragged_column::<i64>(&kept, "fixed").unwrap().row_lengths(), [2, 2, 2]);
+        let nested = ragged_column::<i16>(&rows, "lists").unwrap();
+        assert_eq!((nested.values().shape(), nested.row_splits()), (&[8, 3][..], &[0, 2, 4, 6, 8][..]));
+        assert!(problem(ragged_column::<i64>(&rows, "fixed")).contains("missing values"));
         assert!(problem(columns(&rows, &["lists"])).contains("its rows have shape [2, 3], and numbers are wanted"));
         assert_eq!(column::<i64>(&rows.slice(0, 0), "ragged").unwrap().shape(), [0, 0]);
     }
@@ -273,6 +279,8 @@ fn missing_values_are_found_inside_of_dictionaries_and_lists() {
         ("n", Arc::new(Int64Array::from(vec![0, 1, 2, 3]))),
     ]);
     let kept = |names: &[&str]| column::<i64>(&without_nulls(&rows, names).unwrap(), "n").unwrap().as_slice().to_vec();
+    assert!(problem(ragged_column::<i64>(&rows, "lists")).contains("missing values"));
+    assert!(problem(ragged_column::<i64>(&rows, "n")).contains("it holds Int64, and lists are wanted"));
     assert_eq!(kept(&["name"]), [0, 3]);
     assert_eq!(kept(&["lists"]), [0, 1, 2]);
     assert_eq!(kept(&["name", "lists"]), [0]);
