@@ -7,6 +7,7 @@ mod cache;
 mod cardinality;
 mod files;
 mod flatten;
+mod limited;
 mod map;
 mod padded;
 mod parallel;

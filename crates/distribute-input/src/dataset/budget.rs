@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-use super::{Dataset, FileShard, Opener, Order, Pass, Picks};
 use crate::{Array, Error, Result};
 
 /// The sizes of elements in memory, by their type, for [`Dataset::memory_budget`].
@@ -20,7 +19,8 @@ use crate::{Array, Error, Result};
 /// ```
 #[derive(Clone)]
 pub struct Sizes {
-    by_type: HashMap<TypeId, Measure>,
+    /// `None` where elements do not count.
+    by_type: HashMap<TypeId, Option<Measure>>,
 }
 
 type Measure = Arc<dyn Fn(&dyn Any) -> usize + Send + Sync>;
@@ -29,7 +29,13 @@ impl Sizes {
     /// Adds or replaces the size in bytes of elements of type `T`.
     pub fn with<T: 'static>(mut self, size: impl Fn(&T) -> usize + Send + Sync + 'static) -> Sizes {
         let measure = move |element: &dyn Any| element.downcast_ref::<T>().map_or(0, &size);
-        self.by_type.insert(TypeId::of::<T>(), Arc::new(measure));
+        self.by_type.insert(TypeId::of::<T>(), Some(Arc::new(measure)));
+        self
+    }
+
+    /// Leaves elements of a type out of the budget.
+    pub(super) fn without(mut self, element: TypeId) -> Sizes {
+        self.by_type.insert(element, None);
         self
     }
 }
@@ -55,60 +61,6 @@ impl fmt::Debug for Sizes {
     }
 }
 
-impl<T: Send + 'static> Dataset<T> {
-    /// Limits the bytes of the elements that this pipeline holds in shuffle buffers, in parallel maps and read ahead.
-    ///
-    /// Each of these stages up to here gets an equal share of `bytes` and holds fewer elements than its own limit
-    /// allows if they do not fit into it, but always one, so that a pass continues even if a single element is larger
-    /// than the budget. Datasets that `interleave` or `flat_map` opens share one part. A shuffle with a smaller buffer
-    /// still yields an order that depends on nothing but the elements, the seed and the number of the pass.
-    ///
-    /// The budget does not count an element that a thread is about to hand over, the batch that is being collected, the
-    /// content of [`cache`](Dataset::cache), files and tensors in memory, and the buffers of readers of files. The size
-    /// of the results of a parallel map is estimated as the largest so far; it begins with one element at a time.
-    ///
-    /// Stages after this one are not limited, and neither is the reading ahead of a distribution, which is set by
-    /// [`per_replica_buffer_size`](crate::InputOptions::per_replica_buffer_size).
-    ///
-    /// # Errors
-    /// Each pass reports [`Error::Zero`] if `bytes` is zero, and [`Error::UnknownSize`] if `sizes` lacks the type of
-    /// elements that one of the stages holds.
-    ///
-    /// # Examples
-    /// ```
-    /// use distribute_input::{Array, Dataset, Sizes};
-    /// let images = Dataset::range(0..9).map(|_| Ok(Array::from(vec![0_u8; 1 << 20])));
-    /// let data = images.shuffle(1000, 42).batch(2).prefetch(16).memory_budget(16 << 20, Sizes::default());
-    /// assert_eq!(data.iter().count(), 5);
-    /// ```
-    ///
-    /// # Source
-    /// `tf.data.Options.autotune.ram_budget`, which has no effect on shuffles.
-    pub fn memory_budget(self, bytes: usize, sizes: Sizes) -> Dataset<T> {
-        let mut facts = self.facts;
-        facts.positive("memory_budget", "number of bytes", bytes);
-        // A distribution would otherwise read as far ahead again as a prefetch at the end of the pipeline.
-        facts.prefetch = 0;
-        let stages = std::mem::take(&mut facts.buffers).max(1);
-        let budget = Arc::new(Budget { stage_bytes: bytes / stages, sizes });
-        let picks = self.picks.map(|Picks { source, order }| {
-            let order = match order {
-                Order::Rows(open) => Order::Rows(limited(open, &budget)),
-                Order::Batches(open) => Order::Batches(limited(open, &budget)),
-            };
-            Picks { source, order }
-        });
-        let mut dataset = Dataset::new(limited(self.open, &budget), facts);
-        dataset.picks = picks;
-        dataset
-    }
-}
-
-fn limited<X: 'static>(open: Opener<X>, budget: &Arc<Budget>) -> Opener<X> {
-    let budget = Arc::clone(budget);
-    Arc::new(move |pass: Pass| open(pass.with_budget(Some(Arc::clone(&budget)))))
-}
-
 /// The share of each stage, and how elements are measured.
 #[derive(Debug)]
 pub(crate) struct Budget {
@@ -117,6 +69,10 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
+    pub(super) fn new(stage_bytes: usize, sizes: Sizes) -> Budget {
+        Budget { stage_bytes, sizes }
+    }
+
     /// Returns the budget of each of several pipelines that are one stage of this one.
     pub(crate) fn divided(&self, stages: usize) -> Budget {
         Budget { stage_bytes: self.stage_bytes / stages.max(1), sizes: self.sizes.clone() }
@@ -124,19 +80,13 @@ impl Budget {
 
     /// Returns how a stage measures elements of type `T`.
     pub(crate) fn limit<T: 'static>(&self, stage: &'static str) -> Result<Limit<T>> {
-        if !is_counted::<T>() {
-            return Ok(Limit::none());
-        }
-        let unknown = || Error::UnknownSize { stage, element: type_name::<T>() };
-        let measure = Arc::clone(self.sizes.by_type.get(&TypeId::of::<T>()).ok_or_else(unknown)?);
+        let measure = match self.sizes.by_type.get(&TypeId::of::<T>()) {
+            Some(Some(measure)) => Arc::clone(measure),
+            Some(None) => return Ok(Limit::none()),
+            None => return Err(Error::UnknownSize { stage, element: type_name::<T>() }),
+        };
         Ok(Limit { bytes: self.stage_bytes, size: Arc::new(move |element: &T| measure(element)) })
     }
-}
-
-/// Returns whether a stage with elements of type `T` takes part in a budget: the names of files and the numbers of rows
-/// of tensors in memory do not.
-pub(crate) fn is_counted<T: 'static>() -> bool {
-    ![TypeId::of::<usize>(), TypeId::of::<Vec<usize>>(), TypeId::of::<FileShard>()].contains(&TypeId::of::<T>())
 }
 
 /// The bytes that one stage may hold in elements of type `T`.
@@ -171,6 +121,3 @@ impl<T: 'static> Limit<T> {
         Limit { bytes: self.bytes, size: Arc::new(move |list: &Vec<T>| list.iter().map(|one| size(one)).sum()) }
     }
 }
-
-#[cfg(test)]
-mod tests;

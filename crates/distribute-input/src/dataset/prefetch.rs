@@ -9,7 +9,8 @@ use std::{
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::budget::{Limit, is_counted};
+use super::budget::Limit;
+use super::limited::is_counted;
 use super::{Dataset, Items, Opener, background};
 use crate::{Error, Result};
 

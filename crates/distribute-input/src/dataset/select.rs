@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::budget::is_counted;
+use super::limited::is_counted;
 use super::selection::Selection;
 use super::{Dataset, Facts, Items, Opener, Share, Shares};
 use crate::{Error, Result};

@@ -1,7 +1,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
-use crate::{InputOptions, Parallel, Topology, distribute_dataset};
+use crate::{Array, InputOptions, Parallel, Topology, distribute_dataset};
 
 /// The bytes of the elements that exist, and the most there were at a time.
 #[derive(Clone, Default)]
