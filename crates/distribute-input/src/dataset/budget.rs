@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use crate::{Array, Error, Result};
 
-/// The sizes of elements in memory, by their type, for [`Dataset::memory_budget`].
+/// The sizes of elements in memory, by their type, for
+/// [`Dataset::memory_budget`](crate::Dataset::memory_budget).
 ///
 /// Known from the beginning are `String`, `Vec<u8>`, and [`Array`] of numbers of 8 to 64 bits, `bool` and `String`.
 ///

@@ -22,8 +22,9 @@ impl<T: Send + 'static> Dataset<T> {
     /// [`per_replica_buffer_size`](crate::InputOptions::per_replica_buffer_size).
     ///
     /// # Errors
-    /// Each pass reports [`Error::Zero`] if `bytes` is zero, and [`Error::UnknownSize`] if `sizes` lacks the type of
-    /// elements that one of the stages holds.
+    /// - [`Error::Zero`](crate::Error::Zero) in each pass if `bytes` is zero.
+    /// - [`Error::UnknownSize`](crate::Error::UnknownSize) in each pass if `sizes` lacks the type of elements that one
+    ///   of the stages holds.
     ///
     /// # Examples
     /// ```
