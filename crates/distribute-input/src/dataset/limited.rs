@@ -12,7 +12,8 @@ impl<T: Send + 'static> Dataset<T> {
     /// Each of these stages up to here gets an equal share of `bytes` and holds fewer elements than its own limit
     /// allows if they do not fit into it, but always one, so that a pass continues even if a single element is larger
     /// than the budget. Datasets that `interleave` or `flat_map` opens share one part. A shuffle with a smaller buffer
-    /// still yields an order that depends on nothing but the elements, the seed and the number of the pass.
+    /// still yields an order that depends on nothing but the elements, the seed, the number of the pass and the budget:
+    /// give all workers the same budget, and resume a pass with the one it began with.
     ///
     /// The budget does not count an element that a thread is about to hand over, the batch that is being collected, the
     /// content of [`cache`](Dataset::cache), files and tensors in memory, and the buffers of readers of files. The size
