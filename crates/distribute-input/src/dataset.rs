@@ -2,10 +2,12 @@
 
 mod background;
 mod batch;
+mod budget;
 mod cache;
 mod cardinality;
 mod files;
 mod flatten;
+mod limited;
 mod map;
 mod padded;
 mod parallel;
@@ -27,8 +29,9 @@ use std::{
     },
 };
 
-use crate::{Element, ElementSpec, Error};
+use crate::{BoxError, Element, ElementSpec, Error};
 
+pub use budget::Sizes;
 pub use cardinality::Cardinality;
 pub use files::FileShard;
 pub use parallel::Parallel;
@@ -84,6 +87,8 @@ pub(crate) struct Facts {
     pub(crate) shares: Shares,
     /// The seeds of the shuffles, in pipeline order.
     pub(crate) seeds: Vec<u64>,
+    /// The number of stages that hold elements and take part in a memory budget.
+    pub(crate) buffers: usize,
 }
 
 /// How the dataset can be divided between workers that each read a share of their own.
@@ -135,6 +140,29 @@ impl<T: Send + 'static> Dataset<T> {
     /// Begins the pass with the given number without advancing the counter, to resume training or to repeat a pass.
     pub fn iter_epoch(&self, epoch: u64) -> DatasetIter<T> {
         self.open_with(&self.open, epoch)
+    }
+
+    /// Combines the elements of the next pass into one value. An error of an element or of the function ends it.
+    ///
+    /// # Errors
+    /// The error that ends the pass; [`Error::User`] if the function fails.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_input::Dataset;
+    /// let sum = Dataset::range(0..5).reduce(0, |sum, x| Ok(sum + x.item().ok_or("no scalar")?))?;
+    /// assert_eq!(sum, 10);
+    /// # Ok::<(), distribute_input::Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// `tf.data.Dataset.reduce`.
+    pub fn reduce<S, F>(&self, initial: S, mut function: F) -> crate::Result<S>
+    where
+        F: FnMut(S, T) -> Result<S, BoxError>,
+    {
+        self.iter()
+            .try_fold(initial, |state, element| function(state, element?).map_err(|error| Error::user("reduce", error)))
     }
 
     /// Returns the number of elements of a pass.
@@ -240,7 +268,8 @@ impl<T> fmt::Debug for DatasetIter<T> {
 
 impl Facts {
     pub(crate) fn of(cardinality: Cardinality) -> Facts {
-        Facts { cardinality, batch_size: None, prefetch: 0, error: None, shares: Shares::None, seeds: Vec::new() }
+        let (shares, seeds) = (Shares::None, Vec::new());
+        Facts { cardinality, batch_size: None, prefetch: 0, error: None, shares, seeds, buffers: 0 }
     }
 
     /// Keeps the first error.

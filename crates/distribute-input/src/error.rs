@@ -35,7 +35,7 @@ pub enum Error {
         action: &'static str,
     },
     /// An array's shape does not match its number of elements.
-    #[error("an array of shape {shape:?} needs {} elements, {got} were given", shape.iter().product::<usize>())]
+    #[error("an array of shape {shape:?} needs {} elements, {got} were given", elements_of(shape))]
     ArrayShape {
         /// The shape.
         shape: Vec<usize>,
@@ -68,6 +68,18 @@ pub enum Error {
     Nothing {
         /// The operation.
         action: &'static str,
+    },
+    /// The rows of a ragged batch do not fit together.
+    #[error("a ragged batch: {problem}")]
+    Ragged {
+        /// The problem, with a remedy.
+        problem: String,
+    },
+    /// The positions and values of a sparse array do not fit together.
+    #[error("a sparse array: {problem}")]
+    Sparse {
+        /// The problem, with a remedy.
+        problem: String,
     },
     /// A row is out of range.
     #[error("{action}: rows {start}..{end} were asked of a value that has {rows}; stay within it")]
@@ -213,12 +225,25 @@ pub enum Error {
         /// How long the reader waited.
         waited: Duration,
     },
+    /// A memory budget does not know the size of the elements that a stage holds.
+    #[error("the memory budget does not know the size of {element}, which {stage} holds; give it by Sizes::with")]
+    UnknownSize {
+        /// The transformation.
+        stage: &'static str,
+        /// The type of its elements.
+        element: &'static str,
+    },
     /// The prefetch thread could not be started.
     #[error("the prefetching thread could not be started: {source}; free threads, or take prefetch away")]
     Thread {
         /// The operating system's error.
         source: Arc<io::Error>,
     },
+}
+
+/// Returns the number of elements of a shape, which may be larger than a number can be.
+fn elements_of(shape: &[usize]) -> usize {
+    shape.iter().fold(1, |product: usize, extent| product.saturating_mul(*extent))
 }
 
 distribute_types::debug_is_display!(Error);

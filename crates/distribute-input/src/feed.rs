@@ -104,7 +104,7 @@ impl<B> Feed<B> {
                 continue;
             }
             let batches = self.batches.get_or_insert_with(|| Batches {
-                items: (self.open)(self.pass.of_share(lane.share)),
+                items: (self.open)(self.pass.clone().of_share(lane.share)),
                 came: vec![0; lane.cuts.len()],
             });
             match batches.items.next() {

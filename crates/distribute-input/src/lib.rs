@@ -11,6 +11,7 @@
 //!   [`DataPlan`].
 //! - [`InputPosition`]: the position of a pass, for checkpoints; a pass can be resumed with another number of workers.
 //! - [`Features`]: named columns of numbers and texts, for tables.
+//! - [`Ragged`]: rows that differ in length, without padding; [`Sparse`]: arrays of which most elements are zero.
 //! - [`Array`]: a small element in host memory, for scalars, labels, texts and tests.
 //!
 //! # Examples
@@ -51,14 +52,16 @@ mod ndarrays;
 mod options;
 mod plan;
 mod position;
+mod ragged;
 pub mod read;
 mod rebatch;
+mod sparse;
 #[cfg_attr(not(feature = "object-store"), path = "no_store.rs")]
 mod store;
 
 pub use array::{Array, Arrays};
 pub use context::InputContext;
-pub use dataset::{AUTOTUNE, Cardinality, Dataset, DatasetIter, FileShard, Parallel};
+pub use dataset::{AUTOTUNE, Cardinality, Dataset, DatasetIter, FileShard, Parallel, Sizes};
 pub use distribute_types::Topology;
 pub use distributed::{More, WorkerDataset, WorkerIterator, distribute_dataset, distribute_datasets_from_function};
 pub use element::{Element, ElementSpec, Pad};
@@ -69,6 +72,8 @@ pub use ndarrays::NdArrays;
 pub use options::{AutoShardPolicy, InputOptions, InputReplicationMode, UnequalData};
 pub use plan::DataPlan;
 pub use position::InputPosition;
+pub use ragged::{Ragged, RaggedArrays};
+pub use sparse::{Sparse, SparseArrays};
 
 // The examples of the README are tests of the crate.
 #[cfg(doctest)]

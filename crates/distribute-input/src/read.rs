@@ -10,6 +10,9 @@
 //! - [`read_idx`], with the feature `idx`, and [`SafetensorsFile`], with the feature `safetensors`: whole arrays, for
 //!   [`Dataset::from_tensor_slices`].
 //!
+//! Formats that are read from the beginning (lines, CSV, TFRecord, tar, IDX) may be compressed as a whole with gzip or
+//! zstd, with the features `gzip`, which most formats enable, and `zstd`.
+//!
 //! # Examples
 //! ```
 //! use distribute_input::read::{BadRecords, Lines, ReadOptions};
@@ -44,10 +47,12 @@ mod idx;
 #[cfg(feature = "images")]
 mod images;
 mod lines;
+mod packing;
 #[cfg(feature = "parquet")]
 mod parquet;
 #[cfg(feature = "safetensors")]
 mod safetensors;
+mod stream;
 #[cfg(feature = "webdataset")]
 mod tar;
 #[cfg(feature = "tfrecord")]
@@ -64,13 +69,14 @@ pub use idx::read_idx;
 pub use images::{ImageFolder, Images};
 pub use lines::Lines;
 #[cfg(feature = "parquet")]
-pub use parquet::{Arrow, Parquet, arrow, columns};
+pub use parquet::{Arrow, Parquet, arrow, column, column_or, columns, columns_or, ragged_column, without_nulls};
 #[cfg(feature = "safetensors")]
 pub use safetensors::SafetensorsFile;
+pub use stream::InputStream;
 #[cfg(feature = "webdataset")]
 pub use tar::{Sample, WebDataset};
 #[cfg(feature = "tfrecord")]
-pub use tfrecord::{Example, Feature, TfRecordWriter, TfRecords};
+pub use tfrecord::{Compression, Example, Feature, TfRecordWriter, TfRecords};
 
 /// A reader of the records of a file.
 ///
@@ -269,7 +275,7 @@ impl Dataset<FileShard> {
     pub fn read<R: RecordReader>(self, reader: R, options: ReadOptions) -> Dataset<R::Record> {
         let reader = Arc::new(reader);
         let ReadOptions { cycle, block, bad_records, cache } = options;
-        self.interleave(cycle, block, move |file| {
+        self.interleaved(cycle, block, move |file| {
             let (reader, bad_records, cache) = (Arc::clone(&reader), bad_records.clone(), cache.clone());
             let open: Opener<R::Record> =
                 Arc::new(move |_| records(&*reader, &file, bad_records.clone(), cache.as_ref()));

@@ -29,8 +29,13 @@ impl<T: Clone + Send + 'static> Dataset<T> {
                 let open: Opener<T> = Arc::new(move |pass| {
                     // Each share of a distribution is a different sequence.
                     let mut caches = caches.lock().unwrap_or_else(PoisonError::into_inner);
-                    let new =
-                        || Arc::new(Cache { open: Arc::clone(&upstream), pass: pass.first(), state: Mutex::default() });
+                    let new = || {
+                        Arc::new(Cache {
+                            open: Arc::clone(&upstream),
+                            pass: pass.clone().first(),
+                            state: Mutex::default(),
+                        })
+                    };
                     let cache = Arc::clone(caches.entry(pass.share()).or_insert_with(new));
                     let mut position = 0;
                     Box::new(std::iter::from_fn(move || {
@@ -71,7 +76,7 @@ impl<T: Clone> Cache<T> {
         });
         let state = &mut *guard;
         while state.items.len() <= position && !state.complete {
-            match state.source.get_or_insert_with(|| (self.open)(self.pass)).next() {
+            match state.source.get_or_insert_with(|| (self.open)(self.pass.clone())).next() {
                 Some(Ok(item)) => state.items.push(item),
                 Some(Err(error)) => {
                     *state = State::default();

@@ -51,19 +51,34 @@ impl<T: Send + 'static> Dataset<T> {
         U: Send + 'static,
         F: Fn(T) -> Result<Dataset<U>, BoxError> + Send + Sync + 'static,
     {
+        let mut dataset = self.interleaved(cycle, block, function);
+        // The datasets of the function may have stages of their own.
+        dataset.facts.buffers += 1;
+        dataset
+    }
+
+    /// Interleaves datasets that hold no elements by themselves.
+    pub(crate) fn interleaved<U, F>(self, cycle: usize, block: usize, function: F) -> Dataset<U>
+    where
+        U: Send + 'static,
+        F: Fn(T) -> Result<Dataset<U>, BoxError> + Send + Sync + 'static,
+    {
         let mut facts = Facts { cardinality: Cardinality::Unknown, batch_size: None, prefetch: 0, ..self.facts };
         facts.positive("interleave", "cycle", cycle);
         facts.positive("interleave", "block", block);
         let (open, function) = (self.open, Arc::new(function));
         let open: Opener<U> = Arc::new(move |pass| {
-            let function = Arc::clone(&function);
+            let (function, outer) = (Arc::clone(&function), pass.clone());
             let inner = move |item: T| {
                 let dataset = function(item).map_err(|error| Error::user("interleave", error))?;
                 // The outer sequence has applied the share already; the pass is passed on so that inner shuffles change
                 // with it.
                 match dataset.facts.error {
                     Some(error) => Err(error),
-                    None => Ok((dataset.open)(pass.of_share(None))),
+                    None => {
+                        let stages = cycle.saturating_mul(dataset.facts.buffers);
+                        Ok((dataset.open)(outer.of_inner(stages)))
+                    }
                 }
             };
             Box::new(Interleaved { outer: Some(open(pass)), inner, open: VecDeque::new(), cycle, block, left: block })

@@ -59,7 +59,7 @@ impl<T: Send + 'static> Dataset<T> {
     pub fn zip<U: Send + 'static>(self, other: Dataset<U>) -> Dataset<(T, U)> {
         let (left, right) = (self.open, other.open);
         let open: Opener<(T, U)> = Arc::new(move |pass| {
-            let (mut left, mut right) = (left(pass), right(pass));
+            let (mut left, mut right) = (left(pass.clone()), right(pass));
             Box::new(std::iter::from_fn(move || match left.next()? {
                 Ok(one) => Some(right.next()?.map(|two| (one, two))),
                 Err(error) => Some(Err(error)),
@@ -67,6 +67,7 @@ impl<T: Send + 'static> Dataset<T> {
         });
         let mut facts = Facts::of(self.facts.cardinality.shorter(other.facts.cardinality));
         facts.batch_size = self.facts.batch_size.filter(|size| other.facts.batch_size == Some(*size));
+        facts.buffers = self.facts.buffers + other.facts.buffers;
         facts.note(self.facts.error.or(other.facts.error));
         Dataset::new(open, facts)
     }
@@ -76,11 +77,12 @@ impl<T: Send + 'static> Dataset<T> {
         let (first, second) = (self.open, other.open);
         let open: Opener<T> = Arc::new(move |pass| {
             let second = Arc::clone(&second);
-            Box::new(first(pass).chain(std::iter::once_with(move || second(pass)).flatten())) as Items<T>
+            Box::new(first(pass.clone()).chain(std::iter::once_with(move || second(pass)).flatten())) as Items<T>
         });
         let mut facts = Facts::of(self.facts.cardinality.sum(other.facts.cardinality));
         facts.batch_size = self.facts.batch_size.filter(|size| other.facts.batch_size == Some(*size));
         facts.note(self.facts.error.or(other.facts.error));
+        facts.buffers = self.facts.buffers + other.facts.buffers;
         facts.shares = self.facts.shares.both(other.facts.shares);
         Dataset::new(open, facts)
     }

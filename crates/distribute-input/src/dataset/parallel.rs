@@ -9,8 +9,9 @@ use std::time::Instant;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 
+use super::budget::Limit;
 use super::prefetch::{JOIN_DEADLINE, READ_DEADLINE};
-use super::{Dataset, Facts, Items, Opener, background};
+use super::{Dataset, Facts, Items, Opener, Pass, background};
 use crate::{BoxError, Element, Error, Result};
 
 /// The number of threads of a parallel map, and the order of its results.
@@ -68,13 +69,32 @@ impl<T: Send + 'static> Dataset<T> {
         U: Send + 'static,
         F: Fn(T) -> Result<U, BoxError> + Send + Sync + 'static,
     {
+        self.par_map_within(parallel, function, |pass| pass.limit("par_map"))
+    }
+
+    /// Maps with a limit of the elements that are in progress.
+    fn par_map_within<U, F>(
+        self,
+        parallel: Parallel,
+        function: F,
+        limit: impl Fn(&Pass) -> Result<Limit<T>> + Send + Sync + 'static,
+    ) -> Dataset<U>
+    where
+        U: Send + 'static,
+        F: Fn(T) -> Result<U, BoxError> + Send + Sync + 'static,
+    {
         let mut facts = Facts { prefetch: 0, ..self.facts };
+        facts.buffers += 1;
         facts.positive("par_map", "number of threads", parallel.threads);
         let (open, function) = (self.open, Arc::new(function));
         let open: Opener<U> = Arc::new(move |pass| {
             let function = Arc::clone(&function);
             let map = move |item: Result<T>| function(item?).map_err(|error| Error::user("par_map", error));
-            match Workers::start(open(pass), parallel, Arc::new(map)) {
+            let workers = limit(&pass).and_then(|input| {
+                let limits = (input, pass.limit("par_map")?);
+                Workers::start(open(pass), parallel, Arc::new(map), limits)
+            });
+            match workers {
                 Ok(workers) => Box::new(workers) as Items<U>,
                 Err(error) => Box::new(std::iter::once(Err(error))),
             }
@@ -101,10 +121,11 @@ impl<T: Send + 'static> Dataset<T> {
         facts.cardinality = facts.cardinality.map(|n| n.div_ceil(divisor));
         facts.batch_size = Some(size);
         let chunks = Dataset::new(super::chunked(self.open, divisor, false), facts);
-        chunks.par_map(parallel, move |items| {
+        let map = move |items: Vec<T>| {
             let mapped: Result<Vec<U>, BoxError> = items.into_iter().map(&function).collect();
             Ok(U::stack(&mapped?)?)
-        })
+        };
+        chunks.par_map_within(parallel, map, |pass| Ok(pass.limit::<T>("map_and_batch")?.of_lists()))
     }
 }
 
@@ -125,10 +146,19 @@ struct Workers<T, U> {
     taken: u64,
     /// Results that arrived before their turn.
     early: BTreeMap<u64, Result<U>>,
+    limits: (Limit<T>, Limit<U>),
+    /// The bytes of the largest element or result so far, once there is a result.
+    largest: usize,
+    has_result: bool,
 }
 
 impl<T: Send + 'static, U: Send + 'static> Workers<T, U> {
-    fn start(source: Items<T>, parallel: Parallel, map: Map<T, U>) -> Result<Workers<T, U>> {
+    fn start(
+        source: Items<T>,
+        parallel: Parallel,
+        map: Map<T, U>,
+        limits: (Limit<T>, Limit<U>),
+    ) -> Result<Workers<T, U>> {
         let window = 2 * parallel.threads;
         let (tasks, waiting) = bounded::<Numbered<T>>(window);
         let (done, results) = bounded::<Numbered<U>>(window);
@@ -161,18 +191,39 @@ impl<T: Send + 'static, U: Send + 'static> Workers<T, U> {
             begun: 0,
             taken: 0,
             early: BTreeMap::new(),
+            limits,
+            largest: 0,
+            has_result: false,
         })
+    }
+
+    /// Returns whether one more element may be in progress.
+    fn has_room(&self) -> bool {
+        let under_way = self.begun - self.taken;
+        let all = usize::try_from(under_way).unwrap_or(usize::MAX).saturating_mul(self.largest);
+        let (elements, results) = &self.limits;
+        let is_limited = !(elements.is_none() && results.is_none());
+        let room = elements.has_room(all, self.largest) && results.has_room(all, self.largest);
+        let fits = !is_limited || under_way == 0 || (self.has_result && room);
+        under_way < self.window && fits
+    }
+
+    /// Notes the size of a result.
+    fn note(&mut self, result: &Result<U>) {
+        self.largest = self.largest.max(result.as_ref().map_or(0, |result| self.limits.1.size(result)));
+        self.has_result = true;
     }
 
     /// Sends elements to the threads while the window has room.
     fn hand_out(&mut self) {
-        while self.begun < self.taken + self.window
+        while self.has_room()
             && let (Some(source), Some(tasks)) = (&mut self.source, &self.tasks)
         {
             match source.next() {
                 Some(item) => {
                     // Errors keep their position in the order.
                     let last = item.is_err();
+                    self.largest = self.largest.max(item.as_ref().map_or(0, |item| self.limits.0.size(item)));
                     let refused = tasks.send((self.begun, item)).is_err();
                     self.begun += 1;
                     if last || refused {
@@ -203,10 +254,12 @@ impl<T: Send + 'static, U: Send + 'static> Iterator for Workers<T, U> {
             }
             match self.results.recv_timeout(READ_DEADLINE) {
                 Ok((_, result)) if !self.ordered => {
+                    self.note(&result);
                     self.taken += 1;
                     return Some(result);
                 }
                 Ok((number, result)) => {
+                    self.note(&result);
                     self.early.insert(number, result);
                 }
                 Err(RecvTimeoutError::Timeout) => return Some(Err(Error::Stalled { waited: READ_DEADLINE })),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
+use super::budget::{Budget, Limit};
 use crate::Result;
 
 /// The items of one pass. Items after an error are ignored: [`DatasetIter`](super::DatasetIter) ends there.
@@ -13,12 +14,13 @@ pub(crate) type Items<T> = Box<dyn Iterator<Item = Result<T>> + Send>;
 /// Opens a pass.
 pub(crate) type Opener<T> = Arc<dyn Fn(Pass) -> Items<T> + Send + Sync>;
 
-/// The number of a pass and the share that is read. All randomness of a pipeline is derived from its seeds and the
-/// number of the pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The number of a pass, the share that is read, and the memory that stages may use. All randomness of a pipeline is
+/// derived from its seeds and the number of the pass.
+#[derive(Clone, Debug)]
 pub(crate) struct Pass {
     epoch: u64,
     share: Option<Share>,
+    budget: Option<Arc<Budget>>,
 }
 
 /// One of several equal shares of a source. The stages that can divide apply it: lists of files, and `shard_hint`.
@@ -30,15 +32,30 @@ pub(crate) struct Share {
 
 impl Pass {
     pub(crate) fn epoch(epoch: u64) -> Pass {
-        Pass { epoch, share: None }
+        Pass { epoch, share: None, budget: None }
     }
 
     pub(crate) fn of_share(self, share: Option<Share>) -> Pass {
         Pass { share, ..self }
     }
 
-    pub(crate) fn share(self) -> Option<Share> {
+    pub(crate) fn share(&self) -> Option<Share> {
         self.share
+    }
+
+    pub(crate) fn with_budget(self, budget: Option<Arc<Budget>>) -> Pass {
+        Pass { budget, ..self }
+    }
+
+    /// Returns the pass of one of several pipelines that together are one stage of this one.
+    pub(crate) fn of_inner(&self, stages: usize) -> Pass {
+        let budget = self.budget.as_ref().map(|budget| Arc::new(budget.divided(stages)));
+        self.clone().of_share(None).with_budget(budget)
+    }
+
+    /// Returns the bytes that a stage may hold in elements of type `T`.
+    pub(crate) fn limit<T: 'static>(&self, stage: &'static str) -> Result<Limit<T>> {
+        self.budget.as_ref().map_or_else(|| Ok(Limit::none()), |budget| budget.limit(stage))
     }
 
     /// Returns pass 0 over the same share.
@@ -57,7 +74,7 @@ impl Pass {
     }
 
     /// Returns a generator that depends only on the seed and the number of the pass.
-    pub(crate) fn random(self, seed: u64) -> ChaCha8Rng {
+    pub(crate) fn random(&self, seed: u64) -> ChaCha8Rng {
         let mut key = [0; 32];
         key[..8].copy_from_slice(&seed.to_le_bytes());
         key[8..16].copy_from_slice(&self.epoch.to_le_bytes());

@@ -9,6 +9,8 @@ use std::{
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use super::budget::Limit;
+use super::limited::is_counted;
 use super::{Dataset, Items, Opener, background};
 use crate::{Error, Result};
 
@@ -32,6 +34,7 @@ impl<T: Send + 'static> Dataset<T> {
         }
         let mut dataset = Dataset::new(prefetched(self.open, depth), self.facts);
         dataset.facts.prefetch = dataset.facts.prefetch.max(depth);
+        dataset.facts.buffers += usize::from(is_counted::<T>());
         // The row numbers remain available to a distribution, which reads ahead itself.
         dataset.picks = self.picks;
         dataset
@@ -45,7 +48,10 @@ pub(crate) fn prefetched<T: Send + 'static>(open: Opener<T>, depth: usize) -> Op
     }
     Arc::new(move |pass| {
         let open = Arc::clone(&open);
-        prefetched_items(move || open(pass), depth)
+        match pass.limit("prefetch") {
+            Ok(limit) => prefetched_within(move || open(pass), depth, limit),
+            Err(error) => Box::new(std::iter::once(Err(error))),
+        }
     })
 }
 
@@ -54,10 +60,15 @@ pub(crate) fn prefetched_items<T: Send + 'static>(
     open: impl FnOnce() -> Items<T> + Send + 'static,
     depth: usize,
 ) -> Items<T> {
-    if depth == 0 {
-        return open();
-    }
-    match Prefetched::start(open, depth, READ_DEADLINE) {
+    if depth == 0 { open() } else { prefetched_within(open, depth, Limit::none()) }
+}
+
+fn prefetched_within<T: Send + 'static>(
+    open: impl FnOnce() -> Items<T> + Send + 'static,
+    depth: usize,
+    bytes: Limit<T>,
+) -> Items<T> {
+    match Prefetched::start(open, depth, bytes, READ_DEADLINE) {
         Ok(items) => Box::new(items) as Items<T>,
         Err(error) => Box::new(std::iter::once(Err(error))),
     }
@@ -80,6 +91,9 @@ struct Shared<T> {
 
 struct Buffer<T> {
     items: VecDeque<Result<T>>,
+    /// The bytes of the items.
+    held: usize,
+    bytes: Limit<T>,
     limit: usize,
     max_limit: usize,
     was_full: bool,
@@ -94,11 +108,14 @@ impl<T: Send + 'static> Prefetched<T> {
     fn start(
         open: impl FnOnce() -> Items<T> + Send + 'static,
         depth: usize,
+        bytes: Limit<T>,
         deadline: Duration,
     ) -> Result<Prefetched<T>> {
         let (limit, max_limit) = if depth == AUTOTUNE { (2, MAX_AUTOTUNED) } else { (depth, depth) };
         let buffer = Buffer {
             items: VecDeque::new(),
+            held: 0,
+            bytes,
             limit,
             max_limit,
             was_full: false,
@@ -138,6 +155,7 @@ impl<T> Iterator for Prefetched<T> {
         }
         loop {
             if let Some(item) = buffer.items.pop_front() {
+                buffer.held = buffer.held.saturating_sub(buffer.size(&item));
                 buffer.note_pace();
                 // Waking the thread costs the reader up to 30 µs. While there are items, the thread wakes up by itself
                 // in time.
@@ -185,6 +203,16 @@ impl<T> Drop for Prefetched<T> {
 }
 
 impl<T> Buffer<T> {
+    /// Returns whether an item of a size has to wait. An empty buffer takes items of any size.
+    fn is_full(&self, size: usize) -> bool {
+        let fits = self.items.is_empty() || self.bytes.has_room(self.held, size);
+        self.items.len() >= self.limit || !fits
+    }
+
+    fn size(&self, item: &Result<T>) -> usize {
+        item.as_ref().map_or(0, |item| self.bytes.size(item))
+    }
+
     fn note_pace(&mut self) {
         let now = Instant::now();
         let since = now - self.taken;
@@ -210,13 +238,15 @@ impl<T> Shared<T> {
         let failed = item.is_err();
         let mut buffer = self.lock();
         // No deadline: a reader may spend any time on a step, and its drop signals that it is gone.
-        while buffer.items.len() >= buffer.limit && !buffer.reader_left {
+        let size = buffer.size(&item);
+        while buffer.is_full(size) && !buffer.reader_left {
             let nap = buffer.until_half_empty();
             self.drained.wait_for(&mut buffer, nap);
         }
         if buffer.reader_left {
             return false;
         }
+        buffer.held = buffer.held.saturating_add(size);
         buffer.items.push_back(item);
         buffer.was_full |= buffer.items.len() >= buffer.limit;
         self.filled.notify_one();

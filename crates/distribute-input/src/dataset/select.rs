@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::limited::is_counted;
 use super::selection::Selection;
 use super::{Dataset, Facts, Items, Opener, Share, Shares};
 use crate::{Error, Result};
@@ -109,7 +110,11 @@ impl<T: Send + 'static> Dataset<T> {
         let prefetched = std::mem::take(&mut facts.prefetch) > 0;
         match self.picks.filter(|_| !prefetched) {
             Some(picks) => Dataset::picked(picks.select(selection), facts),
-            None => Dataset::new(selection.apply(self.open), facts),
+            None => {
+                let holds = matches!(selection, Selection::Shuffle { .. }) && is_counted::<T>();
+                facts.buffers += usize::from(holds);
+                Dataset::new(selection.apply(self.open), facts)
+            }
         }
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 
+use super::budget::Limit;
 use super::cardinality::Cardinality;
 use super::pass::{Items, Opener, Pass};
 use crate::Result;
@@ -27,9 +28,14 @@ impl Selection {
             Selection::Shard { count, index } => filtered(open, move |at| at.checked_rem(count) == Some(index)),
             Selection::Repeat(times) => Arc::new(move |pass| Box::new(Repeated::new(&open, pass, times)) as Items<X>),
             Selection::Shuffle { buffer_size, seed, each_pass } => Arc::new(move |pass| {
-                let key = if each_pass { pass } else { pass.first() };
+                let random = if each_pass { pass.random(seed) } else { pass.clone().first().random(seed) };
+                let limit = match pass.limit("shuffle") {
+                    Ok(limit) => limit,
+                    Err(error) => return Box::new(std::iter::once(Err(error))) as Items<X>,
+                };
                 let upstream = Some(open(pass));
-                Box::new(Shuffled { upstream, buffer: Vec::new(), buffer_size, random: key.random(seed) }) as Items<X>
+                Box::new(Shuffled { upstream, buffer: Vec::new(), buffer_size, random, limit, held: 0, largest: 0 })
+                    as Items<X>
             }),
         }
     }
@@ -94,7 +100,7 @@ impl<X> Iterator for Repeated<X> {
             if !self.fruitful || self.times.is_some_and(|times| self.begun >= times as u64) {
                 return None;
             }
-            self.current = Some((self.open)(self.pass.repetition(self.begun, self.times)));
+            self.current = Some((self.open)(self.pass.clone().repetition(self.begun, self.times)));
             self.fruitful = false;
             self.begun += 1;
         }
@@ -106,6 +112,10 @@ struct Shuffled<X> {
     buffer: Vec<X>,
     buffer_size: usize,
     random: ChaCha8Rng,
+    limit: Limit<X>,
+    /// The bytes of the elements in the buffer, and of the largest element so far.
+    held: usize,
+    largest: usize,
 }
 
 impl<X> Iterator for Shuffled<X> {
@@ -114,9 +124,15 @@ impl<X> Iterator for Shuffled<X> {
     fn next(&mut self) -> Option<Result<X>> {
         while let Some(upstream) = &mut self.upstream
             && self.buffer.len() < self.buffer_size
+            && (self.buffer.is_empty() || self.limit.has_room(self.held, self.largest))
         {
             match upstream.next() {
-                Some(Ok(item)) => self.buffer.push(item),
+                Some(Ok(item)) => {
+                    let size = self.limit.size(&item);
+                    self.held = self.held.saturating_add(size);
+                    self.largest = self.largest.max(size);
+                    self.buffer.push(item);
+                }
                 Some(Err(error)) => {
                     self.upstream = None;
                     return Some(Err(error));
@@ -128,6 +144,8 @@ impl<X> Iterator for Shuffled<X> {
             return None;
         }
         let drawn = self.random.random_range(0..self.buffer.len());
-        Some(Ok(self.buffer.swap_remove(drawn)))
+        let item = self.buffer.swap_remove(drawn);
+        self.held = self.held.saturating_sub(self.limit.size(&item));
+        Some(Ok(item))
     }
 }

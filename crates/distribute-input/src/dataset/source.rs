@@ -33,6 +33,27 @@ impl<T: Send + 'static> Dataset<T> {
         Dataset::picked(Picks { source: Arc::new(source), order: in_order(length) }, facts)
     }
 
+    /// Creates a dataset of one element, the value as a whole.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_input::{Array, Cardinality, Dataset};
+    /// let whole = Dataset::from_tensors(Array::from(vec![1, 2, 3]));
+    /// assert_eq!(whole.cardinality(), Cardinality::Known(1));
+    /// let first = whole.repeat(2).batch(2).iter().next().expect("there is a batch")?;
+    /// assert_eq!(first, Array::new([2, 3], vec![1, 2, 3, 1, 2, 3])?);
+    /// # Ok::<(), distribute_input::Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// `tf.data.Dataset.from_tensors`.
+    pub fn from_tensors(value: T) -> Dataset<T>
+    where
+        T: Clone + Sync,
+    {
+        std::iter::once(value).collect()
+    }
+
     /// Creates a dataset of the items of an iterator; the function is called at the start of each pass.
     ///
     /// # Examples

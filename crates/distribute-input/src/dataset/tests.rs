@@ -353,3 +353,26 @@ fn datasets_and_passes_can_be_sent() {
     shared(&data);
     sent(&data.iter());
 }
+
+#[test]
+fn one_element_and_a_value_of_all_elements() {
+    let whole = Dataset::from_tensors(Array::from(vec![1_i64, 2, 3]));
+    assert_eq!(values(whole.iter()), [[1, 2, 3]]);
+    assert_eq!(whole.element_spec().unwrap()[0].to_string(), "[3] i64");
+    // Each reduction is a pass of its own.
+    let data = Dataset::range(0..4).shuffle(4, 7);
+    let list = |mut all: Vec<i64>, x: Array<i64>| {
+        all.push(x.as_slice()[0]);
+        Ok(all)
+    };
+    let (one, two) = (data.reduce(Vec::new(), list).unwrap(), data.reduce(Vec::new(), list).unwrap());
+    assert_eq!((&one, &two), (&flat_of(data.iter_epoch(0)), &flat_of(data.iter_epoch(1))));
+    let text = data.reduce((), |(), _| Err("enough".into())).unwrap_err().to_string();
+    assert!(text.contains("the reduce of a dataset failed: enough"), "{text}");
+    let broken = Dataset::range(0..4).batch(0);
+    assert!(matches!(broken.reduce(0, |sum, _| Ok(sum + 1)), Err(Error::Zero { .. })));
+}
+
+fn flat_of(pass: DatasetIter<Array<i64>>) -> Vec<i64> {
+    values(pass).concat()
+}

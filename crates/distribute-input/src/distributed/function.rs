@@ -69,7 +69,8 @@ where
         let mut lane = start.lanes.first().cloned().unwrap_or_else(|| Lane::of(None));
         let passed = lane.cuts.iter().fold(0_u64, |passed, cut| passed.saturating_add(cut.skip));
         let passed = usize::try_from(passed).unwrap_or(usize::MAX);
-        let mut pipelines: Vec<Items<Vec<T>>> = chunks.iter().map(|open| skipping(open(pass), passed)).collect();
+        let mut pipelines: Vec<Items<Vec<T>>> =
+            chunks.iter().map(|open| skipping(open(pass.clone()), passed)).collect();
         let mut next = move || -> Result<Option<Step<T>>> {
             let mut parts: Vec<Option<T>> = Vec::with_capacity(replicas);
             for pipeline in &mut pipelines {

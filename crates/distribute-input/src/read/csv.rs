@@ -5,11 +5,12 @@ use std::marker::PhantomData;
 
 use serde::de::DeserializeOwned;
 
-use super::file::{Failure, InputFile};
-use super::{BadRecord, RecordReader};
+use super::file::Failure;
+use super::{BadRecord, InputStream, RecordReader};
 use crate::{FileShard, Result};
 
 /// A reader of rows as `T`: a struct with fields named like the header's, a tuple, or a vector, as in the csv crate.
+/// Files may be compressed with gzip or zstd.
 ///
 /// # Examples
 /// ```
@@ -59,7 +60,7 @@ impl<T> Default for Csv<T> {
 /// The rows of one file.
 pub struct CsvRecords<T> {
     file: FileShard,
-    reader: csv::Reader<InputFile>,
+    reader: csv::Reader<InputStream>,
     failure: Failure,
     headers: Option<csv::ByteRecord>,
     row: csv::ByteRecord,
@@ -73,15 +74,14 @@ impl<T: DeserializeOwned + Send + 'static> RecordReader for Csv<T> {
     type Records = CsvRecords<T>;
 
     fn open(&self, file: &FileShard) -> io::Result<CsvRecords<T>> {
-        let opened = file.open()?;
+        let opened = file.open_stream()?;
         let failure = opened.failure();
-        let mut reader = csv::ReaderBuilder::new()
-            .has_headers(self.has_headers)
-            .delimiter(self.delimiter)
-            .buffer_capacity(1 << 18)
-            .from_reader(opened);
-        let headers =
-            if self.has_headers { Some(reader.byte_headers().map_err(io::Error::other)?.clone()) } else { None };
+        let mut reader =
+            csv::ReaderBuilder::new().has_headers(self.has_headers).delimiter(self.delimiter).from_reader(opened);
+        let headers = match self.has_headers {
+            true => Some(reader.byte_headers().map_err(|error| failure.cause(io::Error::other(error)))?.clone()),
+            false => None,
+        };
         let (row, of) = (csv::ByteRecord::new(), PhantomData);
         Ok(CsvRecords { file: file.clone(), reader, failure, headers, row, record: 0, ended: false, of })
     }

@@ -49,6 +49,19 @@ impl Failure {
         BadRecord { cause: self.0.lock().clone().map(super::Cause), ..BadRecord::new(record, offset, problem) }
     }
 
+    /// Returns the store's error if there is one, in place of the error of a library that has passed it on as a text.
+    pub(super) fn cause(&self, error: io::Error) -> io::Error {
+        match self.0.lock().take().map(Arc::try_unwrap) {
+            Some(Ok(cause)) => cause,
+            _ => error,
+        }
+    }
+
+    /// Returns whether a store has interrupted the reading.
+    pub(super) fn is_noted(&self) -> bool {
+        self.0.lock().is_some()
+    }
+
     fn note<T>(&self, outcome: io::Result<T>) -> io::Result<T> {
         outcome.map_err(|error| {
             let (kind, text) = (error.kind(), error.to_string());

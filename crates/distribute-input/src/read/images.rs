@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::packing::Packing;
 use super::{BadRecord, RecordReader};
 use crate::dataset::list;
 use crate::{Array, Dataset, Error, FileShard, Result};
@@ -83,7 +84,10 @@ impl RecordReader for Images {
         let bytes = file.open()?.read_all()?;
         let decode = || -> std::result::Result<Self::Record, String> {
             let [height, width] = self.size;
-            let image = image::load_from_memory(&bytes).map_err(|error| error.to_string())?;
+            let image = image::load_from_memory(&bytes).map_err(|error| match Packing::of(&bytes) {
+                Some(packing) => packing.refusal("since images are compressed by themselves"),
+                None => error.to_string(),
+            })?;
             let image = image.resize_exact(width, height, image::imageops::FilterType::Triangle).to_rgb8();
             let class = class_of(&file.path);
             let label = self.classes.iter().position(|known| *known == class);

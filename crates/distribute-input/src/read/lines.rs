@@ -1,12 +1,12 @@
 //! Lines of text.
 
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead};
 
-use super::file::{Failure, InputFile};
-use super::{BadRecord, RecordReader};
+use super::file::Failure;
+use super::{BadRecord, InputStream, RecordReader};
 use crate::{FileShard, Result};
 
-/// A reader of UTF-8 lines, without their line endings.
+/// A reader of UTF-8 lines, without their line endings. Files may be compressed with gzip or zstd.
 ///
 /// # Source
 /// `tf.data.TextLineDataset`.
@@ -17,7 +17,7 @@ pub struct Lines;
 #[derive(Debug)]
 pub struct LineRecords {
     file: FileShard,
-    reader: BufReader<InputFile>,
+    reader: InputStream,
     failure: Failure,
     record: u64,
     offset: u64,
@@ -29,8 +29,8 @@ impl RecordReader for Lines {
     type Records = LineRecords;
 
     fn open(&self, file: &FileShard) -> io::Result<LineRecords> {
-        let opened = file.open()?;
-        let (failure, reader) = (opened.failure(), BufReader::with_capacity(1 << 18, opened));
+        let reader = file.open_stream()?;
+        let failure = reader.failure();
         Ok(LineRecords { file: file.clone(), reader, failure, record: 0, offset: 0, ended: false })
     }
 }

@@ -2,24 +2,30 @@
 
 use std::io::{self, Read, Seek, SeekFrom};
 
-use arrow_array::{Array as _, PrimitiveArray, RecordBatch, cast::AsArray, types};
-use arrow_schema::DataType;
+use arrow_array::RecordBatch;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
 use parquet::file::metadata::ParquetMetaData;
+use parquet::schema::types::SchemaDescriptor;
 
 use super::file::{Failure, InputFile};
+use super::packing::refused;
 use super::{BadRecord, RecordReader};
-use crate::{Array, Error, FileShard, Result};
+use crate::{FileShard, Result};
+
+mod columns;
+mod values;
+
+pub use columns::{column, column_or, columns, columns_or, ragged_column, without_nulls};
 
 /// Arrow's array types, for programs that inspect record batches or write files.
 pub mod arrow {
-    pub use arrow_array::{ArrayRef, Float32Array, Float64Array, Int64Array, RecordBatch, StringArray};
+    pub use arrow_array::{ArrayRef, Float32Array, Float64Array, Int64Array, ListArray, RecordBatch, StringArray};
     pub use parquet::arrow::ArrowWriter;
 }
 
-/// A reader of record batches; [`columns`] converts one to an [`Array`]. A part of a file is a contiguous range of its
-/// rows.
+/// A reader of record batches; [`columns`] and [`column()`] convert one to an [`Array`](crate::Array). A part of a file
+/// is a contiguous range of its rows. The columns may be compressed with snappy, zstd, gzip, lz4 or brotli.
 ///
 /// # Examples
 /// ```no_run
@@ -49,7 +55,7 @@ impl Parquet {
         Parquet { batch_size: rows.max(1), ..self }
     }
 
-    /// Restricts the reader to these columns.
+    /// Restricts the reader to these columns. The name `a.b` selects the field `b` of the struct `a` alone.
     pub fn columns<S: Into<String>>(self, names: impl IntoIterator<Item = S>) -> Parquet {
         Parquet { columns: Some(names.into_iter().map(Into::into).collect()), ..self }
     }
@@ -76,16 +82,13 @@ impl RecordReader for Parquet {
     fn open(&self, file: &FileShard) -> io::Result<ParquetRecords> {
         let opened = file.open()?;
         let (file_bytes, failure) = (opened.byte_len()?, opened.failure());
-        let mut builder = ParquetRecordBatchReaderBuilder::try_new(opened).map_err(io::Error::other)?;
+        let mut builder = ParquetRecordBatchReaderBuilder::try_new(opened).map_err(|error| {
+            let error = failure.cause(io::Error::other(error));
+            refused(file, "since Parquet files are read by ranges, and let its columns be compressed instead", error)
+        })?;
         check_chunks(builder.metadata(), file_bytes)?;
         if let Some(columns) = &self.columns {
-            let schema = builder.parquet_schema();
-            let known =
-                |name: &&String| schema.columns().iter().any(|column| column.path().parts().first() == Some(name));
-            if let Some(missing) = columns.iter().find(|name| !known(name)) {
-                return Err(io::Error::other(format!("it has no column {missing:?}")));
-            }
-            let mask = ProjectionMask::columns(schema, columns.iter().map(String::as_str));
+            let mask = projection(builder.parquet_schema(), columns)?;
             builder = builder.with_projection(mask);
         }
         let rows = usize::try_from(builder.metadata().file_metadata().num_rows()).unwrap_or(0);
@@ -95,6 +98,18 @@ impl RecordReader for Parquet {
         let reader = builder.with_batch_size(self.batch_size).with_offset(start).with_limit(end - start).build();
         Ok(ParquetRecords { reader: reader.map_err(io::Error::other)?, failure, row: start as u64, ended: false })
     }
+}
+
+/// Returns which parts of the schema the columns consist of.
+fn projection(schema: &SchemaDescriptor, columns: &[String]) -> io::Result<ProjectionMask> {
+    let paths: Vec<String> = schema.columns().iter().map(|leaf| leaf.path().string()).collect();
+    let is_in =
+        |path: &str, name: &str| path.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+    if let Some(missing) = columns.iter().find(|name| !paths.iter().any(|path| is_in(path, name))) {
+        return Err(io::Error::other(format!("it has no column {missing:?}")));
+    }
+    let leaves = (0..paths.len()).filter(|leaf| columns.iter().any(|name| is_in(&paths[*leaf], name)));
+    Ok(ProjectionMask::leaves(schema, leaves))
 }
 
 /// Checks that all columns lie within the file, because the reader allocates the sizes in the metadata.
@@ -162,8 +177,9 @@ impl RecordReader for Arrow {
     fn open(&self, file: &FileShard) -> io::Result<ArrowRecords> {
         let mut opened = file.open()?;
         let failure = opened.failure();
-        check_blocks(&mut opened)?;
-        let reader = arrow_ipc::reader::FileReader::try_new(opened, None).map_err(io::Error::other)?;
+        let reader = check_blocks(&mut opened)
+            .and_then(|()| arrow_ipc::reader::FileReader::try_new(opened, None).map_err(io::Error::other))
+            .map_err(|error| refused(file, "since Arrow files are read by ranges", failure.cause(error)))?;
         Ok(ArrowRecords { file: file.clone(), reader, failure, batch: 0 })
     }
 }
@@ -217,41 +233,4 @@ impl Iterator for ArrowRecords {
             }
         }
     }
-}
-
-/// Converts numeric columns of a batch to floats.
-///
-/// # Shapes
-/// `[rows, names.len()]`.
-///
-/// # Errors
-/// [`Error::Column`] if a column does not exist, is not numeric, or has missing values.
-pub fn columns(batch: &RecordBatch, names: &[&str]) -> Result<Array<f32>> {
-    let mut elements = vec![0.0; batch.num_rows() * names.len()];
-    for (place, name) in names.iter().enumerate() {
-        let wrong = |problem: &str| Error::Column { name: (*name).to_owned(), problem: problem.to_owned() };
-        let column = batch.column_by_name(name).ok_or_else(|| wrong("it is not there; name one that is"))?;
-        if column.null_count() > 0 {
-            return Err(wrong("it has missing values; fill them before"));
-        }
-        macro_rules! fill {
-            ($($data_type:ident $arrow:ident $to:expr),*) => {
-                match column.data_type() {
-                    $(DataType::$data_type => {
-                        let values: &PrimitiveArray<types::$arrow> = column.as_primitive();
-                        for (row, value) in values.values().iter().enumerate() {
-                            elements[row * names.len() + place] = $to(*value);
-                        }
-                    })*
-                    other => return Err(wrong(&format!("it holds {other}, and numbers are wanted"))),
-                }
-            };
-        }
-        fill!(
-            Float32 Float32Type std::convert::identity, Float64 Float64Type (|x| x as f32),
-            Int64 Int64Type (|x| x as f32), Int32 Int32Type (|x| x as f32), UInt32 UInt32Type (|x| x as f32),
-            UInt8 UInt8Type f32::from, Int8 Int8Type f32::from
-        );
-    }
-    Array::new([batch.num_rows(), names.len()], elements)
 }

@@ -3,12 +3,15 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors};
 
+use super::packing::Packing;
 use super::{BadRecord, InputFile};
 use crate::{Array, Error, Result};
 
-/// A safetensors file in memory, with named arrays.
+/// A safetensors file in memory, with named arrays: of floats (`f32`, `f64`, and `f16` and `bf16` of the crate half),
+/// integers of 8 to 64 bits, and `bool`.
 ///
 /// # Examples
 /// ```no_run
@@ -46,11 +49,23 @@ macro_rules! stored {
     )*};
 }
 
+impl Stored for bool {
+    const DTYPE: Dtype = Dtype::BOOL;
+
+    fn read(bytes: &[u8]) -> Vec<bool> {
+        bytes.iter().map(|byte| *byte != 0).collect()
+    }
+}
+
 stored! {
+    f16, F16;
+    bf16, BF16;
     f32, F32;
     f64, F64;
     u8, U8;
     i8, I8;
+    i16, I16;
+    u16, U16;
     i32, I32;
     u32, U32;
     i64, I64;
@@ -96,6 +111,13 @@ impl SafetensorsFile {
     }
 
     fn tensors(&self) -> Result<SafeTensors<'_>> {
-        SafeTensors::deserialize(&self.bytes).map_err(|error| BadRecord::new(0, 0, error.to_string()).of(&self.path))
+        SafeTensors::deserialize(&self.bytes).map_err(|error| {
+            // The length that a file begins with may have the first bytes of a compressed one.
+            let problem = match Packing::of(&self.bytes) {
+                Some(packing) => packing.refusal("since its arrays are read by ranges"),
+                None => error.to_string(),
+            };
+            BadRecord::new(0, 0, problem).of(&self.path)
+        })
     }
 }

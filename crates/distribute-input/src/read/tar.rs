@@ -1,7 +1,7 @@
 //! Samples in tar files.
 
 use std::collections::BTreeMap;
-use std::io::{self, BufReader, Read};
+use std::io::{self, Read};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
@@ -9,19 +9,25 @@ use super::file::Failure;
 use super::{BadRecord, RecordReader};
 use crate::{FileShard, Result};
 
-/// A reader of samples in tar files: consecutive entries whose names are equal up to the first dot of the file name.
+/// A reader of samples in tar files: consecutive files whose paths are equal up to the first dot of the file name.
+/// Archives may be compressed with gzip or zstd.
+///
+/// The path `train/0001.seg.png` belongs to the sample `train/0001`, as its file `seg.png`. Folders, links and other
+/// entries other than regular files are passed over, and so are files whose name has no dot or begins with one, and
+/// the metadata in paths such as `__index__/0`. Two files of one name in a sample, and sparse files, make a bad record.
 ///
 /// # Source
-/// The WebDataset convention: `0001.jpg`, `0001.cls`, `0002.jpg`, …
+/// The WebDataset convention: `0001.jpg`, `0001.cls`, `0002.jpg`, …; `base_plus_ext` and `group_by_keys` of
+/// webdataset.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WebDataset;
 
 /// The files of one sample.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// The common part of the names, with the folder.
+    /// The common part of the paths, with the folder.
     pub key: String,
-    /// The contents of the files, by the part of their names after the first dot.
+    /// The contents of the files, by the part of their names after the first dot, in lower case.
     pub files: BTreeMap<String, Vec<u8>>,
 }
 
@@ -36,8 +42,8 @@ impl RecordReader for WebDataset {
     type Records = SampleRecords;
 
     fn open(&self, file: &FileShard) -> io::Result<SampleRecords> {
-        let (opened, file) = (file.open()?, file.clone());
-        let (failure, reader) = (opened.failure(), BufReader::with_capacity(1 << 18, opened));
+        let (reader, file) = (file.open_stream()?, file.clone());
+        let failure = reader.failure();
         let (sender, samples) = bounded(8);
         std::thread::Builder::new()
             .name("input-tar".to_owned())
@@ -58,47 +64,104 @@ impl Iterator for SampleRecords {
 /// Reads samples until the end of the archive, or until the receiver is gone.
 fn read(reader: impl Read, failure: &Failure, file: &FileShard, sender: &Sender<Result<Sample, BadRecord>>) {
     let mut archive = tar::Archive::new(reader);
-    let (mut record, mut offset) = (0, 0);
-    let mut sample: Option<Sample> = None;
-    let outcome = (|| -> io::Result<()> {
+    let mut samples = Samples { file, sender, begun: None, record: 0 };
+    let mut offset = 0;
+    let outcome = (|| -> io::Result<bool> {
         for entry in archive.entries()? {
             let mut entry = entry?;
             offset = entry.raw_header_position();
-            if !entry.header().entry_type().is_file() {
-                continue;
-            }
-            let name = entry.path()?.to_string_lossy().into_owned();
-            let base = name.rfind('/').map_or(0, |slash| slash + 1);
-            let dot = name[base..].find('.').map_or(name.len(), |dot| base + dot);
-            let (key, extension) = (&name[..dot], name.get(dot + 1..).unwrap_or_default());
-            let begins = sample.as_ref().is_none_or(|sample| sample.key != key);
-            let next = begins.then(|| Sample { key: key.to_owned(), ..Sample::default() });
-            if let Some(done) = next.and_then(|next| sample.replace(next)) {
-                if file.has(record) && sender.send(Ok(done)).is_err() {
-                    return Ok(());
-                }
-                record += 1;
-            }
-            if let Some(sample) = sample.as_mut().filter(|_| file.has(record)) {
-                let mut bytes = Vec::new();
-                let promised = entry.size();
-                let got = entry.read_to_end(&mut bytes)?;
-                if got as u64 != promised {
-                    return Err(io::Error::other(format!(
-                        "the file is truncated: {got} of {promised} bytes of {name} are there"
-                    )));
-                }
-                sample.files.insert(extension.to_owned(), bytes);
+            if !samples.add(&mut entry)? {
+                return Ok(false);
             }
         }
-        Ok(())
+        Ok(true)
     })();
-    let last = match outcome {
-        Ok(()) => sample.filter(|_| file.has(record)).map(Ok),
-        Err(error) => Some(Err(failure.bad(record, offset, error.to_string()))),
-    };
-    if let Some(last) = last {
+    match outcome {
         // Fails if the receiver is gone.
-        drop(sender.send(last));
+        Ok(is_wanted) => drop(is_wanted && samples.finish()),
+        Err(error) => {
+            let begun = samples.begun.as_ref().map_or(offset, |begun| begun.offset);
+            drop(sender.send(Err(failure.bad(samples.record, begun, error.to_string()))));
+        }
     }
+}
+
+/// Groups the entries of an archive.
+struct Samples<'a> {
+    file: &'a FileShard,
+    sender: &'a Sender<Result<Sample, BadRecord>>,
+    begun: Option<Begun>,
+    record: u64,
+}
+
+/// A sample of which more files may follow.
+struct Begun {
+    sample: Sample,
+    offset: u64,
+    problem: Option<String>,
+}
+
+impl Samples<'_> {
+    /// Adds an entry to its sample, and returns whether more are wanted.
+    fn add<R: Read>(&mut self, entry: &mut tar::Entry<'_, R>) -> io::Result<bool> {
+        let kind = entry.header().entry_type();
+        if !kind.is_file() && !kind.is_contiguous() && !kind.is_gnu_sparse() {
+            return Ok(true);
+        }
+        let path = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
+        let Some((key, extension)) = key_and_extension(&path) else { return Ok(true) };
+        if self.begun.as_ref().is_none_or(|begun| begun.sample.key != key) {
+            if !self.finish() {
+                return Ok(false);
+            }
+            let sample = Sample { key: key.to_owned(), ..Sample::default() };
+            self.begun = Some(Begun { sample, offset: entry.raw_header_position(), problem: None });
+        }
+        let Some(begun) = self.begun.as_mut().filter(|_| self.file.has(self.record)) else { return Ok(true) };
+        let extension = extension.to_lowercase();
+        let problem = if kind.is_gnu_sparse() {
+            // A few bytes of it may stand for any number of zeros.
+            Some(format!("{path} is stored as a sparse file, which is not read; pack it without --sparse"))
+        } else if begun.sample.files.contains_key(&extension) {
+            Some(format!("the sample {key} has two files named {extension}; give each a name of its own"))
+        } else {
+            None
+        };
+        if problem.is_some() {
+            begun.problem = begun.problem.take().or(problem);
+            return Ok(true);
+        }
+        let promised = entry.size();
+        let mut bytes = Vec::new();
+        let got = entry.read_to_end(&mut bytes)?;
+        if got as u64 != promised {
+            let problem = format!("the file is truncated: {got} of {promised} bytes of {path} are there");
+            return Err(io::Error::other(problem));
+        }
+        begun.sample.files.insert(extension, bytes);
+        Ok(true)
+    }
+
+    /// Sends the sample that has begun, if it belongs to this part, and returns whether more are wanted.
+    fn finish(&mut self) -> bool {
+        let Some(Begun { sample, offset, problem }) = self.begun.take() else { return true };
+        let record = self.record;
+        self.record += 1;
+        let sample = match problem {
+            None => Ok(sample),
+            Some(problem) => Err(BadRecord::new(record, offset, problem)),
+        };
+        !self.file.has(record) || self.sender.send(sample).is_ok()
+    }
+}
+
+/// Returns the key of a sample and the name of its file; `None` for paths that name neither.
+fn key_and_extension(path: &str) -> Option<(&str, &str)> {
+    let first = path.split('/').next().unwrap_or_default();
+    if first.len() >= 4 && first.starts_with("__") && first.ends_with("__") {
+        return None;
+    }
+    let base = path.rfind('/').map_or(0, |slash| slash + 1);
+    let dot = path[base..].find('.').filter(|dot| *dot > 0)?;
+    Some((&path[..base + dot], &path[base + dot + 1..]))
 }

@@ -6,6 +6,10 @@ use std::path::{Path, PathBuf};
 use super::*;
 use crate::Array;
 
+mod columns;
+mod packed;
+mod samples;
+
 fn all<T: Send + 'static>(data: &Dataset<T>) -> Result<Vec<T>> {
     data.iter().collect()
 }
@@ -223,80 +227,6 @@ fn examples_are_read_and_those_that_are_none_named() {
 }
 
 #[test]
-fn columns_of_parquet_files_become_arrays() {
-    use arrow_array::{ArrayRef, Float32Array, Int64Array, RecordBatch, StringArray};
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("rows.parquet");
-    let column = |values: ArrayRef| values;
-    let batch = RecordBatch::try_from_iter([
-        ("x", column(Arc::new(Float32Array::from_iter_values((0..10).map(|x| x as f32))))),
-        ("n", column(Arc::new(Int64Array::from_iter_values(10..20)))),
-        ("gap", column(Arc::new(Int64Array::from(vec![None; 10])))),
-        ("name", column(Arc::new(StringArray::from(vec!["a"; 10])))),
-    ])
-    .unwrap();
-    let mut writer =
-        ::parquet::arrow::ArrowWriter::try_new(fs::File::create(&path).unwrap(), batch.schema(), None).unwrap();
-    writer.write(&batch).unwrap();
-    writer.close().unwrap();
-    let rows = |part, parts| -> Vec<f32> {
-        let batches =
-            Parquet::new().batch_size(3).columns(["x", "n"]).open(&FileShard { path: path.clone(), part, parts });
-        let arrays = batches.unwrap().map(|batch| columns(&batch.unwrap(), &["n", "x"]).unwrap());
-        arrays.flat_map(|array| array.as_slice().to_vec()).collect()
-    };
-    let whole = rows(0, 1);
-    assert_eq!((whole.len(), &whole[..4]), (20, &[10.0, 0.0, 11.0, 1.0][..]));
-    assert_eq!([rows(0, 3), rows(1, 3), rows(2, 3)].concat(), whole);
-    for (name, words) in [("name", "numbers are wanted"), ("gap", "missing values"), ("z", "not there")] {
-        let text = columns(&batch, &[name]).unwrap_err().to_string();
-        assert!(text.contains(words), "{text}");
-    }
-    let missing = Dataset::from_files([&path]).read(Parquet::new().columns(["z"]), ReadOptions::default());
-    assert!(all(&missing).unwrap_err().to_string().contains("no column \"z\""));
-    let arrow = folder.path().join("rows.arrow");
-    let mut writer =
-        arrow_ipc::writer::FileWriter::try_new(fs::File::create(&arrow).unwrap(), &batch.schema()).unwrap();
-    for start in [0, 4, 6] {
-        writer.write(&batch.slice(start, if start == 4 { 2 } else { 4 })).unwrap();
-    }
-    writer.finish().unwrap();
-    let (whole_batches, parts) = whole_and_parts(&arrow, Arrow);
-    let counts = |batches: &[RecordBatch]| batches.iter().map(RecordBatch::num_rows).collect::<Vec<_>>();
-    assert_eq!(counts(&whole_batches), [4, 2, 4]);
-    assert_eq!(parts.iter().map(|part| counts(part)).collect::<Vec<_>>(), [[4], [2], [4]]);
-    assert_eq!(columns(&whole_batches[2], &["n"]).unwrap().as_slice(), [16.0, 17.0, 18.0, 19.0]);
-    fs::write(&path, b"PAR1").unwrap();
-    let broken = Dataset::from_files([&path]).read(Parquet::new(), ReadOptions::default());
-    assert!(all(&broken).unwrap_err().to_string().contains("rows.parquet"));
-}
-
-#[test]
-fn samples_of_tar_files_are_runs_of_one_name() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("shard.tar");
-    let mut builder = ::tar::Builder::new(fs::File::create(&path).unwrap());
-    for (name, data) in [("a/1.cls", "0"), ("a/1.seg.png", "x"), ("a/2.cls", "1"), ("b/2.cls", "2")] {
-        let mut header = ::tar::Header::new_gnu();
-        header.set_size(data.len() as u64);
-        header.set_mode(0o644);
-        header.set_cksum();
-        builder.append_data(&mut header, name, data.as_bytes()).unwrap();
-    }
-    builder.finish().unwrap();
-    let (whole, parts) = whole_and_parts(&path, WebDataset);
-    let keys: Vec<&str> = whole.iter().map(|sample| sample.key.as_str()).collect();
-    assert_eq!(keys, ["a/1", "a/2", "b/2"]);
-    assert_eq!(whole[0].files["seg.png"], b"x");
-    assert_eq!(parts, [[whole[0].clone()], [whole[1].clone()], [whole[2].clone()]]);
-    let bytes = fs::read(&path).unwrap();
-    fs::write(&path, &bytes[..3 * 512 + 100]).unwrap();
-    let (skipped, options) = skipping();
-    all(&Dataset::from_files([&path]).read(WebDataset, options)).unwrap();
-    assert!(skipped.count() == 1 && skipped.first()[0].contains("shard.tar, record 0"), "{:?}", skipped.first());
-}
-
-#[test]
 fn pictures_have_one_size_and_their_folders_class() {
     let folder = tempfile::tempdir().unwrap();
     for (class, shade) in [("rose", 200u8), ("daisy", 100)] {
@@ -344,4 +274,29 @@ fn whole_arrays_are_read_and_damaged_ones_named() {
     assert!(file.array::<f32>("y").unwrap_err().to_string().contains("no array \"y\", but x"));
     fs::write(&path, b"nothing").unwrap();
     assert!(SafetensorsFile::open(&path).is_err());
+}
+
+#[test]
+fn arrays_of_every_type_of_safetensors_are_read() {
+    use ::safetensors::{Dtype, tensor::TensorView};
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.safetensors");
+    let views = [
+        ("f16", Dtype::F16, vec![0x00, 0x3c, 0x00, 0xc0]),
+        ("bf16", Dtype::BF16, vec![0x80, 0x3f, 0x00, 0xc0]),
+        ("bool", Dtype::BOOL, vec![1, 0]),
+        ("i16", Dtype::I16, vec![1, 0, 0xfe, 0xff]),
+        ("u16", Dtype::U16, vec![1, 0, 0xfe, 0xff]),
+    ];
+    let views = views.iter().map(|(name, dtype, bytes)| (*name, TensorView::new(*dtype, vec![2], bytes).unwrap()));
+    fs::write(&path, ::safetensors::serialize(views, None).unwrap()).unwrap();
+    let file = SafetensorsFile::open(&path).unwrap();
+    let halves = file.array::<half::f16>("f16").unwrap();
+    assert_eq!(halves.as_slice().iter().map(|x| x.to_f32()).collect::<Vec<_>>(), [1.0, -2.0]);
+    let halves = file.array::<half::bf16>("bf16").unwrap();
+    assert_eq!(halves.as_slice().iter().map(|x| x.to_f32()).collect::<Vec<_>>(), [1.0, -2.0]);
+    assert_eq!(file.array::<bool>("bool").unwrap().as_slice(), [true, false]);
+    assert_eq!(file.array::<i16>("i16").unwrap().as_slice(), [1, -2]);
+    assert_eq!(file.array::<u16>("u16").unwrap().as_slice(), [1, 0xfffe]);
+    assert!(file.array::<i16>("u16").unwrap_err().to_string().contains("U16, and I16 was asked for"));
 }

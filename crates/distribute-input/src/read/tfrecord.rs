@@ -1,16 +1,25 @@
 //! TensorFlow's record files.
 
 use std::collections::HashMap;
-use std::io::{self, BufReader, Read, Write};
+use std::io::{self, Read};
 
 use prost::Message;
 
-use super::file::{Failure, InputFile};
-use super::{BadRecord, RecordReader};
+use super::file::Failure;
+use super::packing::Packing;
+use super::{BadRecord, InputStream, RecordReader};
 use crate::{FileShard, Result};
+
+mod writer;
+
+pub use writer::{Compression, TfRecordWriter};
 
 /// A reader of TFRecord files that yields records as bytes and verifies their checksums. Records of other parts of a
 /// file are skipped without being read.
+///
+/// Files compressed with gzip or zlib, which TensorFlow writes by `TFRecordOptions(compression_type)`, or with zstd are
+/// recognized by their first bytes and decompressed. Of such a file each part decompresses everything; byte offsets in
+/// errors are those of the decompressed content.
 ///
 /// # Source
 /// The format of `tensorflow/core/lib/io/record_writer.h`: length, checksum of the length, data, checksum of the data;
@@ -22,7 +31,7 @@ pub struct TfRecords;
 #[derive(Debug)]
 pub struct TfRecordRecords {
     file: FileShard,
-    reader: BufReader<InputFile>,
+    reader: InputStream,
     failure: Failure,
     record: u64,
     offset: u64,
@@ -34,8 +43,8 @@ impl RecordReader for TfRecords {
     type Records = TfRecordRecords;
 
     fn open(&self, file: &FileShard) -> io::Result<TfRecordRecords> {
-        let opened = file.open()?;
-        let (failure, reader) = (opened.failure(), BufReader::with_capacity(1 << 18, opened));
+        let reader = InputStream::open(&file.path, packing)?;
+        let failure = reader.failure();
         Ok(TfRecordRecords { file: file.clone(), reader, failure, record: 0, offset: 0, ended: false })
     }
 }
@@ -69,7 +78,7 @@ impl TfRecordRecords {
         };
         let rest = length + FOOTER as u64;
         if !self.file.has(self.record) {
-            return match self.reader.seek_relative(rest as i64) {
+            return match self.reader.skip_bytes(rest as i64) {
                 Ok(()) => {
                     self.offset = ends;
                     None
@@ -119,63 +128,6 @@ impl Iterator for TfRecordRecords {
     }
 }
 
-/// A writer of TFRecord files.
-///
-/// # Examples
-/// ```
-/// use distribute_input::Dataset;
-/// use distribute_input::read::{ReadOptions, TfRecordWriter, TfRecords};
-///
-/// # let folder = tempfile::tempdir()?;
-/// let path = folder.path().join("greetings.tfrecord");
-/// let mut writer = TfRecordWriter::new(std::fs::File::create(&path)?);
-/// writer.write(b"hello")?;
-/// writer.write(b"world")?;
-/// writer.finish()?;
-/// let records = Dataset::from_files([&path]).read(TfRecords, ReadOptions::default());
-/// assert_eq!(records.iter().last().expect("there are two")?, b"world");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Debug)]
-pub struct TfRecordWriter<W: Write> {
-    file: io::BufWriter<W>,
-}
-
-impl<W: Write> TfRecordWriter<W> {
-    /// Creates a writer to a file or another sink of bytes.
-    pub fn new(file: W) -> TfRecordWriter<W> {
-        TfRecordWriter { file: io::BufWriter::with_capacity(1 << 18, file) }
-    }
-
-    /// Writes one record.
-    ///
-    /// # Errors
-    /// The I/O error of the file.
-    pub fn write(&mut self, record: &[u8]) -> io::Result<()> {
-        let length = (record.len() as u64).to_le_bytes();
-        self.file.write_all(&length)?;
-        self.file.write_all(&masked(crc32c::crc32c(&length)).to_le_bytes())?;
-        self.file.write_all(record)?;
-        self.file.write_all(&masked(crc32c::crc32c(record)).to_le_bytes())
-    }
-
-    /// Writes the buffered bytes to the file.
-    ///
-    /// # Errors
-    /// The I/O error of the file.
-    pub fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
-    }
-
-    /// Writes the buffered bytes and returns the file.
-    ///
-    /// # Errors
-    /// The I/O error of the file.
-    pub fn finish(self) -> io::Result<W> {
-        self.file.into_inner().map_err(io::IntoInnerError::into_error)
-    }
-}
-
 const HEADER: usize = 12;
 const FOOTER: usize = 4;
 
@@ -185,6 +137,15 @@ fn masked(crc: u32) -> u32 {
 
 fn word(bytes: &[u8]) -> u32 {
     u32::from_le_bytes(bytes.try_into().unwrap_or_default())
+}
+
+/// Recognizes the compression of a file. The first length of a plain file may have the bytes that a compressed file
+/// begins with, but only with their checksum after it.
+fn packing(start: &[u8]) -> Option<Packing> {
+    match start.split_at_checked(8) {
+        Some((length, checksum)) if masked(crc32c::crc32c(length)) == word(checksum) => None,
+        _ => Packing::of(start).or_else(|| Packing::zlib(start)),
+    }
 }
 
 /// Reads until the buffer is full or the file ends.

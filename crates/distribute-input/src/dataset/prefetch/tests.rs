@@ -111,7 +111,7 @@ fn a_silent_source_meets_the_deadline() {
             Err(_) => None,
         })) as Items<i32>
     };
-    let mut pass = Prefetched::start(open, 1, Duration::from_millis(20)).unwrap();
+    let mut pass = Prefetched::start(open, 1, Limit::none(), Duration::from_millis(20)).unwrap();
     assert!(matches!(pass.next(), Some(Err(Error::Stalled { .. }))));
     drop(release);
     drop(pass);
