@@ -74,7 +74,8 @@ pub use distribute_optim::{
 pub use error::{Error, Result};
 pub use items::Items;
 pub use losses::{
-    BinaryCrossentropy, Loss, MeanSquaredError, SparseCategoricalCrossentropy, cross_entropy_per_example,
+    BinaryCrossentropy, FromProbabilities, Loss, MeanSquaredError, SparseCategoricalCrossentropy,
+    cross_entropy_per_example,
 };
 pub use model::{BurnStrategy, Model};
 pub use precision::cast_module;

@@ -74,8 +74,8 @@ pub use distribute_optim::{
 };
 pub use error::{Error, Result};
 pub use losses::{
-    BinaryCrossentropy, CategoricalCrossentropy, Hinge, Huber, KlDivergence, Loss, MeanAbsoluteError, MeanSquaredError,
-    SparseCategoricalCrossentropy,
+    BinaryCrossentropy, CategoricalCrossentropy, FromProbabilities, Hinge, Huber, KlDivergence, Loss,
+    MeanAbsoluteError, MeanSquaredError, SparseCategoricalCrossentropy,
 };
 pub use model::{CandleStrategy, Model, ScopeOptions};
 pub use norms::{LayerNorm, RmsNorm, layer_norm, rms_norm};
