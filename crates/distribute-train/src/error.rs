@@ -80,6 +80,16 @@ pub enum Error {
         /// The error of the operating system or the store.
         source: std::io::Error,
     },
+    /// An image for an event file has no such pixels.
+    #[cfg(feature = "tensorboard")]
+    #[error(
+        "an image {problem}; give the bytes of a PNG file, or the shape [height, width, channels] and a value for each \
+         channel of each pixel"
+    )]
+    Image {
+        /// The mismatch.
+        problem: String,
+    },
     /// A file of a checkpoint is not as it was written.
     #[cfg(feature = "checkpoint")]
     #[error("checkpoint {}: {problem}", path.display())]
