@@ -291,6 +291,22 @@ pub enum Error {
         /// The operating system's error.
         source: std::io::Error,
     },
+    /// The thread that calls the function of `TerminationConfig::watch` could not be started.
+    #[cfg(feature = "checkpoint")]
+    #[error("the thread of TerminationConfig::watch cannot be started: {0}; raise the process's thread limit")]
+    WatcherThread(#[source] std::io::Error),
+    /// The function of `TerminationConfig::watch` panicked; the run has saved a checkpoint and stopped.
+    #[cfg(feature = "checkpoint")]
+    #[error(
+        "the function of TerminationConfig::watch panicked: {problem}; training has stopped after step {step}, which \
+         is saved; correct the function, and start the program again to resume"
+    )]
+    WatcherPanicked {
+        /// The last step.
+        step: u64,
+        /// The message of the panic.
+        problem: String,
+    },
     /// The run was told to stop, and has saved a checkpoint.
     #[cfg(feature = "checkpoint")]
     #[error("stopped after step {step}, which is saved; start the program again to resume")]
