@@ -1,4 +1,4 @@
-//! What announces that this process is about to be stopped.
+//! The configuration of preemption: the events that announce it, and how the process ends.
 
 use std::fmt;
 use std::sync::Arc;

@@ -55,7 +55,7 @@ fn a_watcher_is_asked_until_it_says_so_and_makes_the_request_of_a_signal() {
         await_request(&handler, request);
         assert!(!handler.strategy.request_flag(other).load(Ordering::Relaxed));
         assert_eq!(calls.load(Ordering::Relaxed), 3);
-        // The first signal after the event is no second one, which would end the process.
+        // The first signal after the event does not count as the second one, which would end the process.
         assert!(!handler.signalled.load(Ordering::Relaxed));
         await_that(|| handler.watching.as_ref().is_some_and(Watching::has_event));
     }
