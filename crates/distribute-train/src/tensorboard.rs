@@ -35,6 +35,8 @@ use crate::{Error, Result};
 mod image;
 mod sink;
 mod wire;
+#[cfg(feature = "checkpoint")]
+pub(crate) mod xplane;
 
 pub use image::Image;
 
