@@ -69,7 +69,8 @@ mod visit;
 pub use context::BurnContext;
 pub use data::{FromElement, ToArray};
 pub use distribute_optim::{
-    Adagrad, Adam, AdamW, Clip, ColumnParallelOptions, Lamb, LossScale, RmsProp, RowParallelOptions, Sgd, StepTimes,
+    Adagrad, Adam, AdamW, Clip, ColumnParallelOptions, Lamb, LossScale, MemoryReport, RmsProp, RowParallelOptions, Sgd,
+    StepTimes,
 };
 pub use error::{Error, Result};
 pub use items::Items;

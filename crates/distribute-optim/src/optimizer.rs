@@ -24,6 +24,7 @@ use crate::{Error, Parameters, ShardLayout, StepCounts, TensorLibrary, Trainable
 mod backward;
 mod builders;
 mod library;
+mod memory;
 #[cfg(feature = "hlo")]
 mod program;
 mod replica;
@@ -34,6 +35,7 @@ mod step;
 
 pub use builders::{Adagrad, Adam, AdamW, Lamb, RmsProp, Sgd};
 pub use library::LibraryOptimizer;
+pub use memory::MemoryReport;
 #[cfg(feature = "hlo")]
 pub use program::{ProgramOptimizer, ProgramStep, ProgramUpdate, ProgramVariable};
 pub use replica::ReplicaOptimizer;

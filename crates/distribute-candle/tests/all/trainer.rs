@@ -407,3 +407,15 @@ fn values_are_fitted_as_classes_are() {
     let none = Dataset::from_tensor_slices(examples().0).take(0).batch(4);
     assert!(trainer.predict(&none).unwrap_err().to_string().contains("no elements"));
 }
+
+#[test]
+fn the_memory_of_a_replica_is_that_of_its_tensors() {
+    let mut trainer = trainer(&mirrored(2));
+    let bytes = 4 * ((8 * 16 + 16) + (16 * 3 + 3));
+    let memory = trainer.optimizer().memory();
+    assert_eq!((memory.parameter_bytes, memory.gradient_bytes), (bytes, None));
+    trainer.fit(&data(), Fit::epochs(1)).unwrap();
+    let memory = trainer.optimizer().memory();
+    assert_eq!((memory.gradient_bytes, memory.state_bytes), (Some(bytes), Some(2 * bytes)));
+    assert_eq!(memory.bucket_bytes.iter().sum::<usize>(), bytes);
+}
