@@ -14,8 +14,8 @@ use distribute_candle::{Fit, MeanSquaredError, Sgd, Trainer};
 use distribute_cluster::{GceMaintenance, RequestOptions};
 use distribute_input::Dataset;
 use distribute_strategy::MultiWorkerMirroredStrategy;
-use distribute_testkit::{Job, Ports};
-use distribute_train::callbacks::{BackupAndRestore, Callback, Training};
+use distribute_testkit::{Job, Outcome, Ports};
+use distribute_train::callbacks::{BackupAndRestore, Callback, Profile, Training};
 use distribute_train::checkpoint::CheckpointManager;
 use distribute_train::metrics::Metrics;
 use distribute_train::preemption::TerminationConfig;
@@ -23,7 +23,7 @@ use distribute_types::ErrorClass;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// The variable by which this program is a worker; its value is the folder of checkpoints.
+/// The variable by which this program is a worker; its value is the folder for its files.
 const ROLE: &str = "DISTRIBUTE_TEST_PREEMPTION_WORKER";
 
 /// Says when training is under way, and slows it down.
@@ -56,7 +56,9 @@ fn preemption_worker() {
         let machine = GceMaintenance::from_env(RequestOptions::default().timeout(Duration::from_secs(10))).unwrap();
         config = config.watch(move || machine.is_announced()).watch_every(Duration::from_millis(20));
     }
-    let fit = Fit::epochs(1_000_000).callback(BackupAndRestore::new(folder)).callback(Says).stop_on(config);
+    let (folder, logs) = (Path::new(&folder).join("checkpoints"), Path::new(&folder).join("logs"));
+    let fit = Fit::epochs(1_000_000).callback(BackupAndRestore::new(folder)).callback(Profile::new(logs, 1..=2));
+    let fit = fit.callback(Says).stop_on(config);
     let error = trainer.fit(&data.batch(8), fit).unwrap_err();
     println!("{error}");
     std::process::exit(error.class().exit_code().into());
@@ -123,9 +125,9 @@ fn answer(mut stream: &TcpStream, announced: bool) -> std::io::Result<()> {
     )
 }
 
-#[test]
-fn a_maintenance_event_of_one_machine_stops_all_workers_after_the_same_step() {
-    let (folder, metadata) = (tempfile::tempdir().unwrap(), MetadataServer::start());
+/// Trains on two workers until the machine of the second one is to be maintained.
+fn trained(folder: &Path) -> Vec<Outcome> {
+    let metadata = MetadataServer::start();
     let port = Ports::reserve(1).unwrap().release()[0].to_string();
     let host = metadata.address.to_string();
     let task = move |rank: u32| {
@@ -145,22 +147,28 @@ fn a_maintenance_event_of_one_machine_stops_all_workers_after_the_same_step() {
         .tasks(2)
         .task_env(task)
         .env("MASTER_PORT", "1")
-        .env(ROLE, folder.path().to_str().unwrap());
+        .env(ROLE, folder.to_str().unwrap());
     let mut job = worker.start().unwrap();
     for rank in 0..2 {
         job.wait_for_line(rank, "training", DEADLINE).unwrap();
     }
     metadata.announced.store(true, Ordering::Relaxed);
-    let outcomes = job.wait_all(DEADLINE).unwrap();
-    let step = saved(folder.path());
+    job.wait_all(DEADLINE).unwrap()
+}
+
+#[test]
+fn a_maintenance_event_of_one_machine_stops_all_workers_after_the_same_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let outcomes = trained(folder.path());
+    let step = CheckpointManager::new(folder.path().join("checkpoints")).list().unwrap()[0].0;
     for outcome in outcomes {
         assert_eq!(outcome.code, Some(143), "{outcome:?}");
         assert!(outcome.stdout.contains(&format!("saved after step {step}\n")), "{outcome:?}");
         assert!(outcome.stdout.contains(&format!("stopped after step {step}, which is saved")), "{outcome:?}");
     }
-}
-
-/// Returns the step of the newest checkpoint.
-fn saved(folder: &Path) -> u64 {
-    CheckpointManager::new(folder).list().unwrap().first().unwrap().0
+    // Unlike other callbacks, this one writes on every worker.
+    for worker in 0..2 {
+        let path = format!("logs/plugins/profile/steps_1_to_2/worker_{worker}.xplane.pb");
+        assert!(std::fs::metadata(folder.path().join(&path)).unwrap().len() > 100, "{path}");
+    }
 }

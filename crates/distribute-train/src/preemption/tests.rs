@@ -1,5 +1,8 @@
 use std::sync::atomic::AtomicU32;
 
+use distribute_optim::{HostError, HostLoss, HostModel, Sgd};
+use distribute_values::HostTensor;
+
 use super::*;
 
 #[test]
@@ -120,4 +123,40 @@ fn equal_configurations_have_the_same_functions() {
     assert_ne!(config, config.clone().on_exit(|step| println!("{step}")));
     assert_ne!(config, TerminationConfig::default());
     assert!(format!("{config:?}").contains("Watcher(function)"), "{config:?}");
+}
+
+#[test]
+fn after_a_step_it_saves_once_if_asked_and_ends_after_the_request_to_leave() {
+    let handler = handler(TerminationConfig::default());
+    let strategy = &handler.strategy;
+    let weight = HostTensor::new(&[1], vec![0.5f32]).unwrap();
+    let model = HostModel::new(strategy, [("w", weight)]).unwrap();
+    let optimizer = Sgd::new(0.1).build(&model).unwrap();
+    let saves = AtomicU32::new(0);
+    let step = |number: u64| {
+        let gradient = || HostTensor::new(&[1], vec![0.25f32]);
+        strategy
+            .run_with(&optimizer, |context, optimizer| {
+                optimizer.minimize(context, &HostLoss(vec![Some(gradient()?)]))?;
+                Ok::<_, HostError>(())
+            })
+            .unwrap();
+        handler.after_step(number, || {
+            saves.fetch_add(1, Ordering::Relaxed);
+            Ok::<(), Error>(())
+        })
+    };
+    step(1).unwrap();
+    assert_eq!(saves.load(Ordering::Relaxed), 0);
+    strategy.request(Request::Save);
+    step(2).unwrap();
+    step(3).unwrap();
+    assert_eq!(saves.load(Ordering::Relaxed), 1);
+    strategy.request(Request::Save);
+    strategy.request(Request::Leave);
+    assert!(matches!(step(4), Err(Error::Preempted { step: 4, exit_code: 143 })));
+    assert_eq!(saves.load(Ordering::Relaxed), 2);
+    // An error of saving is returned in place of the end.
+    let error = handler.after_step(5, || Err(Error::Chief("the disk is full".to_owned())));
+    assert!(matches!(error, Err(Error::Chief(_))));
 }
