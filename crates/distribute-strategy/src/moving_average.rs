@@ -83,8 +83,8 @@ impl<T> MovingAverage<T> {
         Ok(MovingAverage { weight: Some(weight), ..average })
     }
 
-    /// Updates the average with a value. Inside replicas every replica must call this, each with its own value; outside,
-    /// every process, with the same value.
+    /// Updates the average with a value. Inside replicas every replica must call this, each with its own value;
+    /// outside, every process, with the same value.
     ///
     /// # Errors
     /// [`Error::Values`] if the value has another shape or type than the average, or if a replica is missing or fails.

@@ -51,8 +51,8 @@ struct Recording {
 }
 
 impl Profile {
-    /// Profiles these steps, and writes to this folder, which may be a URL of a store (feature `object-store`). An empty
-    /// range profiles nothing.
+    /// Profiles these steps, and writes to this folder, which may be a URL of a store (feature `object-store`). An
+    /// empty range profiles nothing.
     pub fn new(folder: impl Into<PathBuf>, steps: RangeInclusive<u64>) -> Profile {
         Profile { folder: folder.into(), steps, since: None, recording: None }
     }
