@@ -69,12 +69,14 @@ mod visit;
 pub use context::BurnContext;
 pub use data::{FromElement, ToArray};
 pub use distribute_optim::{
-    Adagrad, Adam, AdamW, Clip, ColumnParallelOptions, Lamb, LossScale, RmsProp, RowParallelOptions, Sgd, StepTimes,
+    Adagrad, Adam, AdamW, Clip, ColumnParallelOptions, Lamb, LossScale, MemoryReport, RmsProp, RowParallelOptions, Sgd,
+    StepTimes,
 };
 pub use error::{Error, Result};
 pub use items::Items;
 pub use losses::{
-    BinaryCrossentropy, Loss, MeanSquaredError, SparseCategoricalCrossentropy, cross_entropy_per_example,
+    BinaryCrossentropy, FromProbabilities, Loss, MeanSquaredError, SparseCategoricalCrossentropy,
+    cross_entropy_per_example,
 };
 pub use model::{BurnStrategy, Model};
 pub use precision::cast_module;

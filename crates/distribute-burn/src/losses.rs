@@ -9,6 +9,10 @@ use burn::tensor::{DType, FloatDType, Int, Tensor};
 use crate::data::numbers;
 use crate::{Error, Result};
 
+mod probabilities;
+
+pub use probabilities::FromProbabilities;
+
 /// A loss function that returns one value per example. Functions of outputs and targets are losses too, such as
 /// `|outputs: Tensor<2>, targets: Tensor<2>| (outputs - targets).abs().mean_dim(1).squeeze_dim(1)`.
 ///
@@ -29,7 +33,7 @@ impl<const D: usize, Y, F: Fn(Tensor<D>, Y) -> Tensor<1> + Send + Sync> Loss<D, 
 }
 
 /// Softmax cross-entropy of logits and class indices. The loss of an example that is a sequence is the mean over its
-/// positions.
+/// positions. For outputs that are probabilities: [`FromProbabilities`].
 ///
 /// # Shapes
 /// Logits (examples, …, classes), targets (examples, …).
@@ -48,14 +52,9 @@ macro_rules! sparse {
     ($($outputs:literal, $targets:literal);*) => {$(
         impl Loss<$outputs, Tensor<$targets, Int>> for SparseCategoricalCrossentropy {
             fn per_example(&self, outputs: Tensor<$outputs>, targets: Tensor<$targets, Int>) -> Result<Tensor<1>> {
-                let (of_outputs, of_targets) = (outputs.dims(), targets.dims());
-                if of_outputs[..$targets] != of_targets {
-                    let (outputs, targets) = (of_outputs.to_vec(), of_targets.to_vec());
-                    return Err(Error::Shapes { outputs, targets, expected: "the shape of the outputs but the last" });
-                }
-                let (count, classes) = (of_targets.iter().product::<usize>(), of_outputs[$targets]);
-                let logits = outputs.reshape([count, classes]);
-                Ok(rows(cross_entropy_per_example(logits, targets.reshape([count]))?, of_targets[0]))
+                let examples = targets.dims()[0];
+                let (logits, targets) = of_positions(outputs, targets)?;
+                Ok(rows(cross_entropy_per_example(logits, targets)?, examples))
             }
         }
     )*};
@@ -77,6 +76,20 @@ impl<const D: usize> Loss<D, Tensor<D>> for MeanSquaredError {
         let (outputs, targets) = alike(outputs, targets)?;
         Ok(of_examples((outputs - targets).square()))
     }
+}
+
+/// Returns a row of classes and a target for each position of each example.
+fn of_positions<const D: usize, const T: usize>(
+    outputs: Tensor<D>,
+    targets: Tensor<T, Int>,
+) -> Result<(Tensor<2>, Tensor<1, Int>)> {
+    let (of_outputs, of_targets) = (outputs.dims(), targets.dims());
+    if of_outputs[..T] != of_targets {
+        let (outputs, targets) = (of_outputs.to_vec(), of_targets.to_vec());
+        return Err(Error::Shapes { outputs, targets, expected: "the shape of the outputs but the last" });
+    }
+    let (count, classes) = (of_targets.iter().product::<usize>(), of_outputs[T]);
+    Ok((outputs.reshape([count, classes]), targets.reshape([count])))
 }
 
 /// Computes the cross-entropy of each example's logits and target, in f32 or f64.

@@ -2,6 +2,7 @@
 
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
+use distribute_optim::MemoryReport;
 use distribute_strategy::{ReplicaContext, Strategy};
 use distribute_train::checkpoint::Checkpointed;
 use distribute_train::history::History;
@@ -272,6 +273,10 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainee 
 
     fn num_parameters(&self) -> usize {
         self.model.num_parameters()
+    }
+
+    fn memory(&self) -> Option<MemoryReport> {
+        Some(self.optimizer.memory())
     }
 
     fn metrics(&self) -> &Metrics {

@@ -72,12 +72,13 @@ pub use all_reduce::sum_over_replicas;
 pub use batch_norm::{SyncBatchNorm, sync_batch_norm};
 pub use context::{CandleContext, cross_entropy_per_example, nll_per_example};
 pub use distribute_optim::{
-    Adagrad, Adam, AdamW, Clip, ColumnParallelOptions, Lamb, LossScale, RmsProp, RowParallelOptions, Sgd, StepTimes,
+    Adagrad, Adam, AdamW, Clip, ColumnParallelOptions, Lamb, LossScale, MemoryReport, RmsProp, RowParallelOptions, Sgd,
+    StepTimes,
 };
 pub use error::{Error, Result};
 pub use losses::{
-    BinaryCrossentropy, CategoricalCrossentropy, Hinge, Huber, KlDivergence, Loss, MeanAbsoluteError, MeanSquaredError,
-    SparseCategoricalCrossentropy,
+    BinaryCrossentropy, CategoricalCrossentropy, FromProbabilities, Hinge, Huber, KlDivergence, Loss,
+    MeanAbsoluteError, MeanSquaredError, SparseCategoricalCrossentropy,
 };
 pub use model::{CandleStrategy, Model, ScopeOptions};
 pub use norms::{LayerNorm, RmsNorm, layer_norm, rms_norm};

@@ -8,6 +8,10 @@ use candle_core::{D, DType, Result, Tensor};
 use crate::cross_entropy_per_example;
 use crate::tensor::is_short;
 
+mod probabilities;
+
+pub use probabilities::FromProbabilities;
+
 /// A loss function that returns one value per example. Functions of outputs and targets are losses too.
 ///
 /// # Shapes
@@ -26,7 +30,8 @@ impl<F: Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync> Loss for F {
     }
 }
 
-/// Softmax cross-entropy of logits and class indices, computed by [`cross_entropy_per_example`].
+/// Softmax cross-entropy of logits and class indices, computed by [`cross_entropy_per_example`]. For outputs that are
+/// probabilities: [`FromProbabilities`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SparseCategoricalCrossentropy;
 

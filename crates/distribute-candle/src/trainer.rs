@@ -2,6 +2,7 @@
 
 use candle_core::{DType, ModuleT, Tensor};
 use candle_nn::VarBuilder;
+use distribute_optim::MemoryReport;
 use distribute_strategy::Strategy;
 use distribute_train::checkpoint::Checkpointed;
 use distribute_train::history::History;
@@ -201,6 +202,10 @@ impl<M: ModuleT + Sync> Trainee for Trainer<M> {
 
     fn num_parameters(&self) -> usize {
         self.model.num_parameters()
+    }
+
+    fn memory(&self) -> Option<MemoryReport> {
+        Some(self.optimizer.memory())
     }
 
     fn metrics(&self) -> &Metrics {

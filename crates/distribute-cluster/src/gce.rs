@@ -12,8 +12,11 @@ use crate::metadata::{Metadata, segment};
 use crate::place::{OwnTask, Place};
 use crate::{ClusterResolver, ClusterSpec, Error, JobId, Result, Task, TaskType, environment};
 
+mod maintenance;
 #[cfg(test)]
 mod tests;
+
+pub use maintenance::{GceEvent, GceMaintenance};
 
 /// The running members of an instance group of Compute Engine, in the order of their internal addresses as text.
 ///

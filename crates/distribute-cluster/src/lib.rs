@@ -83,7 +83,7 @@ pub use distribute_types::{FailureKind, Scope};
 pub use error::{Error, Result};
 pub use failure::{Failure, FailureCause};
 #[cfg(feature = "gce")]
-pub use gce::{GceOptions, GceResolver};
+pub use gce::{GceEvent, GceMaintenance, GceOptions, GceResolver};
 pub use host::{HostDecision, LocalHost};
 #[cfg(any(feature = "gce", feature = "tpu"))]
 pub use http::{AccessToken, RequestOptions};

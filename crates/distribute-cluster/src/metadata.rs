@@ -41,7 +41,6 @@ impl Metadata {
     }
 
     /// Returns a value, without white space around it; `None` if there is none.
-    #[cfg(feature = "tpu")]
     pub(crate) async fn find(&self, client: &Client, path: &str) -> Result<Option<String>> {
         let ask = self.ask(path)?;
         match client.bytes(&ask).await {

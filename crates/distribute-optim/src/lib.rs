@@ -62,7 +62,9 @@ pub use error::{Error, Result};
 pub use gradient::{Clip, LossScale};
 pub use layer_options::{ColumnParallelOptions, RowParallelOptions};
 pub use library::{HostError, HostLoss, HostModel};
-pub use optimizer::{Adagrad, Adam, AdamW, Lamb, Optimizer, OptimizerState, ReplicaOptimizer, RmsProp, Sgd, StepTimes};
+pub use optimizer::{
+    Adagrad, Adam, AdamW, Lamb, MemoryReport, Optimizer, OptimizerState, ReplicaOptimizer, RmsProp, Sgd, StepTimes,
+};
 pub use parameters::Trainable;
 pub use rule::{AdamFactors, Float, OptimizerDescription, Real, UpdateRule};
 

@@ -25,6 +25,7 @@ mod backward;
 mod builders;
 mod gradients;
 mod library;
+mod memory;
 #[cfg(feature = "hlo")]
 mod program;
 mod replica;
@@ -35,6 +36,7 @@ mod step;
 
 pub use builders::{Adagrad, Adam, AdamW, Lamb, RmsProp, Sgd};
 pub use library::LibraryOptimizer;
+pub use memory::MemoryReport;
 #[cfg(feature = "hlo")]
 pub use program::{ProgramOptimizer, ProgramStep, ProgramUpdate, ProgramVariable};
 pub use replica::ReplicaOptimizer;

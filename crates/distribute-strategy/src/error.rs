@@ -46,6 +46,14 @@ pub enum Error {
         /// The problem, and the remedy.
         problem: String,
     },
+    /// A moving average was given a decay that is none.
+    #[error("the decay of the moving average {name:?} is {given}; give one from 0 to below 1, such as 0.99")]
+    Decay {
+        /// The average.
+        name: String,
+        /// The decay.
+        given: f64,
+    },
     /// A function was called in a context that does not allow it.
     #[error("{what} was called {place}; {remedy}")]
     Context {

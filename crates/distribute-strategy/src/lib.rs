@@ -49,6 +49,7 @@ mod intra_op;
 mod merge;
 mod mesh;
 mod mirrored;
+mod moving_average;
 mod multi_worker;
 mod one_device;
 #[cfg(feature = "pjrt")]
@@ -81,6 +82,7 @@ pub use error::{Error, Result};
 pub use fully_sharded::{FullyShardedBuilder, FullyShardedStrategy};
 pub use input::{DistributedDataset, DistributedIterator};
 pub use mirrored::{MirroredBuilder, MirroredStrategy};
+pub use moving_average::MovingAverage;
 pub use multi_worker::{MultiWorkerMirroredBuilder, MultiWorkerMirroredStrategy};
 pub use one_device::{OneDeviceBuilder, OneDeviceStrategy};
 #[cfg(feature = "pjrt")]

@@ -14,6 +14,8 @@ mod csv_logger;
 mod kubeflow;
 mod learning_rate;
 mod model_checkpoint;
+#[cfg(feature = "tensorboard")]
+mod profile;
 #[cfg(feature = "prometheus")]
 mod prometheus;
 #[cfg(feature = "status")]
@@ -28,6 +30,8 @@ pub use csv_logger::CsvLogger;
 pub use kubeflow::KubeflowStatus;
 pub use learning_rate::{LearningRateSchedule, ReduceLrOnPlateau, ScaleByReplicas};
 pub use model_checkpoint::{BackupAndRestore, ModelCheckpoint};
+#[cfg(feature = "tensorboard")]
+pub use profile::Profile;
 #[cfg(feature = "prometheus")]
 pub use prometheus::Prometheus;
 #[cfg(feature = "status")]

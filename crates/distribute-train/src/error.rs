@@ -80,6 +80,16 @@ pub enum Error {
         /// The error of the operating system or the store.
         source: std::io::Error,
     },
+    /// An image for an event file has no such pixels.
+    #[cfg(feature = "tensorboard")]
+    #[error(
+        "an image {problem}; give the bytes of a PNG file, or the shape [height, width, channels] and a value for each \
+         channel of each pixel"
+    )]
+    Image {
+        /// The mismatch.
+        problem: String,
+    },
     /// A file of a checkpoint is not as it was written.
     #[cfg(feature = "checkpoint")]
     #[error("checkpoint {}: {problem}", path.display())]
@@ -280,6 +290,22 @@ pub enum Error {
         signal: i32,
         /// The operating system's error.
         source: std::io::Error,
+    },
+    /// The thread that calls the function of `TerminationConfig::watch` could not be started.
+    #[cfg(feature = "checkpoint")]
+    #[error("the thread of TerminationConfig::watch cannot be started: {0}; raise the process's thread limit")]
+    WatcherThread(#[source] std::io::Error),
+    /// The function of `TerminationConfig::watch` panicked; the run has saved a checkpoint and stopped.
+    #[cfg(feature = "checkpoint")]
+    #[error(
+        "the function of TerminationConfig::watch panicked: {problem}; training has stopped after step {step}, which \
+         is saved; correct the function, and start the program again to resume"
+    )]
+    WatcherPanicked {
+        /// The last step.
+        step: u64,
+        /// The message of the panic.
+        problem: String,
     },
     /// The run was told to stop, and has saved a checkpoint.
     #[cfg(feature = "checkpoint")]

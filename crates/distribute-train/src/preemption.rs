@@ -7,47 +7,21 @@ use std::time::{Duration, Instant};
 use distribute_strategy::{Request, Strategy};
 use parking_lot::Mutex;
 
+use self::watcher::Watching;
 use crate::{Error, Result};
 
+mod config;
+mod watcher;
+
+pub use config::{ExitFunction, TerminationConfig, Watcher};
 #[cfg(unix)]
 pub use signal_hook::consts::SIGUSR1;
 pub use signal_hook::consts::{SIGINT, SIGTERM};
 
-/// The signals that announce that this process is about to be stopped, and how it then ends.
-///
-/// # Source
-/// `tf.distribute.experimental.TerminationConfig`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct TerminationConfig {
-    /// The numbers of the signals. Default: SIGTERM.
-    pub signals: Vec<i32>,
-    /// The exit code. Default: 143, after which job managers restart the process.
-    pub exit_code: u8,
-    /// How long the process continues to run after the signal. Default: zero, so that it saves and leaves at once. With
-    /// more, it saves at once, continues training, and saves again shortly before the time is over.
-    pub grace_period: Duration,
-}
-
-impl Default for TerminationConfig {
-    fn default() -> TerminationConfig {
-        let signals = vec![SIGTERM];
-        TerminationConfig { signals, exit_code: 143, grace_period: Duration::ZERO }
-    }
-}
-
-distribute_types::setters! {
-    TerminationConfig {
-        signals: Vec<i32>,
-        exit_code: u8,
-        grace_period: Duration,
-    }
-}
-
-/// Turns a signal to any worker into a step after which all of them stop.
+/// Turns a signal to any worker, or an event that its [`Watcher`] sees, into a step after which all of them stop.
 ///
 /// The request travels with the gradients, so it costs nothing while no worker is asked to stop. A second signal ends
-/// the process at once.
+/// the process at once; the first one after an event does not.
 ///
 /// # Examples
 /// ```
@@ -70,6 +44,7 @@ pub struct PreemptionHandler {
     handlers: Vec<signal_hook::SigId>,
     /// Whether this process has received a signal.
     signalled: Arc<AtomicBool>,
+    watching: Option<Watching>,
     grace: Mutex<Grace>,
 }
 
@@ -102,15 +77,15 @@ impl Grace {
 }
 
 impl PreemptionHandler {
-    /// Handles the signals until it is dropped.
+    /// Handles the signals, and calls the watcher on the thread "distribute-watch", until it is dropped.
     ///
     /// # Errors
-    /// [`Error::Signal`] if a handler cannot be installed.
+    /// [`Error::Signal`] if a handler cannot be installed, [`Error::WatcherThread`] if the system gives no thread.
     pub fn install(strategy: &Strategy, config: TerminationConfig) -> Result<PreemptionHandler> {
         let first = if config.grace_period.is_zero() { Request::Leave } else { Request::Save };
         let (strategy, signalled) = (strategy.clone(), Arc::default());
-        let mut handler =
-            PreemptionHandler { strategy, config, handlers: Vec::new(), signalled, grace: Mutex::default() };
+        let (handlers, grace) = (Vec::new(), Mutex::default());
+        let mut handler = PreemptionHandler { strategy, config, handlers, signalled, watching: None, grace };
         for signal in handler.config.signals.clone() {
             let failed = |source| Error::Signal { signal, source };
             // Registered in this order, the first signal sets the flags, and the second one finds them set.
@@ -124,7 +99,49 @@ impl PreemptionHandler {
                 handler.handlers.push(id.map_err(failed)?);
             }
         }
+        if let Some(watcher) = &handler.config.watcher {
+            let request = handler.strategy.request_flag(first);
+            let leave = handler.strategy.request_flag(Request::Leave);
+            handler.watching = Some(Watching::start(watcher, handler.config.watch_every, request, leave)?);
+        }
         Ok(handler)
+    }
+
+    /// Saves after a step if a worker was told to stop, and returns the error that the program ends with if all workers
+    /// stop after this step. Call it after each step, on all workers, in place of
+    /// [`should_save`](PreemptionHandler::should_save) and [`should_stop`](PreemptionHandler::should_stop). `save` must
+    /// have the checkpoint on disk when it returns.
+    ///
+    /// # Errors
+    /// The error of `save`, and that of [`ended`](PreemptionHandler::ended).
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_strategy::Strategy;
+    /// use distribute_train::checkpoint::CheckpointManager;
+    /// use distribute_train::preemption::{PreemptionHandler, TerminationConfig};
+    /// # let folder = tempfile::tempdir()?;
+    /// let strategy = Strategy::default_strategy()?;
+    /// let mut checkpoints = CheckpointManager::new(folder.path());
+    /// let preemption = PreemptionHandler::install(&strategy, TerminationConfig::default())?;
+    /// for step in 1..=3 {
+    ///     // A step of the model and its optimizer, which are the parts to save.
+    ///     preemption.after_step(step, || {
+    ///         checkpoints.save(&strategy, step, &[], &())?;
+    ///         checkpoints.finish_everywhere(&strategy)
+    ///     })?;
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Source
+    /// `save_fn` of `tf.distribute.experimental.TerminationConfig`, and `PreemptionCheckpointHandler.run`.
+    pub fn after_step<E: From<Error>>(&self, step: u64, save: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+        let (noticed, stopping) = (self.should_save(), self.should_stop());
+        if noticed || stopping {
+            save()?;
+        }
+        if stopping { Err(self.ended(step).into()) } else { Ok(()) }
     }
 
     /// Returns whether to save after this step and continue: the same answer on all workers, true once. Only with a
@@ -138,17 +155,23 @@ impl PreemptionHandler {
         let period = self.config.grace_period;
         let mut grace = self.grace.lock();
         grace.leaving |= self.strategy.take_request(Request::Leave);
-        if !grace.leaving
-            && !period.is_zero()
-            && grace.is_over(self.signalled.load(Ordering::Relaxed), period, Instant::now())
-        {
+        let is_told = self.signalled.load(Ordering::Relaxed) || self.watching.as_ref().is_some_and(Watching::has_event);
+        if !grace.leaving && !period.is_zero() && grace.is_over(is_told, period, Instant::now()) {
             self.strategy.request(Request::Leave);
         }
         grace.leaving
     }
 
-    /// Returns the error that the program ends with after it has saved; its exit code is the configured one.
+    /// Calls the configured exit function, if there is one, and returns the error that the program ends with after it
+    /// has saved: [`Error::Preempted`] with the configured exit code, or [`Error::WatcherPanicked`] if this worker's
+    /// watcher panicked.
     pub fn ended(&self, step: u64) -> Error {
+        if let Some(problem) = self.watching.as_ref().and_then(Watching::problem) {
+            return Error::WatcherPanicked { step, problem };
+        }
+        if let Some(exit) = &self.config.exit {
+            exit.call(step);
+        }
         Error::Preempted { step, exit_code: self.config.exit_code }
     }
 }
@@ -162,27 +185,4 @@ impl Drop for PreemptionHandler {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn grace_ends_early_enough_for_some_steps_more() {
-        let (mut grace, start, period) = (Grace::default(), Instant::now(), Duration::from_secs(20));
-        let at = |seconds: u64| start + Duration::from_secs(seconds);
-        for seconds in 0..10 {
-            assert!(!grace.is_over(false, period, at(seconds)));
-        }
-        // The signal came at 10, so the grace ends at 30, less four steps of a second and a twentieth of the period.
-        for seconds in 10..25 {
-            assert!(!grace.is_over(true, period, at(seconds)), "{seconds}");
-        }
-        assert!(grace.is_over(true, period, at(25)));
-    }
-
-    #[test]
-    fn a_step_longer_than_the_grace_ends_it_at_once() {
-        let (mut grace, start) = (Grace::default(), Instant::now());
-        assert!(!grace.is_over(false, Duration::from_secs(5), start));
-        assert!(grace.is_over(true, Duration::from_secs(5), start + Duration::from_secs(9)));
-    }
-}
+mod tests;

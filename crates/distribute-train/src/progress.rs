@@ -44,4 +44,4 @@ pub(crate) use sink::Sink;
 pub use summary::Summary;
 #[cfg(feature = "kubeflow")]
 pub(crate) use text::one_line;
-pub use vitals::{Activity, Spread, Vitals, WaitSource};
+pub use vitals::{Activity, Spread, Vitals, WaitSource, peak_memory_bytes};

@@ -2,19 +2,22 @@
 //!
 //! # Examples
 //! ```
-//! use distribute_train::tensorboard::EventWriter;
+//! use distribute_train::tensorboard::{EventWriter, Image};
 //! # let folder = tempfile::tempdir()?;
 //! let mut train = EventWriter::create(folder.path().join("train"))?;
 //! for step in 0..3 {
 //!     train.scalar("epoch_loss", step, 1.0 / (step + 1) as f64)?;
 //! }
 //! train.histogram("fc1.weight", 2, [-0.5, 0.25, 0.25, 1.0])?;
+//! train.text("notes", 2, "the learning rate is **0.1**")?;
+//! train.image("digit", 2, &Image::new([2, 2, 1], &[0, 255, 255, 0])?)?;
 //! train.flush()?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! # Source
-//! `tensorflow/core/util/event.proto`, `framework/summary.proto` and `histogram.proto`; files are TFRecord files.
+//! `tensorflow/core/util/event.proto`, `framework/summary.proto`, `histogram.proto` and `tensor.proto`; files are
+//! TFRecord files.
 
 use std::fs;
 use std::io;
@@ -29,7 +32,13 @@ use self::sink::Sink;
 use crate::objects;
 use crate::{Error, Result};
 
+mod image;
 mod sink;
+mod wire;
+#[cfg(feature = "checkpoint")]
+pub(crate) mod xplane;
+
+pub use image::Image;
 
 /// Writes one event file, which belongs to one run in TensorBoard's list, such as `train` or `validation`.
 ///
@@ -93,7 +102,7 @@ impl EventWriter {
     /// # Errors
     /// [`Error::File`] if the file cannot be written.
     pub fn scalar(&mut self, tag: &str, step: u64, value: f64) -> Result<()> {
-        self.value(tag, step, wire::Kind::SimpleValue(value as f32))
+        self.value(tag, step, wire::Kind::SimpleValue(value as f32), None)
     }
 
     /// Writes a histogram of the values of a step, such as those of a parameter. Each bucket is a tenth wider than the
@@ -102,7 +111,29 @@ impl EventWriter {
     /// # Errors
     /// [`Error::File`] if the file cannot be written.
     pub fn histogram(&mut self, tag: &str, step: u64, values: impl IntoIterator<Item = f64>) -> Result<()> {
-        self.value(tag, step, wire::Kind::Histo(histogram(values)))
+        self.value(tag, step, wire::Kind::Histo(histogram(values)), None)
+    }
+
+    /// Writes a text of a step, such as a sample of what a model generates. TensorBoard renders Markdown.
+    ///
+    /// # Errors
+    /// [`Error::File`] if the file cannot be written.
+    ///
+    /// # Source
+    /// `tf.summary.text`.
+    pub fn text(&mut self, tag: &str, step: u64, text: &str) -> Result<()> {
+        self.value(tag, step, wire::Kind::Tensor(wire::Tensor::of_text(text)), Some(wire::Metadata::of_text()))
+    }
+
+    /// Writes an image of a step, such as an input that is misclassified.
+    ///
+    /// # Errors
+    /// [`Error::File`] if the file cannot be written.
+    ///
+    /// # Source
+    /// `tf.summary.image`.
+    pub fn image(&mut self, tag: &str, step: u64, image: &Image) -> Result<()> {
+        self.value(tag, step, wire::Kind::Image(image.to_wire()), None)
     }
 
     /// Writes buffered events to the file; to an object of a store, if the last upload was 30 s ago.
@@ -123,8 +154,8 @@ impl EventWriter {
         self.records.finish().and_then(Sink::close).map_err(|source| Error::File { path, source })
     }
 
-    fn value(&mut self, tag: &str, step: u64, kind: wire::Kind) -> Result<()> {
-        let value = wire::Value { tag: tag.to_owned(), kind: Some(kind) };
+    fn value(&mut self, tag: &str, step: u64, kind: wire::Kind, metadata: Option<wire::Metadata>) -> Result<()> {
+        let value = wire::Value { tag: tag.to_owned(), metadata, kind: Some(kind) };
         self.write(step, wire::What::Summary(wire::Summary { value: vec![value] }))
     }
 
@@ -187,164 +218,5 @@ fn limits() -> Vec<f64> {
     negative.chain([0.0]).chain(positive.iter().copied()).chain([f64::MAX]).collect()
 }
 
-/// The fields of the messages that are written.
-mod wire {
-    #[derive(Clone, PartialEq, prost::Message)]
-    pub(super) struct Event {
-        #[prost(double, tag = "1")]
-        pub(super) wall_time: f64,
-        #[prost(int64, tag = "2")]
-        pub(super) step: i64,
-        #[prost(oneof = "What", tags = "3, 5")]
-        pub(super) what: Option<What>,
-    }
-
-    #[derive(Clone, PartialEq, prost::Oneof)]
-    pub(super) enum What {
-        #[prost(string, tag = "3")]
-        FileVersion(String),
-        #[prost(message, tag = "5")]
-        Summary(Summary),
-    }
-
-    #[derive(Clone, PartialEq, prost::Message)]
-    pub(super) struct Summary {
-        #[prost(message, repeated, tag = "1")]
-        pub(super) value: Vec<Value>,
-    }
-
-    #[derive(Clone, PartialEq, prost::Message)]
-    pub(super) struct Value {
-        #[prost(string, tag = "1")]
-        pub(super) tag: String,
-        #[prost(oneof = "Kind", tags = "2, 5")]
-        pub(super) kind: Option<Kind>,
-    }
-
-    #[derive(Clone, PartialEq, prost::Oneof)]
-    pub(super) enum Kind {
-        #[prost(float, tag = "2")]
-        SimpleValue(f32),
-        #[prost(message, tag = "5")]
-        Histo(Histogram),
-    }
-
-    #[derive(Clone, PartialEq, prost::Message)]
-    pub(super) struct Histogram {
-        #[prost(double, tag = "1")]
-        pub(super) min: f64,
-        #[prost(double, tag = "2")]
-        pub(super) max: f64,
-        #[prost(double, tag = "3")]
-        pub(super) num: f64,
-        #[prost(double, tag = "4")]
-        pub(super) sum: f64,
-        #[prost(double, tag = "5")]
-        pub(super) sum_squares: f64,
-        #[prost(double, repeated, tag = "6")]
-        pub(super) bucket_limit: Vec<f64>,
-        #[prost(double, repeated, tag = "7")]
-        pub(super) bucket: Vec<f64>,
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use std::process::Command;
-
-    use super::*;
-
-    fn written() -> (tempfile::TempDir, PathBuf) {
-        let folder = tempfile::tempdir().unwrap();
-        let mut writer = EventWriter::create(folder.path().join("train")).unwrap();
-        for step in 0..4 {
-            writer.scalar("epoch_loss", step, 1.0 / (step + 1) as f64).unwrap();
-        }
-        writer.histogram("fc1.weight", 3, [-0.5, 0.0, 0.25, 0.25, 1.0, f64::NAN]).unwrap();
-        writer.flush().unwrap();
-        let path = writer.path.clone();
-        (folder, path)
-    }
-
-    #[test]
-    fn buckets_count_every_finite_value_once() {
-        let all = histogram([-0.5, 0.0, 0.25, 0.25, 1.0, f64::NAN, 1e300, -1e300]);
-        assert_eq!((all.num, all.min, all.max), (7.0, -1e300, 1e300));
-        assert_eq!(all.bucket.iter().sum::<f64>(), 7.0);
-        assert_eq!(all.bucket.len(), all.bucket_limit.len());
-        assert!(all.bucket_limit.is_sorted());
-        assert_eq!(histogram([f64::NAN]), wire::Histogram::default());
-    }
-
-    #[test]
-    fn events_can_be_read_back() {
-        use distribute_input::Dataset;
-        use distribute_input::read::{ReadOptions, TfRecords};
-        let (_folder, path) = written();
-        let records = Dataset::from_files([path]).read(TfRecords, ReadOptions::default());
-        let events: Vec<wire::Event> =
-            records.iter().map(|record| wire::Event::decode(&record.unwrap()[..]).unwrap()).collect();
-        assert_eq!(events.len(), 6);
-        assert_eq!(events[0].what, Some(wire::What::FileVersion("brain.Event:2".to_owned())));
-        let Some(wire::What::Summary(summary)) = &events[4].what else { panic!("{:?}", events[4]) };
-        assert_eq!((events[4].step, summary.value[0].tag.as_str()), (3, "epoch_loss"));
-        assert_eq!(summary.value[0].kind, Some(wire::Kind::SimpleValue(0.25)));
-    }
-
-    #[cfg(feature = "object-store")]
-    #[test]
-    fn a_store_gets_files_of_limited_size_with_all_events() {
-        use distribute_storage::Location;
-        let folder = Location::open("memory://events/train").unwrap();
-        let mut writer = EventWriter::create("memory://events/train").unwrap();
-        writer.most_bytes = Some(1000);
-        let events = |name: &str| {
-            let bytes = folder.join(name).read(1 << 20).unwrap();
-            let mut rest = &bytes[..];
-            let mut events = Vec::new();
-            while !rest.is_empty() {
-                let length = u64::from_le_bytes(rest[..8].try_into().unwrap()) as usize;
-                events.push(wire::Event::decode(&rest[12..12 + length]).unwrap());
-                rest = &rest[16 + length..];
-            }
-            events
-        };
-        for step in 0..100 {
-            writer.scalar("loss", step, 0.5).unwrap();
-        }
-        writer.close().unwrap();
-        let names: Vec<String> = folder.list().unwrap().into_iter().map(|entry| entry.name).collect();
-        assert!(names.len() > 2 && names.iter().all(|name| name.contains("tfevents")), "{names:?}");
-        let mut steps = Vec::new();
-        for name in &names {
-            let all = events(name);
-            assert_eq!(all[0].what, Some(wire::What::FileVersion("brain.Event:2".to_owned())));
-            steps.extend(all[1..].iter().map(|event| event.step));
-        }
-        steps.sort_unstable();
-        assert_eq!(steps, (0..100).collect::<Vec<i64>>());
-    }
-
-    #[test]
-    fn tensorboard_reads_them() {
-        let python = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/peers/tf/bin/python");
-        let installed = Command::new(python).args(["-c", "import tensorboard"]).output();
-        if !installed.is_ok_and(|output| output.status.success()) {
-            println!(
-                "skipped: TensorBoard is not installed \
-                 (python3 -m venv target/peers/tf && target/peers/tf/bin/pip install tensorboard)"
-            );
-            return;
-        }
-        let (folder, _) = written();
-        let script = "import sys; from tensorboard.backend.event_processing.event_accumulator import EventAccumulator; \
-                      events = EventAccumulator(sys.argv[1]); events.Reload(); \
-                      print([(e.step, e.value) for e in events.Scalars('epoch_loss')]); \
-                      h = events.Histograms('fc1.weight')[0].histogram_value; print(h.num, h.min, h.max, h.sum, \
-                      sum(h.bucket))";
-        let output = Command::new(python).args(["-c", script]).arg(folder.path().join("train")).output().unwrap();
-        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
-        let expected = "[(0, 1.0), (1, 0.5), (2, 0.3333333432674408), (3, 0.25)]\n5.0 -0.5 1.0 1.0 5.0\n";
-        assert_eq!(printed, expected, "{}", String::from_utf8_lossy(&output.stderr));
-    }
-}
+mod tests;

@@ -4,6 +4,7 @@
 //! checkpoints, progress, preemption and the agreement of workers are implemented here, in [`fit`] and [`evaluate`].
 
 use distribute_collectives::ReduceOp;
+use distribute_optim::MemoryReport;
 use distribute_strategy::{DistributedDataset, Strategy};
 use distribute_values::{Axis, HostTensor, PerReplica, TensorStorage};
 
@@ -42,6 +43,12 @@ pub trait Trainee: Sync {
 
     /// Returns the number of elements of all trainable variables, for the title of the progress.
     fn num_parameters(&self) -> usize;
+
+    /// Returns the sizes of what the first replica of this process holds for training, if they are known. Default:
+    /// `None`.
+    fn memory(&self) -> Option<MemoryReport> {
+        None
+    }
 
     /// Returns the metrics, whose sums follow those of the loss.
     fn metrics(&self) -> &Metrics;

@@ -63,7 +63,7 @@ impl Module for Net {
 fn draw(number: u64) -> distribute::Result<(Tensor, Tensor)> {
     let mut random = ChaCha8Rng::seed_from_u64(number);
     let mut uniform = || (random.next_u32() as f64 + 0.5) / (u32::MAX as f64 + 1.0);
-    let mut normal = |uniform: &mut dyn FnMut() -> f64| (-2.0 * uniform().ln()).sqrt() * (TAU * uniform()).cos();
+    let normal = |uniform: &mut dyn FnMut() -> f64| (-2.0 * uniform().ln()).sqrt() * (TAU * uniform()).cos();
     let (mut points, mut noise) = (Vec::with_capacity(BATCH * 2), Vec::with_capacity(BATCH * NOISE));
     for _ in 0..BATCH {
         let angle = TAU * uniform();
@@ -91,8 +91,8 @@ fn main() -> distribute::Result<()> {
     let flags = Flags::parse();
     distribute::init_logging();
     let strategy = MirroredStrategy::builder().devices(flags.devices).build()?;
-    let generator = strategy.scope(|vb| Ok(Net::new(NOISE, 2, &vb.pp("generator"))?))?;
-    let discriminator = strategy.scope(|vb| Ok(Net::new(2, 1, &vb.pp("discriminator"))?))?;
+    let generator = strategy.scope(|vb| Net::new(NOISE, 2, &vb.pp("generator")))?;
+    let discriminator = strategy.scope(|vb| Net::new(2, 1, &vb.pp("discriminator")))?;
     let generates = Adam::new(2e-4).betas(0.5, 0.9).build(&generator)?;
     let discriminates = Adam::new(1e-3).betas(0.5, 0.9).build(&discriminator)?;
 

@@ -260,6 +260,7 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
         input_wait: Some(waited.as_secs_f64() / training_time.as_secs_f64()),
         replicas: strategy.num_replicas_in_sync() as u32,
         extra: if flags.zero1 { vec![("optimizer state".to_owned(), state)] } else { Vec::new() },
+        ..Summary::default()
     });
     write_losses(strategy, flags, &run.losses)
 }

@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use burn::nn::{Linear, LinearConfig};
+use burn::tensor::activation::{sigmoid, softmax};
 use burn::tensor::{Device, Int, Tensor};
 use distribute_burn::{
-    BurnContext, BurnStrategy, Error, Fit, Model, Optimizer, Sgd, SparseCategoricalCrossentropy, Trainer,
+    BinaryCrossentropy, BurnContext, BurnStrategy, Error, Fit, FromProbabilities, Loss, Model, Optimizer, Sgd,
+    SparseCategoricalCrossentropy, Trainer,
 };
 use distribute_input::{Array, Dataset};
 use distribute_strategy::{Request, Strategy, TpuStrategy};
@@ -123,4 +125,23 @@ fn a_step_that_fails_is_noticed_though_a_later_one_does_not_start() {
     assert!(matches!(error, Error::Class { class: 9, .. }), "{error}");
     let error = trainer.fit(&batches(vec![0; 4]), Fit::epochs(1)).unwrap_err();
     assert!(matches!(error, Error::Optim(distribute_optim::Error::Torn)), "{error}");
+}
+
+#[test]
+fn losses_of_probabilities_are_lowered_with_their_gradients() {
+    let folder = tempfile::tempdir().unwrap();
+    let strategy = simulated(&folder, Script::default());
+    let of = built(&strategy);
+    let (x, y) = (Array::new([4, 3], vec![0.5; 12]).unwrap(), Array::from(vec![0u32, 1, 1, 0]));
+    let losses = strategy.run_step((&of.0, &of.1), |context, (model, optimizer)| {
+        let outputs = model.forward(context.tensor::<2>(&x)?);
+        let classes = FromProbabilities(SparseCategoricalCrossentropy)
+            .per_example(softmax(outputs.clone(), 1), context.int_tensor::<1>(&y)?)?;
+        let targets = outputs.clone().zeros_like();
+        let binary = FromProbabilities(BinaryCrossentropy).per_example(sigmoid(outputs), targets)?;
+        let loss = context.average_loss(classes + binary, 8);
+        optimizer.minimize(context, &loss)?;
+        Ok::<Tensor<1>, Error>(loss)
+    });
+    losses.unwrap();
 }

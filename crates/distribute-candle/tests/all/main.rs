@@ -9,6 +9,7 @@ mod failures;
 mod numbers;
 mod optimizers;
 mod parameter_servers;
+mod preemption;
 mod pretrained;
 mod recompute;
 mod sharded;

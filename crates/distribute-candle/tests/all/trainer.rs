@@ -15,6 +15,7 @@ use distribute_train::checkpoint::{CheckpointManager, Snapshot};
 use distribute_train::history::History;
 use distribute_train::metrics::{Accuracy, MeanAbsoluteError, Metrics, TopK};
 use distribute_train::preemption::TerminationConfig;
+use distribute_types::ErrorClass;
 
 struct Mlp(Linear, Linear);
 
@@ -167,6 +168,20 @@ fn a_training_that_is_told_to_stop_saves_after_the_step_and_goes_on() {
     let mut calm = trainer(&mirrored(2));
     calm.fit(&data(), Fit::epochs(3)).unwrap();
     assert_eq!(predictions(&resumed), predictions(&calm));
+}
+
+#[test]
+fn a_function_that_announces_preemption_and_one_that_panics_end_a_training_that_is_saved() {
+    let told = TerminationConfig::default().watch(|| true);
+    let broken = TerminationConfig::default().watch(|| panic!("no such machine"));
+    for (config, begin, code) in [(told, "stopped after step", 143), (broken, "the function of Termination", 1)] {
+        let folder = tempfile::tempdir().unwrap();
+        let fit = Fit::epochs(1_000_000).callback(BackupAndRestore::new(folder.path()));
+        let error = trainer(&mirrored(2)).fit(&data(), fit.stop_on(config.signals(Vec::new()))).unwrap_err();
+        assert_eq!((error.to_string().starts_with(begin), error.class().exit_code()), (true, code), "{error}");
+        let (step, _) = CheckpointManager::new(folder.path()).list().unwrap()[0];
+        assert!(error.to_string().contains(&format!("after step {step}, which is saved")), "{error}");
+    }
 }
 
 /// Ends the training between the callbacks that save before it and those that save after it.
@@ -406,4 +421,16 @@ fn values_are_fitted_as_classes_are() {
     assert!(history.last("mean_absolute_error").unwrap() < 0.05, "{history}");
     let none = Dataset::from_tensor_slices(examples().0).take(0).batch(4);
     assert!(trainer.predict(&none).unwrap_err().to_string().contains("no elements"));
+}
+
+#[test]
+fn the_memory_of_a_replica_is_that_of_its_tensors() {
+    let mut trainer = trainer(&mirrored(2));
+    let bytes = 4 * ((8 * 16 + 16) + (16 * 3 + 3));
+    let memory = trainer.optimizer().memory();
+    assert_eq!((memory.parameter_bytes, memory.gradient_bytes), (bytes, None));
+    trainer.fit(&data(), Fit::epochs(1)).unwrap();
+    let memory = trainer.optimizer().memory();
+    assert_eq!((memory.gradient_bytes, memory.state_bytes), (Some(bytes), Some(2 * bytes)));
+    assert_eq!(memory.bucket_bytes.iter().sum::<usize>(), bytes);
 }

@@ -148,9 +148,14 @@ fn a_replica_keeps_a_part_of_parameters_and_state() {
     // The last part of the eleven elements of the head is padded.
     let last: Vec<f32> = variables[3].components()[3].to_elements().unwrap();
     assert_eq!(last[2], 0.0);
+    assert_eq!((optimizer.memory().parameter_bytes, optimizer.memory().gradient_bytes), (28 * 4, None));
     train(&strategy, &optimizer, 0..3);
     let last: Vec<f32> = variables[3].components()[3].to_elements().unwrap();
     assert_eq!(last[2], 0.0);
+    // Gradients of sharded variables are parts, and in no bucket; the one of two elements is not sharded.
+    let (memory, state) = (optimizer.memory(), Some(28 * 2 * 4));
+    assert_eq!((memory.gradient_bytes, memory.state_bytes), (Some(28 * 4), state));
+    assert_eq!(memory.bucket_bytes, [2 * 4]);
 }
 
 #[test]

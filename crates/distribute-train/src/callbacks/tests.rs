@@ -65,7 +65,10 @@ impl Run for Saves<'_> {
 
 impl Toy {
     pub(super) fn new() -> Toy {
-        let strategy = Strategy::default_strategy().unwrap();
+        Toy::under(Strategy::default_strategy().unwrap())
+    }
+
+    pub(super) fn under(strategy: Strategy) -> Toy {
         let initial = HostTensor::new(&[2], vec![0.0, 1.0]).unwrap();
         let weight = Weight(strategy.variable("fc.weight", &initial, VariableOptions::default()).unwrap());
         Toy { strategy, weight, learning_rate: 1.0, stop: None, epoch: 0, epochs: 0, steps_per_epoch: Some(3), step: 0 }

@@ -29,6 +29,8 @@ pub struct Summary {
     pub input_wait: Option<f64>,
     /// Replicas that trained in sync; 0 leaves the line out.
     pub replicas: u32,
+    /// The largest resident memory that this process has had; see [`peak_memory_bytes`](super::peak_memory_bytes).
+    pub peak_memory_bytes: Option<u64>,
     /// Further lines: label and value.
     pub extra: Vec<(String, String)>,
 }
@@ -42,6 +44,7 @@ impl Summary {
             ("communication", self.communication.map(|share| format!("{} of a step", text::percent(share)))),
             ("waiting for data", self.input_wait.map(|share| format!("{:.1} % of a step", share * 100.0))),
             ("replicas", (self.replicas > 0).then(|| self.replicas.to_string())),
+            ("peak memory", self.peak_memory_bytes.map(|bytes| format!("{} MiB", bytes.div_ceil(1 << 20)))),
         ];
         let known = known.into_iter().filter_map(|(label, value)| Some((label.to_owned(), value?)));
         let extra = self.extra.iter().map(|(a, b)| (text::one_line(a), text::one_line(b)));
@@ -70,6 +73,7 @@ mod tests {
             communication: Some(0.061),
             input_wait: Some(0.004),
             replicas: 2,
+            peak_memory_bytes: Some(200 << 20),
             extra: vec![("bytes per step".into(), "795 KiB".into())],
         };
         let expected = "\
@@ -79,6 +83,7 @@ training time     15.6s
 communication     6 % of a step
 waiting for data  0.4 % of a step
 replicas          2
+peak memory       200 MiB
 bytes per step    795 KiB
 ";
         assert_eq!(summary.to_string(), expected);

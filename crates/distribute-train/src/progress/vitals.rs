@@ -222,10 +222,27 @@ pub(crate) fn host() -> String {
     name
 }
 
+/// Returns the largest resident memory that this process has had, in bytes: all replicas of the process together, with
+/// intermediate results and everything else. `None` where the system does not tell it; Linux does.
+///
+/// # Examples
+/// ```
+/// use distribute_train::progress::{Summary, peak_memory_bytes};
+/// let summary = Summary { peak_memory_bytes: peak_memory_bytes(), ..Summary::default() };
+/// ```
+pub fn peak_memory_bytes() -> Option<u64> {
+    status_bytes("VmHWM:")
+}
+
 /// Returns the resident memory of this process, where Linux tells it.
 fn memory_bytes() -> Option<u64> {
+    status_bytes("VmRSS:")
+}
+
+/// Returns a size that the kernel tells of this process.
+fn status_bytes(name: &str) -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB"));
+    let kib = status.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_suffix(" kB"));
     Some(kib?.trim().parse::<u64>().ok()? * 1024)
 }
 
@@ -264,6 +281,15 @@ mod tests {
         assert!(near(vitals.own_s, 0.07) && near(vitals.collective_s, 0.03), "{vitals:?}");
         assert!(near(vitals.input_wait_s, 0.01) && near(vitals.steps_per_s, 10.0), "{vitals:?}");
         assert!(vitals.memory_bytes.is_none_or(|bytes| bytes > 1 << 16), "{vitals:?}");
+    }
+
+    #[test]
+    fn the_peak_includes_memory_that_has_been_freed() {
+        drop(std::hint::black_box(vec![1u8; 64 << 20]));
+        let peak = peak_memory_bytes();
+        // The kernel's counters of a process are some pages behind.
+        assert!(peak.is_none_or(|peak| peak > 60 << 20), "{peak:?}");
+        assert_eq!(peak.is_some(), cfg!(target_os = "linux"));
     }
 
     #[test]

@@ -109,6 +109,7 @@ pub fn fit<T: Trainee>(
         Some(config) => Some(PreemptionHandler::install(strategy, config)?),
         None => None,
     };
+    let mut is_memory_told = false;
     let mut progress = show(trainer, fit.title.as_deref(), fit.epochs, steps_per_epoch)?;
     while session.standing.epochs_done < fit.epochs && session.standing.ended.is_none() {
         let epoch = session.standing.epochs_done + 1;
@@ -143,6 +144,10 @@ pub fn fit<T: Trainee>(
         }
         let shown: Vec<(&str, f64)> = values.iter().map(|(name, value)| (name.as_str(), *value)).collect();
         progress.end_epoch(&shown);
+        if !is_memory_told {
+            tell_memory(trainer);
+            is_memory_told = true;
+        }
         session.tell(callbacks, &values, |callback, training| callback.epoch_end(training))?;
         session.agree()?;
         session.standing.history.push(epoch, &values);
@@ -157,6 +162,14 @@ pub fn fit<T: Trainee>(
     let last = session.standing.history.epochs.last().map(|(_, values)| values.clone()).unwrap_or_default();
     session.tell(callbacks, &last, |callback, training| callback.train_end(training))?;
     Ok(session.standing.history)
+}
+
+/// Logs the memory of the chief, after the first epoch, when everything has been allocated.
+fn tell_memory<T: Trainee>(trainer: &T) {
+    let Some(memory) = trainer.memory().filter(|_| trainer.strategy().is_chief()) else { return };
+    let peak =
+        progress::peak_memory_bytes().map(|bytes| format!("; peak of the process {} MiB", bytes.div_ceil(1 << 20)));
+    tracing::info!("memory of a replica: {memory}{}", peak.unwrap_or_default());
 }
 
 /// Starts the progress; without a title it is shown on status pages only.

@@ -1,0 +1,162 @@
+use std::sync::atomic::AtomicU32;
+
+use distribute_optim::{HostError, HostLoss, HostModel, Sgd};
+use distribute_values::HostTensor;
+
+use super::*;
+
+#[test]
+fn grace_ends_early_enough_for_some_steps_more() {
+    let (mut grace, start, period) = (Grace::default(), Instant::now(), Duration::from_secs(20));
+    let at = |seconds: u64| start + Duration::from_secs(seconds);
+    for seconds in 0..10 {
+        assert!(!grace.is_over(false, period, at(seconds)));
+    }
+    // The signal came at 10, so the grace ends at 30, less four steps of a second and a twentieth of the period.
+    for seconds in 10..25 {
+        assert!(!grace.is_over(true, period, at(seconds)), "{seconds}");
+    }
+    assert!(grace.is_over(true, period, at(25)));
+}
+
+#[test]
+fn a_step_longer_than_the_grace_ends_it_at_once() {
+    let (mut grace, start) = (Grace::default(), Instant::now());
+    assert!(!grace.is_over(false, Duration::from_secs(5), start));
+    assert!(grace.is_over(true, Duration::from_secs(5), start + Duration::from_secs(9)));
+}
+
+/// A handler of a strategy of one replica, without signals, so that tests do not share them.
+fn handler(config: TerminationConfig) -> PreemptionHandler {
+    let strategy = Strategy::default_strategy().unwrap();
+    let config = config.signals(Vec::new()).watch_every(Duration::ZERO);
+    PreemptionHandler::install(&strategy, config).unwrap()
+}
+
+/// Waits until a worker's request is made, which the next step would carry.
+fn await_request(handler: &PreemptionHandler, request: Request) {
+    await_that(|| handler.strategy.request_flag(request).load(Ordering::Relaxed));
+}
+
+fn await_that(is_so: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !is_so() {
+        assert!(Instant::now() < deadline);
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn a_watcher_is_asked_until_it_says_so_and_makes_the_request_of_a_signal() {
+    for (grace_period, request, other) in
+        [(Duration::ZERO, Request::Leave, Request::Save), (Duration::from_secs(600), Request::Save, Request::Leave)]
+    {
+        let calls = Arc::new(AtomicU32::new(0));
+        let counted = Arc::clone(&calls);
+        let config = TerminationConfig::default().grace_period(grace_period);
+        let handler = handler(config.watch(move || counted.fetch_add(1, Ordering::Relaxed) == 2));
+        await_request(&handler, request);
+        assert!(!handler.strategy.request_flag(other).load(Ordering::Relaxed));
+        assert_eq!(calls.load(Ordering::Relaxed), 3);
+        // The first signal after the event does not count as the second one, which would end the process.
+        assert!(!handler.signalled.load(Ordering::Relaxed));
+        await_that(|| handler.watching.as_ref().is_some_and(Watching::has_event));
+    }
+}
+
+#[test]
+fn the_grace_period_begins_with_the_event() {
+    let config = TerminationConfig::default().grace_period(Duration::from_millis(1));
+    let handler = handler(config.watch(|| true));
+    await_that(|| handler.watching.as_ref().is_some_and(Watching::has_event));
+    // Asked of all workers, which stop after the next step.
+    await_that(|| !handler.should_stop() && handler.strategy.request_flag(Request::Leave).load(Ordering::Relaxed));
+}
+
+#[test]
+fn a_watcher_that_panics_ends_the_training_with_its_message() {
+    let config = TerminationConfig::default().grace_period(Duration::from_secs(600));
+    let handler = handler(config.watch(|| panic!("no such file")).on_exit(|_| panic!("not called")));
+    await_request(&handler, Request::Leave);
+    let error = handler.ended(7);
+    assert!(matches!(&error, Error::WatcherPanicked { step: 7, problem } if problem == "no such file"), "{error}");
+    assert!(error.to_string().contains("panicked: no such file; training has stopped after step 7"), "{error}");
+}
+
+#[test]
+fn a_dropped_handler_asks_no_more_and_waits_for_no_function() {
+    let (enter, entered) = std::sync::mpsc::channel();
+    let (release, released) = std::sync::mpsc::channel();
+    let (released, enter) = (Mutex::new(released), Mutex::new(enter));
+    let hangs = move || {
+        enter.lock().send(()).unwrap();
+        released.lock().recv_timeout(Duration::from_secs(30)).unwrap();
+        true
+    };
+    let handler = handler(TerminationConfig::default().watch(hangs));
+    let flag = handler.strategy.request_flag(Request::Leave);
+    entered.recv_timeout(Duration::from_secs(30)).unwrap();
+    let shared = Arc::clone(&handler.watching.as_ref().unwrap().shared());
+    drop(handler);
+    release.send(()).unwrap();
+    // The thread holds the other handle.
+    await_that(|| Arc::strong_count(&shared) == 1);
+    assert!(!flag.load(Ordering::Relaxed));
+}
+
+#[test]
+fn the_exit_function_gets_the_step_before_the_error() {
+    let seen = Arc::new(AtomicU32::new(0));
+    let noted = Arc::clone(&seen);
+    let config =
+        TerminationConfig::default().exit_code(9).on_exit(move |step| noted.store(step as u32, Ordering::Relaxed));
+    let handler = handler(config);
+    assert!(matches!(handler.ended(5), Error::Preempted { step: 5, exit_code: 9 }));
+    assert_eq!(seen.load(Ordering::Relaxed), 5);
+}
+
+#[test]
+fn equal_configurations_have_the_same_functions() {
+    let config = TerminationConfig::default().watch(|| false).on_exit(|_| {});
+    assert_eq!(config, config.clone());
+    assert_ne!(config, config.clone().watch(|| true));
+    assert_ne!(config, config.clone().on_exit(|step| println!("{step}")));
+    assert_ne!(config, TerminationConfig::default());
+    assert!(format!("{config:?}").contains("Watcher(function)"), "{config:?}");
+}
+
+#[test]
+fn after_a_step_it_saves_once_if_asked_and_ends_after_the_request_to_leave() {
+    let handler = handler(TerminationConfig::default());
+    let strategy = &handler.strategy;
+    let weight = HostTensor::new(&[1], vec![0.5f32]).unwrap();
+    let model = HostModel::new(strategy, [("w", weight)]).unwrap();
+    let optimizer = Sgd::new(0.1).build(&model).unwrap();
+    let saves = AtomicU32::new(0);
+    let step = |number: u64| {
+        let gradient = || HostTensor::new(&[1], vec![0.25f32]);
+        strategy
+            .run_with(&optimizer, |context, optimizer| {
+                optimizer.minimize(context, &HostLoss(vec![Some(gradient()?)]))?;
+                Ok::<_, HostError>(())
+            })
+            .unwrap();
+        handler.after_step(number, || {
+            saves.fetch_add(1, Ordering::Relaxed);
+            Ok::<(), Error>(())
+        })
+    };
+    step(1).unwrap();
+    assert_eq!(saves.load(Ordering::Relaxed), 0);
+    strategy.request(Request::Save);
+    step(2).unwrap();
+    step(3).unwrap();
+    assert_eq!(saves.load(Ordering::Relaxed), 1);
+    strategy.request(Request::Save);
+    strategy.request(Request::Leave);
+    assert!(matches!(step(4), Err(Error::Preempted { step: 4, exit_code: 143 })));
+    assert_eq!(saves.load(Ordering::Relaxed), 2);
+    // An error of saving is returned in place of the end.
+    let error = handler.after_step(5, || Err(Error::Chief("the disk is full".to_owned())));
+    assert!(matches!(error, Err(Error::Chief(_))));
+}
