@@ -15,6 +15,7 @@ mod device;
 mod flags;
 mod parts;
 mod payload;
+mod rows;
 mod sharded;
 mod summed;
 mod whole;
@@ -23,6 +24,7 @@ pub(crate) use device::{OnDevice, SumOnDevice};
 pub(crate) use flags::StepFlags;
 pub(crate) use parts::{PartsOrder, PartsStep, is_exchanged};
 pub(crate) use payload::Payload;
+pub(crate) use rows::{is_worth_it, rows_to_exchange};
 pub(crate) use sharded::{GradientShard, ShardedStep, SlotShard, Update, complete};
 pub(crate) use summed::SummedStep;
 pub(crate) use whole::WholeStep;
@@ -236,10 +238,15 @@ impl<L: TensorLibrary> Reducer<L> {
                         Some(gradient) => L::own(gradient)?,
                         None => zeros(&parameters, context.local_replica_id(), index)?,
                     };
-                    let payload = Payload::<L, u32>::gradient(gradient)?;
-                    let reduced = group.start().all_reduce(payload, ReduceOp::Sum)?.wait()?;
-                    if let Some(gradient) = reduced.into_gradient() {
-                        all.push(Reduced::new(index, gradient)?);
+                    let sum = match plan.reduces_rows(index) {
+                        true => Some(rows::sum_rows::<L>(group, gradient)?),
+                        false => {
+                            let payload = Payload::<L, u32>::gradient(gradient)?;
+                            group.start().all_reduce(payload, ReduceOp::Sum)?.wait()?.into_gradient()
+                        }
+                    };
+                    if let Some(sum) = sum {
+                        all.push(Reduced::new(index, sum)?);
                     }
                 }
             }

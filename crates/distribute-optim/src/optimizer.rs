@@ -59,6 +59,8 @@ pub struct Optimizer<L: TensorLibrary> {
     compression: Compression,
     /// Whether each replica keeps only its part of the slots.
     sharded: bool,
+    /// Whether gradients of which few rows differ from zero are reduced by rows.
+    sparse_gradients: bool,
     /// The number of steps between comparisons of the copies of parameters, after the first; 0 for no comparisons.
     audit_every: u64,
     /// The settings, fixed in the first step.
@@ -142,6 +144,7 @@ impl<L: TensorLibrary> Optimizer<L> {
             clip: None,
             compression: Compression::None,
             sharded: false,
+            sparse_gradients: true,
             audit_every: AUDIT_EVERY,
             fixed: OnceLock::new(),
             states,
@@ -244,6 +247,39 @@ impl<L: TensorLibrary> Optimizer<L> {
         let slots: Arc<[_]> = kept.collect();
         self.states.shard();
         Ok(Optimizer { sharded: true, slots, ..self }.combined()?)
+    }
+
+    /// Sets whether the gradients of large embeddings are reduced by rows. Default: true.
+    ///
+    /// Of such a gradient only the rows of the step's words differ from zero. If all replicas together have rows for at
+    /// most a quarter of the matrix, they exchange these and their indices, and otherwise the whole matrix. Either way
+    /// every replica has the same whole gradient afterwards, so that the update is that of any other variable. Gradients
+    /// of f32 or f64 with two dimensions or more and at least a megabyte are looked at in the first step; those whose
+    /// rows were worth exchanging then are looked at in each step. With `zero1`, with compression, on GPUs and for
+    /// sharded variables, gradients are reduced as a whole.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_optim::{Adam, HostModel};
+    /// use distribute_strategy::Strategy;
+    /// use distribute_values::HostTensor;
+    ///
+    /// let strategy = Strategy::default_strategy()?;
+    /// let model = HostModel::new(&strategy, [("words", HostTensor::new(&[8, 2], vec![0.5; 16])?)])?;
+    /// let optimizer = Adam::new(0.1).build(&model)?.sparse_gradients(false);
+    /// # Ok::<(), distribute_optim::HostError>(())
+    /// ```
+    ///
+    /// # Source
+    /// The reduction of `tf.IndexedSlices` by tf.distribute, which also gathers them.
+    pub fn sparse_gradients(self, by_rows: bool) -> Optimizer<L> {
+        Optimizer { sparse_gradients: by_rows, ..self }
+    }
+
+    /// Returns whether the gradient of the variable with this index is [reduced by
+    /// rows](Optimizer::sparse_gradients); false before the first step.
+    pub fn reduces_rows(&self, index: usize) -> bool {
+        self.states.plan.get().is_some_and(|plan| plan.reduces_rows(index))
     }
 
     /// Returns the size in bytes of the optimizer state that the first replica of this process keeps, on its device or
@@ -384,6 +420,7 @@ impl<L: TensorLibrary> Optimizer<L> {
                 line("gradient clipping", &self.clip),
                 line("compression", &self.compression),
                 line("sharded optimizer state (zero1)", &self.sharded),
+                line("gradients by rows", &self.sparse_gradients),
                 line("steps between audits", &self.audit_every),
             ]))
         });

@@ -7,7 +7,7 @@ use distribute_device::DType;
 use distribute_strategy::ReplicaContext;
 use distribute_values::TensorStorage;
 
-use crate::exchange::StepFlags;
+use crate::exchange::{StepFlags, is_worth_it};
 use crate::library::{bytes, dtype};
 use crate::{Error, Parameters, TensorLibrary, is_short};
 
@@ -16,6 +16,8 @@ use crate::{Error, Parameters, TensorLibrary, is_short};
 pub struct Plan {
     /// The variables that got a gradient in the first step, by index, followed by the [flags](Plan::flags).
     pub(crate) buckets: BucketPlan,
+    /// The variables whose gradients are reduced by rows, in ascending order; they are in no bucket.
+    rows: Vec<usize>,
 }
 
 impl Plan {
@@ -25,11 +27,13 @@ impl Plan {
     }
 
     /// Agrees with all replicas on the plan, after the first backward of each. The plan has the variables that got a
-    /// gradient on any replica, in the order in which the first replica reported them.
+    /// gradient on any replica, in the order in which the first replica reported them. `rows` has the number of rows
+    /// that each gradient would exchange, or `None` for those that are reduced as a whole.
     pub(crate) fn agree<L: TensorLibrary>(
         context: &ReplicaContext,
         parameters: &Parameters<L>,
         fired: &[usize],
+        rows: &[(usize, Option<usize>)],
     ) -> Result<Arc<Plan>, L::Error> {
         let all = parameters.variables();
         let count = all.len();
@@ -40,18 +44,33 @@ impl Plan {
             present[*index] = 1;
             order[*index] = position as u32;
         }
+        // The largest number of rows; a variable whose gradient some replica reduces as a whole has the maximum.
+        let mut widest = vec![0u64; count];
+        for (index, rows) in rows {
+            widest[*index] = rows.map_or(u64::MAX, |rows| rows as u64);
+        }
         context.group().all_reduce(&mut present, ReduceOp::Max)?;
+        context.group().all_reduce(&mut widest, ReduceOp::Max)?;
         context.group().broadcast(&mut order, Rank(0))?;
         if let Some(tensor) = context.tensor_group() {
             // All ranks of this process use one plan.
             tensor.all_reduce(&mut present, ReduceOp::Max)?;
+            tensor.all_reduce(&mut widest, ReduceOp::Max)?;
             tensor.broadcast(&mut order, Rank(0))?;
         }
         if !present.contains(&1) {
             return Err(Error::NoGradient.into());
         }
+        let replicas = context.num_replicas_in_sync();
+        let by_rows = |index: &usize| {
+            let of = all[*index].components()[0].shape().first().copied().unwrap_or(0);
+            let rows = usize::try_from(widest[*index]).unwrap_or(usize::MAX);
+            present[*index] == 1 && all[*index].layout().is_none() && is_worth_it(rows, of, replicas)
+        };
+        let rows: Vec<usize> = (0..count).filter(by_rows).collect();
         // Sharded variables are in no bucket.
-        let is_planned = |index: &usize| present[*index] == 1 && all[*index].layout().is_none();
+        let is_planned =
+            |index: &usize| present[*index] == 1 && all[*index].layout().is_none() && !rows.contains(index);
         let mut variables: Vec<usize> = (0..count).filter(is_planned).collect();
         // Variables that the first replica did not report follow at the end.
         variables.sort_by_key(|index| (order[*index], *index));
@@ -81,12 +100,17 @@ impl Plan {
         variables.push(count);
         let bytes = |index: &usize| all.get(*index).map_or(0, |variable| bytes::<L>(&variable.components()[0]));
         let bytes_per_pack = context.group().bytes_per_pack(variables.iter().map(bytes).sum());
-        Ok(Arc::new(Plan { buckets: BucketPlan::new(&tensors?, &variables, bytes_per_pack) }))
+        Ok(Arc::new(Plan { buckets: BucketPlan::new(&tensors?, &variables, bytes_per_pack), rows }))
     }
 
     /// Returns the buckets of gradients: all but the last, which has the flags only.
     pub(crate) fn gradients(&self) -> &[Bucket] {
         self.buckets.buckets().split_last().map_or(&[], |(_, gradients)| gradients)
+    }
+
+    /// Returns whether a variable's gradient is reduced by rows.
+    pub(crate) fn reduces_rows(&self, index: usize) -> bool {
+        self.rows.binary_search(&index).is_ok()
     }
 
     /// Returns the index of the flags, the last tensor: for each variable the number of replicas on which it got a

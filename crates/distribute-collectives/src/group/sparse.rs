@@ -57,6 +57,31 @@ impl<T: Element> SparseRows<T> {
     /// # Source
     /// tf.distribute's reduction of `IndexedSlices`, which also gathers.
     pub fn all_reduce(&self, group: &ProcessGroup, row_len: usize, op: ReduceOp) -> Result<SparseRows<T>> {
+        Ok(self.all_reduce_few(group, row_len, op, usize::MAX)?.unwrap_or_default())
+    }
+
+    /// Returns the reduction like [`all_reduce`](SparseRows::all_reduce), or `None` on all ranks if they have more than
+    /// `most` rows together, so that the dense matrix is reduced at less cost. All ranks pass the same `most`.
+    ///
+    /// # Errors
+    /// Those of [`all_reduce`](SparseRows::all_reduce).
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_collectives::{ProcessGroup, ReduceOp, SparseRows};
+    ///
+    /// let alone = ProcessGroup::local(1)?;
+    /// let rows = SparseRows { indices: vec![7, 1], values: vec![1.0, 2.0, 3.0, 4.0] };
+    /// assert!(rows.all_reduce_few(&alone[0], 2, ReduceOp::Sum, 1)?.is_none());
+    /// # Ok::<(), distribute_collectives::Error>(())
+    /// ```
+    pub fn all_reduce_few(
+        &self,
+        group: &ProcessGroup,
+        row_len: usize,
+        op: ReduceOp,
+        most: usize,
+    ) -> Result<Option<SparseRows<T>>> {
         let SparseRows { indices, values } = self;
         check_len("values of a sparse all_reduce", values.len(), indices.len() * row_len, "one row per index")?;
         let mut shapes = vec![0u64; 2 * group.world_size()];
@@ -66,12 +91,15 @@ impl<T: Element> SparseRows<T> {
             check_len("row of a sparse all_reduce", shape[1] as usize, shapes[1] as usize, remedy)?;
         }
         let rows: Vec<usize> = shapes.iter().step_by(2).map(|rows| *rows as usize).collect();
+        if rows.iter().fold(0, |sum: usize, rows| sum.saturating_add(*rows)) > most {
+            return Ok(None);
+        }
         let lens: Vec<usize> = rows.iter().map(|rows| rows * row_len).collect();
         let mut all_indices = vec![0i64; rows.iter().sum()];
         group.parts(&rows).all_gather(indices, &mut all_indices)?;
         let mut all_values = vec![T::default(); lens.iter().sum()];
         group.parts(&lens).all_gather(values, &mut all_values)?;
-        Ok(combine(&all_indices, &all_values, row_len, op, group.world_size()))
+        Ok(Some(combine(&all_indices, &all_values, row_len, op, group.world_size())))
     }
 }
 

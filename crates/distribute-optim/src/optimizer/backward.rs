@@ -9,7 +9,8 @@ use parking_lot::Mutex;
 
 use super::Optimizer;
 use crate::exchange::{
-    Exchange, InProgress, OnDevice, PartsStep, Reducer, ShardedStep, StepGradients, SummedStep, WholeStep, is_exchanged,
+    Exchange, InProgress, OnDevice, PartsStep, Reducer, ShardedStep, StepGradients, SummedStep, WholeStep,
+    is_exchanged, rows_to_exchange,
 };
 use crate::gradient::{Accumulated, Scaling};
 use crate::plan::Plan;
@@ -88,7 +89,14 @@ impl<L: TensorLibrary> Optimizer<L> {
         if let Some(failure) = failure {
             return Err(failure);
         }
-        let agreed = Plan::agree(context, &self.parameters, &order)?;
+        // Sharded state and compressed gradients are those of whole buckets.
+        let by_rows = self.sparse_gradients && !self.sharded && matches!(self.compression, Compression::None);
+        let rows = |(index, gradient): &Fired<L>| {
+            let rows = if by_rows { rows_to_exchange::<L>(gradient)? } else { None };
+            Ok((*index, rows))
+        };
+        let rows = fired.iter().map(rows).collect::<Result<Vec<_>, L::Error>>()?;
+        let agreed = Plan::agree(context, &self.parameters, &order, &rows)?;
         let plan = self.states.plan.get_or_init(|| agreed);
         let mut reducer = self.reducer(context, local, plan, gradients, parts)?;
         for (index, gradient) in fired {
