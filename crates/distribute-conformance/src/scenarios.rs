@@ -155,6 +155,7 @@ impl<L: Library> Of<L> {
         Scenario::new("a dense model trains as on one replica", models::dense::<L>),
         Scenario::new("a convolutional model trains as on one replica", models::convolutional::<L>),
         Scenario::new("an embedding trains as on one replica", models::embedded::<L>),
+        Scenario::new("a large embedding, of which a step uses few rows, trains as on one", models::vocabulary::<L>),
         Scenario::new("a recurrent model trains as on one replica", models::recurrent::<L>),
         Scenario::new("a model of long short-term memory trains as on one replica", models::long_short::<L>),
         Scenario::new("two inputs through one layer train as on one replica", models::siamese::<L>),

@@ -17,7 +17,7 @@ use distribute::prelude::{Dataset, PerReplica, ReplicaContext, Strategy};
 use distribute::train::history::History;
 use distribute::train::metrics::Metrics;
 
-use super::{Batch, Build, CLASSES, INPUTS, Kind, Library, Mean, Run};
+use super::{Batch, Build, CLASSES, INPUTS, Kind, Library, Mean, Run, WORDS};
 use crate::check::{Fault, Stop};
 use crate::conditions::is_compiled;
 
@@ -45,12 +45,13 @@ impl Net {
             Kind::Siamese => (Some(linear(INPUTS / 2, 6)), 6),
             Kind::Convolutional => (None, 4 * 2 * 2),
             Kind::Embedded => (None, 6),
+            Kind::Vocabulary => (None, WORDS[1]),
             Kind::Recurrent | Kind::LongShort => (None, 5),
         };
         Net {
             first,
             convolution: (kind == Kind::Convolutional).then(|| Conv2dConfig::new([1, 4], [3, 3]).init(device)),
-            words: (kind == Kind::Embedded).then(|| EmbeddingConfig::new(20, 6).init(device)),
+            words: vocabulary(kind).map(|[words, width]| EmbeddingConfig::new(words, width).init(device)),
             gru: (kind == Kind::Recurrent).then(|| GruConfig::new(4, 5, true).init(device)),
             lstm: (kind == Kind::LongShort).then(|| LstmConfig::new(4, 5, true).init(device)),
             norm: (kind == Kind::NormedApart).then(|| BatchNormConfig::new(12).init(device)),
@@ -69,8 +70,9 @@ impl Net {
         let hidden = if let Some(convolution) = &self.convolution {
             convolution.forward(x.reshape([rows, 1, 4, 4])).tanh().reshape([rows, 4 * 2 * 2])
         } else if let Some(words) = &self.words {
-            // Sixteen numbers from -0.5 to 0.5, as token ids from 0 to 19.
-            words.forward(x.add_scalar(0.5).mul_scalar(19.0).int()).mean_dim(1).reshape([rows, 6])
+            // Sixteen numbers from -0.5 to 0.5, as token ids from 0.
+            let [count, width] = words.weight.dims();
+            words.forward(x.add_scalar(0.5).mul_scalar((count - 1) as f64).int()).mean_dim(1).reshape([rows, width])
         } else if let Some(gru) = &self.gru {
             last(gru.forward(x.reshape([rows, 4, 4]), None))
         } else if let Some(lstm) = &self.lstm {
@@ -91,6 +93,15 @@ impl Net {
             Some(norm) => norm.forward(first(x)).tanh(),
             None => first(x).tanh(),
         }
+    }
+}
+
+/// Returns the number of words of a kind that has some, and the number of elements of each.
+fn vocabulary(kind: Kind) -> Option<[usize; 2]> {
+    match kind {
+        Kind::Embedded => Some([20, 6]),
+        Kind::Vocabulary => Some(WORDS),
+        _ => None,
     }
 }
 

@@ -15,7 +15,7 @@ use distribute::prelude::{Dataset, PerReplica, ReplicaContext, Strategy};
 use distribute::train::history::History;
 use distribute::train::metrics::Metrics;
 
-use super::{Batch, Build, CLASSES, INPUTS, Kind, Library, Mean, Run, variables};
+use super::{Batch, Build, CLASSES, INPUTS, Kind, Library, Mean, Run, WORDS, variables};
 use crate::check::Stop;
 
 pub(crate) enum Candle {}
@@ -45,6 +45,10 @@ impl Net {
                 Net::Convolutional(conv2d(1, 4, 3, Default::default(), vb.pp("convolution"))?, head(4 * 2 * 2)?)
             }
             Kind::Embedded => Net::Embedded(embedding(20, 6, vb.pp("words"))?, head(6)?),
+            Kind::Vocabulary => {
+                let [words, width] = WORDS;
+                Net::Embedded(embedding(words, width, vb.pp("words"))?, head(width)?)
+            }
             Kind::Recurrent => Net::Recurrent(gru(4, 5, GRUConfig::default(), vb.pp("cell"))?, head(5)?),
             Kind::LongShort => Net::LongShort(lstm(4, 5, LSTMConfig::default(), vb.pp("cell"))?, head(5)?),
             Kind::Siamese => Net::Siamese(linear(8, 6, vb.pp("tower"))?, head(6)?),
@@ -73,8 +77,9 @@ impl Module for Net {
                 head.forward(&x.flatten_from(1)?)
             }
             Net::Embedded(words, head) => {
-                // Sixteen numbers from -0.5 to 0.5, as token ids from 0 to 19.
-                let words = words.forward(&((x + 0.5)? * 19.0)?.to_dtype(CandleType::U32)?)?;
+                // Sixteen numbers from -0.5 to 0.5, as token ids from 0.
+                let last = words.embeddings().dim(0)? - 1;
+                let words = words.forward(&((x + 0.5)? * last as f64)?.to_dtype(CandleType::U32)?)?;
                 head.forward(&words.mean(1)?)
             }
             Net::Normed(first, norm, second) => second.forward(&norm.forward_t(&first.forward(x)?, true)?.tanh()?),

@@ -106,6 +106,17 @@ pub(crate) fn embedded<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
     as_on_one::<L>(strategy, Kind::Embedded, |_| 16)
 }
 
+pub(crate) fn vocabulary<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
+    as_on_one::<L>(strategy, Kind::Vocabulary, |_| 16)?;
+    let (model, optimizer) =
+        train_by::<L>(strategy, Kind::Vocabulary, 1, |_| 16, |model| Sgd::new(0.2).momentum(0.9).build(model))?;
+    let by_rows = (0..variables(&model).len()).filter(|index| optimizer.reduces_rows(*index)).count();
+    // A compiled program reduces whole gradients; those of sharded variables are reduced to parts.
+    let expected = usize::from(!is_compiled(strategy) && strategy.sharding().is_none());
+    check_eq!(by_rows, expected, "variables whose gradients are reduced by rows");
+    Ok(())
+}
+
 pub(crate) fn recurrent<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
     as_on_one::<L>(strategy, Kind::Recurrent, |_| 16)
 }
