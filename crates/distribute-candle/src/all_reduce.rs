@@ -1,4 +1,4 @@
-//! A differentiable sum over replicas.
+//! Differentiable sums, means and concatenations over replicas.
 
 use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::{CpuStorage, CudaStorage, CustomOp1, Layout, Result, Shape, Tensor};
@@ -35,19 +35,60 @@ use distribute_strategy::ReplicaContext;
 /// # Source
 /// `tf.distribute.ReplicaContext.all_reduce`, whose gradient is an all-reduce too.
 pub fn sum_over_replicas(context: &ReplicaContext, x: &Tensor) -> Result<Tensor> {
-    x.contiguous()?.apply_op1(SumOverReplicas(context.clone()))
+    over_replicas(context, x, ReduceOp::Sum)
 }
 
-struct SumOverReplicas(ReplicaContext);
+/// Returns the elementwise mean of every replica's `x` on every replica. Backward averages the replicas' gradients in
+/// the same way.
+///
+/// Every replica counts once, also one without examples. Every replica must call this. If one replica runs backward
+/// through the result, all must.
+///
+/// # Errors
+/// Those of [`sum_over_replicas`].
+///
+/// # Examples
+/// ```
+/// use candle_core::{Device, Var};
+/// use distribute_candle::{Error, mean_over_replicas};
+/// use distribute_strategy::MirroredStrategy;
+///
+/// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+/// strategy.run_with((), |context, ()| {
+///     let x = Var::new(context.replica_id() as f32 + 1.0, &Device::Cpu)?;
+///     let y = mean_over_replicas(context, &x)?;                 // (1 + 2) / 2 on both
+///     assert_eq!(y.to_scalar::<f32>()?, 1.5);
+///     let gradients = y.sqr()?.backward()?;                     // 2 y on both, whose mean is the gradient of x
+///     assert_eq!(gradients.get(&x).map(|g| g.to_scalar::<f32>()).transpose()?, Some(3.0));
+///     Ok::<_, Error>(())
+/// })?;
+/// # Ok::<(), Error>(())
+/// ```
+///
+/// # Source
+/// `tf.distribute.ReplicaContext.all_reduce` with `ReduceOp.MEAN`.
+pub fn mean_over_replicas(context: &ReplicaContext, x: &Tensor) -> Result<Tensor> {
+    over_replicas(context, x, ReduceOp::Mean)
+}
 
-impl CustomOp1 for SumOverReplicas {
+fn over_replicas(context: &ReplicaContext, x: &Tensor, op: ReduceOp) -> Result<Tensor> {
+    x.contiguous()?.apply_op1(OverReplicas { context: context.clone(), op })
+}
+
+/// A sum or a mean.
+struct OverReplicas {
+    context: ReplicaContext,
+    op: ReduceOp,
+}
+
+impl CustomOp1 for OverReplicas {
     fn name(&self) -> &'static str {
-        "sum-over-replicas"
+        if self.op == ReduceOp::Mean { "mean_over_replicas" } else { "sum_over_replicas" }
     }
 
     fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let group = self.0.graph_group().map_err(candle_core::Error::wrap)?;
-        Ok((reduced("sum_over_replicas", &group, ReduceOp::Sum, storage, layout)?, layout.shape().clone()))
+        let group = self.context.graph_group().map_err(candle_core::Error::wrap)?;
+        Ok((reduced(self.name(), &group, self.op, storage, layout)?, layout.shape().clone()))
     }
 
     /// Copies through the host.
@@ -57,7 +98,109 @@ impl CustomOp1 for SumOverReplicas {
     }
 
     fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
-        Ok(Some(sum_over_replicas(&self.0, gradient)?))
+        Ok(Some(over_replicas(&self.context, gradient, self.op)?))
+    }
+}
+
+/// Returns every replica's `x`, concatenated along an axis in the order of replicas, on every replica. Backward sums the
+/// replicas' gradients and returns the part that belongs to this replica's `x`.
+///
+/// Every replica must call this. If one replica runs backward through the result, all must. The row that stands for the
+/// examples of a replica without any is concatenated as well.
+///
+/// # Shapes
+/// Shapes may differ in that axis only.
+///
+/// # Errors
+/// [`candle_core::Error`] if candle refuses the tensor, there is no such axis or shapes differ in another one; it wraps
+/// the collective's error if a replica is missing or fails.
+///
+/// # Examples
+/// ```
+/// use candle_core::{Device, Tensor, Var};
+/// use distribute_candle::{Error, gather_over_replicas};
+/// use distribute_strategy::MirroredStrategy;
+///
+/// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+/// strategy.run_with((), |context, ()| {
+///     let x = Var::new(&[context.replica_id() as f32 + 1.0], &Device::Cpu)?;
+///     let y = gather_over_replicas(context, &x, 0)?;
+///     assert_eq!(y.to_vec1::<f32>()?, [1.0, 2.0]);
+///     let weights = Tensor::new(&[3f32, 5.0], &Device::Cpu)?;
+///     let gradients = (y * weights)?.sum_all()?.backward()?;    // the losses of both replicas depend on x
+///     let expected = [6.0, 10.0][context.replica_id()];
+///     assert_eq!(gradients.get(&x).map(|g| g.to_vec1::<f32>()).transpose()?, Some(vec![expected]));
+///     Ok::<_, Error>(())
+/// })?;
+/// # Ok::<(), Error>(())
+/// ```
+///
+/// # Source
+/// `tf.distribute.ReplicaContext.all_gather` and its gradient.
+pub fn gather_over_replicas(context: &ReplicaContext, x: &Tensor, axis: usize) -> Result<Tensor> {
+    if axis >= x.rank() {
+        candle_core::bail!("gather_over_replicas: there is not an axis {axis} in a tensor of shape {:?}", x.shape());
+    }
+    let x = x.transpose(0, axis)?.contiguous()?;
+    let group = context.graph_group().map_err(candle_core::Error::wrap)?;
+    let mut shapes = vec![0u64; x.rank() * group.world_size()];
+    let own: Vec<u64> = x.dims().iter().map(|extent| *extent as u64).collect();
+    group.all_gather(&own, &mut shapes).map_err(candle_core::Error::wrap)?;
+    if let Some(other) = shapes.chunks_exact(x.rank()).find(|other| other[1..] != own[1..]) {
+        candle_core::bail!("gather_over_replicas: shapes {own:?} and {other:?} differ in more than axis {axis}");
+    }
+    let rows = shapes.iter().step_by(x.rank()).map(|rows| *rows as usize).collect();
+    x.apply_op1(GatherOverReplicas { context: context.clone(), rows })?.transpose(0, axis)?.contiguous()
+}
+
+/// A concatenation along the first axis.
+struct GatherOverReplicas {
+    context: ReplicaContext,
+    /// The rows of each replica.
+    rows: Vec<usize>,
+}
+
+impl CustomOp1 for GatherOverReplicas {
+    fn name(&self) -> &'static str {
+        "gather_over_replicas"
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let group = self.context.graph_group().map_err(candle_core::Error::wrap)?;
+        let Some((start, end)) = layout.contiguous_offsets() else {
+            candle_core::bail!("{}: the tensor is not contiguous", self.name())
+        };
+        let mut dims = layout.dims().to_vec();
+        let row_len: usize = dims[1..].iter().product();
+        let lens: Vec<usize> = self.rows.iter().map(|rows| rows * row_len).collect();
+        dims[0] = self.rows.iter().sum();
+        macro_rules! gather {
+            ($($variant:ident),*) => {
+                match storage {
+                    $(CpuStorage::$variant(own) => {
+                        let mut all = vec![Default::default(); dims[0] * row_len];
+                        let gathered = group.parts(&lens).all_gather(&own[start..end], &mut all);
+                        gathered.map_err(candle_core::Error::wrap)?;
+                        CpuStorage::$variant(all)
+                    })*
+                    _ => candle_core::bail!("{}: give a tensor of f32, f64, f16 or bf16", self.name()),
+                }
+            };
+        }
+        let gathered = gather!(F32, F64, F16, BF16);
+        Ok((gathered, Shape::from(dims)))
+    }
+
+    /// Copies through the host.
+    fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        let (all, shape) = self.cpu_fwd(&storage.to_cpu_storage()?, layout)?;
+        Ok((storage.device().storage_from_cpu_storage_owned(all)?, shape))
+    }
+
+    fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+        let replica = self.context.replica_id();
+        let (before, own) = (self.rows[..replica].iter().sum(), self.rows[replica]);
+        Ok(Some(sum_over_replicas(&self.context, gradient)?.narrow(0, before, own)?))
     }
 }
 

@@ -11,7 +11,8 @@
 //!   [`Sharded::recompute`] does not keep its intermediate results for backward, but computes them again.
 //! - [`Model::load_safetensors`] loads pretrained values; [`Model::save_safetensors`] saves values for other programs.
 //! - [`SyncBatchNorm`] normalises over the global batch; [`LayerNorm`] and [`RmsNorm`] have the backward that candle's
-//!   fused operations lack; [`sum_over_replicas`] is a differentiable sum.
+//!   fused operations lack; [`sum_over_replicas`], [`mean_over_replicas`] and
+//!   [`gather_over_replicas`] are differentiable collectives.
 //! - [`ColumnParallelLinear`], [`RowParallelLinear`], [`VocabParallelEmbedding`] and
 //!   [`vocab_parallel_cross_entropy_per_example`] are layers whose variables are split among the ranks of a tensor
 //!   group (`tensor_parallel` of a strategy's builder).
@@ -68,7 +69,7 @@ mod tensor;
 mod tensor_parallel;
 mod trainer;
 
-pub use all_reduce::sum_over_replicas;
+pub use all_reduce::{gather_over_replicas, mean_over_replicas, sum_over_replicas};
 pub use batch_norm::{SyncBatchNorm, sync_batch_norm};
 pub use context::{CandleContext, cross_entropy_per_example, nll_per_example};
 pub use distribute_optim::{

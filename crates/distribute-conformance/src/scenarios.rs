@@ -214,6 +214,8 @@ const OF_CANDLE: &[Scenario] = &[
     Scenario::new("losses of classes are those of f64 on large logits", numbers::class_losses),
     Scenario::new("losses of values are those of f64 on large values", numbers::value_losses),
     Scenario::new("gradients go back through a sum over replicas", optimizers::through_a_sum),
+    Scenario::new("gradients go back through a mean over replicas", optimizers::through_a_mean),
+    Scenario::new("gradients go back through a concatenation over replicas", optimizers::through_a_gather),
 ];
 
 const OF_BURN: &[Scenario] = &[

@@ -88,6 +88,39 @@ impl<T: Clone + Send + 'static> DistributedDataset<T> {
         DistributedDataset { dataset: self.dataset.map_replicas(function), strategy: self.strategy }
     }
 
+    /// Combines the elements of one pass, beginning with `initial`. Every worker must call this.
+    ///
+    /// # Errors
+    /// The first error of the pass or of `combine`.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_collectives::ReduceOp;
+    /// use distribute_input::Dataset;
+    /// use distribute_strategy::{Error, MirroredStrategy};
+    /// use distribute_values::Axis;
+    /// let strategy = MirroredStrategy::builder().num_replicas(2).build()?;
+    /// let data = strategy.distribute_dataset(&Dataset::range(0..9).batch(4))?;
+    /// let sum = data.reduce(0, |sum, batch| {
+    ///     let parts = strategy.run_with(batch, |context, rows| {
+    ///         Ok::<_, Error>(context.weight() as i64 * rows.as_slice().iter().sum::<i64>())
+    ///     })?;
+    ///     Ok::<_, Error>(sum + strategy.reduce(ReduceOp::Sum, &parts, Axis::None)?)
+    /// })?;
+    /// assert_eq!(sum, 36);
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// `tf.distribute.DistributedDataset.reduce`.
+    pub fn reduce<S, E: From<Error>>(
+        &self,
+        initial: S,
+        mut combine: impl FnMut(S, PerReplica<T>) -> Result<S, E>,
+    ) -> Result<S, E> {
+        self.iter().try_fold(initial, |state, element| combine(state, element?))
+    }
+
     /// Returns the shapes and types of each replica's element, with the number of rows left open; empty if there is no
     /// data.
     ///

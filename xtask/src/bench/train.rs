@@ -33,6 +33,7 @@ pub(crate) struct Flags {
     #[arg(long, value_enum, value_delimiter = ',', default_value = "candle")]
     library: Vec<Library>,
     /// Models. `wide` has 268 MB of parameters and is for burn only: mirrored and fully sharded, and their memory.
+    /// `embedding` is for candle only: its gradient reduced by rows and as a whole.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "mlp")]
     model: Vec<Model>,
     /// Processes of the arrangements of several processes.
@@ -73,13 +74,15 @@ pub(super) enum Model {
     Transformer,
     /// Four square layers of width 4096.
     Wide,
+    /// 100 000 words of 64 elements, the mean of 32 of them, and a linear layer.
+    Embedding,
 }
 
 impl Model {
     /// Examples of each replica's step.
     fn batch(self) -> usize {
         match self {
-            Model::Mlp | Model::Cnn => 64,
+            Model::Mlp | Model::Cnn | Model::Embedding => 64,
             Model::Transformer => 16,
             Model::Wide => 64,
         }
@@ -91,6 +94,7 @@ impl Model {
             Model::Cnn => "cnn-16-32",
             Model::Transformer => "transformer-2x128",
             Model::Wide => "wide-4x4096",
+            Model::Embedding => "embedding-100k×64",
         }
     }
 }
@@ -174,6 +178,16 @@ fn arrangements(flags: &Flags, library: Library, model: Model) -> Result<Vec<Arr
         Api::All if model == Model::Wide && library == Library::Candle => {
             return Err("the model wide is for burn: give --library burn".to_owned());
         }
+        Api::All if model == Model::Embedding && library == Library::Burn => {
+            return Err("the model embedding is for candle: give --library candle".to_owned());
+        }
+        Api::All if model == Model::Embedding => vec![
+            ("one", "Mirrored", 1, 1),
+            ("mirrored", "Mirrored, by rows", 2, 1),
+            ("mirrored-whole", "Mirrored, whole gradients", 2, 1),
+            ("workers", "MultiWorkerMirrored, by rows", processes, processes),
+            ("workers-whole", "MultiWorkerMirrored, whole gradients", processes, processes),
+        ],
         Api::All if model == Model::Wide => vec![
             ("workers", "MultiWorkerMirrored", processes, processes),
             ("sharded", "FullySharded", processes, processes),
@@ -262,7 +276,7 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
 
 /// Returns the samples per second of torch; `None` where it is not installed, or does not have the model.
 fn torch(flags: &Flags, model: Model, name: &str) -> Result<Option<f64>, String> {
-    if !flags.compare || model == Model::Wide {
+    if !flags.compare || matches!(model, Model::Wide | Model::Embedding) {
         return Ok(None);
     }
     #[derive(Deserialize)]

@@ -1,8 +1,8 @@
 //! Promises of optimizers besides their arithmetic.
 
-use candle_core::{Device, Var};
+use candle_core::{Device, Tensor, Var};
 use distribute::backend::TensorLibrary;
-use distribute::candle::sum_over_replicas;
+use distribute::candle::{gather_over_replicas, mean_over_replicas, sum_over_replicas};
 use distribute::collectives::{CrossDeviceOps, HierarchicalCopyAllReduce, NcclAllReduce, ReductionToOneDevice};
 use distribute::device::DType;
 use distribute::optim::{Adagrad, Adam, AdamW, Clip, Ema, Lamb, LossScale, RmsProp, Sgd};
@@ -297,6 +297,50 @@ pub(crate) fn through_a_sum(strategy: &Strategy) -> Result<(), Stop> {
     // Every replica's loss is y², whose derivative is 2 y, and y is n (n + 1) / 2.
     let expected = n * n * (n + 1.0);
     check!(gradients.iter().all(|g| *g == Some(expected)), "got {gradients:?}, expected {expected}");
+    Ok(())
+}
+
+pub(crate) fn through_a_mean(strategy: &Strategy) -> Result<(), Stop> {
+    let n = strategy.num_replicas_in_sync() as f32;
+    let gradients = strategy.run((), |context, ()| {
+        let weight = context.replica_id() as f32 + 1.0;
+        let x = Var::new(&[weight, -weight], &Device::Cpu)?;
+        let y = mean_over_replicas(context, &x)?;
+        // A loss of each replica's own: the sum of its weight times y.
+        let gradients = (y * f64::from(weight))?.sum_all()?.backward()?;
+        Ok(gradients.get(&x).map(|gradient| gradient.to_vec1::<f32>()).transpose()?)
+    })?;
+    // The mean of the weights.
+    let expected = Some(vec![(n + 1.0) / 2.0; 2]);
+    check!(gradients.iter().all(|g| *g == expected), "got {gradients:?}, expected {expected:?}");
+    Ok(())
+}
+
+pub(crate) fn through_a_gather(strategy: &Strategy) -> Result<(), Stop> {
+    let n = strategy.num_replicas_in_sync();
+    // Replica r has r + 1 columns, which it fills with its number.
+    let all: Vec<f32> = (0..n).flat_map(|replica| vec![replica as f32; replica + 1]).collect();
+    let gradients = strategy.run((), |context, ()| {
+        let own = context.replica_id();
+        let x = Var::from_vec(vec![own as f32; 2 * (own + 1)], (2, own + 1), &Device::Cpu)?;
+        let y = gather_over_replicas(context, &x, 1)?;
+        let rows = y.to_vec2::<f32>()?;
+        // The loss of replica r is the sum of y² times r + 1.
+        let gradients = (y.sqr()? * (own + 1) as f64)?.sum_all()?.backward()?;
+        let gradient = gradients.get(&x).map(|gradient| gradient.to_vec2::<f32>()).transpose()?;
+        Ok((own, rows, gradient))
+    })?;
+    for (own, rows, gradient) in gradients.iter() {
+        check!(rows.iter().all(|row| *row == all), "gathered {rows:?}, expected rows of {all:?}");
+        let expected = vec![vec![(n * (n + 1)) as f32 * *own as f32; own + 1]; 2];
+        check!(gradient.as_ref() == Some(&expected), "got {gradient:?}, expected {expected:?}");
+    }
+    let wrong = strategy.run((), |context, ()| {
+        let x = Tensor::zeros((1, 2), candle_core::DType::F32, &Device::Cpu)?;
+        Ok(gather_over_replicas(context, &x, 2)?)
+    });
+    let told = wrong.err().map_or_else(String::new, |error| error.to_string());
+    check!(told.contains("an axis 2"), "an axis that does not exist: {told:?}");
     Ok(())
 }
 

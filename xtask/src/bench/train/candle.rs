@@ -119,7 +119,24 @@ impl Module for Transformer {
     }
 }
 
+/// The mean of words, of which few occur in a step.
+struct Words(Embedding, Linear);
+
+impl Words {
+    fn new(vb: &VarBuilder<'_>) -> CandleResult<Words> {
+        let [words, width] = data::WORDS;
+        Ok(Words(embedding(words, width, vb.pp("words"))?, linear(width, 10, vb.pp("head"))?))
+    }
+}
+
+impl Module for Words {
+    fn forward(&self, x: &Tensor) -> CandleResult<Tensor> {
+        self.1.forward(&self.0.forward(x)?.mean(1)?)
+    }
+}
+
 enum Net {
+    Words(Words),
     Mlp(Mlp),
     Cnn(Cnn),
     Transformer(Transformer),
@@ -128,6 +145,7 @@ enum Net {
 impl Net {
     fn new(model: Model, vb: &VarBuilder<'_>) -> CandleResult<Net> {
         Ok(match model {
+            Model::Embedding => Net::Words(Words::new(vb)?),
             Model::Cnn => Net::Cnn(Cnn::new(vb)?),
             Model::Transformer => Net::Transformer(Transformer::new(vb)?),
             Model::Mlp | Model::Wide => Net::Mlp(Mlp::new(vb)?),
@@ -136,6 +154,7 @@ impl Net {
 
     fn forward(&self, x: &Tensor) -> CandleResult<Tensor> {
         match self {
+            Net::Words(model) => model.forward(x),
             Net::Mlp(model) => model.forward(x),
             Net::Cnn(model) => model.forward(x),
             Net::Transformer(model) => model.forward(x),
@@ -147,7 +166,7 @@ pub(super) fn run(arrangement: &str, model: Model, time: Duration) -> Result<Mea
     match arrangement {
         "independent" => plain(model, time),
         name @ ("fit" | "checkpoints") => fit(&strategy_of(name)?, time, name == "checkpoints").map_err(text),
-        name => ours(&strategy_of(name)?, model, time, audit_every(name)),
+        name => ours(&strategy_of(name)?, model, time, name),
     }
 }
 
@@ -159,6 +178,10 @@ fn data(model: Model, batch: usize) -> CandleResult<(Tensor, Tensor)> {
             let (tokens, next) = data::sequences(rows);
             (Tensor::from_vec(tokens, (rows, TOKENS), cpu)?, Tensor::from_vec(next, (rows, TOKENS), cpu)?)
         }
+        Model::Embedding => (
+            Tensor::from_vec(data::words(rows * TOKENS), (rows, TOKENS), cpu)?,
+            Tensor::from_vec(data::labels(rows), rows, cpu)?,
+        ),
         _ => (
             Tensor::from_vec(data::pixels(rows * 784), (rows, 784), cpu)?,
             Tensor::from_vec(data::labels(rows), rows, cpu)?,
@@ -194,14 +217,14 @@ fn audit_every(arrangement: &str) -> Option<u64> {
     }
 }
 
-fn ours(strategy: &Strategy, model: Model, time: Duration, audit_every: Option<u64>) -> Result<Measured, String> {
+fn ours(strategy: &Strategy, model: Model, time: Duration, arrangement: &str) -> Result<Measured, String> {
     let global_batch = model.batch() * strategy.num_replicas_in_sync();
     let per_example = if model == Model::Transformer { TOKENS } else { 1 };
     let built = || -> distribute::Result<_> {
         let data = Dataset::from_tensor_slices(data(model, global_batch)?).batch(global_batch).repeat_forever();
         let net = strategy.scope(|vb| Net::new(model, &vb))?;
-        let optimizer = Adam::new(1e-3).build(&net)?;
-        let optimizer = match audit_every {
+        let optimizer = Adam::new(1e-3).build(&net)?.sparse_gradients(!arrangement.ends_with("whole"));
+        let optimizer = match audit_every(arrangement) {
             Some(steps) => optimizer.audit_every(steps),
             None => optimizer,
         };

@@ -4,6 +4,8 @@
 pub(super) const BATCHES: usize = 32;
 /// Tokens of the transformer's vocabulary.
 pub(super) const VOCABULARY: usize = 96;
+/// Words of the embedding, and elements of each.
+pub(super) const WORDS: [usize; 2] = [100_000, 64];
 /// Tokens of a sequence.
 pub(super) const TOKENS: usize = 32;
 /// Features of the wide model.
@@ -12,6 +14,11 @@ pub(super) const WIDTH: usize = 4096;
 /// Returns numbers from 0 to below 1.
 pub(super) fn pixels(len: usize) -> Vec<f32> {
     (0..len).map(|i| ((i * 2_654_435_761) % 1000) as f32 / 1000.0).collect()
+}
+
+/// Returns words from all over the vocabulary.
+pub(super) fn words(len: usize) -> Vec<u32> {
+    (0..len).map(|i| ((i * 2_654_435_761) % WORDS[0]) as u32).collect()
 }
 
 /// Returns classes from 0 to 9.
