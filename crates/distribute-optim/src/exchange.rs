@@ -24,6 +24,7 @@ pub(crate) use device::{OnDevice, SumOnDevice};
 pub(crate) use flags::StepFlags;
 pub(crate) use parts::{PartsOrder, PartsStep, is_exchanged};
 pub(crate) use payload::Payload;
+pub use rows::SparseGradients;
 pub(crate) use rows::{is_worth_it, rows_to_exchange};
 pub(crate) use sharded::{GradientShard, ShardedStep, SlotShard, Update, complete};
 pub(crate) use summed::SummedStep;

@@ -59,6 +59,7 @@ mod tensor_split;
 pub use agreement::audit;
 pub use ema::Ema;
 pub use error::{Error, Result};
+pub use exchange::SparseGradients;
 pub use gradient::{Clip, LossScale};
 pub use layer_options::{ColumnParallelOptions, RowParallelOptions};
 pub use library::{HostError, HostLoss, HostModel};

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use self::slots::StateMemory;
 use self::states::States;
-use crate::exchange::SlotShard;
+use crate::exchange::{SlotShard, SparseGradients};
 use crate::gradient::{Clip, LossScale, Scaling};
 use crate::library::{bytes, len, wide};
 use crate::rule::{OptimizerDescription, UpdateRule};
@@ -59,8 +59,8 @@ pub struct Optimizer<L: TensorLibrary> {
     compression: Compression,
     /// Whether each replica keeps only its part of the slots.
     sharded: bool,
-    /// Whether gradients of which few rows differ from zero are reduced by rows.
-    sparse_gradients: bool,
+    /// How gradients of which few rows differ from zero are reduced.
+    sparse_gradients: SparseGradients,
     /// The number of steps between comparisons of the copies of parameters, after the first; 0 for no comparisons.
     audit_every: u64,
     /// The settings, fixed in the first step.
@@ -144,7 +144,7 @@ impl<L: TensorLibrary> Optimizer<L> {
             clip: None,
             compression: Compression::None,
             sharded: false,
-            sparse_gradients: true,
+            sparse_gradients: SparseGradients::Auto,
             audit_every: AUDIT_EVERY,
             fixed: OnceLock::new(),
             states,
@@ -249,31 +249,31 @@ impl<L: TensorLibrary> Optimizer<L> {
         Ok(Optimizer { sharded: true, slots, ..self }.combined()?)
     }
 
-    /// Sets whether the gradients of large embeddings are reduced by rows. Default: true.
+    /// Sets how the gradients of large embeddings are reduced. Default: [`SparseGradients::Auto`].
     ///
-    /// Of such a gradient only the rows of the step's words differ from zero. If all replicas together have rows for at
-    /// most a quarter of the matrix, they exchange these and their indices, and otherwise the whole matrix. Either way
-    /// every replica has the same whole gradient afterwards, so that the update is that of any other variable. Gradients
-    /// of f32 or f64 with two dimensions or more and at least a megabyte are looked at in the first step; those whose
-    /// rows were worth exchanging then are looked at in each step. With `zero1`, with compression, on GPUs and for
-    /// sharded variables, gradients are reduced as a whole.
+    /// Of such a gradient only the rows of the step's words differ from zero. By rows, replicas exchange these and
+    /// their indices, if all replicas together have rows for at most a quarter of the matrix, and otherwise the whole
+    /// matrix. Either way every replica has the same whole gradient afterwards, so that the update is that of any other
+    /// variable. Gradients of f32 or f64 with two dimensions or more and at least a megabyte are looked at in the first
+    /// step; those whose rows were worth exchanging then are looked at in each step. With `zero1`, with compression, on
+    /// GPUs and for sharded variables, gradients are reduced as a whole.
     ///
     /// # Examples
     /// ```
-    /// use distribute_optim::{Adam, HostModel};
+    /// use distribute_optim::{Adam, HostModel, SparseGradients};
     /// use distribute_strategy::Strategy;
     /// use distribute_values::HostTensor;
     ///
     /// let strategy = Strategy::default_strategy()?;
     /// let model = HostModel::new(&strategy, [("words", HostTensor::new(&[8, 2], vec![0.5; 16])?)])?;
-    /// let optimizer = Adam::new(0.1).build(&model)?.sparse_gradients(false);
+    /// let optimizer = Adam::new(0.1).build(&model)?.sparse_gradients(SparseGradients::Whole);
     /// # Ok::<(), distribute_optim::HostError>(())
     /// ```
     ///
     /// # Source
     /// The reduction of `tf.IndexedSlices` by tf.distribute, which also gathers them.
-    pub fn sparse_gradients(self, by_rows: bool) -> Optimizer<L> {
-        Optimizer { sparse_gradients: by_rows, ..self }
+    pub fn sparse_gradients(self, sparse_gradients: SparseGradients) -> Optimizer<L> {
+        Optimizer { sparse_gradients, ..self }
     }
 
     /// Returns whether the gradient of the variable with this index is [reduced by
@@ -420,7 +420,7 @@ impl<L: TensorLibrary> Optimizer<L> {
                 line("gradient clipping", &self.clip),
                 line("compression", &self.compression),
                 line("sharded optimizer state (zero1)", &self.sharded),
-                line("gradients by rows", &self.sparse_gradients),
+                line("gradients of few rows", &self.sparse_gradients),
                 line("steps between audits", &self.audit_every),
             ]))
         });

@@ -46,6 +46,9 @@ pub(crate) struct Flags {
     /// Also run torch's DistributedDataParallel on the same models, where torch is installed in target/peers/venv.
     #[arg(long)]
     compare: bool,
+    /// The transport between processes: auto, shm, tcp or grpc.
+    #[arg(long, default_value = "auto")]
+    transport: String,
     /// One JSON object a line.
     #[arg(long)]
     json: bool,
@@ -306,7 +309,7 @@ fn measure(flags: &Flags, library: Library, model: Model, arrangements: &[Arrang
                 .map(str::to_owned)
                 .collect::<Vec<String>>();
             let limit = Duration::from_secs_f64(flags.seconds * 8.0 + 120.0);
-            processes::run(*count, &arguments, "auto", "auto", limit, |line| {
+            processes::run(*count, &arguments, &flags.transport, "auto", limit, |line| {
                 let mut numbers = line.split_whitespace().map(str::parse::<f64>);
                 let mut number = || numbers.next().and_then(Result::ok);
                 let (Some(rate), Some(share), Some(peak)) = (number(), number(), number()) else {

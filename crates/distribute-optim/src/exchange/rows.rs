@@ -8,11 +8,24 @@ use super::Payload;
 use crate::TensorLibrary;
 use crate::library::{bytes, dtype};
 
+/// How gradients of which few rows differ from zero are reduced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SparseGradients {
+    /// By rows if replicas are in several processes. In one process, to find the rows in memory takes as long as to
+    /// reduce the whole gradient there.
+    #[default]
+    Auto,
+    /// By rows.
+    Rows,
+    /// As a whole.
+    Whole,
+}
+
 /// Smaller gradients are reduced together with others.
 const MIN_BYTES: usize = 1 << 20;
 
-/// Rows are exchanged if all replicas together have at most this part of the gradient's rows. An index adds to each row,
-/// and every replica receives the rows of all, where it would receive less than twice the whole gradient.
+/// Rows are exchanged if all replicas together have at most this part of the gradient's rows. An index adds to each
+/// row, and every replica receives the rows of all, where it would receive less than twice the whole gradient.
 const MOST: usize = 4;
 
 /// Returns the number of rows that a gradient would have to exchange; `None` if it is reduced as a whole in any case:
@@ -136,8 +149,8 @@ mod tests {
         for replicas in 1..4 {
             let strategy = MirroredStrategy::builder().num_replicas(replicas).build().unwrap();
             let (by_rows, whole) = (model(&strategy), model(&strategy));
-            let first = Adam::new(0.1).build(&by_rows).unwrap();
-            let second = Adam::new(0.1).build(&whole).unwrap().sparse_gradients(false);
+            let first = Adam::new(0.1).build(&by_rows).unwrap().sparse_gradients(SparseGradients::Rows);
+            let second = Adam::new(0.1).build(&whole).unwrap().sparse_gradients(SparseGradients::Whole);
             train(&strategy, &by_rows, &first);
             train(&strategy, &whole, &second);
             assert_eq!([&first, &second].map(|optimizer| optimizer.reduces_rows(0)), [true, false]);
@@ -152,7 +165,7 @@ mod tests {
     fn gradients_with_many_rows_or_few_bytes_are_reduced_as_a_whole() {
         let strategy = MirroredStrategy::builder().num_replicas(2).build().unwrap();
         let model = model(&strategy);
-        let optimizer = Adam::new(0.1).build(&model).unwrap();
+        let optimizer = Adam::new(0.1).build(&model).unwrap().sparse_gradients(SparseGradients::Rows);
         let run = strategy.run_with(&optimizer, |context, optimizer| {
             optimizer.minimize(context, &HostLoss(vec![gradient(3, context.replica_id()), None]))
         });

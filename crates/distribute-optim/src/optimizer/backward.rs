@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 
 use super::Optimizer;
 use crate::exchange::{
-    Exchange, InProgress, OnDevice, PartsStep, Reducer, ShardedStep, StepGradients, SummedStep, WholeStep,
-    is_exchanged, rows_to_exchange,
+    Exchange, InProgress, OnDevice, PartsStep, Reducer, ShardedStep, SparseGradients, StepGradients, SummedStep,
+    WholeStep, is_exchanged, rows_to_exchange,
 };
 use crate::gradient::{Accumulated, Scaling};
 use crate::plan::Plan;
@@ -90,7 +90,12 @@ impl<L: TensorLibrary> Optimizer<L> {
             return Err(failure);
         }
         // Sharded state and compressed gradients are those of whole buckets.
-        let by_rows = self.sparse_gradients && !self.sharded && matches!(self.compression, Compression::None);
+        let is_chosen = match self.sparse_gradients {
+            SparseGradients::Auto => context.strategy().topology().workers() > 1,
+            SparseGradients::Rows => true,
+            SparseGradients::Whole => false,
+        };
+        let by_rows = is_chosen && !self.sharded && matches!(self.compression, Compression::None);
         let rows = |(index, gradient): &Fired<L>| {
             let rows = if by_rows { rows_to_exchange::<L>(gradient)? } else { None };
             Ok((*index, rows))

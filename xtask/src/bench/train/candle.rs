@@ -6,6 +6,7 @@ use candle_core::{DType, Device, Module, Result as CandleResult, Tensor};
 use candle_nn::{Conv2d, Conv2dConfig, Embedding, Linear, VarBuilder, VarMap, conv2d, embedding, linear};
 use distribute::Error;
 use distribute::candle::{Fit, LayerNorm, SparseCategoricalCrossentropy, layer_norm};
+use distribute::optim::SparseGradients;
 use distribute::prelude::*;
 use distribute::train::callbacks::ModelCheckpoint;
 
@@ -223,7 +224,10 @@ fn ours(strategy: &Strategy, model: Model, time: Duration, arrangement: &str) ->
     let built = || -> distribute::Result<_> {
         let data = Dataset::from_tensor_slices(data(model, global_batch)?).batch(global_batch).repeat_forever();
         let net = strategy.scope(|vb| Net::new(model, &vb))?;
-        let optimizer = Adam::new(1e-3).build(&net)?.sparse_gradients(!arrangement.ends_with("whole"));
+        let optimizer = Adam::new(1e-3).build(&net)?.sparse_gradients(match arrangement {
+            name if name.ends_with("whole") => SparseGradients::Whole,
+            _ => SparseGradients::Rows,
+        });
         let optimizer = match audit_every(arrangement) {
             Some(steps) => optimizer.audit_every(steps),
             None => optimizer,
