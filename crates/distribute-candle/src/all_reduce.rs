@@ -45,7 +45,8 @@ pub fn sum_over_replicas(context: &ReplicaContext, x: &Tensor) -> Result<Tensor>
 /// through the result, all must.
 ///
 /// # Errors
-/// Those of [`sum_over_replicas`].
+/// [`candle_core::Error`] if candle refuses the tensor; it wraps the collective's error if a replica is missing or
+/// fails.
 ///
 /// # Examples
 /// ```
@@ -102,8 +103,8 @@ impl CustomOp1 for OverReplicas {
     }
 }
 
-/// Returns every replica's `x`, concatenated along an axis in the order of replicas, on every replica. Backward sums the
-/// replicas' gradients and returns the part that belongs to this replica's `x`.
+/// Returns every replica's `x`, concatenated along an axis in the order of replicas, on every replica. Backward sums
+/// the replicas' gradients and returns the part that belongs to this replica's `x`.
 ///
 /// Every replica must call this. If one replica runs backward through the result, all must. The row that stands for the
 /// examples of a replica without any is concatenated as well.

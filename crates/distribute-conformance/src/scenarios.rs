@@ -91,7 +91,7 @@ impl Suite {
 }
 
 const OF_STRATEGIES: &[Scenario] = &[
-    Scenario::new("outside a scope there is no strategy and no replica", contexts::outside),
+    Scenario::new("outside a scope there are the default strategy and no replica", contexts::outside),
     Scenario::new("a scope is the cross-replica context", contexts::scope),
     Scenario::new("inside run there is a replica and its strategy", contexts::replica),
     Scenario::new("strategies cannot be mixed, nor runs nested", contexts::mixing),

@@ -24,8 +24,7 @@ pub(crate) use device::{OnDevice, SumOnDevice};
 pub(crate) use flags::StepFlags;
 pub(crate) use parts::{PartsOrder, PartsStep, is_exchanged};
 pub(crate) use payload::Payload;
-pub use rows::SparseGradients;
-pub(crate) use rows::{is_worth_it, rows_to_exchange};
+pub(crate) use rows::rows_to_exchange;
 pub(crate) use sharded::{GradientShard, ShardedStep, SlotShard, Update, complete};
 pub(crate) use summed::SummedStep;
 pub(crate) use whole::WholeStep;
@@ -33,7 +32,7 @@ pub(crate) use whole::WholeStep;
 /// Which gradients a step is made with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum StepGradients {
-    /// Those of each replica, which are summed.
+    /// Each replica's own, which are summed.
     Own,
     /// Sums over all replicas, with their digest.
     Summed {

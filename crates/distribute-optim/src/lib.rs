@@ -48,6 +48,7 @@ mod library;
 mod optimizer;
 mod parameters;
 mod plan;
+mod row_share;
 mod rule;
 mod settings;
 mod shard_layout;
@@ -59,7 +60,6 @@ mod tensor_split;
 pub use agreement::audit;
 pub use ema::Ema;
 pub use error::{Error, Result};
-pub use exchange::SparseGradients;
 pub use gradient::{Clip, LossScale};
 pub use layer_options::{ColumnParallelOptions, RowParallelOptions};
 pub use library::{HostError, HostLoss, HostModel};
@@ -67,6 +67,7 @@ pub use optimizer::{
     Adagrad, Adam, AdamW, Lamb, MemoryReport, Optimizer, OptimizerState, ReplicaOptimizer, RmsProp, Sgd, StepTimes,
 };
 pub use parameters::Trainable;
+pub use row_share::SparseGradients;
 pub use rule::{AdamFactors, Float, OptimizerDescription, Real, UpdateRule};
 
 use backend::{DeviceExchange, DeviceUpdate, Parameters, ShardLayout, StepCounts, TensorLibrary, Variable, is_short};

@@ -13,9 +13,10 @@ use serde::{Deserialize, Serialize};
 
 use self::slots::StateMemory;
 use self::states::States;
-use crate::exchange::{SlotShard, SparseGradients};
+use crate::exchange::SlotShard;
 use crate::gradient::{Clip, LossScale, Scaling};
 use crate::library::{bytes, len, wide};
+use crate::row_share::SparseGradients;
 use crate::rule::{OptimizerDescription, UpdateRule};
 use crate::settings::{FixedSettings, Settings};
 use crate::step_counts::SavedCounts;

@@ -7,8 +7,9 @@ use distribute_device::DType;
 use distribute_strategy::ReplicaContext;
 use distribute_values::TensorStorage;
 
-use crate::exchange::{StepFlags, is_worth_it};
+use crate::exchange::StepFlags;
 use crate::library::{bytes, dtype};
+use crate::row_share::is_worth_it;
 use crate::{Error, Parameters, TensorLibrary, is_short};
 
 /// The buckets of a model's gradients and their order, equal on all replicas of all workers.

@@ -360,7 +360,8 @@ pub fn get_replica_context() -> Option<ReplicaContext> {
 /// whole process, which is created when it is first asked for.
 ///
 /// # Errors
-/// Those of [`Strategy::default_strategy`], outside all scopes.
+/// [`Error::Alone`] outside all scopes, if this process is one of several and has joined none of them, and the other
+/// errors of [`Strategy::default_strategy`].
 ///
 /// # Examples
 /// A function that works under every strategy, and without one:

@@ -64,7 +64,8 @@ impl<T: Element> SparseRows<T> {
     /// `most` rows together, so that the dense matrix is reduced at less cost. All ranks pass the same `most`.
     ///
     /// # Errors
-    /// Those of [`all_reduce`](SparseRows::all_reduce).
+    /// [`Error::Length`](crate::Error::Length) on all ranks if `row_len` differs, and the errors of every operation:
+    /// see [`ProcessGroup`].
     ///
     /// # Examples
     /// ```

@@ -7,26 +7,10 @@ use distribute_values::TensorStorage;
 use super::Payload;
 use crate::TensorLibrary;
 use crate::library::{bytes, dtype};
-
-/// How gradients of which few rows differ from zero are reduced.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum SparseGradients {
-    /// By rows if replicas are in several processes. In one process, to find the rows in memory takes as long as to
-    /// reduce the whole gradient there.
-    #[default]
-    Auto,
-    /// By rows.
-    Rows,
-    /// As a whole.
-    Whole,
-}
+use crate::row_share::MOST;
 
 /// Smaller gradients are reduced together with others.
 const MIN_BYTES: usize = 1 << 20;
-
-/// Rows are exchanged if all replicas together have at most this part of the gradient's rows. An index adds to each
-/// row, and every replica receives the rows of all, where it would receive less than twice the whole gradient.
-const MOST: usize = 4;
 
 /// Returns the number of rows that a gradient would have to exchange; `None` if it is reduced as a whole in any case:
 /// on a GPU, in 16 bits, or smaller than a megabyte.
@@ -42,11 +26,6 @@ pub(crate) fn rows_to_exchange<L: TensorLibrary>(gradient: &L::Tensor) -> Result
     let mut count = 0;
     gradient.read(&mut |buffer| count = nonzero(buffer, shape[0]).len())?;
     Ok(Some(count))
-}
-
-/// Returns whether rows are worth exchanging if every replica has this number of them.
-pub(crate) fn is_worth_it(rows: usize, of: usize, replicas: usize) -> bool {
-    rows.saturating_mul(replicas) <= of / MOST
 }
 
 /// Sums a gradient over all replicas in place: by its rows, if all replicas together have few of them, else as a whole.
@@ -106,7 +85,8 @@ mod tests {
     use distribute_values::{Host, HostTensor};
 
     use super::*;
-    use crate::{Adam, HostLoss, HostModel, Optimizer};
+    use crate::row_share::is_worth_it;
+    use crate::{Adam, HostLoss, HostModel, Optimizer, SparseGradients};
 
     const ROWS: usize = 4096;
     const WIDTH: usize = 128;

@@ -9,13 +9,13 @@ use parking_lot::Mutex;
 
 use super::Optimizer;
 use crate::exchange::{
-    Exchange, InProgress, OnDevice, PartsStep, Reducer, ShardedStep, SparseGradients, StepGradients, SummedStep,
-    WholeStep, is_exchanged, rows_to_exchange,
+    Exchange, InProgress, OnDevice, PartsStep, Reducer, ShardedStep, StepGradients, SummedStep, WholeStep,
+    is_exchanged, rows_to_exchange,
 };
 use crate::gradient::{Accumulated, Scaling};
 use crate::plan::Plan;
 use crate::tape::Sink;
-use crate::{DeviceExchange, Error, Parameters, TensorLibrary, Variable};
+use crate::{DeviceExchange, Error, Parameters, SparseGradients, TensorLibrary, Variable};
 
 /// The index of a variable, and its gradient.
 type Fired<L> = (usize, <L as TensorLibrary>::Tensor);

@@ -91,8 +91,9 @@ impl<L: TensorLibrary> ReplicaOptimizer<'_, L> {
     /// Every replica must call this.
     ///
     /// # Errors
-    /// Those of [`apply_gradients`](ReplicaOptimizer::apply_gradients) about names, shapes and types, and the
-    /// collective's if a replica is missing or fails.
+    /// [`Error::Gradient`] if a name is not that of a trained variable or a gradient has another shape or type;
+    /// [`Error::Combination`] for models whose variables are sharded, and in a step that is compiled; the collective's
+    /// error if a replica is missing or fails.
     pub fn sum_gradients<N: AsRef<str>>(
         &self,
         context: &ReplicaContext,

@@ -41,6 +41,17 @@ fn custom_loop_learns_the_same_on_two_replicas() {
 }
 
 #[test]
+fn keras_mnist_learns_by_fit_and_logs_what_it_needs() {
+    let outcome = run(example("keras_mnist", &[TWO])).remove(0);
+    // It stops where the loss on the test data no longer falls, in the second epoch at the earliest.
+    let row = |line: &str| line.split_whitespace().map(str::parse).collect::<Result<Vec<f64>, _>>().ok();
+    let last = outcome.stdout.lines().filter_map(row).rfind(|row| !row.is_empty()).unwrap_or_default();
+    assert!(last.len() == 7 && last[0] >= 2.0 && last[5] > 0.93, "{outcome:?}");
+    assert!(outcome.stdout.contains("the first ten test digits are"), "{outcome:?}");
+    assert!(outcome.stderr.contains("memory of a replica: parameters 397.5 KiB"), "{outcome:?}");
+}
+
+#[test]
 fn two_models_with_an_optimizer_each_learn_the_same_on_two_replicas() {
     let [one, two] = ["CPU:0", TWO].map(|devices| {
         run(example("gan", &["--devices", devices, "--steps", "40", "--discriminator-steps", "3"])).remove(0)
