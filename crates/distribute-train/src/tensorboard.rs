@@ -252,6 +252,8 @@ mod wire {
 mod tests {
     use std::process::Command;
 
+    use distribute_testkit::skipped;
+
     use super::*;
 
     fn written() -> (tempfile::TempDir, PathBuf) {
@@ -330,11 +332,10 @@ mod tests {
         let python = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/peers/tf/bin/python");
         let installed = Command::new(python).args(["-c", "import tensorboard"]).output();
         if !installed.is_ok_and(|output| output.status.success()) {
-            println!(
-                "skipped: TensorBoard is not installed \
-                 (python3 -m venv target/peers/tf && target/peers/tf/bin/pip install tensorboard)"
+            return skipped(
+                "TensorBoard is not installed \
+                 (python3 -m venv target/peers/tf && target/peers/tf/bin/pip install tensorboard)",
             );
-            return;
         }
         let (folder, _) = written();
         let script = "import sys; from tensorboard.backend.event_processing.event_accumulator import EventAccumulator; \
