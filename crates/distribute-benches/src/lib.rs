@@ -24,6 +24,9 @@ impl Ranks {
     /// Calls `step` the same number of times on every rank, each with a value of its own, and returns the time of the
     /// slowest rank. Threads are started, and values made, before that time.
     ///
+    /// On Linux each rank keeps to one core, in turn: a busy machine would start all threads on the same one, and ranks
+    /// that wait for each other do not leave it.
+    ///
     /// # Errors
     /// The first error of `step`.
     pub fn time<V>(
@@ -34,6 +37,7 @@ impl Ranks {
     ) -> Result<Duration> {
         let (value, step) = (&value, &step);
         let of_rank = move |group: &ProcessGroup| -> Result<Duration> {
+            keep_to_a_core(group.rank().index());
             let mut value = value();
             group.barrier()?;
             let started = Instant::now();
@@ -55,3 +59,19 @@ impl Ranks {
         })
     }
 }
+
+/// Binds this thread to one of the cores that it may use. Where that fails, the kernel chooses as before.
+#[cfg(target_os = "linux")]
+fn keep_to_a_core(rank: usize) {
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+    let Ok(allowed) = sched_getaffinity(None) else { return };
+    let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core)).collect();
+    if let Some(core) = cores.get(rank % cores.len().max(1)) {
+        let mut own = CpuSet::new();
+        own.set(*core);
+        let _ = sched_setaffinity(None, &own);
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn keep_to_a_core(_: usize) {}
