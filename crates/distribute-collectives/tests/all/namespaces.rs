@@ -1,6 +1,5 @@
 //! Processes in separate pid namespaces, like containers of one host: equal process ids refer to different processes
 //! there, and no process may mistake another's memory for its peer's.
-#![expect(clippy::print_stdout, reason = "members say how they ended")]
 
 use std::process::{Command, Stdio};
 use std::sync::Arc;
