@@ -10,6 +10,7 @@ mod input;
 mod join;
 mod latency;
 mod limits;
+mod micro;
 mod peers;
 mod plot;
 mod processes;
@@ -42,6 +43,8 @@ pub(crate) enum Bench {
     Cuda(cuda::Flags),
     /// Training against parameter servers, and what it moves.
     Ps(ps::Flags),
+    /// Inner loops by criterion: kernels, codecs, stages of pipelines, checkpoints, optimizers; against a baseline.
+    Micro(micro::Flags),
     /// One process of a measurement; started by the others.
     #[command(hide = true)]
     Rank {
@@ -78,6 +81,7 @@ impl Bench {
             Bench::Train(flags) => train::run(&flags),
             Bench::Cuda(flags) => cuda::run(&flags),
             Bench::Ps(flags) => ps::run(&flags),
+            Bench::Micro(flags) => micro::run(&flags),
             Bench::Rank { bench } => match bench {
                 RankBench::Allreduce(flags) => collective::run_rank(Operation::AllReduce, &flags),
                 RankBench::Allgather(flags) => collective::run_rank(Operation::AllGather, &flags),

@@ -25,6 +25,8 @@ mod protos;
 mod schedule;
 mod schedulers;
 mod simulate;
+#[cfg(test)]
+mod skips;
 mod source;
 mod test;
 #[cfg(test)]

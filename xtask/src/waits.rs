@@ -193,7 +193,8 @@ fn problems(files: &Files, rows: &[Row]) -> Vec<String> {
 const REASON: &str = "none:";
 
 /// Crates that run in tests alone.
-const TEST_CRATES: [&str; 7] = [
+const TEST_CRATES: [&str; 8] = [
+    "distribute-benches",
     "distribute-conformance",
     "distribute-gpu-checks",
     "distribute-gpu-training",

@@ -122,6 +122,7 @@ fn split(host: &str) -> (&str, &str) {
 
 #[cfg(test)]
 mod tests {
+    use distribute_testkit::skipped;
     use proptest::prelude::*;
 
     use super::*;
@@ -172,7 +173,7 @@ mod tests {
             ["n[8-10]", "n[08-10]", "r[1-2]n[1-2]", "n[1-2],m5,o[3-4,6,7-9]", "n[001-003],n4", "a1,a1", &compressed];
         for list in lists {
             let Some(expected) = slurms(list) else {
-                return println!("skipped: Slurm's own expansion, scontrol is not installed (slurm-client)");
+                return skipped("Slurm's own expansion: scontrol is not installed (apt-get install slurm-client)");
             };
             assert_eq!(expand(list), Some(expected), "{list}");
         }

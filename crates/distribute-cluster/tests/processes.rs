@@ -12,8 +12,9 @@ use distribute_cluster::{Coordination, CoordinationOptions, FailureCause, Member
 
 const SOON: Duration = Duration::from_secs(10);
 
-/// The body of a started process; does nothing as a test.
+/// The body of a started process.
 #[test]
+#[ignore = "a process that other tests start"]
 fn a_member_until_it_is_killed() {
     let Some(membership) = Membership::from_env().unwrap() else { return };
     let options = CoordinationOptions::default().join_timeout(SOON);
@@ -39,7 +40,7 @@ impl Drop for Member {
 
 fn start(rank: u32, size: u32, port: u16) -> (Member, mpsc::Receiver<String>) {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    started(command.args(["--exact", "a_member_until_it_is_killed", "--nocapture"]), rank, size, port)
+    started(command.args(["--exact", "a_member_until_it_is_killed", "--ignored", "--nocapture"]), rank, size, port)
 }
 
 fn started(command: &mut Command, rank: u32, size: u32, port: u16) -> (Member, mpsc::Receiver<String>) {
@@ -69,8 +70,9 @@ fn line(lines: &mpsc::Receiver<String>, words: &str) -> String {
     }
 }
 
-/// Prints what a started process reads from its environment; does nothing as a test.
+/// Prints what a started process reads from its environment.
 #[test]
+#[ignore = "a process that other tests start"]
 fn a_reader_of_its_environment() {
     if std::env::var_os("DISTRIBUTE_TEST_READER").is_none() {
         return;
@@ -102,7 +104,7 @@ fn variables_that_are_no_text_are_errors() {
             reader_of.env_remove(other);
         }
         let output = reader_of
-            .args(["--exact", "a_reader_of_its_environment", "--nocapture"])
+            .args(["--exact", "a_reader_of_its_environment", "--ignored", "--nocapture"])
             .env("DISTRIBUTE_TEST_READER", "1")
             .env(name, OsStr::from_bytes(b"caf\xe9\n"))
             .output()
@@ -128,7 +130,7 @@ fn a_leader_without_file_descriptors_waits_for_them_and_goes_on() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     drop(listener);
-    let script = format!("ulimit -n {LIMIT} && exec \"$0\" --exact a_member_until_it_is_killed --nocapture");
+    let script = format!("ulimit -n {LIMIT} && exec \"$0\" --exact a_member_until_it_is_killed --ignored --nocapture");
     let (leader, lines) =
         started(Command::new("sh").args(["-c", &script]).arg(std::env::current_exe().unwrap()), 0, 2, port);
     let pid = leader.0.id();

@@ -22,8 +22,9 @@ const SCENARIO: &str = "DEVICE_SCENARIO";
 /// The variable for the number of ranks of each process, each with a part of the one GPU that the process sees.
 const LOCAL: &str = "DEVICE_LOCAL_RANKS";
 
-/// Not a test of its own: the body of the processes of the other tests.
+/// The body of the processes of the other tests.
 #[test]
+#[ignore = "a process that other tests start"]
 fn member() {
     let Ok(scenario) = std::env::var(SCENARIO) else { return };
     let local: usize = std::env::var(LOCAL).unwrap().parse().unwrap();
@@ -121,8 +122,8 @@ fn job(scenario: &str, local: usize, folder: &Path, nccl: bool) -> Job {
     let path: Vec<OsString> = std::env::var_os("LD_LIBRARY_PATH").into_iter().collect();
     let paths =
         std::env::join_paths([folder.to_owned()].into_iter().chain(path.iter().flat_map(std::env::split_paths)));
-    Job::builder(std::env::current_exe().unwrap())
-        .args(["member", "--exact", "--nocapture"])
+    Job::of_test("member")
+        .unwrap()
         .env(SCENARIO, scenario)
         .env(LOCAL, local.to_string())
         .env("LD_LIBRARY_PATH", paths.unwrap().to_string_lossy())

@@ -1,8 +1,9 @@
 //! Every check on GPUs that are simulated in the host's memory; the kernels are compiled for the CPU.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
-#![expect(clippy::print_stdout, reason = "what was skipped is said")]
+#![expect(clippy::print_stdout, reason = "a test says what it has checked")]
 
 use distribute_gpu_checks::{Gpus, Outcome, checks};
+use distribute_testkit::skipped;
 
 /// Runs the checks whose names begin with `area` on simulated GPUs.
 fn holds(test: &str, area: &str, settings: &[(&str, &str)]) {
@@ -23,7 +24,7 @@ fn holds(test: &str, area: &str, settings: &[(&str, &str)]) {
                 println!("passed: {} ({tried})", check.name);
                 held += 1;
             }
-            Ok(Outcome::Skipped(reason)) => println!("skipped: {} ({reason})", check.name),
+            Ok(Outcome::Skipped(reason)) => skipped(format_args!("{} ({reason})", check.name)),
             Err(error) => panic!("{}: {error}", check.name),
         }
     }

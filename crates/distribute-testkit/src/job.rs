@@ -52,6 +52,13 @@ impl Outcome {
     pub fn success(&self) -> bool {
         self.code == Some(0)
     }
+
+    /// Returns whether the task is a [process of a test](Job::of_test), and that test was run and has passed. A test
+    /// program that finds no test of a name exits with 0, too.
+    #[must_use]
+    pub fn passed(&self) -> bool {
+        self.success() && self.stdout.contains("test result: ok. 1 passed")
+    }
 }
 
 /// A job that has not been started, created by [`Job::builder`].
@@ -168,6 +175,16 @@ impl Job {
             unset: Vec::new(),
             task_env: Box::new(|_| Vec::new()),
         }
+    }
+
+    /// Returns a builder of a job of this test program, whose tasks run one test each: the body of a process, which is
+    /// marked `#[ignore]`, so that it counts as a test nowhere else. `name` is its full name, such as `faults::member`.
+    ///
+    /// # Errors
+    /// [`Error::OwnPath`] if the path of this program is unknown.
+    pub fn of_test(name: &str) -> Result<JobBuilder, Error> {
+        let program = std::env::current_exe().map_err(Error::OwnPath)?;
+        Ok(Job::builder(program).args([name, "--exact", "--ignored", "--nocapture"]))
     }
 
     /// Sends a signal to a task's process group. Does nothing if the task has ended.

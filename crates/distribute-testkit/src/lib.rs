@@ -7,6 +7,7 @@
 //! - `digits` (feature `digits`) draws handwritten digits, for programs that train something.
 //! - [`Family`] tracks every process that descends from a command, even if it was orphaned, and checks that none is
 //!   left.
+//! - [`skipped`] shows why a test was skipped, also where its output is captured.
 //! - [`CountingAllocator`] counts the bytes that a process uses.
 //! - [`Slurm`] starts Slurm's daemons on this machine, where they are installed.
 //! - [`with_object_server`] runs a test against an S3 server, over a [`Relay`] that cuts and delays connections.
@@ -53,6 +54,7 @@ mod hook;
 mod job;
 mod object_server;
 mod ports;
+mod skip;
 mod slurm;
 
 pub use binary::target_binary;
@@ -64,4 +66,5 @@ pub use job::{Job, JobBuilder, Outcome};
 pub use object_server::{Relay, RelayFault, with_object_server};
 pub use ports::Ports;
 pub use rustix::process::Signal;
+pub use skip::skipped;
 pub use slurm::Slurm;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::Ports;
+use crate::{Ports, skipped};
 
 /// A relay to an S3 server, for as long as the body of [`with_object_server`] runs.
 #[derive(Debug)]
@@ -130,7 +130,7 @@ fn pass(mut from: &TcpStream, mut to: &TcpStream, is_request: bool, faults: &Mut
 /// again with only this test, whose variables (`AWS_ENDPOINT_URL`, credentials) lead to the server over a [`Relay`].
 /// The server has an empty bucket `bucket`. Call it first in a test; it returns when the body has ended.
 ///
-/// If moto's server is not installed, prints how to install it, and returns.
+/// If moto's server is not installed, the test is [skipped], which names how to install it.
 ///
 /// # Panics
 /// If the body panics, or takes longer than `limit`.
@@ -145,11 +145,7 @@ pub fn with_object_server(limit: Duration, body: impl FnOnce(&Relay)) {
         return;
     }
     let Some(server) = Server::start() else {
-        #[expect(clippy::print_stdout, reason = "for the output of a test")]
-        {
-            println!("skipped: no S3 server is installed (pip install 'moto[server]')");
-        }
-        return;
+        return skipped("no S3 server is installed (pip install 'moto[server]')");
     };
     let test = thread::current().name().unwrap_or_default().to_owned();
     let again = || -> io::Result<Child> {

@@ -14,10 +14,10 @@ use crate::{Error, Ports, hook};
 /// # Examples
 ///
 /// ```no_run
-/// use distribute_testkit::Slurm;
+/// use distribute_testkit::{Slurm, skipped};
 /// # fn main() -> Result<(), distribute_testkit::Error> {
 /// if let Some(program) = Slurm::missing() {
-///     eprintln!("skipped: {program} is not installed");
+///     skipped(format_args!("{program} is not installed"));
 ///     return Ok(());
 /// }
 /// let slurm = Slurm::start("/tmp/of-this-test".as_ref())?;

@@ -22,6 +22,7 @@ const ROLE: &str = "DISTRIBUTE_TEST_STATUS_WORKER";
 
 /// Trains with others until a file exists. Rank 1 computes longer than they do.
 #[test]
+#[ignore = "a process that other tests start"]
 fn worker() {
     let Some(end) = std::env::var_os(ROLE) else { return };
     let strategy = MultiWorkerMirroredStrategy::builder().devices(["CPU:0"]).build().unwrap();
@@ -68,7 +69,7 @@ fn job(end: &Path) -> JobBuilder {
             .map(|(name, value)| (name.to_owned(), value))
             .to_vec()
     };
-    let job = Job::builder(std::env::current_exe().unwrap()).args(["worker", "--exact", "--nocapture"]);
+    let job = Job::of_test("worker").unwrap();
     job.tasks(3).task_env(place).env(ROLE, end.to_str().unwrap()).env("MASTER_PORT", "1")
 }
 

@@ -6,7 +6,7 @@ use std::env;
 use std::ptr;
 use std::time::Duration;
 
-use distribute_testkit::{Job, within};
+use distribute_testkit::{Job, skipped, within};
 use nccl_sys::{Code, Config, DataType, ENV_LIBRARY, Error, Library, RedOp, UniqueId, Version};
 
 /// Set for the child that meets on an interface that does not exist.
@@ -17,7 +17,7 @@ fn nccl() -> Option<Library> {
     match Library::load() {
         Ok(library) => Some(library),
         Err(error) => {
-            eprintln!("skipped: {error}");
+            skipped(error);
             None
         }
     }
@@ -109,7 +109,7 @@ fn where_there_is_no_device_joining_fails_in_words() {
         // SAFETY: `comm` stays during the blocking call.
         match unsafe { nccl.comm_init_rank_config(&mut comm, 1, id, 0, &config) } {
             Ok(_) => {
-                println!("skipped: there is a device");
+                skipped("there is a device");
                 // SAFETY: the communicator was made above.
                 let _ = unsafe { nccl.comm_destroy(comm) }.unwrap();
             }
@@ -128,7 +128,7 @@ fn a_setting_that_this_nccl_would_ignore_is_refused() {
     let Some(nccl) = nccl() else { return };
     let config = Config::new().max_p2p_peers(4);
     if config.version() <= nccl.version() {
-        println!("skipped: NCCL {} knows every setting", nccl.version());
+        skipped(format_args!("NCCL {} knows every setting", nccl.version()));
         return;
     }
     let id = nccl.unique_id().unwrap();

@@ -1,6 +1,5 @@
 //! Tests of lowering: burn's Flex backend is the oracle of programs that the evaluator and a plugin run.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
-#![expect(clippy::print_stdout, reason = "tests that are skipped say so")]
 
 mod elementwise;
 mod harness;

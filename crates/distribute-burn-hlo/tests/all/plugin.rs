@@ -4,6 +4,7 @@ use std::env;
 use std::sync::OnceLock;
 
 use distribute_hlo::Program;
+use distribute_testkit::skipped;
 use hlo_evaluator::{CpuPlugin, Tensor};
 
 /// Returns the plugin that all tests share.
@@ -11,7 +12,7 @@ fn plugin() -> Option<&'static CpuPlugin> {
     static PLUGIN: OnceLock<Option<CpuPlugin>> = OnceLock::new();
     let open = || {
         let Some(file) = env::var_os("DISTRIBUTE_PJRT_PLUGIN") else {
-            println!("skipped: DISTRIBUTE_PJRT_PLUGIN names no plugin for CPUs; programs are only evaluated");
+            skipped("DISTRIBUTE_PJRT_PLUGIN names no plugin for CPUs; programs are only evaluated");
             return None;
         };
         Some(CpuPlugin::open(file, 1).unwrap())

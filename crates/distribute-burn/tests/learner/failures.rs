@@ -181,6 +181,7 @@ const DEADLINE: Duration = Duration::from_secs(120);
 
 /// Trains in a process of its own until another one fails, and prints the error.
 #[test]
+#[ignore = "a process that other tests start"]
 fn worker() {
     if std::env::var_os(WORKER).is_none() {
         return;
@@ -201,7 +202,7 @@ fn a_process_that_is_killed_is_named_by_the_others() {
         place.into_iter().chain(leader).map(|(name, value)| (name.to_owned(), value)).collect()
     };
     let folder = tempfile::tempdir().unwrap();
-    let job = Job::builder(std::env::current_exe().unwrap()).args(["failures::worker", "--exact", "--nocapture"]);
+    let job = Job::of_test("failures::worker").unwrap();
     let job = job.env("DISTRIBUTE_STORE", format!("file:{}", folder.path().display()));
     let mut job = job.tasks(3).task_env(place).env(WORKER, "1").start().unwrap();
     // The renderer of the chief prints each step.

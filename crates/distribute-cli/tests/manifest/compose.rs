@@ -3,6 +3,7 @@
 use std::fs;
 use std::process::Command;
 
+use distribute_testkit::skipped;
 use serde_json::{Value, json};
 
 use crate::kubernetes::Pod;
@@ -114,8 +115,7 @@ fn every_option_is_in_the_file_where_compose_reads_it() {
 fn docker_compose_reads_the_file() {
     let version = Command::new("docker").args(["compose", "version"]).output();
     if !version.is_ok_and(|output| output.status.success()) {
-        eprintln!("skipped: docker compose is not installed (apt-get install docker-compose-plugin)");
-        return;
+        return skipped("docker compose is not installed (apt-get install docker-compose-plugin)");
     }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("compose.yaml");

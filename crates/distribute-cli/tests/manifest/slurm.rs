@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use distribute_testkit::Slurm;
+use distribute_testkit::{Slurm, skipped};
 use tempfile::TempDir;
 
 use crate::{Environment, call, membership, print};
@@ -164,7 +164,7 @@ impl Cluster {
     /// Starts Slurm, or says that it is not installed.
     fn start() -> Option<Cluster> {
         if let Some(program) = Slurm::missing() {
-            eprintln!("skipped: {program} is not installed (apt-get install slurm-wlm)");
+            skipped(format_args!("{program} is not installed (apt-get install slurm-wlm)"));
             return None;
         }
         let folder = tempfile::tempdir().unwrap();

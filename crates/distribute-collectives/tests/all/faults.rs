@@ -8,15 +8,16 @@ use std::time::{Duration, Instant};
 
 use distribute_cluster::{Coordination, CoordinationOptions, FailureKind, Membership};
 use distribute_collectives::{Options, ProcessGroup, Rank, ReduceOp};
-use distribute_testkit::{Job, JobBuilder, Outcome, Ports, Signal};
+use distribute_testkit::{Job, JobBuilder, Outcome, Ports, Signal, skipped};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// The variable that selects what the members of a job do after they have met.
 const SCENARIO: &str = "FAULT_SCENARIO";
 
-/// Not a test itself: the program that each process of the other tests runs.
+/// The program that each process of the other tests runs.
 #[test]
+#[ignore = "a process that other tests start"]
 fn member() {
     let Ok(scenario) = std::env::var(SCENARIO) else { return };
     match meet(&scenario).and_then(|(coordination, group, options)| act(&scenario, &group, &coordination, &options)) {
@@ -137,8 +138,7 @@ fn job_with(
             .map(|(name, value)| (name.to_owned(), value))
             .collect()
     };
-    let program = std::env::current_exe().unwrap();
-    let job = Job::builder(program).args(["faults::member", "--exact", "--nocapture"]).tasks(tasks).task_env(place);
+    let job = Job::of_test("faults::member").unwrap().tasks(tasks).task_env(place);
     job.env(SCENARIO, scenario).env("DISTRIBUTE_TRANSPORT", transport)
 }
 
@@ -317,7 +317,7 @@ fn shared_memory_takes_no_room_in_dev_shm() {
         return;
     }
     if !Command::new("unshare").args(["-rm", "true"]).status().is_ok_and(|status| status.success()) {
-        return println!("skipped: this system does not let its users make namespaces");
+        return skipped("this system does not let its users make namespaces");
     }
     let script = "mount -t tmpfs -o size=64k tmpfs /dev/shm && exec \"$0\" shared_memory_takes_no_room --nocapture";
     let program = std::env::current_exe().unwrap();

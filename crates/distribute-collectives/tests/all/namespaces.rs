@@ -1,6 +1,5 @@
 //! Processes in separate pid namespaces, like containers of one host: equal process ids refer to different processes
 //! there, and no process may mistake another's memory for its peer's.
-#![expect(clippy::print_stdout, reason = "members say how they ended, and tests why they were skipped")]
 
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -8,15 +7,16 @@ use std::time::Duration;
 
 use distribute_cluster::{Coordination, CoordinationOptions, Membership};
 use distribute_collectives::{Options, ProcessGroup, ReduceOp};
-use distribute_testkit::{Job, Ports};
+use distribute_testkit::{Job, Ports, skipped};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Set for members.
 const MEMBER: &str = "NAMESPACE_MEMBER";
 
-/// Not a test itself: the program that each process of the other tests runs.
+/// The program that each process of the other tests runs.
 #[test]
+#[ignore = "a process that other tests start"]
 fn member() {
     if std::env::var_os(MEMBER).is_none() {
         return;
@@ -49,14 +49,14 @@ fn can_unshare(what: &str) -> bool {
     command.args(["--pid", "--fork", "--mount-proc", "true"]).stdout(Stdio::null()).stderr(Stdio::null());
     let can = command.status().is_ok_and(|status| status.success());
     if !can {
-        println!("skipped: {what}: `unshare --pid` is missing or not permitted here");
+        skipped(format_args!("{what}: `unshare --pid` is missing or not permitted here"));
     }
     can
 }
 
 /// Returns a shell command that runs members with these ranks at the same time, and ends with them.
 fn members(ranks: &[u32]) -> String {
-    let one = |rank: &u32| format!("RANK={rank} \"$PROGRAM\" namespaces::member --exact --nocapture & ");
+    let one = |rank: &u32| format!("RANK={rank} \"$PROGRAM\" namespaces::member --exact --ignored --nocapture & ");
     ranks.iter().map(one).chain(["wait".to_owned()]).collect()
 }
 
@@ -103,7 +103,10 @@ fn four_processes_that_are_each_the_first_of_their_namespace_use_tcp() {
     }
     for mounts in [true, false] {
         let containers = (0..4).map(|rank| {
-            contained(&format!("RANK={rank} exec \"$PROGRAM\" namespaces::member --exact --nocapture"), mounts)
+            contained(
+                &format!("RANK={rank} exec \"$PROGRAM\" namespaces::member --exact --ignored --nocapture"),
+                mounts,
+            )
         });
         assert_eq!(run(containers.collect(), 4), ["tcp"; 4]);
     }

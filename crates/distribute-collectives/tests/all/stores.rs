@@ -12,8 +12,9 @@ const DEADLINE: Duration = Duration::from_secs(60);
 /// Set for members.
 const MEMBER: &str = "STORE_MEMBER";
 
-/// Not a test itself: the program that each process of the other tests runs.
+/// The program that each process of the other tests runs.
 #[test]
+#[ignore = "a process that other tests start"]
 fn member() {
     let Ok(scenario) = std::env::var(MEMBER) else { return };
     match act(&scenario) {
@@ -60,8 +61,7 @@ fn job(scenario: &str, folder: &Path, ranks: u32) -> JobBuilder {
         let leader = [("MASTER_ADDR", "127.0.0.1".to_owned()), ("MASTER_PORT", "1".to_owned())];
         place.into_iter().chain(leader).map(|(name, value)| (name.to_owned(), value)).collect()
     };
-    let program = std::env::current_exe().unwrap();
-    let job = Job::builder(program).args(["stores::member", "--exact", "--nocapture"]).tasks(ranks).task_env(place);
+    let job = Job::of_test("stores::member").unwrap().tasks(ranks).task_env(place);
     job.env(MEMBER, scenario).env("DISTRIBUTE_STORE", format!("file:{}", folder.display()))
 }
 

@@ -137,14 +137,26 @@ pub(crate) fn normed(strategy: &Strategy) -> Result<(), Stop> {
 }
 
 pub(crate) fn normed_apart<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
-    let model = train::<L>(strategy, Kind::NormedApart, 10, |_| 16)?;
-    let trained = |replica: usize| -> Result<Vec<Vec<f64>>, Stop> {
-        let trainable = variables(&model).iter().filter(|variable| variable.is_trainable());
-        trainable.map(|variable| elements(strategy, variable, replica)).collect()
-    };
-    for replica in 1..strategy.num_local_replicas() {
-        check_eq!(trained(replica)?, trained(0)?, format!("copy {replica}"));
+    if strategy.num_replicas_in_sync() == 1 {
+        return Err(Stop::NotApplicable("there is one replica"));
     }
+    if strategy.shares_variables() {
+        return Err(Stop::NotApplicable("replicas that share variables have no copies of their own"));
+    }
+    let trained = |model: &L::Model, replica: usize| -> Result<Vec<f64>, Stop> {
+        let mut all = Vec::new();
+        for variable in variables(model).iter().filter(|variable| variable.is_trainable()) {
+            all.extend(elements(strategy, variable, replica)?);
+        }
+        Ok(all)
+    };
+    let model = train::<L>(strategy, Kind::NormedApart, 10, |_| 16)?;
+    let first = trained(&model, 0)?;
+    for replica in 1..strategy.num_local_replicas() {
+        check_eq!(trained(&model, replica)?, first, format!("copy {replica}"));
+    }
+    equal_everywhere(strategy, first.clone())?;
+    check!(trained(&built::<L>(strategy, Kind::NormedApart)?, 0)? != first, "nothing was trained");
     Ok(())
 }
 
@@ -180,8 +192,11 @@ pub(crate) fn copies<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
     for replica in 1..strategy.num_local_replicas() {
         check_eq!(parameters::<L>(strategy, &model, replica)?, first, format!("copy {replica}"));
     }
-    // And those of other processes.
-    let mine: Vec<f64> = first.iter().map(|x| f64::from(*x)).collect();
+    equal_everywhere(strategy, first.into_iter().map(f64::from).collect())
+}
+
+/// Compares values with those of other processes.
+fn equal_everywhere(strategy: &Strategy, mine: Vec<f64>) -> Result<(), Stop> {
     let mine = HostTensor::new(&[mine.len()], mine)?;
     let all = PerReplica::new(vec![mine; strategy.num_local_replicas()]);
     let [most, least]: [HostTensor; 2] =

@@ -14,6 +14,9 @@ use crate::check::{Fault, Stop, check, check_eq};
 use crate::conditions::{in_one_process, is_compiled, unless_whole};
 use crate::library::{Batch, Build, Kind, Library, elements, variables};
 
+/// Tolerance of averages, which are rounded in each update.
+const AVERAGING: f32 = 1e-6;
+
 pub(super) fn apart(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
@@ -237,12 +240,27 @@ pub(crate) fn frozen<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
 }
 
 pub(crate) fn averages<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
-    let (model, _) = train_by::<L>(strategy, Kind::Dense, 5, |_| 16, |model| Sgd::new(0.2).build(model))?;
+    let (model, optimizer) = train_by::<L>(strategy, Kind::Dense, 5, |_| 16, |model| Sgd::new(0.2).build(model))?;
     let mut averages = Ema::new(&model, 0.5)?;
-    averages.update(&model)?;
+    let mut expected = parameters::<L>(strategy, &model, 0)?;
+    // The decay of the first updates is (1 + n) / (10 + n).
+    for (step, decay) in [(5, 0.1), (6, 2.0 / 11.0)] {
+        minimize::<L>(strategy, &model, &optimizer, &Batch::new(step, 16))?;
+        averages.update(&model)?;
+        let values = parameters::<L>(strategy, &model, 0)?;
+        expected
+            .iter_mut()
+            .zip(values)
+            .for_each(|(average, value)| *average = decay * *average + (1.0 - decay) * value);
+    }
     let trained = parameters::<L>(strategy, &model, 0)?;
+    check!(apart(&expected, &trained) > 100.0 * AVERAGING, "the averages are the values");
     averages.swap(&model)?;
     audit::<L>(strategy, &model)?;
+    for replica in 0..strategy.num_local_replicas() {
+        let apart = apart(&parameters::<L>(strategy, &model, replica)?, &expected);
+        check!(apart < AVERAGING, "averages of copy {replica} are {apart:e} from those of its values");
+    }
     averages.swap(&model)?;
     check_eq!(parameters::<L>(strategy, &model, 0)?, trained, "values after averages were swapped in and out");
     Ok(())

@@ -8,6 +8,7 @@ use distribute::values::{
 };
 
 use crate::check::{Fault, Stop, check, check_eq};
+use crate::conditions::local_ids;
 
 fn variable(
     strategy: &Strategy,
@@ -137,7 +138,13 @@ pub(crate) fn on_read_set(strategy: &Strategy) -> Result<(), Stop> {
     let count = strategy.variable("count", &HostTensor::new(&[], vec![0i64])?, options)?;
     strategy.with_call_context(|context| count.assign(context, Assignment::Set, &HostTensor::new(&[], vec![7i64])?))?;
     let whole = strategy.with_call_context(|context| count.read_value(context))?;
-    check_eq!(whole.to_elements::<i64>()?, [7], "whole numbers");
+    check_eq!(whole.to_elements::<i64>()?, [7], "the sum of whole numbers");
+    let mut shares = Vec::new();
+    for component in count.components() {
+        shares.extend(component.to_elements::<i64>()?);
+    }
+    let share = |id: usize| (7 / n + usize::from(id < 7 % n)) as i64;
+    check_eq!(shares, local_ids(strategy).into_iter().map(share).collect::<Vec<_>>(), "shares of whole numbers");
     Ok(())
 }
 

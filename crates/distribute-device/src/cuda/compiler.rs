@@ -286,11 +286,13 @@ fn keep(file: &Path, image: &[u8]) {
 
 #[cfg(test)]
 mod tests {
+    use distribute_testkit::skipped;
+
     use super::*;
 
     /// Returns the compiler, or prints that the test is skipped because it is missing.
     fn compiler() -> Option<Compiler> {
-        Compiler::find().inspect_err(|error| println!("skipped: {error}")).ok()
+        Compiler::find().inspect_err(|error| skipped(error)).ok()
     }
 
     #[test]
@@ -298,7 +300,7 @@ mod tests {
         let Some(compiler) = compiler() else { return };
         for capability in [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)] {
             let Ok(options) = compiler.options(capability) else {
-                println!("skipped: NVRTC {:?} knows nothing as old as {capability:?}", compiler.version);
+                skipped(format_args!("NVRTC {:?} knows nothing as old as {capability:?}", compiler.version));
                 continue;
             };
             for module in Module::all() {
@@ -331,7 +333,7 @@ mod tests {
     fn code_is_kept_by_its_text_and_options() {
         let compiler = Compiler { version: (13, 0), architectures: vec![90] };
         let file = |source: &str, option: &str| cache_file(&compiler, &[option.to_owned()], source);
-        let Some(first) = file("a", "b") else { return println!("skipped: DISTRIBUTE_KERNEL_CACHE is empty") };
+        let Some(first) = file("a", "b") else { return skipped("DISTRIBUTE_KERNEL_CACHE is empty") };
         assert_eq!(file("a", "b"), Some(first.clone()));
         assert!(file("ab", "").is_some_and(|other| other != first));
         let newer = Compiler { version: (13, 1), ..compiler.clone() };

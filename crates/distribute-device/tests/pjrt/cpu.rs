@@ -8,13 +8,14 @@ use distribute_device::pjrt::{
     ProgramCache, Search,
 };
 use distribute_device::{Error, HostBuffer};
+use distribute_testkit::skipped;
 
 use crate::programs::{TRANSPOSE, soon, step};
 
 /// Returns a client of 8 devices.
 fn client() -> Option<Client> {
     let Some(file) = env::var_os("DISTRIBUTE_PJRT_PLUGIN") else {
-        println!("skipped: DISTRIBUTE_PJRT_PLUGIN names no plugin for CPUs");
+        skipped("DISTRIBUTE_PJRT_PLUGIN names no plugin for CPUs");
         return None;
     };
     let plugin = Plugin::open(&Search::file(file), soon()).unwrap();

@@ -4,6 +4,7 @@ use std::env;
 
 use distribute_device::Error;
 use distribute_device::pjrt::{Client, ClientOptions, CompileOptions, Plugin, Search, Topology, Value};
+use distribute_testkit::skipped;
 
 use crate::programs::{soon, step};
 
@@ -11,7 +12,7 @@ use crate::programs::{soon, step};
 #[test]
 fn libtpu_compiles_for_topologies_without_a_tpu() {
     let (Some(file), Some(_)) = (env::var_os("TPU_LIBRARY_PATH"), env::var_os("TPU_SKIP_MDS_QUERY")) else {
-        return println!("skipped: TPU_LIBRARY_PATH names no libtpu, or TPU_SKIP_MDS_QUERY is not set");
+        return skipped("TPU_LIBRARY_PATH names no libtpu, or TPU_SKIP_MDS_QUERY is not set");
     };
     let plugin = Plugin::open(&Search::file(file), soon()).unwrap();
     let (oldest, newest) = plugin.stablehlo_versions().unwrap().unwrap();

@@ -1,5 +1,4 @@
 //! Tests of PJRT plugins: a simulated one, and XLA's for CPUs and libtpu where they are named.
-#![expect(clippy::print_stdout, reason = "tests say that they are skipped")]
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 mod cpu;

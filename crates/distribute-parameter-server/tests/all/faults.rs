@@ -472,8 +472,9 @@ fn evaluation_counts_each_part_once_whoever_is_killed() {
     assert_eq!(sums.into_iter().sum::<u64>(), 999 * 1000 / 2);
 }
 
-/// Not a test of its own: a coordinator that adds and saves, and is killed.
+/// The body of a started process: a coordinator that adds and saves, and is killed.
 #[test]
+#[ignore = "a process that other tests start"]
 fn coordinating() {
     let (Ok(config), Some(folder)) = (std::env::var("TEST_CLUSTER"), std::env::var_os("TEST_FOLDER")) else { return };
     let resolver = TfConfigResolver::from_json(&config).unwrap();
@@ -504,8 +505,8 @@ fn a_coordinator_that_is_started_again_goes_on_from_its_checkpoint() {
         "task": {"type": "chief", "index": 0},
     });
     let start = || {
-        Job::builder(std::env::current_exe().unwrap())
-            .args(["--exact", "faults::coordinating", "--nocapture"])
+        Job::of_test("faults::coordinating")
+            .unwrap()
             .env("TEST_CLUSTER", config.to_string())
             .env("TEST_FOLDER", folder.path().to_str().unwrap())
             .start()

@@ -265,8 +265,9 @@ fn a_coordinator_that_answers_pings_and_says_nothing_is_lost() {
     });
 }
 
-/// Not a test of its own: a coordinator that attends, and does nothing else.
+/// The body of a started process: a coordinator that attends, and does nothing else.
 #[test]
+#[ignore = "a process that other tests start"]
 fn coordinating() {
     let Ok(config) = std::env::var("TEST_CLUSTER") else { return };
     let resolver = distribute_cluster::TfConfigResolver::from_json(&config).unwrap();
@@ -284,11 +285,8 @@ fn a_coordinator_whose_host_has_vanished_is_noticed() {
     let config = serde_json::json!({
         "cluster": cluster.resolver().spec.to_json(), "task": {"type": "chief", "index": 0},
     });
-    let chief = Job::builder(std::env::current_exe().unwrap())
-        .args(["--exact", "strangers::coordinating", "--nocapture"])
-        .env("TEST_CLUSTER", config.to_string())
-        .start()
-        .unwrap();
+    let chief =
+        Job::of_test("strangers::coordinating").unwrap().env("TEST_CLUSTER", config.to_string()).start().unwrap();
     chief.wait_for_line(0, "coordinating", SOON).unwrap();
     // Its connections stay open, but nothing is sent on them any more.
     chief.kill(0, Signal::STOP).unwrap();

@@ -239,9 +239,9 @@ mod tests {
         let python = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/peers/tf/bin/python");
         let installed = Command::new(python).args(["-c", "import xprof"]).output();
         if !installed.is_ok_and(|output| output.status.success()) {
-            println!(
-                "skipped: xprof is not installed \
-                 (python3 -m venv target/peers/tf && target/peers/tf/bin/pip install xprof)"
+            distribute_testkit::skipped(
+                "xprof is not installed \
+                 (python3 -m venv target/peers/tf && target/peers/tf/bin/pip install xprof)",
             );
             return;
         }

@@ -89,9 +89,9 @@ fn tensorboard_reads_them() {
     let python = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/peers/tf/bin/python");
     let installed = Command::new(python).args(["-c", "import tensorboard"]).output();
     if !installed.is_ok_and(|output| output.status.success()) {
-        println!(
-            "skipped: TensorBoard is not installed \
-             (python3 -m venv target/peers/tf && target/peers/tf/bin/pip install tensorboard pillow)"
+        distribute_testkit::skipped(
+            "TensorBoard is not installed \
+             (python3 -m venv target/peers/tf && target/peers/tf/bin/pip install tensorboard pillow)",
         );
         return;
     }

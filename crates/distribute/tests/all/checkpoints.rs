@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use distribute_testkit::{Job, JobBuilder, Ports, Signal, target_binary};
+use distribute_testkit::{Job, JobBuilder, Ports, Signal, skipped, target_binary};
 
 const DEADLINE: Duration = Duration::from_secs(120);
 
@@ -136,11 +136,10 @@ fn python_reads_the_model() {
     let python = std::path::PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/peers/venv/bin/python"));
     let installed = Command::new(&python).args(["-c", "import safetensors, numpy"]).output();
     if !installed.is_ok_and(|output| output.status.success()) {
-        println!(
-            "skipped: Python's safetensors is not installed \
-             (python3 -m venv target/peers/venv && target/peers/venv/bin/pip install safetensors numpy)"
+        return skipped(
+            "Python's safetensors is not installed \
+             (python3 -m venv target/peers/venv && target/peers/venv/bin/pip install safetensors numpy)",
         );
-        return;
     }
     let folder = tempfile::tempdir().unwrap();
     let outcomes = mnist(folder.path(), 1, "losses").start().unwrap().wait_all(DEADLINE).unwrap();

@@ -1,6 +1,5 @@
 //! Tests of the evaluator, and of compilers against it.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
-#![expect(clippy::print_stdout, reason = "tests that are skipped say so")]
 
 mod case;
 mod every_operation;

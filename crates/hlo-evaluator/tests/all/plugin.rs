@@ -13,6 +13,7 @@ mod reduction;
 use std::env;
 
 use distribute_hlo::Program;
+use distribute_testkit::skipped;
 use hlo_evaluator::{CpuPlugin, Tensor, evaluate};
 
 use crate::case::{Case, Tolerance, difference};
@@ -20,7 +21,7 @@ use crate::case::{Case, Tolerance, difference};
 /// Returns the plugin, with 4 devices.
 fn plugin() -> Option<CpuPlugin> {
     let Some(file) = env::var_os("DISTRIBUTE_PJRT_PLUGIN") else {
-        println!("skipped: DISTRIBUTE_PJRT_PLUGIN names no plugin for CPUs");
+        skipped("DISTRIBUTE_PJRT_PLUGIN names no plugin for CPUs");
         return None;
     };
     Some(CpuPlugin::open(file, 4).unwrap())

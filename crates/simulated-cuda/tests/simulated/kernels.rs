@@ -2,6 +2,7 @@
 
 use cudarc::driver::{CudaContext, DevicePtr as _, DevicePtrMut as _, LaunchConfig, PushKernelArg as _, sys};
 use cudarc::nvrtc::{CompileError, Ptx, compile_ptx};
+use distribute_testkit::skipped;
 use simulated_cuda::inside;
 
 use super::{ADD, AddParams, code, kernel};
@@ -117,8 +118,7 @@ fn a_source_with_an_error_gives_the_compilers_log() {
         return;
     }
     if !super::has_compiler() {
-        eprintln!("skipped: kernels need a C compiler, cc");
-        return;
+        return skipped("kernels need a C compiler, cc");
     }
     for (source, said) in
         [("int f(void) { return nothing; }", "nothing"), ("void f(void) { __syncthreads(); }", "__sync")]

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaContext, CudaFunction, CudaStream, DriverError};
 use cudarc::nvrtc::{CompileOptions, compile_ptx_with_opts};
+use distribute_testkit::skipped;
 
 /// Defines the kernel convention, and a kernel that adds a number.
 const ADD: &str = r#"
@@ -48,7 +49,7 @@ unsafe impl cudarc::driver::DeviceRepr for AddParams {}
 /// Returns a kernel of `source`, or `None` if there is no C compiler: the test is then skipped.
 fn kernel(context: &Arc<CudaContext>, source: &str, name: &str) -> Option<CudaFunction> {
     if !has_compiler() {
-        eprintln!("skipped: kernels need a C compiler, cc");
+        skipped("kernels need a C compiler, cc");
         return None;
     }
     let options = CompileOptions { arch: Some("compute_90"), ..CompileOptions::default() };

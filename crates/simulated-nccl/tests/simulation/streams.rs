@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 use std::{env, ptr};
 
-use distribute_testkit::{Job, within};
+use distribute_testkit::{Job, skipped, within};
 use nccl_sys::{Code, Comm, DataType, Library, RedOp, Search, Stream};
 
 use crate::cuda::{Cuda, NOT_READY};
@@ -21,14 +21,13 @@ const FOLDER: &str = "SIMULATED_NCCL_TEST_FOLDER";
 fn operations_run_on_streams() {
     let built = env::current_exe().unwrap().with_file_name("libsimulated_cuda.so");
     if !built.is_file() {
-        println!("skipped: cargo has not built simulated-cuda beside this test");
-        return;
+        return skipped("cargo has not built simulated-cuda next to this test");
     }
     let folder = tempfile::tempdir().unwrap();
     symlink(built, folder.path().join("libcuda.so.1")).unwrap();
     simulated_nccl::install(folder.path()).unwrap();
     let mut job = Job::builder(env::current_exe().unwrap())
-        .args(["streams::inside", "--nocapture", "--test-threads=1"])
+        .args(["streams::inside", "--ignored", "--nocapture", "--test-threads=1"])
         .env(FOLDER, folder.path().to_string_lossy())
         .env("SIMULATED_CUDA_DEVICES", "2")
         .start()
@@ -82,6 +81,7 @@ mod inside {
     use super::*;
 
     #[test]
+    #[ignore = "a process that other tests start"]
     fn operations_wait_for_what_is_before_them() {
         two_ranks(|cuda, nccl, comm, stream, rank| {
             let held = cuda.hold(stream);
@@ -100,6 +100,7 @@ mod inside {
     }
 
     #[test]
+    #[ignore = "a process that other tests start"]
     fn operations_without_their_peer_end_with_an_abort() {
         two_ranks(|cuda, nccl, comm, stream, rank| {
             if rank == 1 {
@@ -121,6 +122,7 @@ mod inside {
     }
 
     #[test]
+    #[ignore = "a process that other tests start"]
     fn operations_hang_until_their_communicator_is_aborted() {
         two_ranks(|cuda, nccl, comm, stream, rank| {
             if rank == 0 {
@@ -139,6 +141,7 @@ mod inside {
     }
 
     #[test]
+    #[ignore = "a process that other tests start"]
     fn graphs_replay_operations() {
         two_ranks(|cuda, nccl, comm, stream, _| {
             let sum = value(1);
@@ -155,6 +158,7 @@ mod inside {
     }
 
     #[test]
+    #[ignore = "a process that other tests start"]
     fn two_ranks_on_one_device_are_refused() {
         let Some((_, nccl)) = both() else { return };
         within(LIMIT, move || {

@@ -1,5 +1,6 @@
 use std::thread;
 
+use distribute_testkit::skipped;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
@@ -79,7 +80,7 @@ fn absent_members_are_an_error_at_the_deadline() {
 #[test]
 fn members_meet_over_ipv6() {
     if let Err(error) = TcpListener::bind("[::1]:0") {
-        return tracing::warn!("skipped: this machine has no IPv6 loopback interface ({error})");
+        return skipped(format_args!("this machine has no IPv6 loopback interface ({error})"));
     }
     let outcomes = connect_while("::1", 3, |_| ());
     assert!(outcomes.iter().all(Result::is_ok));

@@ -25,8 +25,9 @@ pub(crate) const SILENCE: Duration = Duration::from_secs(3);
 /// The variable for how many seconds tasks wait for a coordinator.
 pub(crate) const COORDINATOR_TIMEOUT: &str = "TEST_COORDINATOR_TIMEOUT";
 
-/// Not a test of its own: the body of a started process.
+/// The body of a started process.
 #[test]
+#[ignore = "a process that other tests start"]
 fn task() {
     serve();
 }
@@ -170,9 +171,7 @@ impl Cluster {
         let config = serde_json::json!({
             "cluster": self.spec.to_json(), "task": {"type": task.kind.name(), "index": task.index},
         });
-        let job = Job::builder(std::env::current_exe().unwrap())
-            .args(["--exact", "harness::task", "--nocapture"])
-            .env("TF_CONFIG", config.to_string());
+        let job = Job::of_test("harness::task").unwrap().env("TF_CONFIG", config.to_string());
         let job = self.env.iter().fold(job, |job, (name, value)| job.env(name, value));
         self.tasks.insert(task, job.start().unwrap());
     }

@@ -4,6 +4,7 @@ use std::env;
 use std::time::{Duration, Instant};
 
 use distribute_device::pjrt::{CompileOptions, Plugin, Search, Topology};
+use distribute_testkit::skipped;
 
 use crate::every_operation::every_operation;
 
@@ -11,7 +12,7 @@ use crate::every_operation::every_operation;
 #[test]
 fn libtpu_compiles_every_operation() {
     let (Some(file), Some(_)) = (env::var_os("TPU_LIBRARY_PATH"), env::var_os("TPU_SKIP_MDS_QUERY")) else {
-        return println!("skipped: TPU_LIBRARY_PATH names no libtpu, or TPU_SKIP_MDS_QUERY is not set");
+        return skipped("TPU_LIBRARY_PATH names no libtpu, or TPU_SKIP_MDS_QUERY is not set");
     };
     let soon = || Instant::now() + Duration::from_secs(60);
     let plugin = Plugin::open(&Search::file(file), soon()).unwrap();
