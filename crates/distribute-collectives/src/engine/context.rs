@@ -8,6 +8,7 @@ use distribute_types::{ErrorClass, FailureKind};
 
 use crate::call::Call;
 use crate::sync::lock;
+use crate::transport::AbortReason;
 use crate::{Error, Rank, Result};
 
 /// The members of a group, as seen by one of its processes, and the group's abort state.
@@ -89,6 +90,14 @@ impl GroupContext {
     /// Returns an error if the group has been aborted; `call` is the operation that the caller is about to start.
     pub(crate) fn check_alive(&self, call: Call) -> Result<()> {
         if self.is_aborted() { Err(self.aborted(Some(call))) } else { Ok(()) }
+    }
+
+    /// Returns what the other processes are told of an abort, if the group has been aborted.
+    pub(super) fn abort_reason(&self) -> Option<AbortReason> {
+        if !self.is_aborted() {
+            return None;
+        }
+        lock(&self.cause).as_ref().map(|AbortCause { origin, error }| error.as_reason(origin))
     }
 
     /// Returns why the group has ended, if it has.

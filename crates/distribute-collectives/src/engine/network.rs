@@ -218,7 +218,13 @@ impl InterProcess {
         // failure: the peers are notified, and the connections are not used for anything else afterwards.
         let outcome = catch_unwind(AssertUnwindSafe(run));
         let error = match outcome {
-            Ok(Ok(())) => return Ok(()),
+            Ok(Ok(())) => {
+                // Aborted meanwhile, by a thread that did not get the connections.
+                if let Some(reason) = context.abort_reason() {
+                    let _ = catch_unwind(AssertUnwindSafe(|| connections.abort(&reason)));
+                }
+                return Ok(());
+            }
             Ok(Err(error)) => error::explain(error, context, &connections, call, started),
             Err(panic) => context.panicked(Some(call), &*panic),
         };
@@ -229,7 +235,7 @@ impl InterProcess {
         Err(error)
     }
 
-    /// Notifies the other processes that this one has failed. An exchange in progress detects this by itself.
+    /// Notifies the other processes that this one has failed. An exchange in progress does this itself, when it ends.
     pub(super) fn abort(&self, reason: &AbortReason) {
         if let Ok(mut connections) = self.connections.try_lock() {
             // A user's transport may panic.
@@ -238,9 +244,80 @@ impl InterProcess {
     }
 
     /// Notifies the other processes that this one leaves, and closes the connections; nothing is exchanged afterwards.
-    pub(crate) fn leave(&self) {
-        let connections = lock(&self.connections).close();
+    /// If the group has been aborted, its peers learn the reason, unless they were told it before.
+    pub(crate) fn leave(&self, context: &GroupContext) {
+        let mut connections = lock(&self.connections).close();
         // A user's transport may panic.
-        let _ = catch_unwind(AssertUnwindSafe(|| drop(connections)));
+        let _ = catch_unwind(AssertUnwindSafe(move || {
+            if let Some(reason) = context.abort_reason() {
+                connections.abort(&reason);
+            }
+            drop(connections);
+        }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::Rank;
+    use crate::transport::{Incoming, Outgoing, Timeout, TransportError};
+
+    /// Records what peers would be told.
+    struct Recorded(Arc<Mutex<Vec<String>>>);
+
+    impl Transport for Recorded {
+        fn name(&self) -> &'static str {
+            "recorded"
+        }
+
+        fn exchange(
+            &mut self,
+            _: &mut [Outgoing<'_>],
+            _: &mut [Incoming<'_>],
+            _: &Timeout<'_>,
+        ) -> Result<(), TransportError> {
+            Ok(())
+        }
+
+        fn abort(&mut self, reason: &AbortReason) {
+            self.0.lock().unwrap().push(reason.cause.clone());
+        }
+
+        fn last_heard(&self, _: usize) -> Option<Instant> {
+            None
+        }
+    }
+
+    impl Drop for Recorded {
+        fn drop(&mut self) {
+            self.0.lock().unwrap().push("left".to_owned());
+        }
+    }
+
+    #[test]
+    fn peers_learn_the_reason_of_an_abort_that_found_the_connections_in_use() {
+        let told: Arc<Mutex<Vec<String>>> = Arc::default();
+        let transport = Box::new(Recorded(told.clone()));
+        let stage = InterProcess::new(transport, (0, 2), Algorithm::Auto, None, None);
+        let context = GroupContext::new("world".to_owned(), vec!["a".to_owned(), "b".to_owned()], 0, 1);
+        let error = Error::PeerLost {
+            name: "a".to_owned(),
+            peer: "b".to_owned(),
+            peer_rank: Rank(1),
+            during: "all_reduce #1".to_owned(),
+            how: "its process ended".to_owned(),
+        };
+        assert!(context.interrupt("a", &error));
+        {
+            let _in_use = lock(&stage.connections);
+            stage.abort(&error.as_reason("a"));
+        }
+        assert!(lock(&told).is_empty());
+        stage.leave(&context);
+        let told = lock(&told).clone();
+        assert!(told.len() == 2 && told[0].contains("lost b") && told[1] == "left", "{told:?}");
     }
 }

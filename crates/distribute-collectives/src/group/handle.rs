@@ -45,7 +45,7 @@ impl Drop for EngineHandle {
     fn drop(&mut self) {
         // No operation is in progress any more: each is waited for by its handle or its work.
         if let Some(stage) = self.engine.inter_process() {
-            stage.leave();
+            stage.leave(&self.engine.context);
         }
     }
 }
