@@ -101,3 +101,19 @@ impl FromStr for ReduceOp {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operations_are_read_in_any_case() {
+        for op in ReduceOp::ALL {
+            for name in [op.name().to_owned(), op.name().to_uppercase()] {
+                assert_eq!(name.parse::<ReduceOp>().unwrap(), op);
+            }
+        }
+        let problem = "average".parse::<ReduceOp>().unwrap_err().to_string();
+        assert!(problem.contains("average") && problem.contains("sum, mean, min"), "{problem}");
+    }
+}

@@ -79,25 +79,31 @@ impl Workers {
 fn check_kinds(strategy: &'static str, replicas: &Replicas, is_found: bool) -> Result<()> {
     let kind = replicas.devices.first().and_then(DeviceSpec::kind).unwrap_or(DeviceKind::Cpu);
     let code = match (is_found, kind) {
-        (false, _) => 0,
-        (true, DeviceKind::Cpu) => 1,
-        (true, _) => 2,
+        (false, _) => NAMED,
+        (true, DeviceKind::Cpu) => FOUND_CPU,
+        (true, _) => FOUND_GPU,
     };
     let all = on_local_ranks(&replicas.groups(), |_, group| {
         group.start().all_gather(vec![code], vec![0u8; group.world_size()])
     })?;
     let [_, all] = all.unwrap_or_default();
-    let worker = |code: u8| all.iter().position(|of| *of == code).map(|rank| rank / replicas.devices.len().max(1));
-    match (worker(1), worker(2)) {
-        (Some(cpu), Some(gpu)) => {
-            let problem = format!(
-                "worker {gpu} has found GPUs, and worker {cpu} only CPUs; see `distribute doctor` on worker {cpu}, or \
-                 name the devices"
-            );
-            Err(Error::Devices { strategy, problem })
-        }
-        _ => Ok(()),
-    }
+    let each = replicas.devices.len().max(1);
+    different_kinds(&all, each).map_or(Ok(()), |problem| Err(Error::Devices { strategy, problem }))
+}
+
+/// How a rank's device was chosen, as ranks tell each other.
+const NAMED: u8 = 0;
+const FOUND_CPU: u8 = 1;
+const FOUND_GPU: u8 = 2;
+
+/// Returns the problem if some ranks have found GPUs and others CPUs; each worker has `each` of the ranks.
+fn different_kinds(ranks: &[u8], each: usize) -> Option<String> {
+    let worker = |code: u8| ranks.iter().position(|of| *of == code).map(|rank| rank / each);
+    let (cpu, gpu) = (worker(FOUND_CPU)?, worker(FOUND_GPU)?);
+    Some(format!(
+        "worker {gpu} has found GPUs, and worker {cpu} only CPUs; see `distribute doctor` on worker {cpu}, or name the \
+         devices"
+    ))
 }
 
 /// Describes replicas on several workers: how many, on which kind of device, and the transport between them.
@@ -113,5 +119,20 @@ pub(crate) fn tensor_ranks(replicas: &Replicas) -> String {
     match replicas.mesh.tensor() {
         1 => String::new(),
         ranks => format!(" × {ranks} tensor ranks"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_that_find_different_kinds_of_devices_are_named() {
+        assert_eq!(different_kinds(&[FOUND_GPU; 4], 2), None);
+        assert_eq!(different_kinds(&[FOUND_CPU; 3], 1), None);
+        // Devices that the program names may be of different kinds.
+        assert_eq!(different_kinds(&[NAMED, FOUND_GPU, NAMED], 1), None);
+        let problem = different_kinds(&[FOUND_GPU, FOUND_GPU, FOUND_CPU, FOUND_CPU], 2).unwrap();
+        assert!(problem.starts_with("worker 0 has found GPUs, and worker 1 only CPUs"), "{problem}");
     }
 }
