@@ -221,15 +221,14 @@ impl InterProcess {
             Ok(Ok(())) => {
                 // Aborted meanwhile, by a thread that did not get the connections.
                 if let Some(reason) = context.abort_reason() {
-                    let _ = catch_unwind(AssertUnwindSafe(|| connections.abort(&reason)));
+                    connections.abort(&reason);
                 }
                 return Ok(());
             }
             Ok(Err(error)) => error::explain(error, context, &connections, call, started),
             Err(panic) => context.panicked(Some(call), &*panic),
         };
-        // The transport's own `abort` may panic too; the connections then end with the process.
-        let _ = catch_unwind(AssertUnwindSafe(|| connections.abort(&error.as_reason(&context.local_name(0)))));
+        connections.abort(&error.as_reason(&context.local_name(0)));
         // Called before the connections are free again: the streams may have ended in the middle of a message.
         on_failure(&error);
         Err(error)
@@ -238,22 +237,21 @@ impl InterProcess {
     /// Notifies the other processes that this one has failed. An exchange in progress does this itself, when it ends.
     pub(super) fn abort(&self, reason: &AbortReason) {
         if let Ok(mut connections) = self.connections.try_lock() {
-            // A user's transport may panic.
-            let _ = catch_unwind(AssertUnwindSafe(|| connections.abort(reason)));
+            connections.abort(reason);
         }
     }
 
     /// Notifies the other processes that this one leaves, and closes the connections; nothing is exchanged afterwards.
     /// If the group has been aborted, its peers learn the reason, unless they were told it before.
     pub(crate) fn leave(&self, context: &GroupContext) {
-        let mut connections = lock(&self.connections).close();
+        let mut connections = lock(&self.connections);
+        if let Some(reason) = context.abort_reason() {
+            connections.abort(&reason);
+        }
+        let transport = connections.close();
+        drop(connections);
         // A user's transport may panic.
-        let _ = catch_unwind(AssertUnwindSafe(move || {
-            if let Some(reason) = context.abort_reason() {
-                connections.abort(&reason);
-            }
-            drop(connections);
-        }));
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(transport)));
     }
 }
 

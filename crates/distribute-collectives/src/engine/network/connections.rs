@@ -2,6 +2,7 @@
 
 use std::io::IoSlice;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
@@ -75,8 +76,10 @@ impl Connections {
         self.transport.last_heard(peer)
     }
 
+    /// Notifies the other processes of an abort. A user's transport may panic; the connections then end with the
+    /// process.
     pub(super) fn abort(&mut self, reason: &AbortReason) {
-        self.transport.abort(reason);
+        let _ = catch_unwind(AssertUnwindSafe(|| self.transport.abort(reason)));
     }
 
     /// Takes the transport out; its drop notifies the peers that this process leaves.
