@@ -221,7 +221,6 @@ impl<L: TensorLibrary> Reducer<L> {
             }
             None => (Vec::new(), None),
         };
-        communication += started.elapsed();
         // All workers step with the same settings, and learn what the others have requested.
         context.check_settings(flags.header(), settings.digest(), || settings.lines())?;
         context.agree_on_step(flags.header());
@@ -239,15 +238,10 @@ impl<L: TensorLibrary> Reducer<L> {
                         None => zeros(&parameters, context.local_replica_id(), index)?,
                     };
                     let sum = match plan.reduces_rows(index) {
-                        true => Some(rows::sum_rows::<L>(group, gradient)?),
-                        false => {
-                            let payload = Payload::<L, u32>::gradient(gradient)?;
-                            group.start().all_reduce(payload, ReduceOp::Sum)?.wait()?.into_gradient()
-                        }
+                        true => rows::sum_rows::<L>(group, gradient)?,
+                        false => sum_whole::<L>(group, gradient)?,
                     };
-                    if let Some(sum) = sum {
-                        all.push(Reduced::new(index, sum)?);
-                    }
+                    all.push(Reduced::new(index, sum)?);
                 }
             }
             Summed::Sharded(..) | Summed::OnDevice(_) => {
@@ -257,6 +251,7 @@ impl<L: TensorLibrary> Reducer<L> {
                 }
             }
         }
+        communication += started.elapsed();
         Ok((Sums { summed, parts: sharded, order }, communication))
     }
 
@@ -285,6 +280,14 @@ impl<L: TensorLibrary> Reducer<L> {
     fn zeros(&self, index: usize) -> Result<L::Tensor, L::Error> {
         zeros(&self.parameters, self.context.local_replica_id(), index)
     }
+}
+
+/// Sums a gradient over all replicas in its own storage. Every replica calls this.
+fn sum_whole<L: TensorLibrary>(group: &ProcessGroup, gradient: L::Tensor) -> Result<L::Tensor, L::Error> {
+    let payload = Payload::<L, u32>::gradient(gradient)?;
+    let sum = group.start().all_reduce(payload, ReduceOp::Sum)?.wait()?;
+    // A payload of a gradient stays one.
+    sum.into_gradient().ok_or_else(|| Error::NoGradient.into())
 }
 
 fn zeros<L: TensorLibrary>(parameters: &Parameters<L>, local: usize, index: usize) -> Result<L::Tensor, L::Error> {

@@ -4,7 +4,7 @@ use distribute_collectives::{ProcessGroup, ReduceOp, SparseRows};
 use distribute_device::{BufferMut, BufferRef, DType, Element};
 use distribute_values::TensorStorage;
 
-use super::Payload;
+use super::sum_whole;
 use crate::TensorLibrary;
 use crate::library::{bytes, dtype};
 use crate::row_share::MOST;
@@ -35,12 +35,7 @@ pub(crate) fn sum_rows<L: TensorLibrary>(group: &ProcessGroup, gradient: L::Tens
         DType::F64 => sum_few::<L, f64>(group, &gradient)?,
         _ => sum_few::<L, f32>(group, &gradient)?,
     };
-    if by_rows {
-        return Ok(gradient);
-    }
-    let payload = Payload::<L, u32>::gradient(gradient)?;
-    let sum = group.start().all_reduce(payload, ReduceOp::Sum)?.wait()?;
-    sum.into_gradient().ok_or_else(|| crate::Error::NoGradient.into())
+    if by_rows { Ok(gradient) } else { sum_whole::<L>(group, gradient) }
 }
 
 /// Returns false, with the gradient unchanged, if there are too many rows.
