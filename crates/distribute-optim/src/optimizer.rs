@@ -252,12 +252,14 @@ impl<L: TensorLibrary> Optimizer<L> {
 
     /// Sets how the gradients of large embeddings are reduced. Default: [`SparseGradients::Auto`].
     ///
-    /// Of such a gradient only the rows of the step's words differ from zero. By rows, replicas exchange these and
-    /// their indices, if all replicas together have rows for at most a quarter of the matrix, and otherwise the whole
-    /// matrix. Either way every replica has the same whole gradient afterwards, so that the update is that of any other
-    /// variable. Gradients of f32 or f64 with two dimensions or more and at least a megabyte are looked at in the first
-    /// step; those whose rows were worth exchanging then are looked at in each step. With `zero1`, with compression, on
-    /// GPUs and for sharded variables, gradients are reduced as a whole.
+    /// In such a gradient only the rows of the words in the batch differ from zero.
+    /// [`Rows`](SparseGradients::Rows) all-reduces these rows with their indices if all replicas together have rows for
+    /// at most a quarter of the matrix, and the whole matrix otherwise. Every replica then has the same whole gradient,
+    /// so the update is that of any other variable.
+    ///
+    /// The first step looks at gradients of f32 or f64 with at least two dimensions and a megabyte, and chooses those
+    /// with few rows; later steps look at these only. Gradients are reduced as a whole with `zero1`, with compression,
+    /// on GPUs and for sharded variables.
     ///
     /// # Examples
     /// ```

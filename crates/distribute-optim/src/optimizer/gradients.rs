@@ -182,12 +182,15 @@ impl<L: TensorLibrary> ReplicaOptimizer<'_, L> {
                 let why = "there is no loss to multiply; leave scale_losses out, or call minimize";
                 return Err(Error::Combination { what: "scale_losses", other: what, why }.into());
             }
-            gradients.into_iter().for_each(|(index, gradient)| sink(index, gradient));
+            // Reductions and clipping write in the memory that they are given.
+            for (index, gradient) in &gradients {
+                sink(*index, gradient.copied()?);
+            }
             Ok(())
         })
     }
 
-    /// Returns copies of gradients, the last variable's first, after a check of each.
+    /// Returns the gradients with the indices of their variables, the last variable's first, after a check of each.
     fn indexed<N: AsRef<str>>(
         &self,
         context: &ReplicaContext,
@@ -213,7 +216,7 @@ impl<L: TensorLibrary> ReplicaOptimizer<'_, L> {
                 let form = |(shape, dtype): (Vec<usize>, _)| format!("{shape:?} {dtype}");
                 return Err(refuse(format!("which is {}, but the gradient is {}", form(expected), form(given))).into());
             }
-            if all[index].replace(gradient.copied()?).is_some() {
+            if all[index].replace(gradient).is_some() {
                 return Err(refuse("for which there is one already; add them first".to_owned()).into());
             }
         }
