@@ -26,20 +26,17 @@ impl DeviceChoice {
 
     /// Returns the devices, at least one. Each replica has `ranks` of them.
     pub(crate) fn devices(self, own: &OwnDevices<'_>, ranks: usize) -> Result<Vec<DeviceSpec>> {
-        let check = |names| check_devices(own.strategy, names, own.table);
         match self {
-            DeviceChoice::Named(names) => check(names),
+            DeviceChoice::Named(names) => check_devices(own.strategy, names, own.table),
             DeviceChoice::Found => match own.gpus(own.uses_gpus())? {
-                gpus if gpus.is_empty() => check(vec!["CPU:0".to_owned()]),
+                gpus if gpus.is_empty() => own.cpus(1),
                 gpus => Ok(gpus),
             },
             DeviceChoice::Gpus(count) => own.first(own.gpus(true)?, count, "num_gpus"),
             DeviceChoice::Replicas(replicas) => {
                 let count = replicas.saturating_mul(ranks);
                 match own.gpus(own.uses_gpus())? {
-                    gpus if gpus.is_empty() && (1..=Devices::MAX_PARTS).contains(&count) => {
-                        check((0..count).map(|index| format!("CPU:{index}")).collect())
-                    }
+                    gpus if gpus.is_empty() && (1..=Devices::MAX_PARTS).contains(&count) => own.cpus(count),
                     gpus => own.first(gpus, count, "num_replicas"),
                 }
             }
@@ -83,7 +80,6 @@ impl<'a> OwnDevices<'a> {
             (true, None) => specs(&Devices::local()),
         };
         if visible.is_empty() {
-            self.miss_gpus(wanted);
             return Ok(visible);
         }
         let all = visible.len();
@@ -93,9 +89,10 @@ impl<'a> OwnDevices<'a> {
         Ok(own)
     }
 
-    /// Logs why there are no GPUs: as a warning if the cluster's description has some for this task.
-    fn miss_gpus(&self, wanted: bool) {
-        let reason = if wanted {
+    /// Returns the first `count` CPUs, and logs why replicas are not on GPUs: as a warning if the cluster's description
+    /// has some for this task.
+    fn cpus(&self, count: usize) -> Result<Vec<DeviceSpec>> {
+        let reason = if self.uses_gpus() {
             absence(DeviceKind::Gpu)
         } else {
             "no library that computes on GPUs is part of this build (Cargo feature candle-cuda)".to_owned()
@@ -107,6 +104,7 @@ impl<'a> OwnDevices<'a> {
             ),
             _ => tracing::info!("replicas run on the CPU: {reason}"),
         }
+        check_devices(self.strategy, (0..count).map(|index| format!("CPU:{index}")).collect(), self.table)
     }
 
     /// Returns the first `count` of the GPUs.

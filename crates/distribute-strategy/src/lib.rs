@@ -32,7 +32,8 @@
 //! - The replicas of a run are on threads of their own, all at the same time.
 //! - If a replica fails or panics, all others stop waiting, and `run` returns the first failure.
 //! - A failed run leaves the state of all replicas as it was when its last step was committed ([`Recoverable`]).
-//! - There is no process-wide state: strategies can be created and dropped repeatedly within one process.
+//! - Strategies can be created and dropped repeatedly within one process. The only one that stays is the default
+//!   strategy of [`get_strategy`], once that was asked for it.
 
 mod agreement;
 mod alone;
