@@ -2,9 +2,8 @@
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed benchmark")]
 
 use std::hint::black_box;
-use std::time::Duration;
 
-use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use criterion::{BenchmarkId, Criterion, Throughput};
 use distribute_benches::Ranks;
 use distribute_collectives::schedule::Link;
 use distribute_collectives::{
@@ -138,12 +137,4 @@ fn size(bytes: usize) -> String {
     }
 }
 
-criterion_group! {
-    name = all;
-    config = Criterion::default()
-        .warm_up_time(Duration::from_millis(500))
-        .measurement_time(Duration::from_secs(2))
-        .sample_size(50);
-    targets = kernels, all_reduce, schedules, compression, fusion
-}
-criterion_main!(all);
+distribute_benches::benchmarks!(kernels, all_reduce, schedules, compression, fusion);

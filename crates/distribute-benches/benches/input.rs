@@ -3,9 +3,8 @@
 
 use std::fs::File;
 use std::path::Path;
-use std::time::Duration;
 
-use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use criterion::{Criterion, Throughput};
 use distribute_input::read::{Compression, ReadOptions, TfRecordWriter, TfRecords};
 use distribute_input::{Array, BoxError, Dataset, Parallel};
 
@@ -78,12 +77,4 @@ fn count<T: Send + 'static>(data: &Dataset<T>) -> usize {
     data.iter().try_fold(0, |count, item| item.map(|_| count + 1)).unwrap()
 }
 
-criterion_group! {
-    name = all;
-    config = Criterion::default()
-        .warm_up_time(Duration::from_millis(500))
-        .measurement_time(Duration::from_secs(2))
-        .sample_size(50);
-    targets = stages, files
-}
-criterion_main!(all);
+distribute_benches::benchmarks!(stages, files);

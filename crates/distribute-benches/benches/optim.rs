@@ -1,9 +1,7 @@
 //! A step of an optimizer over a million parameters in host memory.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed benchmark")]
 
-use std::time::Duration;
-
-use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use criterion::{Criterion, Throughput};
 use distribute_optim::{Adam, HostLoss, HostModel, UpdateRule};
 use distribute_strategy::MirroredStrategy;
 use distribute_values::HostTensor;
@@ -43,12 +41,4 @@ fn adam(criterion: &mut Criterion) {
     }
 }
 
-criterion_group! {
-    name = all;
-    config = Criterion::default()
-        .warm_up_time(Duration::from_millis(500))
-        .measurement_time(Duration::from_secs(2))
-        .sample_size(50);
-    targets = adam
-}
-criterion_main!(all);
+distribute_benches::benchmarks!(adam);

@@ -2,10 +2,9 @@
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed benchmark")]
 
 use std::hint::black_box;
-use std::time::Duration;
 
 use bytes::Bytes;
-use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use criterion::{BatchSize, BenchmarkId, Criterion, Throughput};
 use distribute_cluster::TfConfigResolver;
 use distribute_cluster::grpc::{GrpcMessage, Inbox, body_of, encode};
 use futures_util::FutureExt;
@@ -92,12 +91,4 @@ fn cluster(criterion: &mut Criterion) {
     });
 }
 
-criterion_group! {
-    name = all;
-    config = Criterion::default()
-        .warm_up_time(Duration::from_millis(500))
-        .measurement_time(Duration::from_secs(2))
-        .sample_size(50);
-    targets = messages, cluster
-}
-criterion_main!(all);
+distribute_benches::benchmarks!(messages, cluster);

@@ -8,6 +8,22 @@ use std::time::{Duration, Instant};
 
 use distribute_collectives::{ProcessGroup, Result};
 
+/// Defines the `main` of a benchmark, which runs these functions of criterion briefly.
+#[macro_export]
+macro_rules! benchmarks {
+    ($($function:ident),+) => {
+        criterion::criterion_group! {
+            name = all;
+            config = criterion::Criterion::default()
+                .warm_up_time(std::time::Duration::from_millis(500))
+                .measurement_time(std::time::Duration::from_secs(2))
+                .sample_size(50);
+            targets = $($function),+
+        }
+        criterion::criterion_main!(all);
+    };
+}
+
 /// The ranks of one group, each of which is a thread while it is measured.
 #[derive(Debug)]
 pub struct Ranks(Vec<ProcessGroup>);
