@@ -109,6 +109,11 @@ impl Plan {
         self.buckets.buckets().split_last().map_or(&[], |(_, gradients)| gradients)
     }
 
+    /// Returns the variables whose gradients are reduced by rows.
+    pub(crate) fn rows(&self) -> &[usize] {
+        &self.rows
+    }
+
     /// Returns whether a variable's gradient is reduced by rows.
     pub(crate) fn reduces_rows(&self, index: usize) -> bool {
         self.rows.binary_search(&index).is_ok()

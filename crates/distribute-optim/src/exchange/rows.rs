@@ -130,6 +130,8 @@ mod tests {
             train(&strategy, &whole, &second);
             assert_eq!([&first, &second].map(|optimizer| optimizer.reduces_rows(0)), [true, false]);
             assert!(!first.reduces_rows(1));
+            // The whole gradient is in memory either way.
+            assert_eq!(first.memory().gradient_bytes, second.memory().gradient_bytes);
             let [got, expected] = [by_rows.values().unwrap(), whole.values().unwrap()];
             // Whole numbers are summed without rounding, in any order.
             assert_eq!(got, expected, "{replicas} replicas");

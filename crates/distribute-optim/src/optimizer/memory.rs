@@ -53,13 +53,14 @@ impl<L: TensorLibrary> Optimizer<L> {
             let of_member = |index: &usize| tensors[*index].len() * tensors[*index].dtype.size_bytes();
             plan.gradients().iter().map(|bucket| bucket.members.iter().map(of_member).sum()).collect()
         });
-        let order = self.states.parts_order();
-        let parts: usize =
-            order.iter().flat_map(|order| order.iter()).map(|index| of_variable(&variables[*index])).sum();
-        let has_stepped = self.states.plan.get().is_some() || order.is_some();
+        let (plan, order) = (self.states.plan.get(), self.states.parts_order());
+        // Those of sharded variables, and those that are reduced by rows, are in no bucket.
+        let alone = order.iter().flat_map(|order| order.iter()).chain(plan.iter().flat_map(|plan| plan.rows()));
+        let alone: usize = alone.map(|index| of_variable(&variables[*index])).sum();
+        let has_stepped = plan.is_some() || order.is_some();
         MemoryReport {
             parameter_bytes: variables.iter().map(of_variable).sum(),
-            gradient_bytes: has_stepped.then(|| bucket_bytes.iter().sum::<usize>() + parts),
+            gradient_bytes: has_stepped.then(|| bucket_bytes.iter().sum::<usize>() + alone),
             bucket_bytes,
             state_bytes: self.library.is_none().then(|| self.state_bytes()),
         }
