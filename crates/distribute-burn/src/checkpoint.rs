@@ -18,7 +18,7 @@ use crate::{Burn, BurnTensor, Model, Result};
 /// those that are split among tensor ranks, whose parts its process has.
 impl<M: Module + Sync + 'static> Checkpointed for Model<M> {
     fn save(&self, strategy: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError> {
-        self.parameters().check_whole()?;
+        self.parameters().check_equal()?;
         self.audit(strategy).map_err(Classified::new)?;
         self.read_statistics().map_err(Classified::new)?;
         for variable in self.variables() {

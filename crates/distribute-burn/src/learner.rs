@@ -43,7 +43,8 @@
 //!   gives back those of its backward as they are. If it changes them, or leaves some out, they are reduced after it
 //!   instead, as are those of parameters of 16 bits and of models with LoRA. A step that begins to change them later is
 //!   an error: see [`DataParallel::reduce_after_backward`].
-//! - Strategies with tensor groups (`tensor_parallel`) are refused: the learner's models are not split.
+//! - Strategies with tensor groups (`tensor_parallel`) are refused: the learner's models are not split. So are those of
+//!   [local updates](distribute_strategy::LocalUpdates).
 //! - Clones of a parameter have one id, and burn's optimizer makes one update for each id: it applies the gradient of
 //!   the last trained clone to the first parameter, and leaves the clones as they are. Training under a strategy gives
 //!   the same values, and the chief warns. To tie weights, keep one parameter and use its

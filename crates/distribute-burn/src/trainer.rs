@@ -152,6 +152,7 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainer<
     /// cannot be read, or a replica is missing or fails.
     pub fn predict(&self, data: &impl PredictionData<X>) -> Result<Tensor<D>> {
         let predict = || {
+            self.optimizer.synchronize(&self.strategy)?;
             let mut outputs = Vec::new();
             for batch in &data.distribute(&self.strategy, BATCH_SIZE)? {
                 #[cfg(feature = "pjrt")]
@@ -277,6 +278,10 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainee 
 
     fn memory(&self) -> Option<MemoryReport> {
         Some(self.optimizer.memory())
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.optimizer.synchronize(&self.strategy)
     }
 
     fn metrics(&self) -> &Metrics {

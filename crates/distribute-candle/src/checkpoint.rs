@@ -15,7 +15,7 @@ use crate::{Candle, Model, Result, Variable};
 /// differ is never saved.
 impl<M> Checkpointed for Model<M> {
     fn save(&self, strategy: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError> {
-        self.parameters.check_whole()?;
+        self.parameters.check_equal()?;
         self.audit(strategy).map_err(Classified::new)?;
         for variable in self.variables() {
             let whole = whole(strategy, variable).map_err(Classified::new)?;

@@ -135,6 +135,7 @@ impl<M: ModuleT + Sync> Trainer<M> {
     /// or [`Error::Collective`] if the data cannot be read, or a replica is missing or fails.
     pub fn predict(&self, data: &impl PredictionData) -> Result<Tensor> {
         let predict = || {
+            self.optimizer.synchronize(&self.strategy)?;
             let mut outputs = Vec::new();
             for batch in &data.distribute(&self.strategy, BATCH_SIZE)? {
                 let parts = self.strategy.run_with((&self.model, batch?), |_, (model, x)| {
@@ -206,6 +207,10 @@ impl<M: ModuleT + Sync> Trainee for Trainer<M> {
 
     fn memory(&self) -> Option<MemoryReport> {
         Some(self.optimizer.memory())
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.optimizer.synchronize(&self.strategy)
     }
 
     fn metrics(&self) -> &Metrics {

@@ -11,6 +11,7 @@ use crate::library::{Burn, Candle, Library};
 
 mod contexts;
 mod data;
+mod local_updates;
 mod models;
 mod numbers;
 mod optimizers;
@@ -173,6 +174,7 @@ impl<L: Library> Of<L> {
         Scenario::new("frozen variables stay as they are", optimizers::frozen::<L>),
         Scenario::new("a copy of a parameter that differs is named", optimizers::diverged::<L>),
         Scenario::new("averages of parameters are equal on all replicas", optimizers::averages::<L>),
+        Scenario::new("replicas that train apart become their mean", local_updates::averaged::<L>),
         Scenario::new(
             "a checkpoint of the chief's is restored on all workers, and training continues",
             optimizers::restored::<L>,

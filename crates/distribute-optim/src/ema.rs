@@ -47,12 +47,13 @@ impl<L: TensorLibrary> Ema<L> {
     /// Starts averages from the current values. A decay of 0.999 averages over about a thousand steps.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a decay that is negative or not below 1; the library's error if a variable cannot be
-    /// copied.
+    /// [`Error::Setting`] for a decay that is negative or not below 1; [`Error::Torn`] or [`Error::Apart`] if replicas
+    /// do not have equal variables; the library's error if a variable cannot be copied.
     pub fn new(model: &impl Trainable<Library = L>, decay: f64) -> Result<Ema<L>, L::Error> {
         if !(0.0..1.0).contains(&decay) {
             return Err(Error::Setting { what: "the decay of Ema", given: decay, expected: "from 0 to below 1" }.into());
         }
+        model.parameters().check_equal()?;
         let average = |variable: &Variable<L>| -> Result<Vec<L::Tensor>, L::Error> {
             different(variable).iter().filter(|_| variable.is_trainable()).map(copy::<L>).collect()
         };
@@ -63,8 +64,10 @@ impl<L: TensorLibrary> Ema<L> {
     /// Updates the averages with the current values. Every process calls this, outside `run`.
     ///
     /// # Errors
-    /// The library's error if a variable cannot be read.
+    /// [`Error::Torn`] or [`Error::Apart`] if replicas do not have equal variables; the library's error if a variable
+    /// cannot be read.
     pub fn update(&mut self, model: &impl Trainable<Library = L>) -> Result<(), L::Error> {
+        model.parameters().check_equal()?;
         let n = self.updates as f64;
         let decay = self.decay.min((1.0 + n) / (10.0 + n));
         let all = model.parameters().variables().iter().zip(&self.averages);

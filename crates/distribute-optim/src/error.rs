@@ -79,6 +79,12 @@ pub enum Error {
         /// The variable's name.
         name: String,
     },
+    /// The copies of the variables differ, because replicas have updated them by their own gradients.
+    #[error(
+        "the replicas have made steps of their own since their variables were equal; call Optimizer::synchronize \
+         before the model is saved or averaged"
+    )]
+    Apart,
     /// Copies of a variable differ.
     #[error(
         "variable {name} of replica {replica} differs from replica 0's; something writes it inside replicas without an \

@@ -26,6 +26,7 @@ mod backward;
 mod builders;
 mod gradients;
 mod library;
+mod local;
 mod memory;
 #[cfg(feature = "hlo")]
 mod program;
@@ -303,6 +304,9 @@ impl<L: TensorLibrary> Optimizer<L> {
             let (what, other) = ("compression of whole buckets", "variables that are split among tensor ranks");
             let why = "what a bucket loses depends on the parts in it; use Compression::Bf16, F16 or PowerSgd";
             return Err(Error::Combination { what, other, why });
+        }
+        if self.parameters.local_updates {
+            self.check_local_settings()?;
         }
         if self.parameters.variables().iter().any(|variable| variable.layout().is_some()) {
             let refuse = |what, why| Err(Error::Combination { what, other: "a strategy that shards parameters", why });

@@ -28,6 +28,10 @@ pub struct Parameters<L: TensorLibrary> {
     pub(crate) sharding: Option<Sharding>,
     /// Whether a failure has left no replica with complete parameters; reset when values are loaded.
     torn: AtomicBool,
+    /// For each local replica, whether it has updated its copies by its own gradients since all copies were equal.
+    apart: Vec<AtomicBool>,
+    /// Whether replicas update their copies by their own gradients.
+    pub(crate) local_updates: bool,
     /// An object that must live as long as the model.
     #[expect(dead_code, reason = "held for its owner only")]
     held: Option<Arc<dyn Any + Send + Sync>>,
@@ -186,7 +190,10 @@ impl<L: TensorLibrary> Parameters<L> {
         let mut tapes = tapes;
         tapes.resize_with(strategy.num_local_replicas(), Tape::new);
         let (tensor_ranks, sharding) = (strategy.tensor_parallel(), strategy.sharding());
-        Parameters { variables, tapes, shared, alone, tensor_ranks, sharding, torn: AtomicBool::new(false), held }
+        let local_updates = strategy.extended().local_updates().is_some();
+        let apart = tapes.iter().map(|_| AtomicBool::new(false)).collect();
+        let torn = AtomicBool::new(false);
+        Parameters { variables, tapes, shared, alone, tensor_ranks, sharding, torn, apart, local_updates, held }
     }
 
     /// Returns the variables, in order of creation.
@@ -209,10 +216,34 @@ impl<L: TensorLibrary> Parameters<L> {
         if self.torn.load(Ordering::Acquire) { Err(Error::Torn) } else { Ok(()) }
     }
 
+    /// Returns an error unless every replica has whole parameters, and all have equal ones as far as they have been
+    /// synchronized.
+    ///
+    /// # Errors
+    /// [`Error::Torn`] as [`check_whole`](Parameters::check_whole); [`Error::Apart`] if replicas have updated their own
+    /// copies since they were synchronized.
+    pub fn check_equal(&self) -> Result<(), Error> {
+        self.check_whole()?;
+        if self.are_apart() { Err(Error::Apart) } else { Ok(()) }
+    }
+
     /// Sets whether a failure has left no replica with complete parameters; false after values were loaded into all of
     /// them.
     pub fn set_torn(&self, torn: bool) {
         self.torn.store(torn, Ordering::Release);
+        if !torn {
+            (0..self.apart.len()).for_each(|local| self.set_apart(local, false));
+        }
+    }
+
+    /// Returns whether replicas have updated their own copies since these were equal.
+    pub(crate) fn are_apart(&self) -> bool {
+        self.apart.iter().any(|apart| apart.load(Ordering::Acquire))
+    }
+
+    /// Sets whether a replica has updated its own copies since all were equal.
+    pub(crate) fn set_apart(&self, local: usize, apart: bool) {
+        self.apart[local].store(apart, Ordering::Release);
     }
 
     /// Calls `backward` on one replica and passes each gradient that variables report meanwhile to `sink`.

@@ -18,6 +18,11 @@ impl StepCounts {
         self.0.get(index).copied().unwrap_or(0)
     }
 
+    /// Returns the counts of the variables with these indices, from 0.
+    pub(crate) fn from_counts(counts: Vec<u64>) -> StepCounts {
+        StepCounts(counts)
+    }
+
     /// Counts a step of these variables.
     pub(crate) fn advance(&mut self, stepped: impl IntoIterator<Item = usize>) {
         for index in stepped {

@@ -350,6 +350,7 @@ impl Strategy {
     where
         T: Element<L>,
     {
+        let options = self.extended().input_options(options);
         Ok(self.with_ranks(distribute_input::distribute_dataset(dataset, self.topology(), options)?, options))
     }
 
@@ -384,6 +385,7 @@ impl Strategy {
     where
         T: Element<L>,
     {
+        let options = self.extended().input_options(options);
         let dataset = distribute_input::distribute_datasets_from_function(self.topology(), options, make)?;
         Ok(self.with_ranks(dataset, options))
     }

@@ -9,7 +9,8 @@
 //! - [`FullyShardedStrategy`]: replicas in one or several processes, each with a part of every large parameter.
 //!
 //! Code inside [`Strategy::run_with`] uses a [`ReplicaContext`]; code outside is in the cross-replica context and uses
-//! [`Strategy`] itself. Authors of strategies implement [`StrategyExtended`].
+//! [`Strategy`] itself. Authors of strategies implement [`StrategyExtended`]; replicas that
+//! do not sum their gradients follow [`LocalUpdates`].
 //!
 //! The crate depends on no tensor library: values enter through [`distribute_values::TensorStorage`].
 //!
@@ -47,6 +48,7 @@ mod error;
 mod fully_sharded;
 mod input;
 mod intra_op;
+mod local_updates;
 mod merge;
 mod mesh;
 mod mirrored;
@@ -82,6 +84,7 @@ pub use distribute_types::{Topology, Waits};
 pub use error::{Error, Result};
 pub use fully_sharded::{FullyShardedBuilder, FullyShardedStrategy};
 pub use input::{DistributedDataset, DistributedIterator};
+pub use local_updates::{LocalReplica, LocalUpdates};
 pub use mirrored::{MirroredBuilder, MirroredStrategy};
 pub use moving_average::MovingAverage;
 pub use multi_worker::{MultiWorkerMirroredBuilder, MultiWorkerMirroredStrategy};

@@ -5,15 +5,20 @@ use std::sync::{Arc, Weak};
 use distribute_cluster::{Coordination, FailureKind, SimpleResolver};
 use distribute_collectives::{ProcessGroup, ReduceOp};
 use distribute_device::{Device, DeviceSpec};
+use distribute_input::InputOptions;
 use distribute_values::{
     Axis, CallContext, DistributedVariable, Mirrored, PerReplica, Structure, Synchronization, TensorStorage,
     VariableOptions, broadcast_value, gather_structure, reduce_structure, weighed, with_rows,
 };
 
 use crate::context::{self, Frame};
-use crate::{Error, Recoverable, Replicas, Result, ShardGroups, Sharding, Topology};
+use crate::{Error, LocalUpdates, Recoverable, Replicas, Result, ShardGroups, Sharding, Topology};
 
-/// The interface that authors of strategies implement.
+/// The interface that authors of strategies implement: where replicas run, how variables are created and updated, and
+/// how input is distributed. Values are reduced, broadcast and gathered by the process groups of [`Replicas`], whose
+/// algorithms and transports are options of theirs. The strategies of this crate implement it too.
+///
+/// A strategy may be written over another, whose replicas it returns: see [`LocalUpdates`].
 ///
 /// # Examples
 /// ```
@@ -58,9 +63,27 @@ pub trait StrategyExtended: Send + Sync {
         None
     }
 
-    /// Returns whether all replicas of this process share one copy of every variable.
+    /// Returns whether all replicas of this process share one copy of every variable. Default: each has its own.
     fn shares_variables(&self) -> bool {
         false
+    }
+
+    /// Returns the options with which [`Strategy::variable`] creates a variable for which the program asks for these.
+    /// Default: those.
+    fn variable_options(&self, name: &str, options: VariableOptions) -> VariableOptions {
+        let _ = name;
+        options
+    }
+
+    /// Returns how replicas update their variables by their own gradients. Default: `None`, by which gradients are
+    /// summed over all replicas in every step.
+    fn local_updates(&self) -> Option<&dyn LocalUpdates> {
+        None
+    }
+
+    /// Returns the options with which datasets are distributed for which the program asks for these. Default: those.
+    fn input_options(&self, options: InputOptions) -> InputOptions {
+        options
     }
 
     /// Returns how parameters are sharded; `None` if every replica has whole ones. Only strategies of this crate shard,
@@ -200,6 +223,7 @@ impl Strategy {
         options: VariableOptions,
     ) -> Result<DistributedVariable<T>> {
         self.outside_replicas("a variable's creation", "create variables before run")?;
+        let options = self.extended.variable_options(name, options);
         let groups = self.groups();
         if self.shares_variables() && options.synchronization == Synchronization::OnWrite {
             let component = initial.copied()?;

@@ -50,6 +50,16 @@ pub trait Trainee: Sync {
         None
     }
 
+    /// Makes the variables of all replicas equal before they are read: before evaluations and checkpoints, and at the
+    /// end of each epoch. Every worker calls this. Default: does nothing, since steps leave them equal.
+    ///
+    /// # Errors
+    /// The library's error if a variable cannot be read or written, and the collective's if a replica is missing or
+    /// fails.
+    fn synchronize(&self) -> Result<(), Self::Error> {
+        Ok(())
+    }
+
     /// Returns the metrics, whose sums follow those of the loss.
     fn metrics(&self) -> &Metrics;
 
@@ -135,6 +145,7 @@ pub fn evaluate<T: Trainee>(
     trainer: &T,
     data: &dyn TrainingData<T::Examples, T::Error>,
 ) -> Result<Vec<(String, f64)>, T::Error> {
+    trainer.synchronize()?;
     let batching = Batching { batch_size: BATCH_SIZE, shuffle: false };
     evaluate_distributed(trainer, &data.distribute(trainer.strategy(), batching)?.0, None)
 }

@@ -22,7 +22,8 @@ use parking_lot::Mutex;
 use crate::backend::device_of;
 use crate::{Error, Result, visit};
 
-/// Refuses tensor groups: the learner's replicas have whole models.
+/// Refuses tensor groups, since the learner's replicas have whole models, and local updates, since it saves and
+/// evaluates one replica's model without a synchronization.
 pub(super) fn check_replicas(strategy: &Strategy) -> Result<()> {
     if strategy.devices().iter().any(|device| device.kind() == Some(DeviceKind::Tpu)) {
         return Err(Error::Learner {
@@ -30,6 +31,16 @@ pub(super) fn check_replicas(strategy: &Strategy) -> Result<()> {
             problem: "its steps run backward themselves, and cannot be compiled for a TPU; train by Trainer or by \
                 run_step"
                 .to_owned(),
+        });
+    }
+    if strategy.extended().local_updates().is_some() {
+        return Err(Error::Learner {
+            what: "burn's learner".to_owned(),
+            problem: format!(
+                "under {} replicas update their own models, and the learner would save and evaluate one of them; train \
+                 by Trainer or by an Optimizer",
+                strategy.name()
+            ),
         });
     }
     match strategy.tensor_parallel() {

@@ -8,7 +8,10 @@ use burn::data::dataset::DatasetError;
 use burn::tensor::{Device, Tensor};
 use burn::train::Interrupter;
 use distribute_burn::learner::DistributedTraining;
-use distribute_strategy::{FullyShardedStrategy, MirroredStrategy, MultiWorkerMirroredStrategy};
+use distribute_strategy::{
+    FullyShardedStrategy, LocalUpdates, MirroredStrategy, MultiWorkerMirroredStrategy, Replicas, Strategy,
+    StrategyExtended,
+};
 use distribute_testkit::{Job, Signal};
 
 use crate::common::*;
@@ -229,4 +232,37 @@ fn strategies_with_tensor_groups_are_refused() {
     let (training, _) = crate::common::training(folder.path(), loader(rows(64), 4), loader(rows(8), 4));
     let told = error_of(&training.distributed(&mesh).launch(learner(Net::new(false))));
     assert!(told.contains("groups of 2 tensor ranks"), "{told}");
+}
+
+/// Replicas that train apart.
+struct Apart(Strategy);
+
+impl LocalUpdates for Apart {
+    fn is_due(&self, _: u64) -> bool {
+        false
+    }
+}
+
+impl StrategyExtended for Apart {
+    fn name(&self) -> &'static str {
+        "Apart"
+    }
+    fn replicas(&self) -> &Replicas {
+        self.0.extended().replicas()
+    }
+    fn describe(&self) -> String {
+        self.0.describe()
+    }
+    fn local_updates(&self) -> Option<&dyn LocalUpdates> {
+        Some(self)
+    }
+}
+
+#[test]
+fn strategies_of_local_updates_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let (training, _) = training(folder.path(), loader(rows(64), 4), loader(rows(8), 4));
+    let apart = Strategy::new(Apart(MirroredStrategy::builder().num_replicas(2).build().unwrap()));
+    let told = error_of(&training.distributed(&apart).launch(learner(Net::new(false))));
+    assert!(told.contains("under Apart replicas update their own models"), "{told}");
 }

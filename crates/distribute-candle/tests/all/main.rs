@@ -6,6 +6,7 @@ mod checkpoints;
 mod common;
 mod empty_replicas;
 mod failures;
+mod local_updates;
 mod numbers;
 mod optimizers;
 mod parameter_servers;

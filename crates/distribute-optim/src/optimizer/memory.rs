@@ -57,7 +57,12 @@ impl<L: TensorLibrary> Optimizer<L> {
         // Those of sharded variables, and those that are reduced by rows, are in no bucket.
         let alone = order.iter().flat_map(|order| order.iter()).chain(plan.iter().flat_map(|plan| plan.rows()));
         let alone: usize = alone.map(|index| of_variable(&variables[*index])).sum();
-        let has_stepped = plan.is_some() || order.is_some();
+        // Gradients that are not exchanged are in no bucket either.
+        let is_local =
+            self.parameters.local_updates && self.states.first(|state| state.standing.steps > 0) == Some(true);
+        let local = variables.iter().filter(|variable| is_local && variable.is_trainable()).map(of_variable);
+        let alone = alone + local.sum::<usize>();
+        let has_stepped = plan.is_some() || order.is_some() || is_local;
         MemoryReport {
             parameter_bytes: variables.iter().map(of_variable).sum(),
             gradient_bytes: has_stepped.then(|| bucket_bytes.iter().sum::<usize>() + alone),

@@ -76,6 +76,9 @@ impl<L: TensorLibrary> Optimizer<L> {
         if self.sharded {
             return refuse("zero1", "every device of the program has the whole state; leave it out");
         }
+        if self.parameters.local_updates {
+            return refuse("a strategy of local updates", "the program sums gradients in every step; use TpuStrategy");
+        }
         if self.parameters.shared || self.parameters.variables().iter().any(is_divided) {
             return refuse("shared, sharded or split variables", "each device needs its own whole copy");
         }

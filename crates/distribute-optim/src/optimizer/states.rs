@@ -61,20 +61,24 @@ pub(super) struct Standing<L: TensorLibrary> {
     pub(super) accumulated: Accumulated<L>,
     pub(super) gradient_norm: Option<f64>,
     pub(super) scaling: Option<Scaling>,
+    /// Whether workers have compared their settings before their first step of [local
+    /// updates](distribute_strategy::LocalUpdates).
+    pub(super) has_met: bool,
 }
 
 impl<L: TensorLibrary> Default for Standing<L> {
     fn default() -> Standing<L> {
         let (counts, accumulated) = (StepCounts::default(), Accumulated::default());
-        Standing { steps: 0, counts, accumulated, gradient_norm: None, scaling: None }
+        Standing { steps: 0, counts, accumulated, gradient_norm: None, scaling: None, has_met: false }
     }
 }
 
 impl<L: TensorLibrary> Clone for Standing<L> {
     fn clone(&self) -> Standing<L> {
-        let Standing { steps, counts, accumulated, gradient_norm, scaling } = self;
-        let (steps, gradient_norm, scaling) = (*steps, *gradient_norm, *scaling);
-        Standing { steps, counts: counts.clone(), accumulated: accumulated.clone(), gradient_norm, scaling }
+        let Standing { steps, counts, accumulated, gradient_norm, scaling, has_met } = self;
+        let (steps, gradient_norm, scaling, has_met) = (*steps, *gradient_norm, *scaling, *has_met);
+        let (counts, accumulated) = (counts.clone(), accumulated.clone());
+        Standing { steps, counts, accumulated, gradient_norm, scaling, has_met }
     }
 }
 

@@ -12,7 +12,7 @@ use super::Optimizer;
 use super::states::Change;
 use crate::agreement::audit_replica;
 use crate::exchange::{GradientShard, StepFlags, StepGradients, SumOnDevice, Summed, Sums, Update};
-use crate::gradient::{Clip, Reduced, Scaling, SquaresOfParts, change, is_finite, square_sum};
+use crate::gradient::{Accumulated, Clip, Reduced, Scaling, SquaresOfParts, change, is_finite, square_sum};
 use crate::library::dtype;
 use crate::rule::{Real, UpdateRule};
 use crate::tape::Sink;
@@ -32,16 +32,11 @@ impl<L: TensorLibrary> Optimizer<L> {
         gradients: StepGradients,
         backward: impl FnOnce(Option<Scaling>, Sink<L::Tensor>) -> Result<(), L::Error>,
     ) -> Result<(), L::Error> {
+        if let Some(updates) = context.strategy().extended().local_updates() {
+            return self.local_step(context, local, updates, gradients, backward);
+        }
         let started = Instant::now();
-        self.watch(context)?;
-        let (counts, accumulated, scaling) = {
-            let mut state = self.states.each[local].lock();
-            // The caller may have ignored the failure of an earlier step.
-            state.forget_step();
-            state.undecided = true;
-            let standing = &state.standing;
-            (standing.counts.clone(), standing.accumulated.clone(), standing.scaling)
-        };
+        let (counts, accumulated, scaling) = self.begin_step(context, local)?;
         let backward = |sink: Sink<L::Tensor>| backward(scaling, sink);
         let reducer = match self.states.plan.get() {
             Some(plan) => self.backward(context, local, plan, gradients, backward, accumulated)?,
@@ -95,6 +90,22 @@ impl<L: TensorLibrary> Optimizer<L> {
         Ok(())
     }
 
+    /// Begins a step of one replica. Returns the state that it continues: the steps of each variable, the gradients
+    /// that are accumulated, and the loss scale.
+    pub(super) fn begin_step(
+        &self,
+        context: &ReplicaContext,
+        local: usize,
+    ) -> Result<(StepCounts, Accumulated<L>, Option<Scaling>), L::Error> {
+        self.watch(context)?;
+        let mut state = self.states.each[local].lock();
+        // The caller may have ignored the failure of an earlier step.
+        state.forget_step();
+        state.undecided = true;
+        let standing = &state.standing;
+        Ok((standing.counts.clone(), standing.accumulated.clone(), standing.scaling))
+    }
+
     /// Compares the parameters of all replicas, in the steps in which an audit is due.
     fn audit_when_due(&self, context: &ReplicaContext, local: usize) -> Result<(), L::Error> {
         // The count is equal on all replicas, which have made the same steps.
@@ -116,7 +127,7 @@ impl<L: TensorLibrary> Optimizer<L> {
     /// The last collective of the step has succeeded, which it does on all replicas of a process or on none. From here
     /// on the step counts on all of them, whether `apply` succeeds or not: after the run, a replica on which it failed
     /// gets the values of one on which it succeeded.
-    fn commit(
+    pub(super) fn commit(
         &self,
         context: &ReplicaContext,
         local: usize,
@@ -160,10 +171,10 @@ impl<L: TensorLibrary> Optimizer<L> {
         gradients: Vec<Reduced<L>>,
     ) -> Result<Parts<L>, L::Error> {
         if !is_sharded || !self.needs_squares(scaling) {
-            return Ok(Parts { gradients, squares: 0.0, squares_of_split: SquaresOfParts::default() });
+            return Ok(Parts { gradients, ..Parts::default() });
         }
         let squares = all_squares(context, self.own_squares(context, scaling, &gradients)?)?;
-        Ok(Parts { gradients, squares, squares_of_split: SquaresOfParts::default() })
+        Ok(Parts { gradients, squares, ..Parts::default() })
     }
 
     fn needs_squares(&self, scaling: Option<Scaling>) -> bool {
@@ -285,7 +296,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         })
     }
 
-    fn apply_whole(
+    pub(super) fn apply_whole(
         &self,
         local: usize,
         counts: &StepCounts,
@@ -346,7 +357,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         })?;
         outcome?;
         match master {
-            Some(master) => round_to::<L>(parameter, &master),
+            Some(master) => Ok(round_to::<L>(parameter, &master)?),
             None => Ok(()),
         }
     }
@@ -363,8 +374,8 @@ fn all_squares(context: &ReplicaContext, mut own: [f64; 2]) -> distribute_strate
 }
 
 /// Rounds a parameter of 16 bits from its f32 copy.
-fn round_to<L: TensorLibrary>(parameter: &L::Tensor, master: &L::Tensor) -> Result<(), L::Error> {
-    match dtype::<L>(parameter)? {
+pub(super) fn round_to<L: TensorLibrary>(parameter: &L::Tensor, master: &L::Tensor) -> distribute_values::Result<()> {
+    match parameter.dtype()? {
         DType::F16 => round::<L, _>(parameter, master, distribute_device::f16::from_f32),
         _ => round::<L, _>(parameter, master, distribute_device::bf16::from_f32),
     }
@@ -374,11 +385,11 @@ fn round<L: TensorLibrary, T: Element>(
     parameter: &L::Tensor,
     master: &L::Tensor,
     round: fn(f32) -> T,
-) -> Result<(), L::Error> {
+) -> distribute_values::Result<()> {
     if !L::is_on_host(parameter) {
         // What the parameter was is not needed, so it does not cross.
         let short: Vec<T> = master.to_elements::<f32>()?.into_iter().map(round).collect();
-        return Ok(parameter.overwrite(BufferRef::from(&short[..]))?);
+        return parameter.overwrite(BufferRef::from(&short[..]));
     }
     let mut outcome = Ok(());
     with_storage::<L, L::Tensor>(&[parameter.clone(), master.clone()], &mut |buffers| {
@@ -390,7 +401,7 @@ fn round<L: TensorLibrary, T: Element>(
             });
         }
     })?;
-    Ok(outcome.map_err(distribute_values::Error::from)?)
+    Ok(outcome?)
 }
 
 /// Divides gradients by the loss scale. Returns false if a gradient is not finite, on all replicas alike, since the
@@ -406,7 +417,7 @@ fn unscale<L: TensorLibrary>(gradients: &[Reduced<L>], scale: f64) -> Result<boo
 }
 
 /// A replica's parts of the gradients of sharded variables, divided by the loss scale.
-struct Parts<L: TensorLibrary> {
+pub(super) struct Parts<L: TensorLibrary> {
     gradients: Vec<Reduced<L>>,
     /// The sum of the squares of all elements, over all replicas; 0 if the settings do not need it.
     squares: f64,
@@ -414,8 +425,14 @@ struct Parts<L: TensorLibrary> {
     squares_of_split: SquaresOfParts,
 }
 
+impl<L: TensorLibrary> Default for Parts<L> {
+    fn default() -> Parts<L> {
+        Parts { gradients: Vec::new(), squares: 0.0, squares_of_split: SquaresOfParts::default() }
+    }
+}
+
 /// The outcome of applying a step.
-struct Applied {
+pub(super) struct Applied {
     /// Whether the gradients were finite; otherwise nothing was changed.
     finite: bool,
     gradient_norm: Option<f64>,

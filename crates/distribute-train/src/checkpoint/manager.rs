@@ -25,6 +25,16 @@ use crate::{BoxError, Error, Result};
 
 /// The parts of a checkpoint: models, optimizers, and other types that implement this.
 pub trait Checkpointed {
+    /// Makes the state complete before any part is saved, for example what replicas have not yet exchanged. Every
+    /// worker calls this, outside `run`. Default: does nothing.
+    ///
+    /// # Errors
+    /// If the state cannot be completed; nothing is then saved.
+    fn prepare(&self, strategy: &Strategy) -> Result<(), BoxError> {
+        let _ = strategy;
+        Ok(())
+    }
+
     /// Adds the state to a snapshot. Every worker calls this, outside `run`, in the same order. Under a strategy that
     /// shards, tensors are written as they are added: pass those that are gathered to
     /// [`put_whole`](Snapshot::put_whole), which tells all workers if they cannot be.
@@ -243,6 +253,9 @@ impl CheckpointManager {
         if streams(strategy) {
             self.finish_everywhere(strategy)?;
             snapshot.sink = Some(Box::new(Mutex::new(self.sink(strategy, step, run))));
+        }
+        for part in parts {
+            part.prepare(strategy).map_err(of_part)?;
         }
         for part in parts {
             part.save(strategy, &mut snapshot).map_err(of_part)?;

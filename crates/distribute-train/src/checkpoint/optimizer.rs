@@ -18,6 +18,10 @@ const LIBRARY: &str = "library";
 /// Saves the slots, as whole tensors even if replicas keep parts of them, the count of steps, the learning rate and the
 /// loss scale.
 impl<L: TensorLibrary> Checkpointed for Optimizer<L> {
+    fn prepare(&self, strategy: &Strategy) -> Result<(), BoxError> {
+        Ok(self.synchronize(strategy).map_err(Classified::new)?)
+    }
+
     fn save(&self, strategy: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError> {
         let visited = self.visit_whole_slots(strategy, |name, slot| {
             match snapshot.put_whole::<L, _>(strategy, OPTIMIZER, name, slot) {

@@ -137,6 +137,7 @@ pub fn fit<T: Trainee>(
             }
         }
         let mut values = session.end_epoch()?;
+        trainer.synchronize()?;
         if let Some(validation) = &validation {
             progress.activity(Activity::Validating);
             let of_validation = evaluate_distributed(trainer, validation, fit.validation_steps)?;

@@ -1,0 +1,320 @@
+//! Steps of replicas that update their variables by their own gradients, and their synchronization.
+
+use std::time::{Duration, Instant};
+
+use distribute_collectives::{ProcessGroup, ReduceOp};
+use distribute_device::{BufferMut, BufferRef, DType, Element};
+use distribute_strategy::{LocalReplica, LocalUpdates, ReplicaContext, StepHeader, Strategy};
+use distribute_values::{DistributedVariable, TensorStorage};
+
+use super::states::Change;
+use super::step::{Parts, round_to};
+use super::{Optimizer, ReplicaOptimizer};
+use crate::agreement::audit_replica;
+use crate::exchange::StepGradients;
+use crate::gradient::{Accumulated, Reduced, Scaling, change};
+use crate::library::dtype;
+use crate::plan::warn_untrained;
+use crate::tape::Sink;
+use crate::{Error, SparseGradients, StepCounts, TensorLibrary, Variable, is_short};
+
+impl<L: TensorLibrary> Optimizer<L> {
+    /// Makes the variables of all replicas equal if the strategy lets replicas [update their own
+    /// copies](distribute_strategy::LocalUpdates) and they have done so since they were equal; otherwise does nothing.
+    /// Every process calls this, outside `run`, before it reads or saves the model; trainers do so themselves.
+    ///
+    /// # Errors
+    /// [`Error::Diverged`] if copies differ after the synchronization; the collective's error if a process is missing
+    /// or fails, and the library's if a variable cannot be read or written.
+    pub fn synchronize(&self, strategy: &Strategy) -> Result<(), L::Error> {
+        let is_due = strategy.extended().local_updates().is_some() && self.parameters.are_apart();
+        if !is_due {
+            return Ok(());
+        }
+        self.states.check()?;
+        strategy.run_with(self, |context, ReplicaOptimizer { optimizer, local }| {
+            optimizer.synchronize_replica(context, local, None)
+        })?;
+        Ok(())
+    }
+
+    /// Makes a step with this replica's own gradients, which `backward` passes to a sink, and synchronizes if it is
+    /// due.
+    ///
+    /// It is committed on all replicas of this process or on none, like other steps. After a failure in the update
+    /// itself, a replica gets the values of another one.
+    pub(super) fn local_step(
+        &self,
+        context: &ReplicaContext,
+        local: usize,
+        updates: &dyn LocalUpdates,
+        gradients: StepGradients,
+        backward: impl FnOnce(Option<Scaling>, Sink<L::Tensor>) -> Result<(), L::Error>,
+    ) -> Result<(), L::Error> {
+        let started = Instant::now();
+        let (mut counts, accumulated, scaling) = self.begin_step(context, local)?;
+        self.check_local(gradients, scaling)?;
+        let settings = self.settings(None);
+        let is_first = !self.states.each[local].lock().standing.has_met;
+        if is_first {
+            context.compare_settings(settings.lines())?;
+        }
+        let own = self.record(context, |sink| backward(None, sink))?;
+        let own = self.own_gradients(context, own, accumulated, is_first)?;
+        counts.advance(own.iter().map(|reduced| reduced.index));
+        // From here on nothing fails on one replica of this process alone, but the update.
+        context.merge_call((), |_, _| Ok(()))?;
+        self.parameters.set_apart(local, context.num_replicas_in_sync() > 1);
+        self.commit(context, local, &counts, || self.apply_whole(local, &counts, None, own, Parts::default()))?;
+        let steps = {
+            let standing = &mut self.states.each[local].lock().standing;
+            standing.has_met = true;
+            standing.steps
+        };
+        let mut communication = Duration::ZERO;
+        if updates.is_due(steps) {
+            let began = Instant::now();
+            self.synchronize_replica(context, local, Some(context.step_header(settings.digest())))?;
+            communication = began.elapsed();
+        }
+        let mut state = self.states.each[local].lock();
+        state.times.total += started.elapsed();
+        state.times.communication += communication;
+        Ok(())
+    }
+
+    /// Refuses settings that cannot act where gradients are not exchanged.
+    pub(super) fn check_local(&self, gradients: StepGradients, scaling: Option<Scaling>) -> Result<(), Error> {
+        let refuse = |what, why| Err(Error::Combination { what, other: "a strategy of local updates", why });
+        match gradients {
+            StepGradients::Summed { .. } => {
+                return refuse("apply_aggregated_gradients", "replicas update by their own gradients; use minimize");
+            }
+            StepGradients::Own => {}
+        }
+        if scaling.is_some() {
+            return refuse("scale_losses", "replicas would skip different steps; leave it out, or use bf16");
+        }
+        self.check_local_settings()
+    }
+
+    /// Refuses settings like [`check_local`](Optimizer::check_local), when the optimizer is built.
+    pub(super) fn check_local_settings(&self) -> Result<(), Error> {
+        let refuse = |what, why| Err(Error::Combination { what, other: "a strategy of local updates", why });
+        if self.sharded {
+            return refuse("zero1", "each replica updates its own copy, with its own state; leave it out");
+        }
+        if !matches!(self.compression, distribute_collectives::Compression::None) {
+            return refuse("compress", "no gradients are exchanged; leave it out");
+        }
+        if self.sparse_gradients == SparseGradients::Rows {
+            return refuse("SparseGradients::Rows", "no gradients are exchanged; leave it out");
+        }
+        if self.parameters.shared {
+            return refuse("shared variables", "each replica updates its own copy; let shares_variables return false");
+        }
+        Ok(())
+    }
+
+    /// Returns this replica's gradients for its update: as many times as large as there are replicas, since a replica's
+    /// loss is its share of the global one. A replica without examples has none.
+    fn own_gradients(
+        &self,
+        context: &ReplicaContext,
+        own: Vec<(usize, L::Tensor)>,
+        mut accumulated: Accumulated<L>,
+        is_first: bool,
+    ) -> Result<Vec<Reduced<L>>, L::Error> {
+        if !context.has_examples() && accumulated.is_empty() {
+            return Ok(Vec::new());
+        }
+        let variables = self.parameters.variables();
+        let mut all: Vec<Option<L::Tensor>> = vec![None; variables.len()];
+        for (index, gradient) in own {
+            all[index] = Some(accumulated.take_with(index, gradient)?);
+        }
+        for (index, gradient) in accumulated.into_rest()? {
+            all[index] = Some(gradient);
+        }
+        let trained = |(index, _): &(usize, &Variable<L>)| variables[*index].is_trainable();
+        let silent = variables.iter().enumerate().filter(trained).filter(|(index, _)| all[*index].is_none());
+        let silent: Vec<&str> = silent.map(|(_, variable)| variable.name()).collect();
+        if is_first && !silent.is_empty() && context.replica_id() == 0 {
+            warn_untrained::<L>(&silent);
+        }
+        let replicas = context.num_replicas_in_sync() as f64;
+        let mut gradients = Vec::with_capacity(all.len());
+        for (index, gradient) in all.into_iter().enumerate() {
+            let Some(gradient) = gradient.filter(|_| variables[index].is_trainable()) else { continue };
+            let kind = dtype::<L>(&gradient)?;
+            if !is_short(kind) && !matches!(kind, DType::F32 | DType::F64) {
+                return Err(Error::UntrainableType { name: variables[index].name().to_owned(), dtype: kind }.into());
+            }
+            let reduced = Reduced::new(index, L::own(gradient)?)?;
+            if replicas > 1.0 {
+                change::<L>(&reduced.gradient, |x| x * replicas)?;
+            }
+            gradients.push(reduced);
+        }
+        // A loss that is cut from the model shows in the first step; later a replica may have nothing to learn from.
+        if is_first && gradients.is_empty() { Err(Error::NoGradient.into()) } else { Ok(gradients) }
+    }
+
+    /// Synchronizes this replica with all others. In a step, `header` is its header, by which workers compare their
+    /// settings and learn of each other's requests.
+    fn synchronize_replica(
+        &self,
+        context: &ReplicaContext,
+        local: usize,
+        header: Option<StepHeader>,
+    ) -> Result<(), L::Error> {
+        let Some(updates) = context.strategy().extended().local_updates() else { return Ok(()) };
+        if let Some(header) = header {
+            let mut words = header.to_words();
+            context.group().all_reduce(&mut words, ReduceOp::Sum)?;
+            let (header, settings) = (StepHeader::from_words(words), self.settings(None));
+            context.check_settings(header, settings.digest(), || settings.lines())?;
+            context.agree_on_step(header);
+        }
+        updates.synchronize(&Synchronizing { optimizer: self, context, local })?;
+        if self.audit_every > 0 {
+            audit_replica(context, &self.parameters)?;
+        }
+        self.parameters.set_apart(local, false);
+        Ok(())
+    }
+}
+
+/// A replica that synchronizes with all others.
+struct Synchronizing<'a, L: TensorLibrary> {
+    optimizer: &'a Optimizer<L>,
+    context: &'a ReplicaContext,
+    local: usize,
+}
+
+impl<L: TensorLibrary> Synchronizing<'_, L> {
+    /// Returns this replica's trained variables in the form in which they are updated: those of 16 bits as their copies
+    /// in f32.
+    fn variables(&self) -> impl Iterator<Item = (&Variable<L>, L::Tensor)> {
+        let all = self.optimizer.parameters.variables().iter().zip(&*self.optimizer.slots);
+        all.filter(|(variable, _)| variable.is_trainable()).map(|(variable, slots)| {
+            let updated = match slots.last().filter(|_| has_master(variable)) {
+                Some(master) => &master.components()[self.local],
+                None => &variable.components()[self.local],
+            };
+            (variable, L::detach(updated))
+        })
+    }
+
+    /// Replaces tensors of this replica by their means over all replicas, after all means have arrived.
+    fn average(&self, tensors: &[L::Tensor]) -> distribute_strategy::Result<()> {
+        let singles = Means::<f32>::of::<L>(self.context, tensors)?;
+        let doubles = Means::<f64>::of::<L>(self.context, tensors)?;
+        self.changing(|| {
+            singles.write::<L>(tensors)?;
+            doubles.write::<L>(tensors)
+        })
+    }
+
+    /// Calls `write`, which changes variables; if it fails, the replica gets the values of another.
+    fn changing(&self, write: impl FnOnce() -> distribute_strategy::Result<()>) -> distribute_strategy::Result<()> {
+        let state = &self.optimizer.states.each[self.local];
+        state.lock().change = Change::Begun;
+        write()?;
+        state.lock().change = Change::Whole;
+        Ok(())
+    }
+
+    /// Rounds variables of 16 bits from their copies in f32.
+    fn round(&self) -> distribute_strategy::Result<()> {
+        for (variable, master) in self.variables().filter(|(variable, _)| has_master(variable)) {
+            round_to::<L>(&variable.components()[self.local], &master)?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns whether the last slot of a trained variable is its copy in f32.
+fn has_master<L: TensorLibrary>(variable: &Variable<L>) -> bool {
+    variable.components()[0].dtype().is_ok_and(is_short)
+}
+
+impl<L: TensorLibrary> LocalReplica for Synchronizing<'_, L> {
+    fn group(&self) -> &ProcessGroup {
+        self.context.group()
+    }
+
+    fn average_variables(&self) -> distribute_strategy::Result<()> {
+        let tensors: Vec<L::Tensor> = self.variables().map(|(_, tensor)| tensor).collect();
+        self.average(&tensors)?;
+        self.changing(|| self.round())
+    }
+
+    fn average_state(&self) -> distribute_strategy::Result<()> {
+        let all = self.optimizer.parameters.variables().iter().zip(&*self.optimizer.slots);
+        let slots = all.flat_map(|(variable, slots)| {
+            let masters = usize::from(variable.is_trainable() && has_master(variable)).min(slots.len());
+            &slots[..slots.len() - masters]
+        });
+        let component = |slot: &DistributedVariable<L::Tensor>| slot.components()[self.local].clone();
+        self.average(&slots.map(component).collect::<Vec<_>>())?;
+        let state = &self.optimizer.states.each[self.local];
+        let variables = self.optimizer.parameters.variables().len();
+        let mut counts: Vec<u64> = {
+            let state = state.lock();
+            (0..variables).map(|index| state.standing.counts.of(index)).collect()
+        };
+        self.context.group().all_reduce(&mut counts, ReduceOp::Max)?;
+        state.lock().standing.counts = StepCounts::from_counts(counts);
+        Ok(())
+    }
+
+    fn change_variables(
+        &self,
+        body: &mut dyn FnMut(&str, &mut BufferMut<'_>) -> distribute_strategy::Result<()>,
+    ) -> distribute_strategy::Result<()> {
+        self.changing(|| {
+            for (variable, tensor) in self.variables() {
+                let mut outcome = Ok(());
+                tensor.write(&mut |mut buffer| outcome = body(variable.name(), &mut buffer))?;
+                outcome?;
+            }
+            self.round()
+        })
+    }
+}
+
+/// The means over all replicas of the tensors of one type, one after another.
+struct Means<T>(Vec<T>);
+
+impl<T: Element> Means<T> {
+    /// Computes the means of those of the tensors that are of this type. Every replica calls this.
+    fn of<L: TensorLibrary>(context: &ReplicaContext, tensors: &[L::Tensor]) -> distribute_strategy::Result<Means<T>> {
+        let mut all: Vec<T> = Vec::new();
+        for tensor in Self::chosen::<L>(tensors) {
+            all.extend(tensor.to_elements::<T>()?);
+        }
+        if !all.is_empty() {
+            context.group().all_reduce(&mut all, ReduceOp::Mean)?;
+        }
+        Ok(Means(all))
+    }
+
+    /// Writes them to the same tensors.
+    fn write<L: TensorLibrary>(&self, tensors: &[L::Tensor]) -> distribute_strategy::Result<()> {
+        let mut rest = &self.0[..];
+        for tensor in Self::chosen::<L>(tensors) {
+            let (own, after) = rest.split_at(tensor.shape().iter().product());
+            tensor.overwrite(BufferRef::from(own))?;
+            rest = after;
+        }
+        Ok(())
+    }
+
+    fn chosen<L: TensorLibrary>(tensors: &[L::Tensor]) -> impl Iterator<Item = &L::Tensor> {
+        tensors.iter().filter(|tensor| tensor.dtype().is_ok_and(|dtype| dtype == T::DTYPE))
+    }
+}
+
+#[cfg(test)]
+mod tests;
