@@ -20,6 +20,7 @@ mod dnn;
 mod evaluation;
 mod evaluator;
 mod head;
+mod layers;
 mod linear;
 mod spec;
 mod together;
@@ -29,6 +30,7 @@ pub use canned::CannedModel;
 pub use config::RunConfig;
 pub use dnn::{DnnClassifier, DnnRegressor};
 pub use evaluation::EvalSpec;
+pub use layers::{LayersEstimator, LayersModel};
 pub use linear::{LinearClassifier, LinearRegressor};
 pub use spec::{EstimatorModel, EstimatorSpec, Mode};
 pub use together::{train_and_evaluate, train_and_evaluate_as};
@@ -54,7 +56,8 @@ type OptimizerFn<M> = dyn Fn(&Model<M>) -> distribute_candle::Result<Optimizer> 
 /// Input functions return datasets that are batched by the global batch. Every worker must make the same calls.
 ///
 /// [`LinearClassifier`], [`LinearRegressor`], [`DnnClassifier`] and [`DnnRegressor`] build an estimator from
-/// [`FeatureColumns`](crate::FeatureColumns); [`Estimator::new`] takes any candle model.
+/// [`FeatureColumns`](crate::FeatureColumns), [`LayersEstimator`] one from a model of tensors; [`Estimator::new`] takes
+/// any candle model.
 ///
 /// # Examples
 /// ```

@@ -8,7 +8,7 @@
 //!
 //! - [`Estimator`] trains, evaluates and predicts with any candle model that implements [`EstimatorModel`].
 //! - [`LinearClassifier`], [`LinearRegressor`], [`DnnClassifier`] and [`DnnRegressor`] are estimators of
-//!   [`FeatureColumns`].
+//!   [`FeatureColumns`]; [`LayersEstimator`] makes one of a model that a `Trainer` could train.
 //! - [`FeatureColumns`] describes the named columns of numbers and texts that a model takes; [`InputLayer`] and
 //!   [`LinearModel`] are layers of them.
 //! - [`RunConfig`] sets the folder, the strategies, and how often checkpoints are saved; [`train_and_evaluate`] trains
@@ -45,8 +45,8 @@ mod feature_columns;
 pub use error::{Error, Result};
 pub use estimator::{
     CannedModel, DnnClassifier, DnnRegressor, Estimator, EstimatorModel, EstimatorSpec, EvalSpec, Labels,
-    LinearClassifier, LinearRegressor, Mode, RunConfig, Scores, TrainSpec, Until, train_and_evaluate,
-    train_and_evaluate_as,
+    LayersEstimator, LayersModel, LinearClassifier, LinearRegressor, Mode, RunConfig, Scores, TrainSpec, Until,
+    train_and_evaluate, train_and_evaluate_as,
 };
 pub use feature_columns::{
     Categorical, Combiner, Crossing, Embedding, FeatureColumn, FeatureColumns, InputLayer, LinearModel, Numeric,

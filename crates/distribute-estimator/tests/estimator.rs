@@ -6,15 +6,18 @@ use std::time::Duration;
 
 use candle_core::Tensor;
 use candle_nn::{Linear, Module, VarBuilder, linear};
-use distribute_candle::{Adam, Loss, MeanSquaredError, Model, Optimizer, Sgd};
+use distribute_candle::{
+    Adam, Fit, Loss, MeanSquaredError, Model, Optimizer, Sgd, SparseCategoricalCrossentropy, Trainer,
+};
 use distribute_cluster::TfConfigResolver;
 use distribute_estimator::{
     CannedModel, Categorical, DnnClassifier, DnnRegressor, Error, Estimator, EstimatorModel, EstimatorSpec, EvalSpec,
-    FeatureColumns, InputLayer, Labels, LinearClassifier, LinearRegressor, Mode, Numeric, Result, RunConfig, Scores,
-    TrainSpec, Until, train_and_evaluate_as,
+    FeatureColumns, InputLayer, Labels, LayersEstimator, LinearClassifier, LinearRegressor, Mode, Numeric, Result,
+    RunConfig, Scores, TrainSpec, Until, train_and_evaluate_as,
 };
 use distribute_input::{BoxError, Column, Dataset, Element, Features};
 use distribute_strategy::{CentralStorageStrategy, MirroredStrategy, MultiWorkerMirroredStrategy, Request, Strategy};
+use distribute_train::metrics::{Accuracy, Metrics, TopK};
 use distribute_train::preemption::TerminationConfig;
 
 type Examples = Dataset<(Features, Labels)>;
@@ -547,4 +550,83 @@ fn several_workers_agree_on_when_to_save_and_only_the_chief_needs_the_folder() {
     let alone = LinearRegressor::new(&columns()).build(adam(0.05), alone).unwrap();
     let scores = alone.evaluate(&EvalSpec::new(once(&labels))).unwrap();
     assert!((scores["loss"] - one.0["loss"]).abs() < 1e-5, "{scores:?}");
+}
+
+/// A classifier of two numbers, for a trainer or an estimator.
+struct Layers(Linear, Linear);
+
+impl Layers {
+    fn new(vb: VarBuilder<'_>) -> candle_core::Result<Layers> {
+        Ok(Layers(linear(2, 8, vb.pp("hidden"))?, linear(8, 3, vb.pp("classes"))?))
+    }
+}
+
+impl Module for Layers {
+    fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        self.1.forward(&self.0.forward(x)?.relu()?)
+    }
+}
+
+#[test]
+fn layers_of_a_trainer_become_an_estimator_with_the_same_steps_and_scores() {
+    let folder = tempfile::tempdir().unwrap();
+    let columns = FeatureColumns::new().with(Numeric::new("rooms")).with(Numeric::new("area"));
+    let area: Vec<f32> = prices().iter().map(|price| price / 2.0 - 1.0).collect();
+    let features = Features::new([("rooms", Column::from(rooms())), ("area", Column::from(area.clone()))]).unwrap();
+    let labels = classes(3);
+    let make = |folder: &Path, strategy: &Strategy| {
+        LayersEstimator::new(&columns, Layers::new, SparseCategoricalCrossentropy)
+            .metric(Accuracy)
+            .metric(TopK(2))
+            .build(|model| Adam::new(0.05).build(model), RunConfig::new(folder).train_distribute(strategy))
+            .unwrap()
+    };
+    let batches = || Ok(Dataset::from_tensor_slices((features.clone(), Column::from(labels.clone()))).batch(10));
+    let one = Strategy::default_strategy().unwrap();
+    let estimator = make(&folder.path().join("one"), &one);
+    estimator.train(|| Ok(batches()?.repeat_forever()), Until::MaxSteps(50)).unwrap();
+    let scores = estimator.evaluate(&EvalSpec::new(batches)).unwrap();
+
+    // The same by a trainer: ten passes of five batches.
+    let x = Tensor::from_iter(rooms().into_iter().zip(area).flat_map(|(a, b)| [a, b]), &candle_core::Device::Cpu);
+    let y = Tensor::from_iter(labels.iter().map(|class| *class as u32), &candle_core::Device::Cpu).unwrap();
+    let data = Dataset::from_tensor_slices((x.unwrap().reshape((COUNT, 2)).unwrap(), y)).batch(10);
+    let adam = |model: &Model<_>| Adam::new(0.05).build(model);
+    let metrics = Metrics::new().with(Accuracy).with(TopK(2));
+    let mut trainer = Trainer::new(&one, Layers::new, adam, SparseCategoricalCrossentropy, metrics).unwrap();
+    trainer.fit(&data, Fit::epochs(10)).unwrap();
+    for (name, expected) in trainer.evaluate(&data).unwrap() {
+        assert!((scores[&name] - expected).abs() < 1e-6, "{name}: {} and {expected}", scores[&name]);
+    }
+    assert!(scores["accuracy"] > 0.7, "{scores:?}");
+    let weights = estimator.variable_value("hidden.weight").unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    let same = trainer.model().variables().iter().find(|variable| variable.name() == "hidden.weight").unwrap();
+    assert_eq!(weights, same.components()[0].flatten_all().unwrap().to_vec1::<f32>().unwrap());
+
+    let several = make(&folder.path().join("two"), &mirrored(2));
+    several.train(|| Ok(batches()?.repeat_forever()), Until::MaxSteps(50)).unwrap();
+    let again = several.evaluate(&EvalSpec::new(batches)).unwrap();
+    assert!((again["loss"] - scores["loss"]).abs() < 1e-3, "{again:?} {scores:?}");
+    let predicted = estimator.predict(|| Ok(Dataset::from_tensor_slices(features.clone()).batch(16))).unwrap();
+    assert_eq!(predicted["predictions"].dims(), [COUNT, 3]);
+}
+
+#[test]
+fn labels_that_are_no_targets_are_refused_in_words() {
+    let folder = tempfile::tempdir().unwrap();
+    let columns = FeatureColumns::new().with(Numeric::new("rooms"));
+    let build = |vb: VarBuilder<'static>| linear(1, 2, vb.pp("line"));
+    let estimator = LayersEstimator::new(&columns, build, SparseCategoricalCrossentropy)
+        .build(|model| Sgd::new(0.1).build(model), RunConfig::new(folder.path()))
+        .unwrap();
+    let texts = vec!["low"; COUNT];
+    for (labels, told) in [(Column::from(vec![-1i64; COUNT]), "a label is -1"), (Column::from(texts), "they are texts")]
+    {
+        let error = estimator.train(|| Ok(batches(labels.clone())), Until::EndOfData).unwrap_err().to_string();
+        assert!(error.contains(told), "{error}");
+    }
+    let categories = FeatureColumns::new().with(Categorical::vocabulary("town", ["ayr"]));
+    let refused = LayersEstimator::new(&categories, build, SparseCategoricalCrossentropy)
+        .build(|model| Sgd::new(0.1).build(model), RunConfig::new(folder.path()));
+    assert!(matches!(refused, Err(Error::FeatureColumn { .. })));
 }

@@ -121,13 +121,24 @@ impl EstimatorSpec {
     /// # Shapes
     /// One row of outputs per example. Integer targets are classes, other targets are values.
     pub fn metric(
-        mut self,
+        self,
         name: impl Into<String>,
         metric: impl Metric + 'static,
         outputs: &Tensor,
         targets: &Tensor,
     ) -> EstimatorSpec {
-        let measure = Measure { name: name.into(), metric: Arc::new(metric) };
+        self.measured(name.into(), Arc::new(metric), outputs, targets)
+    }
+
+    /// Adds a metric like [`metric`](EstimatorSpec::metric).
+    pub(super) fn measured(
+        mut self,
+        name: String,
+        metric: Arc<dyn Metric>,
+        outputs: &Tensor,
+        targets: &Tensor,
+    ) -> EstimatorSpec {
+        let measure = Measure { name, metric };
         self.metrics.push(Measured { measure, outputs: outputs.detach(), targets: targets.detach() });
         self
     }
