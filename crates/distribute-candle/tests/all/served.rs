@@ -306,7 +306,11 @@ fn workers_wait_for_the_next_coordinator_after_preemption() {
         let fit = ServedFit::epochs(1).steps_per_epoch(steps).callback(backup).stop_on(config.signals(Vec::new()));
         training().on_servers(&strategy).unwrap().fit("train", fit)
     };
-    let error = fit(20_000, TerminationConfig::default().watch(|| true)).unwrap_err();
+    // Not in the first step, so that others are under way.
+    let calls = AtomicU64::new(0);
+    let told = move || calls.fetch_add(1, Ordering::Relaxed) >= 3;
+    let told = TerminationConfig::default().watch_every(Duration::from_millis(50)).watch(told);
+    let error = fit(20_000, told).unwrap_err();
     assert!(error.to_string().starts_with("stopped after step"), "{error}");
     let (step, _) = CheckpointManager::new(folder.path()).list().unwrap()[0];
     // The steps that were under way are in the checkpoint, and in the epoch's values.
