@@ -189,16 +189,35 @@ impl Callback for Kill {
     }
 }
 
-#[test]
-fn a_worker_that_dies_loses_no_step_and_none_counts_twice() {
-    DELAY.store(5, Ordering::Relaxed);
+fn counting() -> ServedTraining<Counter> {
     let loss = |outputs: &Tensor, _: &Tensor| outputs.flatten_all();
     let ones = |_: &InputContext| {
         let ones = Tensor::ones((8, 1), DType::F32, &Device::Cpu)?;
         Ok::<_, Error>(Dataset::from_tensor_slices((ones.clone(), ones)).batch(4))
     };
-    let training =
-        ServedTraining::new(Counter::new, Sgd::new(1.0), loss, Metrics::new().with(Batches)).dataset("ones", ones);
+    ServedTraining::new(Counter::new, Sgd::new(1.0), loss, Metrics::new().with(Batches)).dataset("ones", ones)
+}
+
+#[test]
+fn an_evaluation_takes_no_part_in_synchronous_updates() {
+    let training = counting();
+    // Fifteen parts for three workers would leave half a round.
+    let (chief, _tasks) = serve(1, 3, &training.program());
+    let updates = Updates::Synchronous { contributions: 2, backups: 0 };
+    let strategy = ParameterServerStrategy::builder(&chief).updates(updates).build().unwrap();
+    let mut trainer = training.on_servers(&strategy).unwrap();
+    let ones = trainer.data("ones").unwrap();
+    let history = trainer.fit("ones", ServedFit::epochs(3).steps_per_epoch(4).validation(&ones)).unwrap();
+    assert_eq!((history.of("batches"), history.of("val_batches")), (vec![4.0; 3], vec![32.0; 3]));
+    // The mean of two gradients of 1, twice in an epoch.
+    let count = strategy.read_model(Counter::new).unwrap().0.to_vec1::<f32>().unwrap();
+    assert_eq!((count, history.of("val_loss")), (vec![-6.0], vec![-2.0, -4.0, -6.0]));
+}
+
+#[test]
+fn a_worker_that_dies_loses_no_step_and_none_counts_twice() {
+    DELAY.store(5, Ordering::Relaxed);
+    let training = counting();
     let (chief, mut tasks) = serve(1, 2, &training.program());
     let strategy = ParameterServerStrategy::builder(&chief).build().unwrap();
     let mut trainer = training.on_servers(&strategy).unwrap();
