@@ -31,6 +31,13 @@ pub enum Error {
     #[cfg(feature = "parameter-server")]
     #[error(transparent)]
     ParameterServer(#[from] distribute_parameter_server::Error),
+    /// A training that may run on parameter servers has no such dataset, or cannot act on a setting.
+    #[cfg(feature = "parameter-server")]
+    #[error("{problem}")]
+    Served {
+        /// The dataset or the setting, and the remedy.
+        problem: String,
+    },
     /// Training failed: callbacks, checkpoints, metrics or progress.
     #[error(transparent)]
     Train(#[from] distribute_train::Error),

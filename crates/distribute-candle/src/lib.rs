@@ -18,7 +18,8 @@
 //!   group (`tensor_parallel` of a strategy's builder).
 //! - [`Trainer`] has `fit`, `evaluate` and `predict`, for training without a custom loop.
 //! - `CandleParameterServer` and `CandleWorker` (feature `parameter-server`) build models whose variables are on
-//!   parameter servers; `sharded_embedding` fetches only the rows that it needs.
+//!   parameter servers; `sharded_embedding` fetches only the rows that it needs. `ServedTraining` has `fit`, `evaluate`
+//!   and `predict` on them, and under any other strategy.
 //! - [`CandleContext::average_loss`] scales a loss by the global batch.
 //!
 //! # Examples
@@ -84,7 +85,10 @@ pub use losses::{
 pub use model::{CandleStrategy, Model, ScopeOptions};
 pub use norms::{LayerNorm, RmsNorm, layer_norm, rms_norm};
 #[cfg(feature = "parameter-server")]
-pub use parameter_server::{CandleParameterServer, CandleWorker, ShardedEmbedding, WorkerModel, sharded_embedding};
+pub use parameter_server::{
+    CandleParameterServer, CandleWorker, ServedBatch, ServedData, ServedFit, ServedTrainer, ServedTraining,
+    ShardedEmbedding, WorkerModel, sharded_embedding,
+};
 pub use pretrained::Loaded;
 pub use sharded::Sharded;
 pub use tensor::Candle;

@@ -17,9 +17,11 @@ use crate::{Result, ScopeOptions};
 
 mod backends;
 mod embedding;
+mod served;
 mod worker_model;
 
 pub use self::embedding::{ShardedEmbedding, sharded_embedding};
+pub use self::served::{ServedBatch, ServedData, ServedFit, ServedTrainer, ServedTraining};
 pub use self::worker_model::WorkerModel;
 
 /// Construction of candle models on a [`ParameterServerStrategy`].

@@ -1,20 +1,25 @@
 //! Training without a custom loop: compile, fit, evaluate, predict.
 
-use candle_core::{DType, ModuleT, Tensor};
+use std::sync::Arc;
+
+use candle_core::{ModuleT, Tensor};
 use candle_nn::VarBuilder;
 use distribute_optim::MemoryReport;
 use distribute_strategy::Strategy;
 use distribute_train::checkpoint::Checkpointed;
 use distribute_train::history::History;
 use distribute_train::metrics::Metrics;
-use distribute_train::trainer::{self, BATCH_SIZE, LOSS_SUMS, Part, Trainee};
+use distribute_train::trainer::{self, BATCH_SIZE, Part, Trainee};
 use distribute_types::ErrorClass;
 use distribute_values::PerReplica;
 
 use crate::losses::Loss;
-use crate::{CandleContext, CandleStrategy, Error, Model, Optimizer, Result, sums};
+use crate::{CandleContext, CandleStrategy, Error, Model, Optimizer, Result};
 
 mod examples;
+mod measures;
+
+pub(crate) use measures::{Measures, weighted_by_class};
 
 pub use examples::{Examples, PredictionData, TrainingData};
 
@@ -62,8 +67,7 @@ pub struct Trainer<M> {
     strategy: Strategy,
     model: Model<M>,
     optimizer: Optimizer,
-    loss: Box<dyn Loss>,
-    metrics: Metrics,
+    measures: Arc<Measures>,
 }
 
 impl<M: ModuleT + Sync> Trainer<M> {
@@ -92,8 +96,17 @@ impl<M: ModuleT + Sync> Trainer<M> {
         loss: impl Loss + 'static,
         metrics: Metrics,
     ) -> Result<Trainer<M>> {
+        Trainer::of_measures(strategy, model, optimizer, Arc::new(Measures::new(loss, metrics)))
+    }
+
+    pub(crate) fn of_measures(
+        strategy: &Strategy,
+        model: Model<M>,
+        optimizer: impl FnOnce(&Model<M>) -> Result<Optimizer>,
+        measures: Arc<Measures>,
+    ) -> Result<Trainer<M>> {
         let optimizer = optimizer(&model)?;
-        Ok(Trainer { strategy: strategy.clone(), model, optimizer, loss: Box::new(loss), metrics })
+        Ok(Trainer { strategy: strategy.clone(), model, optimizer, measures })
     }
 
     /// Returns the model.
@@ -147,34 +160,6 @@ impl<M: ModuleT + Sync> Trainer<M> {
         };
         self.strategy.report_failure_as(predict(), ErrorClass::failure_kind)
     }
-
-    /// Computes the loss of each example.
-    fn losses(&self, outputs: &Tensor, examples: &Examples) -> Result<Tensor> {
-        let losses = self.loss.per_example(outputs, &examples.targets)?;
-        match &examples.weights {
-            Some(weights) => weighted(&losses, weights),
-            None => Ok(losses),
-        }
-    }
-
-    fn add(&self, sums: &mut [f64], outputs: &Tensor, examples: &Examples, losses: &Tensor) -> Result<()> {
-        let count = losses.elem_count();
-        if count == 0 {
-            return Ok(());
-        }
-        sums[0] += losses.to_dtype(DType::F64)?.sum_all()?.to_scalar::<f64>()?;
-        sums[1] += count as f64;
-        if sums.len() == LOSS_SUMS {
-            return Ok(());
-        }
-        let weights = match &examples.weights {
-            Some(weights) => Some(sums::floats(&alike(weights, losses)?.broadcast_as(losses.shape())?)?),
-            None => None,
-        };
-        sums::show(outputs, &examples.targets, weights.as_deref(), count, |predictions| {
-            self.metrics.update(&mut sums[LOSS_SUMS..], predictions);
-        })
-    }
 }
 
 impl<M: ModuleT + Sync> Trainee for Trainer<M> {
@@ -214,7 +199,7 @@ impl<M: ModuleT + Sync> Trainee for Trainer<M> {
     }
 
     fn metrics(&self) -> &Metrics {
-        &self.metrics
+        self.measures.metrics()
     }
 
     fn train_on(
@@ -225,16 +210,16 @@ impl<M: ModuleT + Sync> Trainee for Trainer<M> {
     ) -> Result<PerReplica<Vec<f64>>> {
         let arguments = (&self.model, &self.optimizer, batches);
         self.strategy.run_with(arguments, |context, (model, optimizer, batches)| {
-            let mut sums = trainer::sums(&self.metrics);
+            let mut sums = trainer::sums(self.measures.metrics());
             for Part { examples, has_examples } in batches {
                 context.begin_batch(has_examples);
                 let outputs = model.forward_t(&examples.inputs, true)?;
-                let mut losses = self.losses(&outputs, &examples)?;
+                let mut losses = self.measures.losses(&outputs, &examples)?;
                 if has_examples {
-                    self.add(&mut sums, &outputs.detach(), &examples, &losses.detach())?;
+                    self.measures.add(&mut sums, &outputs.detach(), &examples, &losses.detach())?;
                 }
                 if !class_weights.is_empty() {
-                    losses = weighted(&losses, &weights_of_classes(class_weights, &examples.targets)?)?;
+                    losses = weighted_by_class(&losses, class_weights, &examples.targets)?;
                 }
                 optimizer.minimize(context, &context.average_loss(&losses, batch_size)?)?;
             }
@@ -245,37 +230,11 @@ impl<M: ModuleT + Sync> Trainee for Trainer<M> {
     fn evaluate_on(&self, batch: PerReplica<Examples>) -> Result<PerReplica<Vec<f64>>> {
         self.strategy.run_with((&self.model, batch), |context, (model, examples)| {
             let outputs = model.forward_t(&examples.inputs, false)?;
-            let mut sums = trainer::sums(&self.metrics);
+            let mut sums = trainer::sums(self.measures.metrics());
             if context.has_examples() {
-                self.add(&mut sums, &outputs, &examples, &self.losses(&outputs, &examples)?)?;
+                self.measures.add(&mut sums, &outputs, &examples, &self.measures.losses(&outputs, &examples)?)?;
             }
             Ok(sums)
         })
     }
-}
-
-/// Returns each example's weight, by its class.
-fn weights_of_classes(weights: &[f32], classes: &Tensor) -> Result<Tensor> {
-    // The last entry is for classes that have no weight.
-    let table: Vec<f32> = weights.iter().copied().chain([1.0]).collect();
-    let table = Tensor::from_vec(table, weights.len() + 1, classes.device())?;
-    let classes = classes.to_dtype(DType::U32)?.flatten_all()?.clamp(0u32, weights.len() as u32)?;
-    Ok(table.index_select(&classes, 0)?)
-}
-
-/// Multiplies losses by the weights of their examples.
-fn weighted(losses: &Tensor, weights: &Tensor) -> Result<Tensor> {
-    Ok(losses.broadcast_mul(&alike(weights, losses)?.to_dtype(losses.dtype())?)?)
-}
-
-/// Reshapes the weights of examples to the number of dimensions of their losses.
-fn alike(weights: &Tensor, losses: &Tensor) -> Result<Tensor> {
-    let rows = losses.dim(0)?;
-    if weights.elem_count() != rows {
-        let given = weights.dims().to_vec();
-        return Err(Error::Weights { given, examples: rows });
-    }
-    let mut shape = vec![1; losses.dims().len()];
-    shape[0] = rows;
-    Ok(weights.reshape(shape)?)
 }

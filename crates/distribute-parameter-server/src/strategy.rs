@@ -27,6 +27,7 @@ use crate::{Error, Result, numbers};
 
 mod builder;
 mod checkpoint;
+mod training;
 
 pub use self::builder::{ParameterServerOptions, ParameterServerStrategyBuilder};
 
@@ -433,10 +434,13 @@ impl Inner {
             // The cause is another error.
             return;
         }
-        let mut message = error.to_string();
+        self.note(error.to_string(), error.failure_kind());
+    }
+
+    fn note(&self, mut message: String, kind: FailureKind) {
         message.truncate(message.floor_char_boundary(MAX_FAILURE_BYTES));
-        let failure = JobFailure { message, configuration: error.failure_kind() == FailureKind::Configuration };
-        *self.verdict.lock() = Some(Verdict { is_retryable: error.is_retryable(), failure });
+        let failure = JobFailure { message, configuration: kind == FailureKind::Configuration };
+        *self.verdict.lock() = Some(Verdict { is_retryable: kind == FailureKind::Retryable, failure });
     }
 
     fn failed(&self, error: Error) -> Error {

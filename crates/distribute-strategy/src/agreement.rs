@@ -40,9 +40,9 @@ impl Strategy {
         self.replicas().step.take_request(request)
     }
 
-    /// Notes a step that a compiled program has made, which carries no header: the requests of this process, which is
-    /// the only one, have then been made of all. For authors of tensor libraries' integrations.
-    #[cfg(feature = "pjrt")]
+    /// Notes a step that carries no header, since a compiled program or a worker of parameter servers has made it: the
+    /// requests of this process, which is the only one, have then been made of all. For authors of tensor libraries'
+    /// integrations.
     pub fn agree_alone(&self) {
         let step = &self.replicas().step;
         step.agree(step.header(<[u32; 2]>::default()));

@@ -8,15 +8,15 @@ use distribute_optim::MemoryReport;
 use distribute_strategy::{DistributedDataset, Strategy};
 use distribute_values::{Axis, HostTensor, PerReplica, TensorStorage};
 
-use crate::Result;
 use crate::checkpoint::Checkpointed;
 use crate::metrics::Metrics;
+use crate::{BoxError, Result};
 
 mod fit;
 mod options;
 
 pub use fit::fit;
-pub use options::{BATCH_SIZE, Fit};
+pub use options::{BATCH_SIZE, Fit, Settings};
 
 /// A model with an optimizer, a loss and metrics that a training loop can drive.
 pub trait Trainee: Sync {
@@ -28,6 +28,11 @@ pub trait Trainee: Sync {
 
     /// Returns the strategy under which the model was built.
     fn strategy(&self) -> &Strategy;
+
+    /// Describes the place of training, for the title of the progress. Default: the strategy's description.
+    fn describe(&self) -> String {
+        self.strategy().describe()
+    }
 
     /// Returns the model, for checkpoints.
     fn model(&self) -> &dyn Checkpointed;
@@ -75,6 +80,16 @@ pub trait Trainee: Sync {
         batch_size: usize,
         class_weights: &[f32],
     ) -> Result<PerReplica<Vec<f64>>, Self::Error>;
+
+    /// Waits for steps that [`train_on`](Trainee::train_on) has started and whose sums it has not returned, and returns
+    /// each local replica's [`sums`] over them. The loop calls it before an epoch ends and before a checkpoint is
+    /// saved. Default: there are no such steps.
+    ///
+    /// # Errors
+    /// The errors of [`train_on`](Trainee::train_on).
+    fn settle(&self) -> Result<PerReplica<Vec<f64>>, BoxError> {
+        Ok(PerReplica::new(vec![sums(self.metrics()); self.strategy().num_local_replicas()]))
+    }
 
     /// Computes the loss and the metrics of a batch, without a step. Returns each local replica's [`sums`].
     ///

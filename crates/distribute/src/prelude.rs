@@ -9,7 +9,7 @@ pub use distribute_candle::{
     Adam, AdamW, CandleContext, CandleStrategy, Sgd, Trainer, cross_entropy_per_example, nll_per_example,
 };
 #[cfg(all(feature = "candle", feature = "parameter-server"))]
-pub use distribute_candle::{CandleParameterServer, CandleWorker};
+pub use distribute_candle::{CandleParameterServer, CandleWorker, ServedTraining};
 pub use distribute_cluster::{ClusterResolver, TaskType, TfConfigResolver};
 pub use distribute_collectives::{ProcessGroup, ReduceOp};
 pub use distribute_input::{AUTOTUNE, Dataset, InputContext};

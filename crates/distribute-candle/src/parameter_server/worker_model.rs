@@ -92,6 +92,11 @@ impl<'a, M> WorkerModel<'a, M> {
         self.kept.copies.iter().map(|copied| (copied.variable.name(), &copied.copy))
     }
 
+    /// Returns the number of the optimizer that updates the variables on the servers.
+    pub(super) fn optimizer(&self) -> u32 {
+        self.kept.optimizer
+    }
+
     fn step(&self, loss: &Tensor, clip: Option<Clip>) -> Result<bool> {
         let kept = &self.kept;
         let found = loss.backward()?;

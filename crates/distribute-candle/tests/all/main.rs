@@ -13,6 +13,7 @@ mod parameter_servers;
 mod preemption;
 mod pretrained;
 mod recompute;
+mod served;
 mod sharded;
 mod sharded_meshes;
 mod tensor_parallel;

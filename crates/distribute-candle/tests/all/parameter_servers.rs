@@ -8,16 +8,14 @@ use distribute_candle::{
     Adagrad, Adam, CandleContext, CandleParameterServer, CandleStrategy, CandleWorker, Clip, Error, ScopeOptions,
     ShardedEmbedding, cross_entropy_per_example, sharded_embedding,
 };
-use distribute_cluster::{ClusterSpec, SimpleResolver, TaskType};
 use distribute_parameter_server::{
     ClusterCoordinator, FixedShardsPartitioner, ParameterServerStrategy, ParameterServerStrategyBuilder, Program,
     Server, Updates, WorkerContext,
 };
 use distribute_strategy::Strategy;
-use distribute_testkit::Ports;
 use distribute_train::checkpoint::{CheckpointManager, Checkpointed};
 
-use crate::common::{Mlp, data};
+use crate::common::{Mlp, data, serve};
 
 /// A table of 50 vectors, and a layer.
 struct Words {
@@ -110,25 +108,8 @@ fn cluster(
     workers: usize,
     settle: impl FnOnce(ParameterServerStrategyBuilder) -> ParameterServerStrategyBuilder,
 ) -> (Vec<Server>, ParameterServerStrategy) {
-    let ports = Ports::reserve(servers + workers).unwrap();
-    let addresses = ports.addresses();
-    drop(ports);
-    let spec = ClusterSpec::new()
-        .with_job(TaskType::Ps, addresses[..servers].to_vec())
-        .and_then(|spec| spec.with_job(TaskType::Worker, addresses[servers..].to_vec()))
-        .unwrap();
-    let task = |kind, index| SimpleResolver {
-        spec: spec.clone(),
-        task_type: Some(kind),
-        task_id: Some(index),
-        ..SimpleResolver::default()
-    };
-    let tasks =
-        (0..servers).map(|index| (TaskType::Ps, index)).chain((0..workers).map(|index| (TaskType::Worker, index)));
-    let start = |(kind, index)| Server::start(&task(kind, index as u32), program()).unwrap();
-    let servers = tasks.map(start).collect();
-    let strategy = settle(ParameterServerStrategy::builder(&task(TaskType::Chief, 0))).build().unwrap();
-    (servers, strategy)
+    let (chief, tasks) = serve(servers, workers, &program());
+    (tasks, settle(ParameterServerStrategy::builder(&chief)).build().unwrap())
 }
 
 /// Runs a function `steps` times, one call after another; returns its results.

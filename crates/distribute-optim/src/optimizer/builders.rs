@@ -209,7 +209,7 @@ macro_rules! builders {
     )*};
 }
 
-builders!(Sgd Adam AdamW Adagrad RmsProp Lamb);
+builders!(Sgd Adam AdamW Adagrad RmsProp Lamb OptimizerDescription);
 
 macro_rules! offloading_builders {
     ($($builder:ident)*) => {$(

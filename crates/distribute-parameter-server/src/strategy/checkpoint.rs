@@ -23,8 +23,47 @@ const OPTIMIZER: &str = "optimizer";
 /// The state of optimizers besides their slots.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct OptimizerStates {
-    /// By number: the steps made, and the learning rate.
+    /// By number: the steps made, and the learning rate. Empty in a checkpoint of another strategy.
+    #[serde(default)]
     parameter_server: BTreeMap<u32, (u64, f64)>,
+    /// The state of an optimizer that is the only one, in the form that other strategies save and restore.
+    #[serde(flatten)]
+    alone: Option<Alone>,
+}
+
+/// The state of an optimizer under other strategies.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Alone {
+    steps: u64,
+    learning_rate: f64,
+    #[serde(default)]
+    loss_scale: Option<f64>,
+    #[serde(default)]
+    good_steps: u32,
+}
+
+impl OptimizerStates {
+    /// Adds the form of other strategies, if there is one optimizer.
+    fn shared(self) -> OptimizerStates {
+        let mut states = self.parameter_server.values();
+        let alone = match (states.next(), states.next()) {
+            (Some(&(steps, learning_rate)), None) => {
+                Some(Alone { steps, learning_rate, loss_scale: None, good_steps: 0 })
+            }
+            _ => None,
+        };
+        OptimizerStates { alone, ..self }
+    }
+
+    /// Returns the steps made and the learning rate, by number.
+    fn by_number(self) -> BTreeMap<u32, (u64, f64)> {
+        match self.alone {
+            Some(alone) if self.parameter_server.is_empty() => {
+                BTreeMap::from([(0, (alone.steps, alone.learning_rate))])
+            }
+            _ => self.parameter_server,
+        }
+    }
 }
 
 /// Saves all variables and slots. Workers may continue meanwhile: each shard is consistent in itself, but the shards of
@@ -53,7 +92,7 @@ impl Checkpointed for ParameterServerStrategy {
                 }
             }
         }
-        snapshot.put_state(OPTIMIZER, &states)?;
+        snapshot.put_state(OPTIMIZER, &states.shared())?;
         Ok(())
     }
 
@@ -128,13 +167,13 @@ impl Inner {
             shards.push(CreateShard { payload: part(snapshot, MODEL, &shard.variable, shard)?, ..shard.clone() });
         }
         self.create(server, shards).await?;
-        let states: OptimizerStates = snapshot.get_state(OPTIMIZER)?.unwrap_or_default();
-        let steps = states.parameter_server.iter().map(|(number, (steps, _))| (*number, *steps)).collect();
+        let states = snapshot.get_state::<OptimizerStates>(OPTIMIZER)?.unwrap_or_default().by_number();
+        let steps = states.iter().map(|(number, (steps, _))| (*number, *steps)).collect();
         for (number, (description, names)) in (0..).zip(&optimizers) {
             let requests = {
                 let mut made = self.made.lock();
                 if let (Some((_, rate)), Some((known, _))) =
-                    (states.parameter_server.get(&number), made.optimizers.get_mut(number as usize))
+                    (states.get(&number), made.optimizers.get_mut(number as usize))
                 {
                     *known = OptimizerDescription { learning_rate: *rate, ..*known };
                 }

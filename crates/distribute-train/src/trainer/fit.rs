@@ -176,7 +176,7 @@ fn tell_memory<T: Trainee>(trainer: &T) {
 /// Starts the progress; without a title it is shown on status pages only.
 fn show<T: Trainee>(trainer: &T, title: Option<&str>, epochs: u32, steps_per_epoch: Option<u64>) -> Result<Progress> {
     let strategy = trainer.strategy();
-    let described = format!("{} · {} params", strategy.describe(), trainer.num_parameters());
+    let described = format!("{} · {} params", trainer.describe(), trainer.num_parameters());
     let options = progress::Options {
         title: title.map_or(described.clone(), |title| format!("{title} · {described}")),
         epochs,
@@ -282,8 +282,15 @@ impl<T: Trainee> Session<'_, T> {
         sums.0 / f64::max(sums.1, 1.0)
     }
 
+    /// Adds the sums of steps that are still under way.
+    fn settle(&mut self) -> Result<()> {
+        add(&mut self.sums, self.trainer.settle().map_err(Error::Part)?);
+        Ok(())
+    }
+
     /// Returns the values of the epoch over all replicas.
     fn end_epoch(&mut self) -> Result<Vec<(String, f64)>> {
+        self.settle()?;
         let whole = sums_of_all(self.trainer.strategy(), &self.sums)?;
         self.standing.steps = 0;
         self.sums = zeros(self.trainer);
@@ -398,6 +405,7 @@ impl<T: Trainee> Run for Session<'_, T> {
 
     fn save(&mut self, checkpoints: &mut CheckpointManager) -> Result<()> {
         self.claim(checkpoints)?;
+        self.settle()?;
         self.standing.position = match &self.batches {
             Some(pass) => Some(pass.position()?),
             None => None,

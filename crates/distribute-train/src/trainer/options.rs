@@ -29,6 +29,20 @@ pub struct Fit<B, E> {
     pub(super) title: Option<String>,
 }
 
+/// The numbers that a [`Fit`] was given, for trainers that cannot act on all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Settings {
+    /// The number of epochs.
+    pub epochs: u32,
+    /// The number of steps per epoch, if it is independent of passes over the data.
+    pub steps_per_epoch: Option<u64>,
+    /// The global batch for tensors.
+    pub batch_size: usize,
+    /// The limit of a validation, in batches.
+    pub validation_steps: Option<usize>,
+}
+
 /// The default global batch for tensors that are given instead of a dataset.
 pub const BATCH_SIZE: usize = 32;
 
@@ -114,5 +128,15 @@ impl<B, E> Fit<B, E> {
     pub fn progress(mut self, title: impl Into<String>) -> Fit<B, E> {
         self.title = Some(title.into());
         self
+    }
+
+    /// Returns the numbers that were set, or their defaults.
+    pub fn settings(&self) -> Settings {
+        Settings {
+            epochs: self.epochs,
+            steps_per_epoch: self.steps_per_epoch,
+            batch_size: self.batch_size,
+            validation_steps: self.validation_steps,
+        }
     }
 }

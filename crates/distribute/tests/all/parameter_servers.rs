@@ -84,6 +84,22 @@ fn an_example_survives_its_workers_and_is_judged_beside() {
 }
 
 #[test]
+fn fit_learns_on_servers_and_without_them() {
+    let there = ended_well(start("served_mnist", &[]));
+    let mut here = Job::builder(target_binary("served_mnist").unwrap())
+        .env("RAYON_NUM_THREADS", "1")
+        .without_env("TF_CONFIG")
+        .start()
+        .unwrap();
+    let here = here.wait(0, DEADLINE).unwrap();
+    assert!(here.success(), "{here:?}");
+    for outcome in [&there, &here] {
+        assert!(number(outcome, "test accuracy") > 90.0, "{outcome:?}");
+        assert!(outcome.stdout.contains("the first ten test digits are"), "{outcome:?}");
+    }
+}
+
+#[test]
 fn an_embedding_on_servers_learns_as_well_as_in_one_process() {
     let there = ended_well(start("sharded_embedding", &["--steps", "400"]));
     let mut here = Job::builder(target_binary("sharded_embedding").unwrap())

@@ -6,7 +6,10 @@ use candle_nn::{Linear, VarBuilder, linear, linear_no_bias};
 use distribute_candle::{
     Adam, CandleContext, CandleStrategy, Error, Model, Optimizer, Sharded, cross_entropy_per_example,
 };
+use distribute_cluster::{ClusterSpec, SimpleResolver, TaskType};
+use distribute_parameter_server::{Program, Server};
 use distribute_strategy::{MirroredStrategy, Strategy};
+use distribute_testkit::Ports;
 use distribute_values::PerReplica;
 
 pub(crate) struct Mlp {
@@ -119,4 +122,26 @@ pub(crate) fn residual(vb: &VarBuilder<'_>, index: usize) -> candle_core::Result
         };
         Ok((linear(WIDTH, WIDTH, own.pp("in"))?, out))
     })
+}
+
+/// Starts parameter servers, and then workers, as threads of this process; returns the chief's cluster and the tasks.
+pub(crate) fn serve(servers: usize, workers: usize, program: &Program) -> (SimpleResolver, Vec<Server>) {
+    let ports = Ports::reserve(servers + workers).unwrap();
+    let addresses = ports.addresses();
+    drop(ports);
+    let spec = ClusterSpec::new()
+        .with_job(TaskType::Ps, addresses[..servers].to_vec())
+        .and_then(|spec| spec.with_job(TaskType::Worker, addresses[servers..].to_vec()))
+        .unwrap();
+    let task = |kind, index| SimpleResolver {
+        spec: spec.clone(),
+        task_type: Some(kind),
+        task_id: Some(index),
+        ..SimpleResolver::default()
+    };
+    let tasks =
+        (0..servers).map(|index| (TaskType::Ps, index)).chain((0..workers).map(|index| (TaskType::Worker, index)));
+    let start = |(kind, index)| Server::start(&task(kind, index as u32), program.clone()).unwrap();
+    let tasks = tasks.map(start).collect();
+    (task(TaskType::Chief, 0), tasks)
 }

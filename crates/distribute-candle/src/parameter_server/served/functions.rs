@@ -1,0 +1,135 @@
+//! The functions of workers: a step, a part of an evaluation, the description of a dataset.
+
+use candle_core::ModuleT;
+use distribute_input::{Cardinality, Dataset, DatasetIter, InputContext};
+use distribute_parameter_server::{EvaluationShard, Program, WorkerContext};
+use distribute_train::trainer;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use super::ServedTraining;
+use crate::losses::at_least_32_bits;
+use crate::trainer::weighted_by_class;
+use crate::{CandleWorker, Error, Examples, Result, WorkerModel};
+
+pub(super) const STEP: &str = "served.step";
+pub(super) const EVALUATE: &str = "served.evaluate";
+pub(super) const DESCRIBE: &str = "served.describe";
+
+/// The name under which a worker keeps the model.
+const MODEL: &str = "served";
+
+/// The arguments of a step.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Step {
+    /// The optimizer of the coordinator's model.
+    pub(super) optimizer: u32,
+    /// The name of the dataset.
+    pub(super) dataset: String,
+    /// The number of the call of `fit`; each begins with new iterators.
+    pub(super) run: u64,
+    /// The number of a worker's first pass over its data.
+    pub(super) first_pass: u64,
+    pub(super) class_weights: Vec<f32>,
+}
+
+/// A worker's place in a dataset.
+struct Reading {
+    run: u64,
+    dataset: Dataset<Examples>,
+    pass: u64,
+    batches: DatasetIter<Examples>,
+}
+
+pub(super) fn add<M: ModuleT + Send + Sync + 'static>(program: Program, training: &ServedTraining<M>) -> Program {
+    let [step, evaluate, describe] = [(); 3].map(|()| training.clone());
+    program
+        .function(STEP, move |worker: &WorkerContext, arguments: Step| step.step(worker, &arguments))
+        .function(EVALUATE, move |worker: &WorkerContext, (part, name): (EvaluationShard, String)| {
+            evaluate.evaluate(worker, part, &name)
+        })
+        .function(DESCRIBE, move |worker: &WorkerContext, (_, name): (EvaluationShard, String)| {
+            Ok::<_, Error>(describe.find(&name)?.open(&pipeline_of(worker))?.batch_size())
+        })
+}
+
+impl<M: ModuleT + Send + Sync + 'static> ServedTraining<M> {
+    /// Makes a step on the worker's next batch and returns its sums; `None` if the worker has no data.
+    fn step(&self, worker: &WorkerContext, step: &Step) -> Result<Option<Vec<f64>>> {
+        let Some(examples) = self.next(worker, step)? else { return Ok(None) };
+        let model = self.model(worker)?;
+        if model.optimizer() != step.optimizer {
+            let problem = "another training of this strategy has functions of the same names; make a strategy for each";
+            return Err(Error::Served { problem: problem.to_owned() });
+        }
+        let outputs = model.forward_t(&examples.inputs, true)?;
+        let mut losses = self.measures.losses(&outputs, &examples)?;
+        let mut sums = trainer::sums(self.measures.metrics());
+        self.measures.add(&mut sums, &outputs.detach(), &examples, &losses.detach())?;
+        if !step.class_weights.is_empty() {
+            losses = weighted_by_class(&losses, &step.class_weights, &examples.targets)?;
+        }
+        let count = examples.inputs.dim(0)?.max(1);
+        model.minimize(&(at_least_32_bits(&losses)?.sum_all()? / count as f64)?)?;
+        Ok(Some(sums))
+    }
+
+    /// Computes the sums over one part of a dataset.
+    fn evaluate(&self, worker: &WorkerContext, part: EvaluationShard, name: &str) -> Result<Vec<f64>> {
+        let context =
+            InputContext { num_input_pipelines: part.of, input_pipeline_id: part.index, num_replicas_in_sync: 1 };
+        let dataset = self.find(name)?.open(&context)?;
+        if dataset.cardinality() == Cardinality::Infinite {
+            let problem = format!("dataset {name:?} repeats forever and cannot be evaluated; give one that ends");
+            return Err(Error::Served { problem });
+        }
+        let model = self.model(worker)?;
+        let mut sums = trainer::sums(self.measures.metrics());
+        for examples in dataset.iter_epoch(0) {
+            // The result of a worker that was given up is not used.
+            if worker.is_cancelled() {
+                break;
+            }
+            let examples = examples?;
+            let outputs = model.forward_t(&examples.inputs, false)?;
+            self.measures.add(&mut sums, &outputs, &examples, &self.measures.losses(&outputs, &examples)?)?;
+        }
+        Ok(sums)
+    }
+
+    fn model<'a>(&self, worker: &'a WorkerContext) -> Result<WorkerModel<'a, M>> {
+        worker.model(MODEL, |vb| (self.build)(vb))
+    }
+
+    /// Returns the worker's next batch, of the next pass at the end of one; `None` if a pass has none.
+    fn next(&self, worker: &WorkerContext, step: &Step) -> Result<Option<Examples>> {
+        let kept = worker.keep(&format!("dataset {}", step.dataset), || Ok::<_, Error>(Mutex::new(None::<Reading>)))?;
+        // Functions of a worker run one at a time, so no other waits for this lock.
+        let mut reading = kept.lock();
+        let reading = match &mut *reading {
+            Some(reading) if reading.run == step.run => reading,
+            other => {
+                let dataset = self.find(&step.dataset)?.open(&pipeline_of(worker))?;
+                let (pass, batches) = (step.first_pass, dataset.iter_epoch(step.first_pass));
+                other.insert(Reading { run: step.run, dataset, pass, batches })
+            }
+        };
+        reading.next()
+    }
+}
+
+impl Reading {
+    fn next(&mut self) -> Result<Option<Examples>> {
+        if let Some(examples) = self.batches.next() {
+            return Ok(Some(examples?));
+        }
+        self.pass += 1;
+        self.batches = self.dataset.iter_epoch(self.pass);
+        Ok(self.batches.next().transpose()?)
+    }
+}
+
+fn pipeline_of(worker: &WorkerContext) -> InputContext {
+    let (num_input_pipelines, input_pipeline_id) = (worker.num_workers(), worker.worker_index());
+    InputContext { num_input_pipelines, input_pipeline_id, num_replicas_in_sync: 1 }
+}
