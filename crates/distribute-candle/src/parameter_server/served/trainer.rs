@@ -203,6 +203,13 @@ impl<M: ModuleT + Send + Sync + 'static> Trainee for ServedTrainer<M> {
         }
     }
 
+    fn synchronize(&self) -> Result<()> {
+        match &self.0 {
+            Kind::Servers(_) => Ok(()),
+            Kind::Replicas(replicas) => replicas.1.synchronize(),
+        }
+    }
+
     fn evaluate_on(&self, batch: PerReplica<ServedBatch>) -> Result<PerReplica<Vec<f64>>> {
         match &self.0 {
             Kind::Servers(servers) => {

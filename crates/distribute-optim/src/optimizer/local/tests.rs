@@ -1,7 +1,7 @@
 use distribute_collectives::{Compression, Rank, ReduceOp};
 use distribute_device::BufferMut;
 use distribute_strategy::{
-    Error as StrategyError, LocalReplica, LocalUpdates, MirroredStrategy, Replicas, Strategy, StrategyExtended,
+    Error as StrategyError, LocalReplica, LocalUpdates, MirroredStrategy, Replicas, Request, Strategy, StrategyExtended,
 };
 use distribute_values::{Host, HostTensor, TensorStorage};
 
@@ -175,6 +175,18 @@ fn they_communicate_in_synchronizations_only() {
     train(&strategy, &optimizer, 2).unwrap();
     assert!(operations() > before);
     assert!(!optimizer.times().communication.is_zero());
+}
+
+#[test]
+fn requests_in_one_process_are_heard_in_every_step() {
+    let strategy = local(2, 100, How::Mean);
+    let model = model(&strategy);
+    let optimizer = momentum(&model);
+    train(&strategy, &optimizer, 0).unwrap();
+    assert!(!strategy.take_request(Request::Leave));
+    strategy.request(Request::Leave);
+    train(&strategy, &optimizer, 1).unwrap();
+    assert!(strategy.take_request(Request::Leave));
 }
 
 #[test]
