@@ -10,6 +10,9 @@ use distribute_collectives::TransportKind;
 use crate::error::Error;
 use crate::manifest::args::Manifest;
 
+/// The replicas that `explain` divides a model among if it is not told.
+pub(crate) const DEFAULT_REPLICAS: u64 = 2;
+
 /// Distributed training for Rust programs.
 #[derive(Debug, Parser)]
 #[command(name = "distribute", version, max_term_width = 100)]
@@ -22,13 +25,19 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Run a program as several tasks, on this machine or on several
     Run(Box<Run>),
-    /// Say which rank a failed job should blame
+    /// Say which rank a failed job should blame, or how much memory a checkpoint's model needs
     ///
     /// Reads the flight records that every rank of a failing process group writes to the folder that
     /// DISTRIBUTE_FLIGHT_DIR names: what each rank had called, where their calls part, and who left no record.
+    ///
+    /// Of a checkpoint it reads names and sizes only, and prints the memory that each replica needs for parameters,
+    /// gradients and optimizer state under several strategies.
     Explain {
-        /// The folder with rank_NNNNN.json files
-        folder: PathBuf,
+        /// The folder with rank_NNNNN.json files; or a .safetensors file, a checkpoint, or a folder of them
+        path: PathBuf,
+        /// Number of replicas that share the model, for a checkpoint [default: 2]
+        #[arg(long, value_parser = value_parser!(u64).range(1..))]
+        replicas: Option<u64>,
     },
     /// Say what this machine offers, what will be used, and why something is not
     ///

@@ -59,6 +59,8 @@ pub(crate) enum Error {
     Manifest { problem: String, given: String, expected: String, remedy: String },
     #[error("{} exists already", path.display())]
     Exists { path: PathBuf },
+    #[error("cannot read the checkpoint {}: {problem}", path.display())]
+    Checkpoint { path: PathBuf, problem: String },
     #[error("cannot write {}: {source}", path.display())]
     Write { path: PathBuf, source: io::Error },
 }
@@ -130,6 +132,10 @@ impl Error {
             }
             Self::Exists { .. } => vec![("remedy", "give another name, or remove it".into())],
             Self::Write { .. } => vec![("remedy", "look at the path, its permissions and the room on its disk".into())],
+            Self::Checkpoint { .. } => vec![
+                ("expected", "a file of safetensors, or the folder of a checkpoint".into()),
+                ("remedy", "look at the path; a checkpoint that was cut off has no manifest.json".into()),
+            ],
             Self::Options { given, expected, .. } => vec![("given", given.clone()), ("expected", expected.clone())],
             Self::FewWorkers { .. } => vec![("remedy", "start more workers, or on fewer hosts".into())],
             Self::Cores { .. } => vec![("remedy", "lower --cpus-per-worker, or start fewer tasks on this host".into())],
@@ -181,6 +187,7 @@ impl Error {
             | Self::Refused { .. }
             | Self::Ssh { .. }
             | Self::Manifest { .. }
+            | Self::Checkpoint { .. }
             | Self::Exists { .. } => 2,
             Self::HostsMissing { .. }
             | Self::NoLeader { .. }

@@ -11,7 +11,7 @@
 //! - `status`: the page that shows the state of the job.
 //! - `run`, `attempt`: combine these.
 //!
-//! `explain` reads the flight records of a failed job; `doctor` reports what a job would find on this machine; `new`
+//! `explain` reads the flight records of a failed job, or a checkpoint; `doctor` reports what a job would find on this machine; `new`
 //! writes a crate; `manifest` writes job files for clusters; `pages` writes completions and manual pages.
 //!
 //! The program does not depend on training: tasks learn their place from the environment, and report progress over TCP.
@@ -28,6 +28,7 @@ mod hosts;
 mod job;
 mod local;
 mod manifest;
+mod memory;
 mod new;
 mod outcome;
 mod output;
@@ -49,12 +50,12 @@ use std::process::ExitCode;
 use clap::Parser;
 use distribute_collectives::FlightRecord;
 
-use crate::args::{Cli, Command};
+use crate::args::{Cli, Command, DEFAULT_REPLICAS};
 
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Guardian => guardian::watch(),
-        Command::Explain { folder } => explain(&folder),
+        Command::Explain { path, replicas } => explain(&path, replicas),
         Command::Doctor(args) => ExitCode::from(doctor::run(&args)),
         Command::New(args) => ended(new::run(&args)),
         Command::Manifest(args) => ended(manifest::run(&args)),
@@ -83,7 +84,17 @@ fn failed(error: &error::Error) -> ExitCode {
     ExitCode::from(error.exit_code())
 }
 
-fn explain(folder: &Path) -> ExitCode {
+fn explain(folder: &Path, replicas: Option<u64>) -> ExitCode {
+    if let Some(checkpoint) = memory::checkpoint_at(folder) {
+        return ended(memory::explain(&checkpoint, replicas.unwrap_or(DEFAULT_REPLICAS)));
+    }
+    if let Some(replicas) = replicas {
+        return failed(&error::Error::Options {
+            problem: "--replicas goes with a checkpoint only",
+            given: format!("{replicas} replicas, and {}, which has no checkpoint", folder.display()),
+            expected: "a .safetensors file, a checkpoint, or a folder of them".to_owned(),
+        });
+    }
     match FlightRecord::read_all(folder) {
         Ok(records) => {
             // An error of standard output cannot be reported.
@@ -91,7 +102,7 @@ fn explain(folder: &Path) -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            eprintln!("error: no flight records in {}: {error}", folder.display());
+            eprintln!("error: neither flight records nor a checkpoint in {}: {error}", folder.display());
             ExitCode::from(2)
         }
     }
