@@ -11,8 +11,9 @@
 //! - `status`: the page that shows the state of the job.
 //! - `run`, `attempt`: combine these.
 //!
-//! `explain` reads the flight records of a failed job, or a checkpoint; `doctor` reports what a job would find on this machine; `new`
-//! writes a crate; `manifest` writes job files for clusters; `pages` writes completions and manual pages.
+//! `explain` reads the flight records of a failed job, or a checkpoint; `doctor` reports what a job would find on this
+//! machine; `new` writes a crate; `manifest` writes job files for clusters; `pages` writes completions and manual
+//! pages.
 //!
 //! The program does not depend on training: tasks learn their place from the environment, and report progress over TCP.
 

@@ -15,7 +15,7 @@ use crate::error::Error;
 /// The longest header of a file that is read, as in the format's own readers.
 const MAX_HEADER: u64 = 100_000_000;
 
-/// The file that is written last, without which a folder is no checkpoint.
+/// The file that is written last, without which a folder is not a checkpoint.
 const MANIFEST: &str = "manifest.json";
 
 /// Returns the checkpoint at a path: a file of tensors, the folder of a checkpoint, or the newest one in a folder of
