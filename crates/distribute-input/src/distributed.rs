@@ -324,7 +324,9 @@ impl<T: Send + 'static> WorkerDataset<T> {
     fn begin(&self, start: Start) -> WorkerIterator<T> {
         let (open, first) = (Arc::clone(&self.open), start.clone());
         let steps = prefetched_items(move || open(first), self.depth);
-        let only_full = self.unequal_data == UnequalData::Drop && start.read_mode == ReadMode::Walk;
+        // Workers that read data of their own agree on the end instead.
+        let is_decided_here = start.read_mode == ReadMode::Walk || self.topology().workers() == 1;
+        let only_full = self.unequal_data == UnequalData::Drop && is_decided_here;
         WorkerIterator::new(steps, start, only_full)
     }
 

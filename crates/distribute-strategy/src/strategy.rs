@@ -494,3 +494,6 @@ pub struct ValueContext {
     /// The number of all replicas.
     pub num_replicas: usize,
 }
+
+#[cfg(test)]
+mod tests;
