@@ -69,7 +69,7 @@ type EmptyParts<T> = Arc<dyn Fn(bool) -> Result<Option<Vec<T>>> + Send + Sync>;
 ///
 /// # Errors
 /// - [`Error::NotBatched`] if the dataset is not batched; call `.batch(global_batch)`.
-/// - [`Error::Options`] if the sharding policy does not fit the dataset.
+/// - [`Error::Options`] if the sharding policy does not fit the dataset, or an option is for input functions.
 /// - The error of the dataset's description, if it is invalid.
 ///
 /// # Examples
@@ -95,6 +95,11 @@ where
     if let Some(error) = &dataset.facts.error {
         return Err(error.clone());
     }
+    if options.replication_mode != InputReplicationMode::default() {
+        let problem = "InputReplicationMode says how often an input function is called, and there is none here; leave it \
+                       out, or distribute a function";
+        return Err(Error::Options { problem });
+    }
     let cardinality = dataset.cardinality();
     let global_batch = dataset.batch_size().ok_or(Error::NotBatched { cardinality })?;
     let reads = reads(&dataset.facts.shares, topology, options)?;
@@ -114,6 +119,7 @@ where
         Reads::Walk => (ReadMode::Walk, Lane::of(None), cardinality),
         Reads::Own { share, .. } => (ReadMode::Lanes, Lane::of(*share), Cardinality::Unknown),
     };
+    let cardinality = of_steps(cardinality, options);
     Ok(WorkerDataset {
         open,
         empty,
@@ -127,6 +133,14 @@ where
         passes: Arc::default(),
         stand_ins: false,
     })
+}
+
+/// Returns the number of steps of as many batches. Which of them are dropped is known only when they are read.
+fn of_steps(batches: Cardinality, options: InputOptions) -> Cardinality {
+    match (batches, options.unequal_data) {
+        (Cardinality::Known(_), UnequalData::Drop) => Cardinality::Unknown,
+        _ => batches,
+    }
 }
 
 /// How each worker reads a dataset that is divided by global batches.

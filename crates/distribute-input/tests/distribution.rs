@@ -7,8 +7,8 @@ use std::path::PathBuf;
 
 use distribute_input::read::{Lines, ReadOptions, TfRecordWriter, TfRecords};
 use distribute_input::{
-    Array, AutoShardPolicy, Dataset, InputOptions, InputPosition, InputReplicationMode, Topology, UnequalData,
-    WorkerDataset, WorkerIterator, distribute_dataset, distribute_datasets_from_function,
+    Array, AutoShardPolicy, Cardinality, Dataset, InputOptions, InputPosition, InputReplicationMode, Topology,
+    UnequalData, WorkerDataset, WorkerIterator, distribute_dataset, distribute_datasets_from_function,
 };
 use proptest::prelude::*;
 
@@ -134,6 +134,36 @@ fn a_function_is_called_for_each_worker_or_each_replica() {
     assert_eq!((asked, parts), (vec![(1, 2)], vec![vec![vec![1, 3], vec![5, 7]], vec![vec![9], vec![]]]));
     let (asked, parts) = per(InputReplicationMode::PerReplica);
     assert_eq!((asked, parts), (vec![(2, 4), (3, 4)], vec![vec![vec![2, 6], vec![3, 7]]]));
+}
+
+#[test]
+fn options_that_have_no_effect_are_refused() {
+    let topology = Topology::local(2).unwrap();
+    let told = |outcome: Result<(), distribute_input::Error>| outcome.unwrap_err().to_string();
+    let per_replica = InputOptions::default().replication_mode(InputReplicationMode::PerReplica);
+    let data = distribute_dataset(&Dataset::range(0..8).batch(4), topology, per_replica);
+    assert!(told(data.map(drop)).contains("distribute a function"));
+    let policies = [AutoShardPolicy::File, AutoShardPolicy::Data, AutoShardPolicy::Hint, AutoShardPolicy::Off];
+    let options = policies.map(|policy| InputOptions::default().auto_shard_policy(policy));
+    for options in options.into_iter().chain([InputOptions::default().deterministic(true)]) {
+        let data = distribute_datasets_from_function(topology, options, |_| Ok(Dataset::range(0..8).batch(2)));
+        assert!(told(data.map(drop)).contains("the input function decides"), "{options:?}");
+    }
+}
+
+#[test]
+fn the_number_of_steps_is_that_of_a_pass_or_unknown_if_some_are_dropped() {
+    for unequal in [UnequalData::Pad, UnequalData::Drop, UnequalData::Stop] {
+        let (topology, options) = (Topology::local(2).unwrap(), InputOptions::default().unequal_data(unequal));
+        let data = distribute_dataset(&Dataset::range(0..9).batch(4), topology, options).unwrap();
+        let made = distribute_datasets_from_function(topology, options, |_| Ok(Dataset::range(0..9).batch(4)));
+        let made = made.unwrap();
+        let (counts, steps) = ([data.cardinality(), made.cardinality()], [data.iter().count(), made.iter().count()]);
+        match unequal {
+            UnequalData::Drop => assert_eq!((counts, steps), ([Cardinality::Unknown; 2], [2, 1])),
+            _ => assert_eq!((counts, steps), ([Cardinality::Known(3), Cardinality::Known(2)], [3, 2])),
+        }
+    }
 }
 
 /// Writes one file of lines for each of `lengths`, with that number of integers.

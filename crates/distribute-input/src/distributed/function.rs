@@ -12,7 +12,7 @@ use crate::dataset::chunked;
 ///
 /// # Errors
 /// [`Error::User`] or the function's own [`enum@Error`] if the function fails, and the error of its dataset's
-/// description, if it is invalid.
+/// description, if it is invalid; [`Error::Options`] for options that say how data are divided between workers.
 ///
 /// # Examples
 /// ```
@@ -37,6 +37,11 @@ pub fn distribute_datasets_from_function<T, L>(
 where
     T: Element<L>,
 {
+    if options.deterministic || options.auto_shard_policy != AutoShardPolicy::default() {
+        let problem = "the input function decides which data each worker reads; leave auto_shard_policy and \
+                       deterministic out, or distribute a dataset";
+        return Err(Error::Options { problem });
+    }
     let replicas = topology.replicas_per_worker();
     let mut made = Vec::new();
     let calls = match options.replication_mode {
@@ -60,7 +65,7 @@ where
     let batch = made[0].facts.batch_size;
     let per_step = replicas / made.len();
     let cardinality = made.iter().map(|dataset| dataset.facts.cardinality.map(|elements| elements.div_ceil(per_step)));
-    let cardinality = cardinality.reduce(Cardinality::longer).unwrap_or(Cardinality::Unknown);
+    let cardinality = of_steps(cardinality.reduce(Cardinality::longer).unwrap_or(Cardinality::Unknown), options);
     let firsts: Vec<Opener<T>> = made.iter().map(|dataset| Arc::clone(&dataset.open)).collect();
     let slice = Operations::of::<L>().slice;
     let chunks: Vec<Opener<Vec<T>>> = made.into_iter().map(|dataset| chunked(dataset.open, per_step, false)).collect();
