@@ -23,6 +23,12 @@ pub enum Error {
         /// The operation, such as training.
         what: &'static str,
     },
+    /// A batch size was set for data that are batched already.
+    #[error("batch_size({given}) has no effect on a dataset; call batch on the dataset, and leave batch_size out")]
+    BatchSize {
+        /// The size.
+        given: usize,
+    },
     /// `DISTRIBUTE_PROGRESS` does not name a form.
     #[error(
         "DISTRIBUTE_PROGRESS is {given:?}; set it to auto, bar, plain, json, launcher or off, or unset it for auto"

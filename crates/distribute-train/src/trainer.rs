@@ -113,8 +113,20 @@ pub struct Part<E> {
 pub struct Batching {
     /// The global batch: examples per step, over all replicas.
     pub batch_size: usize,
+    /// Whether the program has set that size for these data, on which it must then have an effect.
+    pub is_set: bool,
     /// Whether each pass is shuffled in a different order.
     pub shuffle: bool,
+}
+
+impl Batching {
+    /// Checks that the size was not set, for data that are batched already.
+    ///
+    /// # Errors
+    /// [`Error::BatchSize`](crate::Error::BatchSize) if it was.
+    pub fn of_batched(self) -> Result<()> {
+        if self.is_set { Err(crate::Error::BatchSize { given: self.batch_size }) } else { Ok(()) }
+    }
 }
 
 /// Training data: batched datasets, and tensors in memory whose rows are examples.
@@ -161,7 +173,7 @@ pub fn evaluate<T: Trainee>(
     data: &dyn TrainingData<T::Examples, T::Error>,
 ) -> Result<Vec<(String, f64)>, T::Error> {
     trainer.synchronize()?;
-    let batching = Batching { batch_size: BATCH_SIZE, shuffle: false };
+    let batching = Batching { batch_size: BATCH_SIZE, is_set: false, shuffle: false };
     evaluate_distributed(trainer, &data.distribute(trainer.strategy(), batching)?.0, None)
 }
 

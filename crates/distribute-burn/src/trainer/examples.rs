@@ -181,8 +181,9 @@ macro_rules! training_data {
             fn distribute(
                 &self,
                 strategy: &Strategy,
-                _: Batching,
+                batching: Batching,
             ) -> Result<(DistributedDataset<Examples<X, Y>>, usize)> {
+                batching.of_batched()?;
                 let batches = on_devices::<_, _, ($($tensor,)*), _>(strategy, strategy.distribute_dataset(self)?);
                 Ok((batches, self.batch_size().unwrap_or(1)))
             }
@@ -213,7 +214,8 @@ where
         strategy: &Strategy,
         batching: Batching,
     ) -> Result<(DistributedDataset<Examples<X, Y>>, usize)> {
-        batched((self.0.to_array()?, self.1.to_array()?), batching)?.distribute(strategy, batching)
+        let batches = batched((self.0.to_array()?, self.1.to_array()?), batching)?;
+        batches.distribute(strategy, Batching { is_set: false, ..batching })
     }
 }
 
@@ -228,7 +230,7 @@ where
         batching: Batching,
     ) -> Result<(DistributedDataset<Examples<X, Y>>, usize)> {
         let arrays = (self.0.to_array()?, self.1.to_array()?, self.2.to_array()?);
-        batched(arrays, batching)?.distribute(strategy, batching)
+        batched(arrays, batching)?.distribute(strategy, Batching { is_set: false, ..batching })
     }
 }
 
@@ -239,7 +241,12 @@ where
     X: Inputs,
     Y: Targets,
 {
-    fn distribute(&self, strategy: &Strategy, _: Batching) -> Result<(DistributedDataset<Examples<X, Y>>, usize)> {
+    fn distribute(
+        &self,
+        strategy: &Strategy,
+        batching: Batching,
+    ) -> Result<(DistributedDataset<Examples<X, Y>>, usize)> {
+        batching.of_batched()?;
         let batches = Items::distribute(self, strategy)?.map_replicas(|_, batch| Ok(batch.into()));
         Ok((batches, self.indices().batch_size().unwrap_or(1)))
     }

@@ -39,7 +39,12 @@ impl<T: trainer::TrainingData<Examples, Error>> TrainingData for T {}
 macro_rules! training_data {
     ($($tuple:ty),*) => {$(
         impl trainer::TrainingData<Examples, Error> for Dataset<$tuple> {
-            fn distribute(&self, strategy: &Strategy, _: Batching) -> Result<(DistributedDataset<Examples>, usize)> {
+            fn distribute(
+                &self,
+                strategy: &Strategy,
+                batching: Batching,
+            ) -> Result<(DistributedDataset<Examples>, usize)> {
+                batching.of_batched()?;
                 let batches = strategy.distribute_dataset(self)?.map_replicas(|_, examples| Ok(examples.into()));
                 Ok((batches, self.batch_size().unwrap_or(1)))
             }
@@ -54,6 +59,7 @@ macro_rules! training_data {
                 let rows = self.rows()?;
                 let data = Dataset::from_tensor_slices(self.clone());
                 let data = if batching.shuffle { data.shuffle(rows, 0) } else { data };
+                let batching = Batching { is_set: false, ..batching };
                 data.batch(batching.batch_size).prefetch(AUTOTUNE).distribute(strategy, batching)
             }
         }

@@ -434,3 +434,16 @@ fn the_memory_of_a_replica_is_that_of_its_tensors() {
     assert_eq!((memory.gradient_bytes, memory.state_bytes), (Some(bytes), Some(2 * bytes)));
     assert_eq!(memory.bucket_bytes.iter().sum::<usize>(), bytes);
 }
+
+#[test]
+fn a_batch_size_for_data_that_are_batched_already_is_refused() {
+    let strategy = mirrored(1);
+    // The default size too, if it is set.
+    for size in [8, 32] {
+        let error = trainer(&strategy).fit(&data(), Fit::epochs(1).batch_size(size)).unwrap_err().to_string();
+        assert!(error.contains(&format!("batch_size({size}) has no effect on a dataset")), "{error}");
+    }
+    // It is for the training data; those of the validation have a size of their own.
+    let fit = Fit::epochs(1).batch_size(8).validation(&data());
+    trainer(&strategy).fit(&examples(), fit).unwrap();
+}

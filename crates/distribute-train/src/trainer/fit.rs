@@ -6,7 +6,9 @@ use distribute_values::PerReplica;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-use super::{Batching, Fit, Trainee, TrainingData, by_replica, evaluate_distributed, results, sums, sums_of_all};
+use super::{
+    BATCH_SIZE, Batching, Fit, Trainee, TrainingData, by_replica, evaluate_distributed, results, sums, sums_of_all,
+};
 use crate::callbacks::{Callback, Occasion, Run, Training};
 use crate::checkpoint::{CheckpointManager, Checkpointed, RunId};
 use crate::history::History;
@@ -75,10 +77,12 @@ pub fn fit<T: Trainee>(
     mut fit: Fit<T::Examples, T::Error>,
 ) -> Result<History, T::Error> {
     let strategy = trainer.strategy();
-    let batching = Batching { batch_size: fit.batch_size, shuffle: true };
+    let (set, batch_size) = (fit.batch_size.is_some(), fit.batch_size.unwrap_or(BATCH_SIZE));
+    let batching = Batching { batch_size, is_set: set, shuffle: true };
     let (data, batch_size) = data.distribute(strategy, batching)?;
     let steps_per_epoch = fit.steps_per_epoch.or(data.steps().map(|steps| steps as u64));
-    let unshuffled = Batching { shuffle: false, ..batching };
+    // It may have been set for the training data.
+    let unshuffled = Batching { shuffle: false, is_set: false, ..batching };
     let validation = match &fit.validation {
         Some(validation) => Some(validation.distribute(strategy, unshuffled)?.0),
         None => None,

@@ -20,7 +20,7 @@ pub struct Fit<B, E> {
     pub(super) epochs: u32,
     pub(super) steps_per_epoch: Option<u64>,
     pub(super) steps_per_execution: usize,
-    pub(super) batch_size: usize,
+    pub(super) batch_size: Option<usize>,
     pub(super) class_weights: Vec<f32>,
     pub(super) validation: Option<Box<dyn TrainingData<B, E>>>,
     pub(super) validation_steps: Option<usize>,
@@ -37,8 +37,6 @@ pub struct Settings {
     pub epochs: u32,
     /// The number of steps per epoch, if it is independent of passes over the data.
     pub steps_per_epoch: Option<u64>,
-    /// The global batch for tensors.
-    pub batch_size: usize,
     /// The limit of a validation, in batches.
     pub validation_steps: Option<usize>,
 }
@@ -53,7 +51,7 @@ impl<B, E> Fit<B, E> {
             epochs,
             steps_per_epoch: None,
             steps_per_execution: 1,
-            batch_size: BATCH_SIZE,
+            batch_size: None,
             class_weights: Vec::new(),
             validation: None,
             validation_steps: None,
@@ -76,9 +74,9 @@ impl<B, E> Fit<B, E> {
         self
     }
 
-    /// Sets the global batch for tensors that are given instead of a dataset. Default: 32.
+    /// Sets the global batch for tensors that are given instead of a dataset, which has one of its own. Default: 32.
     pub fn batch_size(mut self, examples: usize) -> Fit<B, E> {
-        self.batch_size = examples;
+        self.batch_size = Some(examples);
         self
     }
 
@@ -132,11 +130,6 @@ impl<B, E> Fit<B, E> {
 
     /// Returns the numbers that were set, or their defaults.
     pub fn settings(&self) -> Settings {
-        Settings {
-            epochs: self.epochs,
-            steps_per_epoch: self.steps_per_epoch,
-            batch_size: self.batch_size,
-            validation_steps: self.validation_steps,
-        }
+        Settings { epochs: self.epochs, steps_per_epoch: self.steps_per_epoch, validation_steps: self.validation_steps }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use distribute_input::{BoxError, Dataset, Element, InputContext};
 use distribute_strategy::{DistributedDataset, Strategy};
-use distribute_train::trainer::{BATCH_SIZE, Batching, TrainingData};
+use distribute_train::trainer::{Batching, TrainingData};
 
 use crate::{Error, Examples, Result};
 
@@ -105,7 +105,7 @@ impl ServedData {
 
 impl TrainingData<ServedBatch, Error> for ServedData {
     fn distribute(&self, strategy: &Strategy, batching: Batching) -> Result<Distributed> {
-        check_batch_size(batching.batch_size)?;
+        check_batch_size(batching)?;
         match &self.0 {
             Source::Here(data) => (data.distribute)(strategy),
             Source::OnWorkers(name) => Ok((repeated(strategy, 1, Kind::All(name.clone()))?, 1)),
@@ -122,7 +122,7 @@ pub(super) struct Steps {
 
 impl TrainingData<ServedBatch, Error> for Steps {
     fn distribute(&self, strategy: &Strategy, batching: Batching) -> Result<Distributed> {
-        check_batch_size(batching.batch_size)?;
+        check_batch_size(batching)?;
         Ok((repeated(strategy, self.count, Kind::Next)?, self.batch_size))
     }
 }
@@ -133,8 +133,8 @@ fn repeated(strategy: &Strategy, count: u64, batch: Kind) -> Result<DistributedD
     Ok(strategy.distribute_dataset(&numbers)?.map_replicas(move |_, _| Ok(ServedBatch(batch.clone()))))
 }
 
-fn check_batch_size(given: usize) -> Result<()> {
-    if given == BATCH_SIZE {
+fn check_batch_size(Batching { batch_size: given, is_set, .. }: Batching) -> Result<()> {
+    if !is_set {
         return Ok(());
     }
     let problem = format!("a batch size of {given} has no effect on datasets; batch them in their functions");
