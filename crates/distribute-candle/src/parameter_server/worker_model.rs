@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::backends::{Copied, Registry};
 use super::embedding::Table;
-use crate::{Candle, Clip, Error, Result};
+use crate::{Candle, Clip, Result};
 
 /// A model on a worker of a parameter-server cluster. It dereferences to the model itself.
 pub struct WorkerModel<'a, M> {
@@ -38,13 +38,9 @@ struct State {
 
 impl<M> Kept<M> {
     pub(super) fn new(worker: &WorkerContext, model: M, registry: Registry) -> Result<Kept<M>> {
+        let optimizer = registry.optimizer(worker)?;
         let copies: Vec<Copied> = registry.copies.into_values().collect();
         let tables: Vec<Arc<Table>> = registry.tables.into_values().collect();
-        let trained = copies.iter().filter(|copied| !copied.statistic).map(|copied| &copied.variable);
-        let mut variables = trained.chain(tables.iter().map(|table| &table.variable));
-        let first = variables.next().ok_or(distribute_optim::Error::NoGradient)?;
-        let optimizer =
-            worker.optimizer_of(first)?.ok_or_else(|| Error::UnknownVariable { name: first.name().to_owned() })?;
         Ok(Kept { model, copies, tables, optimizer, state: Mutex::default() })
     }
 
