@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use candle_core::{Tensor, Var};
-use distribute_optim::backend::{Reduced, warn_untrained};
+use distribute_optim::backend::{Reduced, overwrite, warn_untrained};
 use distribute_parameter_server::{Gradient, ShardedVariable, Versions, WorkerContext};
 use parking_lot::Mutex;
 
@@ -49,6 +49,10 @@ impl<M> Kept<M> {
         let variables: Vec<ShardedVariable> = self.copies.iter().map(|copied| copied.variable.clone()).collect();
         let tensors: Vec<Tensor> = self.copies.iter().map(|copied| copied.copy.as_tensor().clone()).collect();
         let mut state = self.state.lock();
+        // A function that failed may have left changes that were not sent.
+        for (copied, pulled) in self.statistics().zip(&state.statistics) {
+            overwrite::<Candle>(&[copied.copy.as_tensor().clone()], pulled)?;
+        }
         worker.pull_into::<Candle, _>(&mut state.versions, &variables, &tensors)?;
         state.statistics = self.statistics().map(|copied| copied.copy.as_tensor().copy()).collect::<Result<_, _>>()?;
         self.tables.iter().for_each(|table| table.begin_step());
@@ -69,8 +73,8 @@ impl<'a, M> WorkerModel<'a, M> {
     /// [`WorkerContext::push`]. The loss is the mean over this worker's examples. Call it once per function.
     ///
     /// # Errors
-    /// [`Error::Candle`] if backward fails, and [`Error::ParameterServer`] if a server is lost, which the function must
-    /// return.
+    /// [`Error::Candle`](crate::Error::Candle) if backward fails, and
+    /// [`Error::ParameterServer`](crate::Error::ParameterServer) if a server is lost, which the function must return.
     pub fn minimize(&self, loss: &Tensor) -> Result<bool> {
         self.step(loss, None)
     }
@@ -78,7 +82,8 @@ impl<'a, M> WorkerModel<'a, M> {
     /// Runs a step like [`minimize`](WorkerModel::minimize) and clips this worker's gradients, except those of tables.
     ///
     /// # Errors
-    /// The errors of [`minimize`](WorkerModel::minimize), and [`Error::Optim`] if the limit is not above 0.
+    /// The errors of [`minimize`](WorkerModel::minimize), and [`Error::Optim`](crate::Error::Optim) if the limit is not
+    /// above 0.
     pub fn minimize_clipped(&self, loss: &Tensor, clip: Clip) -> Result<bool> {
         self.step(loss, Some(clip))
     }
