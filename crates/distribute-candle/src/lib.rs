@@ -86,8 +86,8 @@ pub use model::{CandleStrategy, Model, ScopeOptions};
 pub use norms::{LayerNorm, RmsNorm, layer_norm, rms_norm};
 #[cfg(feature = "parameter-server")]
 pub use parameter_server::{
-    CandleParameterServer, CandleWorker, ServedBatch, ServedData, ServedFit, ServedTrainer, ServedTraining,
-    ShardedEmbedding, WorkerModel, sharded_embedding,
+    CandleParameterServer, CandleWorker, ModelReplica, ReplicatedModel, ServedBatch, ServedData, ServedFit,
+    ServedTrainer, ServedTraining, ShardedEmbedding, WorkerModel, sharded_embedding,
 };
 pub use pretrained::Loaded;
 pub use sharded::Sharded;

@@ -7,20 +7,24 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device};
 use candle_nn::VarBuilder;
+use distribute_device::DeviceSpec;
 use distribute_optim::OptimizerDescription;
 use distribute_parameter_server::{ParameterServerStrategy, WorkerContext};
-use parking_lot::Mutex;
+use distribute_strategy::{MirroredStrategy, Strategy};
 
-use self::backends::{Making, Reading, Registry};
+use self::backends::{Making, Reading};
+use self::replicas::KeptReplicas;
 use self::worker_model::Kept;
 use crate::{Result, ScopeOptions};
 
 mod backends;
 mod embedding;
+mod replicas;
 mod served;
 mod worker_model;
 
 pub use self::embedding::{ShardedEmbedding, sharded_embedding};
+pub use self::replicas::{ModelReplica, ReplicatedModel};
 pub use self::served::{ServedBatch, ServedData, ServedFit, ServedTrainer, ServedTraining};
 pub use self::worker_model::WorkerModel;
 
@@ -112,6 +116,64 @@ pub trait CandleWorker {
         name: &str,
         build: impl FnOnce(VarBuilder<'static>) -> candle_core::Result<M>,
     ) -> Result<WorkerModel<'_, M>>;
+
+    /// Returns a [`MirroredStrategy`] of this worker's own, with one replica on each of the named devices, such as
+    /// `["CPU:0", "CPU:1"]`. The first call builds it and keeps it for later ones.
+    ///
+    /// # Errors
+    /// [`Error::Strategy`](crate::Error::Strategy) if the list is empty or names a device twice or one that replicas
+    /// cannot use.
+    ///
+    /// # Examples
+    /// See [`replicated_model`](CandleWorker::replicated_model).
+    fn mirrored<D: Into<String>>(&self, devices: impl IntoIterator<Item = D>) -> Result<Strategy>;
+
+    /// Returns a model with one copy per replica of a strategy of this worker, all with the values that its variables
+    /// have on the servers now. They are fetched once for all replicas. The first call builds the copies and keeps them
+    /// under their name; pass the same strategy each time.
+    ///
+    /// Replicas compute gradients in [`run`](Strategy::run_with), with
+    /// [`ModelReplica::backward`]; then [`ReplicatedModel::push_gradients`] sends their sum to the servers.
+    ///
+    /// # Errors
+    /// [`Error::Served`](crate::Error::Served) for a strategy of several processes or with tensor groups;
+    /// [`Error::ParameterServer`](crate::Error::ParameterServer) if a server is lost;
+    /// [`Error::UnknownVariable`](crate::Error::UnknownVariable) for a variable that the coordinator has not created;
+    /// [`Error::Candle`](crate::Error::Candle) if `build` fails.
+    ///
+    /// # Examples
+    /// ```
+    /// use candle_core::{DType, Device, Module, Tensor};
+    /// use candle_nn::linear;
+    /// use distribute_candle::{CandleContext, CandleWorker, Error};
+    /// use distribute_collectives::ReduceOp;
+    /// use distribute_parameter_server::{Program, WorkerContext};
+    /// use distribute_values::Axis;
+    ///
+    /// fn train_step(worker: &WorkerContext, (): ()) -> Result<f32, Error> {
+    ///     let strategy = worker.mirrored(["CPU:0", "CPU:1"])?;
+    ///     let model = worker.replicated_model("linear", &strategy, |vb| linear(3, 1, vb.pp("fc")))?;
+    ///     let batch = model.split(&Tensor::ones((5, 3), DType::F32, &Device::Cpu)?)?;
+    ///     let losses = strategy.run_with((&model, batch), |context, (model, x)| {
+    ///         let loss = context.average_loss(&model.forward(&x)?.sqr()?, 5)?;
+    ///         model.backward(context, &loss)?;
+    ///         Ok::<_, Error>(loss.detach())
+    ///     })?;
+    ///     model.push_gradients()?;                             // one gradient per variable; the servers apply it
+    ///     Ok(strategy.reduce(ReduceOp::Sum, &losses, Axis::None)?.to_scalar()?)
+    /// }
+    ///
+    /// let program = Program::new().function("train_step", train_step);
+    /// ```
+    ///
+    /// # Source
+    /// `strategy.run` in a function that a `ClusterCoordinator` schedules.
+    fn replicated_model<M: Send + Sync + 'static>(
+        &self,
+        name: &str,
+        strategy: &Strategy,
+        build: impl FnMut(VarBuilder<'static>) -> candle_core::Result<M>,
+    ) -> Result<ReplicatedModel<'_, M>>;
 }
 
 impl CandleWorker for WorkerContext {
@@ -121,12 +183,30 @@ impl CandleWorker for WorkerContext {
         build: impl FnOnce(VarBuilder<'static>) -> candle_core::Result<M>,
     ) -> Result<WorkerModel<'_, M>> {
         let kept = self.keep(name, || {
-            let registry: Arc<Mutex<Registry>> = Arc::default();
-            let model = backends::build_on_worker(self, &registry, build)?;
-            let registry = std::mem::take(&mut *registry.lock());
+            let (model, registry) = backends::build_on_worker(self, Device::Cpu, build)?;
             Kept::new(self, model, registry)
         })?;
         kept.refresh(self)?;
         Ok(WorkerModel::new(self, kept))
+    }
+
+    fn mirrored<D: Into<String>>(&self, devices: impl IntoIterator<Item = D>) -> Result<Strategy> {
+        let devices: Vec<String> = devices.into_iter().map(Into::into).collect();
+        let name = format!("strategy of {}", devices.join(", "));
+        let kept = self.keep(&name, || MirroredStrategy::builder().devices(devices).build())?;
+        Ok(Strategy::clone(&kept))
+    }
+
+    fn replicated_model<M: Send + Sync + 'static>(
+        &self,
+        name: &str,
+        strategy: &Strategy,
+        build: impl FnMut(VarBuilder<'static>) -> candle_core::Result<M>,
+    ) -> Result<ReplicatedModel<'_, M>> {
+        let devices: Vec<String> = strategy.devices().iter().map(DeviceSpec::short).collect();
+        let kept =
+            self.keep(&format!("{name} on {}", devices.join(", ")), || KeptReplicas::new(self, strategy, build))?;
+        kept.refresh(self)?;
+        Ok(ReplicatedModel::new(self, kept))
     }
 }

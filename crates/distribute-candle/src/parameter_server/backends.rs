@@ -65,14 +65,27 @@ impl Copying {
     }
 }
 
-/// Builds a worker's model and adds its variables to the registry.
+/// Builds a worker's model, or one replica of it, on a device. Returns its variables too.
 pub(super) fn build_on_worker<M>(
     worker: &WorkerContext,
-    registry: &Arc<Mutex<Registry>>,
+    device: Device,
     build: impl FnOnce(VarBuilder<'static>) -> candle_core::Result<M>,
-) -> Result<M> {
+) -> Result<(M, Registry)> {
+    let registry: Arc<Mutex<Registry>> = Arc::default();
     let backend = Copying { variables: worker.variables()?, registry: registry.clone() };
-    Ok(build(VarBuilder::from_backend(Box::new(backend), DType::F32, Device::Cpu))?)
+    let model = build(VarBuilder::from_backend(Box::new(backend), DType::F32, device))?;
+    let registry = std::mem::take(&mut *registry.lock());
+    Ok((model, registry))
+}
+
+impl Registry {
+    /// Returns the number of the optimizer that updates the variables on the servers.
+    pub(super) fn optimizer(&self, worker: &WorkerContext) -> Result<u32> {
+        let trained = self.copies.values().filter(|copied| !copied.statistic).map(|copied| &copied.variable);
+        let mut variables = trained.chain(self.tables.values().map(|table| &table.variable));
+        let first = variables.next().ok_or(distribute_optim::Error::NoGradient)?;
+        worker.optimizer_of(first)?.ok_or_else(|| Error::UnknownVariable { name: first.name().to_owned() })
+    }
 }
 
 impl SimpleBackend for Making {

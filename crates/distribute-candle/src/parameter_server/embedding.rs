@@ -88,21 +88,23 @@ impl Table {
 
     /// Returns the gradient of all rows that were looked up.
     pub(super) fn gradient(&self, of: &candle_core::backprop::GradStore) -> crate::Result<Option<Gradient>> {
+        self.rows_gradient(of)?.map(|rows| self.gradient_of(rows)).transpose()
+    }
+
+    /// Returns the rows that were looked up, in order, and their gradients.
+    pub(super) fn rows_gradient(&self, of: &candle_core::backprop::GradStore) -> crate::Result<Option<RowsGradient>> {
         let fetched = std::mem::take(&mut *self.fetched.lock());
         let with_gradient = |(rows, vectors): (Vec<usize>, Var)| Some((rows, of.get(vectors.as_tensor())?.clone()));
-        let mut parts = fetched.into_iter().filter_map(with_gradient);
-        let Some((mut rows, mut sum)) = parts.next() else { return Ok(None) };
-        for (others, gradient) in parts {
-            // There were several lookups in this step; the gradients of common rows are summed.
-            let mut all: Vec<usize> = rows.iter().chain(&others).copied().collect();
-            all.sort_unstable();
-            all.dedup();
-            let zeros = Tensor::zeros((all.len(), sum.dim(1)?), sum.dtype(), sum.device())?;
-            let zeros = zeros.index_add(&places(&rows, &all)?, &sum, 0)?;
-            sum = zeros.index_add(&places(&others, &all)?, &gradient, 0)?;
-            rows = all;
+        let mut sum = None;
+        for part in fetched.into_iter().filter_map(with_gradient) {
+            sum = add_rows(sum, Some(part))?;
         }
-        Ok(Some(Gradient::of_rows::<Candle, _>(&self.variable, rows, &sum)?))
+        Ok(sum)
+    }
+
+    /// Makes a gradient for the servers.
+    pub(super) fn gradient_of(&self, (rows, gradient): RowsGradient) -> crate::Result<Gradient> {
+        Ok(Gradient::of_rows::<Candle, _>(&self.variable, rows, &gradient)?)
     }
 
     fn forward(&self, ids: &Tensor, width: usize) -> Result<Tensor> {
@@ -131,6 +133,24 @@ impl Table {
         let elements = vectors.to_elements::<T>().map_err(candle_core::Error::wrap)?;
         Var::from_vec(elements, (rows.len(), width), device)
     }
+}
+
+/// Rising indices of rows, and the gradient of each.
+pub(super) type RowsGradient = (Vec<usize>, Tensor);
+
+/// Adds gradients by rows; those of common rows are summed.
+pub(super) fn add_rows(sum: Option<RowsGradient>, more: Option<RowsGradient>) -> Result<Option<RowsGradient>> {
+    let ((rows, sum), (others, more)) = match (sum, more) {
+        (Some(sum), Some(more)) => (sum, more),
+        (one, other) => return Ok(one.or(other)),
+    };
+    let mut all: Vec<usize> = rows.iter().chain(&others).copied().collect();
+    all.sort_unstable();
+    all.dedup();
+    let zeros = Tensor::zeros((all.len(), sum.dim(1)?), sum.dtype(), sum.device())?;
+    let sum = zeros.index_add(&places(&rows, &all)?, &sum, 0)?;
+    let sum = sum.index_add(&places(&others, &all)?, &more.to_device(sum.device())?, 0)?;
+    Ok(Some((all, sum)))
 }
 
 /// Returns the position of each of `wanted` in the sorted `rows`.

@@ -78,6 +78,7 @@ pub struct ServedTraining<M> {
     optimizer: OptimizerDescription,
     measures: Arc<Measures>,
     datasets: Arc<BTreeMap<String, NamedData>>,
+    replicas_per_worker: usize,
 }
 
 type Build<M> = dyn Fn(VarBuilder<'static>) -> candle_core::Result<M> + Send + Sync;
@@ -95,7 +96,36 @@ impl<M: ModuleT + Send + Sync + 'static> ServedTraining<M> {
             optimizer: optimizer.into(),
             measures: Arc::new(Measures::new(loss, metrics)),
             datasets: Arc::default(),
+            replicas_per_worker: 1,
         }
+    }
+
+    /// Sets the number of replicas of each worker, which are threads of its process on logical CPUs. Default: 1.
+    ///
+    /// They divide each batch by rows, and their gradients are one push. The history is that of one replica, up to
+    /// rounding; batch normalisation that is not `sync_batch_norm` normalises over each replica's rows. Other
+    /// strategies than servers have replicas of their own and ignore this.
+    ///
+    /// # Errors
+    /// [`Error::Served`] for 0.
+    ///
+    /// # Examples
+    /// ```
+    /// use candle_nn::linear;
+    /// use distribute_candle::{Adam, Error, MeanSquaredError, ServedTraining};
+    /// use distribute_train::metrics::Metrics;
+    ///
+    /// let build = |vb| linear(2, 2, vb);
+    /// let training = ServedTraining::new(build, Adam::new(1e-3), MeanSquaredError, Metrics::new());
+    /// let training = training.replicas_per_worker(2)?;
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn replicas_per_worker(self, replicas: usize) -> Result<ServedTraining<M>> {
+        if replicas == 0 {
+            let problem = "0 replicas per worker were given, and none would train; give at least 1";
+            return Err(Error::Served { problem: problem.to_owned() });
+        }
+        Ok(ServedTraining { replicas_per_worker: replicas, ..self })
     }
 
     /// Adds a dataset of batches of inputs and targets, or of inputs, targets and weights, or replaces one. The
@@ -156,6 +186,7 @@ impl<M> ServedTraining<M> {
 impl<M> Clone for ServedTraining<M> {
     fn clone(&self) -> Self {
         let (build, optimizer) = (self.build.clone(), self.optimizer);
-        ServedTraining { build, optimizer, measures: self.measures.clone(), datasets: self.datasets.clone() }
+        let (measures, datasets) = (self.measures.clone(), self.datasets.clone());
+        ServedTraining { build, optimizer, measures, datasets, replicas_per_worker: self.replicas_per_worker }
     }
 }

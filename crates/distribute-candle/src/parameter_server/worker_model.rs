@@ -4,13 +4,13 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use candle_core::{Tensor, Var};
-use distribute_optim::backend::{Reduced, warn_untrained};
+use distribute_optim::backend::{Reduced, overwrite, warn_untrained};
 use distribute_parameter_server::{Gradient, ShardedVariable, Versions, WorkerContext};
 use parking_lot::Mutex;
 
 use super::backends::{Copied, Registry};
 use super::embedding::Table;
-use crate::{Candle, Clip, Error, Result};
+use crate::{Candle, Clip, Result};
 
 /// A model on a worker of a parameter-server cluster. It dereferences to the model itself.
 pub struct WorkerModel<'a, M> {
@@ -38,13 +38,9 @@ struct State {
 
 impl<M> Kept<M> {
     pub(super) fn new(worker: &WorkerContext, model: M, registry: Registry) -> Result<Kept<M>> {
+        let optimizer = registry.optimizer(worker)?;
         let copies: Vec<Copied> = registry.copies.into_values().collect();
         let tables: Vec<Arc<Table>> = registry.tables.into_values().collect();
-        let trained = copies.iter().filter(|copied| !copied.statistic).map(|copied| &copied.variable);
-        let mut variables = trained.chain(tables.iter().map(|table| &table.variable));
-        let first = variables.next().ok_or(distribute_optim::Error::NoGradient)?;
-        let optimizer =
-            worker.optimizer_of(first)?.ok_or_else(|| Error::UnknownVariable { name: first.name().to_owned() })?;
         Ok(Kept { model, copies, tables, optimizer, state: Mutex::default() })
     }
 
@@ -53,6 +49,10 @@ impl<M> Kept<M> {
         let variables: Vec<ShardedVariable> = self.copies.iter().map(|copied| copied.variable.clone()).collect();
         let tensors: Vec<Tensor> = self.copies.iter().map(|copied| copied.copy.as_tensor().clone()).collect();
         let mut state = self.state.lock();
+        // A function that failed may have left changes that were not sent.
+        for (copied, pulled) in self.statistics().zip(&state.statistics) {
+            overwrite::<Candle>(&[copied.copy.as_tensor().clone()], pulled)?;
+        }
         worker.pull_into::<Candle, _>(&mut state.versions, &variables, &tensors)?;
         state.statistics = self.statistics().map(|copied| copied.copy.as_tensor().copy()).collect::<Result<_, _>>()?;
         self.tables.iter().for_each(|table| table.begin_step());
@@ -73,8 +73,8 @@ impl<'a, M> WorkerModel<'a, M> {
     /// [`WorkerContext::push`]. The loss is the mean over this worker's examples. Call it once per function.
     ///
     /// # Errors
-    /// [`Error::Candle`] if backward fails, and [`Error::ParameterServer`] if a server is lost, which the function must
-    /// return.
+    /// [`Error::Candle`](crate::Error::Candle) if backward fails, and
+    /// [`Error::ParameterServer`](crate::Error::ParameterServer) if a server is lost, which the function must return.
     pub fn minimize(&self, loss: &Tensor) -> Result<bool> {
         self.step(loss, None)
     }
@@ -82,7 +82,8 @@ impl<'a, M> WorkerModel<'a, M> {
     /// Runs a step like [`minimize`](WorkerModel::minimize) and clips this worker's gradients, except those of tables.
     ///
     /// # Errors
-    /// The errors of [`minimize`](WorkerModel::minimize), and [`Error::Optim`] if the limit is not above 0.
+    /// The errors of [`minimize`](WorkerModel::minimize), and [`Error::Optim`](crate::Error::Optim) if the limit is not
+    /// above 0.
     pub fn minimize_clipped(&self, loss: &Tensor, clip: Clip) -> Result<bool> {
         self.step(loss, Some(clip))
     }

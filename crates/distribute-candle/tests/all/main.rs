@@ -19,3 +19,4 @@ mod sharded_meshes;
 mod tensor_parallel;
 mod trainer;
 mod training;
+mod worker_replicas;

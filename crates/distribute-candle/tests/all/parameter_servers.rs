@@ -97,6 +97,11 @@ fn program() -> Program {
             model.minimize(&loss)?;
             Ok::<_, Error>(loss.to_scalar::<f32>()?)
         })
+        .function("fails", |worker: &WorkerContext, (): ()| {
+            let model = worker.model("normalised", Normalised::new)?;
+            model.forward(&data(32).0, true)?;
+            Err::<(), _>(Error::from(candle_core::Error::Msg("before its gradients".to_owned())))
+        })
         .function("another", |worker: &WorkerContext, (): ()| {
             worker.model("another", |vb| linear(5, 5, vb.pp("first"))).map(drop)
         })
@@ -244,6 +249,23 @@ fn statistics_of_layers_reach_the_servers() {
     let forward = |model: &Normalised, _| Ok((model.forward(&data(32).0, true)?, data(32).1));
     let (expected, _) = locally(Normalised::new, |model| Adam::new(0.01).build(model), 30, forward);
     assert_near(&on_servers(&strategy), &expected, 1e-4);
+}
+
+#[test]
+fn statistics_of_a_function_that_failed_are_not_kept() {
+    let train = |failures| {
+        let (_servers, strategy) = cluster(1, 1, |builder| builder);
+        strategy.create_model(Adam::new(0.01), Normalised::new).unwrap();
+        run(&strategy, "normalised", 2);
+        let coordinator = ClusterCoordinator::new(&strategy, program()).unwrap();
+        for _ in 0..failures {
+            coordinator.schedule("fails", &()).unwrap();
+            assert!(coordinator.join().unwrap_err().to_string().contains("before its gradients"));
+        }
+        coordinator.schedule("normalised", &()).unwrap().fetch::<f32>().unwrap();
+        on_servers(&strategy)
+    };
+    assert_eq!(train(2), train(0));
 }
 
 #[test]

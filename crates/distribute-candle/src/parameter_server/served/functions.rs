@@ -1,16 +1,18 @@
 //! The functions of workers: a step, a part of an evaluation, the description of a dataset.
 
-use candle_core::ModuleT;
+use candle_core::{ModuleT, Tensor};
 use distribute_input::{Cardinality, Dataset, DatasetIter, InputContext};
 use distribute_parameter_server::{EvaluationShard, Program, WorkerContext};
+use distribute_strategy::Strategy;
 use distribute_train::trainer;
+use distribute_values::PerReplica;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::ServedTraining;
 use crate::losses::at_least_32_bits;
 use crate::trainer::weighted_by_class;
-use crate::{CandleWorker, Error, Examples, Result, WorkerModel};
+use crate::{CandleContext, CandleWorker, Error, Examples, ReplicatedModel, Result, WorkerModel};
 
 pub(super) const STEP: &str = "served.step";
 pub(super) const EVALUATE: &str = "served.evaluate";
@@ -57,21 +59,46 @@ impl<M: ModuleT + Send + Sync + 'static> ServedTraining<M> {
     /// Makes a step on the worker's next batch and returns its sums; `None` if the worker has no data.
     fn step(&self, worker: &WorkerContext, step: &Step) -> Result<Option<Vec<f64>>> {
         let Some(examples) = self.next(worker, step)? else { return Ok(None) };
+        if self.replicas_per_worker > 1 {
+            return self.step_of_replicas(worker, step, examples).map(Some);
+        }
         let model = self.model(worker)?;
-        if model.optimizer() != step.optimizer {
-            let problem = "another training of this strategy has functions of the same names; make a strategy for each";
-            return Err(Error::Served { problem: problem.to_owned() });
-        }
-        let outputs = model.forward_t(&examples.inputs, true)?;
-        let mut losses = self.measures.losses(&outputs, &examples)?;
+        check_optimizer(model.optimizer(), step)?;
         let mut sums = trainer::sums(self.measures.metrics());
-        self.measures.add(&mut sums, &outputs.detach(), &examples, &losses.detach())?;
-        if !step.class_weights.is_empty() {
-            losses = weighted_by_class(&losses, &step.class_weights, &examples.targets)?;
-        }
+        let losses = self.losses(&*model, &examples, step, true, &mut sums)?;
         let count = examples.inputs.dim(0)?.max(1);
         model.minimize(&(at_least_32_bits(&losses)?.sum_all()? / count as f64)?)?;
         Ok(Some(sums))
+    }
+
+    /// Makes a step whose batch the replicas of the worker divide.
+    fn step_of_replicas(&self, worker: &WorkerContext, step: &Step, examples: Examples) -> Result<Vec<f64>> {
+        let (strategy, model) = self.replicas(worker)?;
+        check_optimizer(model.optimizer(), step)?;
+        let count = examples.inputs.dim(0)?;
+        let of_replicas = strategy.run_with((&model, split(&model, examples)?), |context, (model, examples)| {
+            let mut sums = trainer::sums(self.measures.metrics());
+            let losses = self.losses(&*model, &examples, step, context.has_examples(), &mut sums)?;
+            model.backward(context, &context.average_loss(&losses, count)?)?;
+            Ok::<_, Error>(sums)
+        })?;
+        model.push_gradients()?;
+        let mut all = trainer::sums(self.measures.metrics());
+        of_replicas.into_values().iter().for_each(|sums| add_to(&mut all, sums));
+        Ok(all)
+    }
+
+    /// Computes the losses to minimise, and adds counted examples to the sums.
+    fn losses(&self, model: &M, examples: &Examples, step: &Step, counted: bool, sums: &mut [f64]) -> Result<Tensor> {
+        let outputs = model.forward_t(&examples.inputs, true)?;
+        let losses = self.measures.losses(&outputs, examples)?;
+        if counted {
+            self.measures.add(sums, &outputs.detach(), examples, &losses.detach())?;
+        }
+        match step.class_weights.is_empty() {
+            true => Ok(losses),
+            false => weighted_by_class(&losses, &step.class_weights, &examples.targets),
+        }
     }
 
     /// Computes the sums over one part of a dataset.
@@ -83,18 +110,41 @@ impl<M: ModuleT + Send + Sync + 'static> ServedTraining<M> {
             let problem = format!("dataset {name:?} repeats forever and cannot be evaluated; give one that ends");
             return Err(Error::Served { problem });
         }
-        let model = self.model(worker)?;
-        let mut sums = trainer::sums(self.measures.metrics());
-        for examples in dataset.iter_epoch(0) {
-            // The result of a worker that was given up is not used.
-            if worker.is_cancelled() {
-                break;
+        let mut all = trainer::sums(self.measures.metrics());
+        // The result of a worker that was given up is not used.
+        let batches = dataset.iter_epoch(0).take_while(|_| !worker.is_cancelled());
+        if self.replicas_per_worker > 1 {
+            let (strategy, model) = self.replicas(worker)?;
+            for examples in batches {
+                let of_replicas = strategy
+                    .run_with((&model, split(&model, examples?)?), |context, (model, examples)| {
+                        self.evaluated(&model, &examples, context.has_examples())
+                    })?;
+                of_replicas.into_values().iter().for_each(|sums| add_to(&mut all, sums));
             }
-            let examples = examples?;
-            let outputs = model.forward_t(&examples.inputs, false)?;
-            self.measures.add(&mut sums, &outputs, &examples, &self.measures.losses(&outputs, &examples)?)?;
+            return Ok(all);
+        }
+        let model = self.model(worker)?;
+        for examples in batches {
+            add_to(&mut all, &self.evaluated(&model, &examples?, true)?);
+        }
+        Ok(all)
+    }
+
+    /// Returns the sums over the examples of a batch, if they count.
+    fn evaluated(&self, model: &M, examples: &Examples, counted: bool) -> Result<Vec<f64>> {
+        let mut sums = trainer::sums(self.measures.metrics());
+        let outputs = model.forward_t(&examples.inputs, false)?;
+        if counted {
+            self.measures.add(&mut sums, &outputs, examples, &self.measures.losses(&outputs, examples)?)?;
         }
         Ok(sums)
+    }
+
+    fn replicas<'a>(&self, worker: &'a WorkerContext) -> Result<(Strategy, ReplicatedModel<'a, M>)> {
+        let strategy = worker.mirrored((0..self.replicas_per_worker).map(|index| format!("CPU:{index}")))?;
+        let model = worker.replicated_model(MODEL, &strategy, |vb| (self.build)(vb))?;
+        Ok((strategy, model))
     }
 
     fn model<'a>(&self, worker: &'a WorkerContext) -> Result<WorkerModel<'a, M>> {
@@ -127,6 +177,29 @@ impl Reading {
         self.batches = self.dataset.iter_epoch(self.pass);
         Ok(self.batches.next().transpose()?)
     }
+}
+
+/// Divides a batch among the replicas of a worker.
+fn split<M>(
+    model: &ReplicatedModel<'_, M>,
+    Examples { inputs, targets, weights }: Examples,
+) -> Result<PerReplica<Examples>> {
+    Ok(match weights {
+        Some(weights) => model.split(&(inputs, targets, weights))?.map(|part| part.clone().into()),
+        None => model.split(&(inputs, targets))?.map(|part| part.clone().into()),
+    })
+}
+
+fn add_to(all: &mut [f64], sums: &[f64]) {
+    all.iter_mut().zip(sums).for_each(|(sum, more)| *sum += more);
+}
+
+fn check_optimizer(found: u32, step: &Step) -> Result<()> {
+    if found == step.optimizer {
+        return Ok(());
+    }
+    let problem = "another training of this strategy has functions of the same names; make a strategy for each";
+    Err(Error::Served { problem: problem.to_owned() })
 }
 
 fn pipeline_of(worker: &WorkerContext) -> InputContext {
