@@ -96,8 +96,8 @@ where
         return Err(error.clone());
     }
     if options.replication_mode != InputReplicationMode::default() {
-        let problem = "InputReplicationMode says how often an input function is called, and there is none here; leave it \
-                       out, or distribute a function";
+        let problem = "InputReplicationMode says how often an input function is called, and this is a dataset; \
+                       leave it out, or distribute a function";
         return Err(Error::Options { problem });
     }
     let cardinality = dataset.cardinality();
