@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use distribute_collectives::{ProcessGroup, ReduceOp};
+use distribute_collectives::{Compression, ProcessGroup, ReduceOp};
 use distribute_device::{BufferMut, BufferRef, DType, Element};
 use distribute_strategy::{LocalReplica, LocalUpdates, ReplicaContext, StepHeader, Strategy};
 use distribute_values::{DistributedVariable, TensorStorage};
@@ -108,7 +108,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         if self.sharded {
             return refuse("zero1", "each replica updates its own copy, with its own state; leave it out");
         }
-        if !matches!(self.compression, distribute_collectives::Compression::None) {
+        if !matches!(self.compression, Compression::None) {
             return refuse("compress", "no gradients are exchanged; leave it out");
         }
         if self.sparse_gradients == SparseGradients::Rows {
@@ -185,7 +185,8 @@ impl<L: TensorLibrary> Optimizer<L> {
             audit_replica(context, &self.parameters)?;
         }
         self.parameters.set_apart(local, false);
-        Ok(())
+        // A later failure of the run does not undo it.
+        Ok(context.commit()?)
     }
 }
 

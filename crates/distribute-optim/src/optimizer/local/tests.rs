@@ -239,6 +239,26 @@ fn a_synchronization_that_fails_leaves_variables_as_the_step_made_them() {
 }
 
 #[test]
+fn a_run_that_fails_after_a_synchronization_does_not_undo_it() {
+    let strategy = local(2, 1, How::Mean);
+    let model = model(&strategy);
+    let optimizer = momentum(&model);
+    let counts = || optimizer.states.each.iter().map(|state| state.lock().standing.counts.of(1)).collect::<Vec<_>>();
+    let run = strategy.run_with(&optimizer, |context, optimizer| {
+        let HostLoss(mut gradients) = loss(0, context.replica_id());
+        if context.replica_id() == 1 {
+            gradients[1] = None;
+        }
+        optimizer.minimize(context, &HostLoss(gradients))?;
+        Err::<(), _>(HostError::Strategy(StrategyError::NoData))
+    });
+    assert!(run.is_err());
+    // The second variable has a step on both replicas, as its state has.
+    assert_eq!(counts(), [1, 1]);
+    model.parameters().check_equal().unwrap();
+}
+
+#[test]
 fn a_replica_without_examples_makes_no_update() {
     let strategy = local(2, 2, How::Mean);
     let model = model(&strategy);
