@@ -79,13 +79,14 @@ impl<'a> Predictions<'a> {
         Ok(Predictions { weights: Some(weights), ..self })
     }
 
-    fn examples(&self) -> usize {
+    /// Returns the number of examples.
+    pub fn examples(&self) -> usize {
         self.outputs.len().checked_div(self.width).unwrap_or(0)
     }
 
-    /// Returns each example's outputs, class and weight; empty if the targets are values. Examples with weight 0 are
-    /// left out.
-    fn classified(&self) -> impl Iterator<Item = (&'a [f32], usize, f64)> + use<'a> {
+    /// Returns each example's outputs, class and weight, for a [`Metric`]; empty if the targets are values. Examples
+    /// with weight 0 are left out.
+    pub fn classified(&self) -> impl Iterator<Item = (&'a [f32], usize, f64)> + use<'a> {
         let classes = match self.targets {
             Targets::Classes(classes) => classes,
             Targets::Values(_) => &[],
@@ -97,9 +98,9 @@ impl<'a> Predictions<'a> {
         examples.filter(|(.., weight)| *weight != 0.0)
     }
 
-    /// Returns each output, its target, and its example's weight, unless that is 0. The target of a class is 1 for the
-    /// example's class and 0 for others; with one output per example, it is the class itself.
-    fn paired(&self) -> impl Iterator<Item = (f64, f64, f64)> + use<'a> {
+    /// Returns each output, its target, and its example's weight, for a [`Metric`], unless that weight is 0. The target
+    /// of a class is 1 for the example's class and 0 for others; with one output per example, it is the class itself.
+    pub fn paired(&self) -> impl Iterator<Item = (f64, f64, f64)> + use<'a> {
         let Predictions { outputs, width, targets, weights } = *self;
         let pairs = outputs.iter().enumerate().map(move |(at, output)| {
             let (example, place) = (at / width.max(1), at % width.max(1));
@@ -115,6 +116,32 @@ impl<'a> Predictions<'a> {
 }
 
 /// A metric: sums over examples, and a value computed from them.
+///
+/// # Examples
+/// The share of examples whose class has a score above a half:
+/// ```
+/// use distribute_train::metrics::{Metric, Metrics, Predictions, Targets};
+///
+/// struct Sure;
+///
+/// impl Metric for Sure {
+///     fn name(&self) -> String {
+///         "sure".to_owned()
+///     }
+///     fn update(&self, sums: &mut [f64], predictions: &Predictions<'_>) {
+///         for (scores, class, weight) in predictions.classified() {
+///             sums[0] += if scores.get(class).is_some_and(|score| *score > 0.5) { weight } else { 0.0 };
+///             sums[1] += weight;
+///         }
+///     }
+/// }
+///
+/// let metrics = Metrics::new().with(Sure);
+/// let mut sums = metrics.zeros();
+/// metrics.update(&mut sums, &Predictions::new(&[0.9, 0.1, 0.4, 0.6], 2, Targets::Classes(&[0, 0]))?);
+/// assert_eq!(metrics.results(&sums), [("sure".to_owned(), 0.5)]);
+/// # Ok::<(), distribute_train::Error>(())
+/// ```
 pub trait Metric: Send + Sync {
     /// Returns the name in tables and logs, such as `accuracy`.
     fn name(&self) -> String;
