@@ -202,7 +202,7 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainer<
         if !class_weights.is_empty() {
             // Classes without a weight have weight 1.
             let weight = |class: usize| class_weights.get(class).copied().unwrap_or(1.0);
-            let weights: Vec<f32> = targets.to_host()?.classes().into_iter().map(weight).collect();
+            let weights: Vec<f32> = targets.to_host()?.classes()?.into_iter().map(weight).collect();
             let weights = Tensor::from_floats(weights.as_slice(), &losses.device());
             losses = weighted(losses, weights)?;
         }

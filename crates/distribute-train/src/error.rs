@@ -29,6 +29,15 @@ pub enum Error {
         /// The size.
         given: usize,
     },
+    /// Class weights were set for targets that are not classes.
+    #[error(
+        "a target is {target}, and class_weights are by class; give the number of each example's class as its target, \
+         from 0 on, or leave class_weights out"
+    )]
+    NotAClass {
+        /// The target.
+        target: f32,
+    },
     /// `DISTRIBUTE_PROGRESS` does not name a form.
     #[error(
         "DISTRIBUTE_PROGRESS is {given:?}; set it to auto, bar, plain, json, launcher or off, or unset it for auto"

@@ -138,6 +138,17 @@ pub trait TrainingData<B, E> {
     fn distribute(&self, strategy: &Strategy, batching: Batching) -> Result<(DistributedDataset<B>, usize), E>;
 }
 
+/// Returns the class that a target names, for class weights.
+///
+/// # Errors
+/// [`Error::NotAClass`](crate::Error::NotAClass) for a target that is negative or not a whole number.
+pub fn class_of(target: f32) -> Result<usize> {
+    match target >= 0.0 && target.fract() == 0.0 {
+        true => Ok(target as usize),
+        false => Err(crate::Error::NotAClass { target }),
+    }
+}
+
 /// The number of sums that precede those of metrics: of losses, and of examples.
 pub const LOSS_SUMS: usize = 2;
 

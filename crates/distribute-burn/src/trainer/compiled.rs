@@ -145,7 +145,7 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainer<
         if !class_weights.is_empty() && fed.rows > 0 {
             // Classes without a weight have weight 1.
             let weight = |class: usize| class_weights.get(class).copied().unwrap_or(1.0);
-            factors = fed.examples.targets.to_host()?.classes().into_iter().map(weight).collect();
+            factors = fed.examples.targets.to_host()?.classes()?.into_iter().map(weight).collect();
             if factors.len() != fed.rows {
                 return Err(Error::Weights { given: factors.len(), examples: fed.rows });
             }

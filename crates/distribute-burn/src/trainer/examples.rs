@@ -4,7 +4,7 @@ use burn::tensor::{Int, Tensor};
 use distribute_input::{AUTOTUNE, Arrays, Dataset, Element, InputOptions};
 use distribute_strategy::{DistributedDataset, Strategy};
 use distribute_train::metrics;
-use distribute_train::trainer::{self, Batching};
+use distribute_train::trainer::{self, Batching, class_of};
 use distribute_types::Classified;
 
 use crate::backend::device_of;
@@ -94,10 +94,10 @@ impl HostTargets {
     }
 
     /// Returns each target as a class.
-    pub(super) fn classes(&self) -> Vec<usize> {
+    pub(super) fn classes(&self) -> Result<Vec<usize>> {
         match self {
-            HostTargets::Classes(classes) => classes.iter().map(|class| *class as usize).collect(),
-            HostTargets::Values(values) => values.iter().map(|value| *value as usize).collect(),
+            HostTargets::Classes(classes) => Ok(classes.iter().map(|class| *class as usize).collect()),
+            HostTargets::Values(values) => Ok(values.iter().map(|value| class_of(*value)).collect::<Result<_, _>>()?),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Tensor};
 use distribute_train::metrics::Metrics;
-use distribute_train::trainer::LOSS_SUMS;
+use distribute_train::trainer::{LOSS_SUMS, class_of};
 
 use super::Examples;
 use crate::losses::Loss;
@@ -60,6 +60,12 @@ pub(crate) fn weighted_by_class(losses: &Tensor, weights: &[f32], classes: &Tens
 
 /// Returns each example's weight, by its class.
 fn weights_of_classes(weights: &[f32], classes: &Tensor) -> Result<Tensor> {
+    if classes.dtype().is_float() {
+        let weight = |target: f32| Ok::<_, Error>(weights.get(class_of(target)?).copied().unwrap_or(1.0));
+        let of_examples = sums::floats(classes)?.into_iter().map(weight).collect::<Result<Vec<f32>>>()?;
+        let examples = of_examples.len();
+        return Ok(Tensor::from_vec(of_examples, examples, classes.device())?);
+    }
     // The last entry is for classes that have no weight.
     let table: Vec<f32> = weights.iter().copied().chain([1.0]).collect();
     let table = Tensor::from_vec(table, weights.len() + 1, classes.device())?;

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Module, ModuleT, Tensor};
 use candle_nn::{Linear, VarBuilder, linear};
-use distribute_candle::{Adam, Error, Fit, MeanSquaredError, Sgd, SparseCategoricalCrossentropy, Trainer};
+use distribute_candle::{Adam, Error, Fit, Loss, MeanSquaredError, Sgd, SparseCategoricalCrossentropy, Trainer};
 use distribute_input::Dataset;
 use distribute_strategy::{CentralStorageStrategy, MirroredStrategy, OneDeviceStrategy, Request, Strategy};
 use distribute_train::callbacks::{
@@ -446,4 +446,27 @@ fn a_batch_size_for_data_that_are_batched_already_is_refused() {
     // It is for the training data; those of the validation have a size of their own.
     let fit = Fit::epochs(1).batch_size(8).validation(&data());
     trainer(&strategy).fit(&examples(), fit).unwrap();
+}
+
+#[test]
+fn class_weights_are_for_targets_that_are_classes() {
+    let strategy = mirrored(2);
+    let (x, y) = examples();
+    let fit = |targets: Tensor| {
+        let loss = |outputs: &Tensor, targets: &Tensor| {
+            SparseCategoricalCrossentropy.per_example(outputs, &targets.to_dtype(DType::U32)?)
+        };
+        let adam = |model: &_| Adam::new(0.02).build(model);
+        let mut trainer = Trainer::new(&strategy, Mlp::new, adam, loss, Metrics::new())?;
+        trainer.fit(&(x.clone(), targets), Fit::epochs(2).batch_size(16).class_weights([0.5, 2.0]))?;
+        Ok::<_, Error>(predictions(&trainer))
+    };
+    // Classes that are floating-point numbers, as for a binary loss, are classes too.
+    assert_eq!(fit(y.to_dtype(DType::F32).unwrap()).unwrap(), fit(y.clone()).unwrap());
+    let half = (y.to_dtype(DType::F32).unwrap() + 0.5).unwrap();
+    let negative = (y.to_dtype(DType::F32).unwrap() - 3.0).unwrap();
+    for targets in [half, negative] {
+        let error = fit(targets).unwrap_err().to_string();
+        assert!(error.contains("class_weights are by class"), "{error}");
+    }
 }
