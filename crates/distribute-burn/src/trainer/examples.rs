@@ -278,3 +278,17 @@ impl<I: 'static, X: Inputs> PredictionData<X> for Items<I, X> {
         Ok(self.fetched(strategy, strategy.distribute_dataset_with(self.indices(), in_order())?))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_whole_numbers_from_0_on_are_classes() {
+        assert_eq!(HostTargets::Values(vec![0.0, 2.0]).classes().unwrap(), [0, 2]);
+        for target in [0.5, -1.0, f32::NAN, f32::INFINITY] {
+            let error = HostTargets::Values(vec![1.0, target]).classes().unwrap_err().to_string();
+            assert!(error.contains("class_weights are by class"), "{error}");
+        }
+    }
+}
