@@ -23,11 +23,15 @@ pub enum Error {
         /// The operation, such as training.
         what: &'static str,
     },
-    /// A batch size was set for data that are batched already.
-    #[error("batch_size({given}) has no effect on a dataset; call batch on the dataset, and leave batch_size out")]
-    BatchSize {
-        /// The size.
+    /// A setting of a training run has no effect.
+    #[error("{setting}({given}) has no effect: {why}")]
+    WithoutEffect {
+        /// The setting.
+        setting: &'static str,
+        /// Its value.
         given: usize,
+        /// The reason and the remedy.
+        why: &'static str,
     },
     /// Class weights were set for targets that are not classes.
     #[error(

@@ -123,9 +123,13 @@ impl Batching {
     /// Checks that the size was not set, for data that are batched already.
     ///
     /// # Errors
-    /// [`Error::BatchSize`](crate::Error::BatchSize) if it was.
+    /// [`Error::WithoutEffect`](crate::Error::WithoutEffect) if it was.
     pub fn of_batched(self) -> Result<()> {
-        if self.is_set { Err(crate::Error::BatchSize { given: self.batch_size }) } else { Ok(()) }
+        if !self.is_set {
+            return Ok(());
+        }
+        let why = "a dataset has batches of its own; call batch on the dataset, and leave batch_size out";
+        Err(crate::Error::WithoutEffect { setting: "batch_size", given: self.batch_size, why })
     }
 }
 

@@ -436,13 +436,15 @@ fn the_memory_of_a_replica_is_that_of_its_tensors() {
 }
 
 #[test]
-fn a_batch_size_for_data_that_are_batched_already_is_refused() {
+fn a_batch_size_for_data_that_are_batched_already_and_steps_of_no_validation_are_refused() {
     let strategy = mirrored(1);
     // The default size too, if it is set.
     for size in [8, 32] {
         let error = trainer(&strategy).fit(&data(), Fit::epochs(1).batch_size(size)).unwrap_err().to_string();
-        assert!(error.contains(&format!("batch_size({size}) has no effect on a dataset")), "{error}");
+        assert!(error.contains(&format!("batch_size({size}) has no effect: a dataset has")), "{error}");
     }
+    let error = trainer(&strategy).fit(&data(), Fit::epochs(1).validation_steps(2)).unwrap_err().to_string();
+    assert!(error.contains("validation_steps(2) has no effect"), "{error}");
     // It is for the training data; those of the validation have a size of their own.
     let fit = Fit::epochs(1).batch_size(8).validation(&data());
     trainer(&strategy).fit(&examples(), fit).unwrap();

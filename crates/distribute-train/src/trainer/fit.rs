@@ -69,13 +69,17 @@ struct Session<'a, T: Trainee> {
 /// with [`Strategy::report_failure_as`](distribute_strategy::Strategy::report_failure_as).
 ///
 /// # Errors
-/// [`Error::NoExamples`] if the data have no elements; the errors of the data, the trainer, callbacks and checkpoints;
-/// and the collective's error if a replica is missing or fails.
+/// [`Error::NoExamples`] if the data have no elements; [`Error::WithoutEffect`] for a setting without one; the errors
+/// of the data, the trainer, callbacks and checkpoints; and the collective's error if a replica is missing or fails.
 pub fn fit<T: Trainee>(
     trainer: &T,
     data: &dyn TrainingData<T::Examples, T::Error>,
     mut fit: Fit<T::Examples, T::Error>,
 ) -> Result<History, T::Error> {
+    if let (Some(given), None) = (fit.validation_steps, &fit.validation) {
+        let why = "there are no data to validate on; call validation, or leave it out";
+        return Err(Error::WithoutEffect { setting: "validation_steps", given, why }.into());
+    }
     let strategy = trainer.strategy();
     let (set, batch_size) = (fit.batch_size.is_some(), fit.batch_size.unwrap_or(BATCH_SIZE));
     let batching = Batching { batch_size, is_set: set, shuffle: true };
