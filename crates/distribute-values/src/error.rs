@@ -43,6 +43,12 @@ pub enum Error {
         /// The reason and the remedy.
         remedy: &'static str,
     },
+    /// An operation is not defined for some rows of a tensor.
+    #[error("rows with indices: {problem}")]
+    Rows {
+        /// The problem and the remedy.
+        problem: String,
+    },
     /// A list of components has the wrong length.
     #[error("{what} has {got} components, but this process has {expected} replicas")]
     Components {

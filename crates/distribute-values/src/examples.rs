@@ -5,14 +5,13 @@ use distribute_device::BufferRef;
 use distribute_types::with_dtype;
 
 use crate::elements::Arithmetic;
-use crate::{Axis, Leaves, PerReplica, Result, Structure, TensorStorage};
+use crate::{Axis, IndexedRows, Leaves, PerReplica, Result, Structure, TensorStorage};
 
 /// Returns the values to pass to [`reduce_structure`](crate::reduce_structure), one per replica of this process, so
 /// that those of replicas without examples do not change the result. If one process of the group calls this, every
 /// process must.
 ///
-/// A mean over replicas becomes one over the replicas that have examples. Integers cannot be weighted: their mean
-/// remains one over all replicas.
+/// A mean over replicas becomes one over the replicas that have examples.
 ///
 /// # Errors
 /// [`Error::Axis`](crate::Error::Axis) if a value does not have the axis;
@@ -34,9 +33,9 @@ pub fn weighed<M, S: Structure<M>>(
         factor = all as f64 / f64::from(with.map_or(1, |with| with[0]).max(1));
     }
     let change = |local: usize, value: &S| match (op, axis) {
-        (ReduceOp::Mean, Axis::None) => {
-            S::combine(&[value], &mut Times(if values.has_examples(local) { factor } else { 0.0 }))
-        }
+        (ReduceOp::Mean, Axis::None) if values.has_examples(local) => S::combine(&[value], &mut Times(factor)),
+        // Not a product with 0, which is NaN for a value that is.
+        (ReduceOp::Mean, Axis::None) => S::combine(&[value], &mut Neutral(ReduceOp::Sum)),
         _ if values.has_examples(local) => S::combine(&[value], &mut Times(1.0)),
         // A mean over an axis counts rows.
         (ReduceOp::Mean, axis) => S::combine(&[value], &mut Without(axis.axes())),
@@ -79,6 +78,11 @@ impl Leaves for Times {
             value.beside(&value.shape(), BufferRef::from(&elements[..]))
         })
     }
+
+    fn combine_rows<L, T: TensorStorage<L>>(&mut self, parts: &[&IndexedRows<T>]) -> Result<IndexedRows<T>> {
+        let rows = self.combine::<L, T>(&[&parts[0].rows])?;
+        Ok(IndexedRows { indices: parts[0].indices.clone(), rows })
+    }
 }
 
 impl Leaves for Neutral {
@@ -88,6 +92,10 @@ impl Leaves for Neutral {
             let elements = vec![<E as Arithmetic>::neutral(self.0); value.shape().iter().product()];
             value.beside(&value.shape(), BufferRef::from(&elements[..]))
         })
+    }
+
+    fn combine_rows<L, T: TensorStorage<L>>(&mut self, parts: &[&IndexedRows<T>]) -> Result<IndexedRows<T>> {
+        parts[0].without_rows()
     }
 }
 
@@ -104,6 +112,10 @@ impl Leaves for Without {
             return Ok(parts[0].clone());
         }
         with_dtype!(parts[0].dtype()?, E => parts[0].beside(&shape, BufferRef::from(&[] as &[E])))
+    }
+
+    fn combine_rows<L, T: TensorStorage<L>>(&mut self, parts: &[&IndexedRows<T>]) -> Result<IndexedRows<T>> {
+        parts[0].without_rows()
     }
 }
 
@@ -157,9 +169,11 @@ mod tests {
     #[test]
     fn a_value_that_is_no_number_is_left_out_too() {
         let groups = ProcessGroup::local(3).unwrap();
-        let weighed = weighed(&groups, ReduceOp::Sum, &values(), &Axis::None).unwrap();
-        let (rows, number) =
-            reduce_structure(&groups, ReduceOp::Sum, &weighed.iter().collect::<Vec<_>>(), &Axis::None).unwrap();
-        assert_eq!((rows.to_elements::<f64>().unwrap(), number), (vec![4.0, 6.0], 6.0));
+        for (op, expected) in [(ReduceOp::Sum, (vec![4.0, 6.0], 6.0)), (ReduceOp::Mean, (vec![2.0, 3.0], 3.0))] {
+            let weighed = weighed(&groups, op, &values(), &Axis::None).unwrap();
+            let (rows, number) =
+                reduce_structure(&groups, op, &weighed.iter().collect::<Vec<_>>(), &Axis::None).unwrap();
+            assert_eq!((rows.to_elements::<f64>().unwrap(), number), expected, "{op}");
+        }
     }
 }

@@ -6,8 +6,8 @@
 //! - [`PerReplica`]: different values on each replica; [`Mirrored`]: equal ones.
 //! - [`DistributedVariable`]: state with one component per replica, kept equal on write or combined on read.
 //! - [`CallContext`]: whether code runs in a replica or outside, which determines the meaning of a read or a write.
-//! - [`Structure`]: tensors, and nests of them; [`reduce_structure`] and [`gather_structure`] combine those of many
-//!   replicas, across processes too.
+//! - [`Structure`]: tensors, some [rows](IndexedRows) of them, and nests; [`reduce_structure`] and
+//!   [`gather_structure`] combine those of many replicas, across processes too.
 //! - [`PerWorkerVariable`]: state that each process has for itself.
 //!
 //! # Examples
@@ -25,6 +25,7 @@ mod combine;
 mod elements;
 mod error;
 mod examples;
+mod indexed_rows;
 mod per_replica;
 mod per_worker;
 mod storage;
@@ -34,6 +35,7 @@ mod variable;
 pub use combine::{Axis, broadcast_value, gather_values, reduce_values};
 pub use error::{Error, Result};
 pub use examples::{weighed, with_rows};
+pub use indexed_rows::{Indexed, IndexedRows};
 pub use per_replica::{Mirrored, PerReplica};
 pub use per_worker::PerWorkerVariable;
 pub use storage::{Host, HostTensor, TensorStorage, with_storage};

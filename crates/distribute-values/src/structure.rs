@@ -8,9 +8,11 @@ use std::marker::PhantomData;
 use distribute_collectives::{ProcessGroup, ReduceOp};
 
 use crate::combine::{Pending, begin_gather, begin_reduce};
-use crate::{Axis, Error, HostTensor, Result, TensorStorage};
+use crate::indexed_rows::begin_reduce_rows;
+use crate::{Axis, Error, HostTensor, IndexedRows, Result, TensorStorage};
 
-/// A tensor, a number, or a nest of them: tuples, vectors, arrays, options, maps, and structs that derive it.
+/// A tensor, some [rows](IndexedRows) of one, a number, or a nest of them: tuples, vectors, arrays, options, maps, and
+/// structs that derive it.
 ///
 /// Operations apply to the leaves one by one; all replicas must have structures of the same form. `M` is inferred; it
 /// lets the trait be implemented for tensors of any library.
@@ -46,6 +48,12 @@ pub trait Leaves {
     /// # Errors
     /// The operation's error if the tensors cannot be combined.
     fn combine<L, T: TensorStorage<L>>(&mut self, parts: &[&T]) -> Result<T>;
+
+    /// Combines the rows at one leaf of all parts.
+    ///
+    /// # Errors
+    /// [`Error::Rows`] if the operation is not defined for rows, else the operation's error.
+    fn combine_rows<L, T: TensorStorage<L>>(&mut self, parts: &[&IndexedRows<T>]) -> Result<IndexedRows<T>>;
 }
 
 /// Marks the implementation of [`Structure`] for single tensors.
@@ -240,6 +248,12 @@ impl Leaves for Reduce<'_> {
         self.begun.push_back(Box::new(pending));
         Ok(parts[0].clone())
     }
+
+    fn combine_rows<L, T: TensorStorage<L>>(&mut self, parts: &[&IndexedRows<T>]) -> Result<IndexedRows<T>> {
+        let pending: Pending<IndexedRows<T>> = begin_reduce_rows(self.groups, self.op, parts, self.axis)?;
+        self.begun.push_back(Box::new(pending));
+        Ok(parts[0].clone())
+    }
 }
 
 impl Leaves for Gather<'_> {
@@ -247,6 +261,11 @@ impl Leaves for Gather<'_> {
         let pending: Pending<T> = begin_gather(self.groups, parts, self.axis)?;
         self.begun.push_back(Box::new(pending));
         Ok(parts[0].clone())
+    }
+
+    fn combine_rows<L, T: TensorStorage<L>>(&mut self, _: &[&IndexedRows<T>]) -> Result<IndexedRows<T>> {
+        let problem = "they cannot be concatenated; gather indices and rows as two tensors, or reduce them";
+        Err(Error::Rows { problem: problem.to_owned() })
     }
 }
 
@@ -267,6 +286,16 @@ struct Finish(Queue);
 
 impl Leaves for Finish {
     fn combine<L, T: TensorStorage<L>>(&mut self, _: &[&T]) -> Result<T> {
+        self.next()
+    }
+
+    fn combine_rows<L, T: TensorStorage<L>>(&mut self, _: &[&IndexedRows<T>]) -> Result<IndexedRows<T>> {
+        self.next()
+    }
+}
+
+impl Finish {
+    fn next<T: 'static>(&mut self) -> Result<T> {
         let pending = self.0.pop_front().and_then(|pending| pending.downcast::<Pending<T>>().ok());
         let pending = pending.ok_or_else(|| differs("a structure", 0, "another order of leaves", "the same twice"))?;
         pending()
