@@ -7,7 +7,7 @@
 //! |---|---|
 //! | list GPUs and their connections | [`gpus`], [`GpuInfo`], [`Topology`] |
 //! | allocate, copy, order work | [`CudaDevice`], [`CudaStream`], by the traits of this crate |
-//! | combine, pack, scale, convert, step an optimizer | the methods of [`CudaStream`] |
+//! | combine, pack, scale, convert, sum squares, step an optimizer | the methods of [`CudaStream`] |
 //! | measure | [`CudaStream::time`] |
 //!
 //! Compiled kernels are cached in `$DISTRIBUTE_KERNEL_CACHE`, by default `$XDG_CACHE_HOME/distribute/kernels`; an empty
@@ -44,10 +44,13 @@ mod event;
 mod failure;
 mod gpu;
 mod memory;
+mod norms;
+mod packing;
 mod raw_stream;
 mod source;
+mod step;
 mod stream;
-mod tables;
+mod tensors;
 mod topology;
 
 use std::any::Any;
@@ -60,8 +63,9 @@ use cudarc::driver::sys;
 pub use self::compiler::compiler_version;
 pub use self::compute::{Combine, MAX_BUFFERS};
 pub use self::gpu::{GpuInfo, gpus};
+pub use self::norms::{GradientChange, GradientLimit};
+pub use self::step::{FusedStep, StepTensor};
 pub use self::stream::{CudaStream, Timestamp};
-pub use self::tables::{FusedStep, StepTensor};
 pub use self::topology::{Link, Topology};
 
 use self::event::CudaEvent;

@@ -49,6 +49,15 @@ struct ScaleParams {
     factor: f64,
 }
 
+#[repr(C)]
+struct RoundOffParams {
+    values: u64,
+    before: u64,
+    left: u64,
+    sent: u64,
+    count: u64,
+}
+
 /// The parameters of `cast` and `flag_non_finite`.
 #[repr(C)]
 struct TwoParams {
@@ -154,6 +163,40 @@ impl CudaStream {
         let vectors = if whole { count / per_thread } else { 0 };
         let params = TwoParams { from: places[0].pointer, to: places[1].pointer, count, vectors };
         self.launch(WHAT, Module::Cast { from, to }, "cast", self.threads_for(count, vectors), &params, &places)
+    }
+
+    /// Rounds f32 values, and the errors of earlier ones that are added to them, to 16 bits in `sent`. The errors of
+    /// this are written to the second buffer of `errors`; the first has those of earlier values. Errors that are
+    /// infinite or NaN become 0.
+    ///
+    /// # Shapes
+    /// `short` is f16 or bf16; `values`, both buffers of `errors` and `sent` have the same number of elements, the
+    /// former of f32.
+    ///
+    /// # Errors
+    /// [`Error::Operands`] for other types and shapes, and the other errors of [`CudaStream::reduce`].
+    pub fn round_off(
+        &self,
+        short: DType,
+        values: &DeviceBuffer,
+        [before, left]: [&DeviceBuffer; 2],
+        sent: &DeviceBuffer,
+    ) -> Result<()> {
+        const WHAT: &str = "rounding a buffer to 16 bits";
+        let refuse = |problem: String| Err(Error::Operands { operation: WHAT, problem });
+        if !matches!(short, DType::F16 | DType::BF16) {
+            return refuse(format!("{short} was given; give f16 or bf16"));
+        }
+        let mut places = self.places(WHAT, DType::F32, [values, before, left])?;
+        places.extend(self.places(WHAT, short, [sent])?);
+        let [given, room] = [places[0].len_bytes / DType::F32.size_bytes(), places[3].len_bytes / short.size_bytes()];
+        if given != room {
+            return refuse(format!("{given} values were to become {room} of {short}; give as many of both"));
+        }
+        let [values, before, left, sent] = [0, 1, 2, 3].map(|place: usize| places[place].pointer);
+        let params = RoundOffParams { values, before, left, sent, count: given as u64 };
+        let blocks = self.threads_for(params.count, 0);
+        self.launch(WHAT, Module::RoundOff(short), "round_off", blocks, &params, &places)
     }
 
     /// Sets the u32 in `flag` to 1 if a value is infinite or NaN, and leaves it unchanged otherwise.

@@ -23,13 +23,24 @@ pub(super) enum Module {
     },
     /// `flag_non_finite`.
     Finite(DType),
-    /// `sgd`, `sgd_momentum`, `sgd_nesterov`, `adam` on up to `capacity` tensors.
+    /// One step of each optimizer on up to `capacity` tensors.
     Step {
         /// The data type of parameters, gradients and slots.
         dtype: DType,
         /// The number of tensors that its parameters hold.
         capacity: usize,
     },
+    /// `square_sums` and `fold` of up to `capacity` tensors.
+    Norms {
+        /// The data type of the tensors.
+        dtype: DType,
+        /// The number of tensors that its parameters hold.
+        capacity: usize,
+    },
+    /// `total`.
+    Total,
+    /// `round_off` to a type of 16 bits.
+    RoundOff(DType),
 }
 
 impl Module {
@@ -42,6 +53,9 @@ impl Module {
             Module::Cast { from, to } => format!("cast_{from}_{to}.cu"),
             Module::Finite(dtype) => format!("finite_{dtype}.cu"),
             Module::Step { dtype, capacity } => format!("optimizer_{dtype}_{capacity}.cu"),
+            Module::Norms { dtype, capacity } => format!("norms_{dtype}_{capacity}.cu"),
+            Module::Total => "total.cu".to_owned(),
+            Module::RoundOff(short) => format!("round_off_{short}.cu"),
         }
     }
 
@@ -50,13 +64,15 @@ impl Module {
     pub(super) fn all() -> Vec<Module> {
         let floats: Vec<DType> = DType::ALL.into_iter().filter(|dtype| dtype.is_float()).collect();
         let casts = floats.iter().flat_map(|from| floats.iter().map(|to| Module::Cast { from: *from, to: *to }));
-        let packs = super::tables::PACK_CAPACITIES.map(|capacity| Module::Pack { capacity });
+        let packs = super::packing::PACK_CAPACITIES.map(|capacity| Module::Pack { capacity });
         let mut all: Vec<Module> = casts.chain(packs).collect();
         all.extend(DType::ALL.map(Module::Reduce));
         all.extend(floats.iter().flat_map(|dtype| [Module::Scale(*dtype), Module::Finite(*dtype)]));
-        for capacity in super::tables::STEP_CAPACITIES {
+        for capacity in super::tensors::CAPACITIES {
             all.extend([DType::F32, DType::F64].map(|dtype| Module::Step { dtype, capacity }));
+            all.extend([DType::F32, DType::F64].map(|dtype| Module::Norms { dtype, capacity }));
         }
+        all.extend([Module::Total, Module::RoundOff(DType::F16), Module::RoundOff(DType::BF16)]);
         all
     }
 
@@ -68,15 +84,10 @@ impl Module {
             Module::Scale(dtype) => (element(dtype), include_str!("kernels/scale.cu")),
             Module::Cast { from, to } => (element(from) + &target(to), include_str!("kernels/cast.cu")),
             Module::Finite(dtype) => (bits(dtype), include_str!("kernels/finite.cu")),
-            Module::Step { dtype, capacity } => {
-                let [root, least] = match dtype {
-                    DType::F64 => ["sqrt", "2.2250738585072014e-308"],
-                    _ => ["sqrtf", "1.17549435e-38f"],
-                };
-                let root = define("ROOT", root) + &define("LEAST", least);
-                let capacity = define("CAPACITY", &capacity.to_string());
-                (define("T", dtype.name()) + &root + &capacity, include_str!("kernels/optimizer.cu"))
-            }
+            Module::Step { dtype, capacity } => (table(dtype, capacity), include_str!("kernels/optimizer.cu")),
+            Module::Norms { dtype, capacity } => (table(dtype, capacity), include_str!("kernels/norms.cu")),
+            Module::Total => (table(DType::F64, 1), include_str!("kernels/total.cu")),
+            Module::RoundOff(short) => (element(short), include_str!("kernels/round_off.cu")),
         };
         // The compiler's messages then count lines from the beginning of each file.
         format!(
@@ -100,6 +111,17 @@ fn forms(dtype: DType) -> [&'static str; 4] {
 fn element(dtype: DType) -> String {
     let [stored, wide, widen, narrow] = forms(dtype);
     define("T", stored) + &define("WIDE", wide) + &define("WIDEN", widen) + &define("NARROW", narrow)
+}
+
+/// Returns the table of tensors of f32 or f64.
+fn table(dtype: DType, capacity: usize) -> String {
+    let [root, least] = match dtype {
+        DType::F64 => ["sqrt", "2.2250738585072014e-308"],
+        _ => ["sqrtf", "1.17549435e-38f"],
+    };
+    let names = define("T", dtype.name()) + &define("ROOT", root) + &define("LEAST", least);
+    let capacity = define("CAPACITY", &capacity.to_string());
+    format!("{names}{capacity}#line 1 \"tensors.cu\"\n{}\n", include_str!("kernels/tensors.cu"))
 }
 
 fn target(dtype: DType) -> String {

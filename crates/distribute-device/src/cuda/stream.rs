@@ -13,6 +13,7 @@ use super::failure::Failures;
 use super::gpu::Gpu;
 use super::memory::{CudaMemory, Pool};
 use super::raw_stream::RawStream;
+use crate::device::DeviceMemory as _;
 use crate::host_buffer::byte_range;
 use crate::host_fn;
 use crate::mutex::Mutex;
@@ -42,6 +43,13 @@ pub(super) struct MemoryRange<'a> {
     pub(super) memory: &'a CudaMemory,
     pub(super) pointer: sys::CUdeviceptr,
     pub(super) len_bytes: usize,
+}
+
+impl<'a> MemoryRange<'a> {
+    /// Returns a whole allocation.
+    pub(super) fn whole(memory: &'a CudaMemory) -> MemoryRange<'a> {
+        MemoryRange { memory, pointer: memory.pointer, len_bytes: memory.len_bytes() }
+    }
 }
 
 struct HostCall {
@@ -117,6 +125,11 @@ impl CudaStream {
             return Ok(place);
         }
         Err(self.foreign("buffer", buffer.device(), "use copy_peer, or a stream of its device"))
+    }
+
+    /// Allocates memory for intermediate results of operations in this stream.
+    pub(super) fn scratch(&self, len_bytes: usize) -> Result<CudaMemory> {
+        self.pool.allocate(self.device.clone(), len_bytes)
     }
 
     pub(super) fn foreign(&self, what: &'static str, owner: &DeviceSpec, remedy: &'static str) -> Error {

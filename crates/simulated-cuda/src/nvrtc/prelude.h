@@ -48,8 +48,8 @@ static inline unsigned long long simulated_step(unsigned long long blocks, unsig
 #define SIMULATED_PARAMETERS(Params) \
   const Params p, const uint3 threadIdx, const uint3 blockIdx, const dim3 blockDim, const dim3 gridDim
 
-#define KERNEL(name, Params, max_threads) \
-  static inline __attribute__((always_inline)) void name##_thread(SIMULATED_PARAMETERS(Params)); \
+/* What is defined for each kernel. A block's threads run one after another, and all of them in each phase. */
+#define SIMULATED_KERNEL(name, Params, max_threads, phases, BEGIN_BLOCK, RUN_THREAD) \
   const unsigned long long name##_params = sizeof(Params); \
   const unsigned int name##_threads = (max_threads); \
   void name##_clear(void *params) { SIMULATED_CLEAR((Params *)params); } \
@@ -64,20 +64,34 @@ static inline unsigned long long simulated_step(unsigned long long blocks, unsig
     for (unsigned long long n = 0; n < blocks; n++) { \
       const uint3 block = {at % grid.x, at / grid.x % grid.y, at / grid.x / grid.y}; \
       blockIdx = block; \
-      for (unsigned int z = 0; z < size.z; z++) { \
-        for (unsigned int y = 0; y < size.y; y++) { \
-          for (unsigned int x = 0; x < size.x; x++) { \
-            const uint3 thread = {x, y, z}; \
-            threadIdx = thread; \
-            name##_thread(p, thread, block, size, grid); \
+      BEGIN_BLOCK; \
+      for (unsigned int phase = 0; phase < (phases); phase++) { \
+        for (unsigned int z = 0; z < size.z; z++) { \
+          for (unsigned int y = 0; y < size.y; y++) { \
+            for (unsigned int x = 0; x < size.x; x++) { \
+              const uint3 thread = {x, y, z}; \
+              threadIdx = thread; \
+              RUN_THREAD; \
+            } \
           } \
         } \
       } \
       at += step; \
       at -= at >= blocks ? blocks : 0; \
     } \
-  } \
+  }
+
+#define KERNEL(name, Params, max_threads) \
+  static inline __attribute__((always_inline)) void name##_thread(SIMULATED_PARAMETERS(Params)); \
+  SIMULATED_KERNEL(name, Params, max_threads, 1, , name##_thread(p, thread, block, size, grid)) \
   static inline __attribute__((always_inline)) void name##_thread(SIMULATED_PARAMETERS(Params))
+
+/* Shared memory begins with anything. */
+#define PHASED_KERNEL(name, Params, Shared, phases, max_threads) \
+  static inline void name##_phase(const Params *p, Shared *shared, unsigned int phase); \
+  SIMULATED_KERNEL(name, Params, max_threads, phases, Shared shared; __builtin_memset(&shared, 0xa5, sizeof(shared)), \
+                   name##_phase(&p, &shared, phase)) \
+  static inline void name##_phase(const Params *p, Shared *shared, unsigned int phase)
 
 /* Atomics, also between kernels of different streams. */
 #define atomicAdd(p, v) simulated_add(p, v)

@@ -14,6 +14,23 @@
 #define ALIGNED(bytes) __align__(bytes)
 #endif
 
+/* A kernel whose threads wait for each other between phases. BODY is a function of `p` and `shared`, pointers to the
+   parameters and to memory that the threads of a block share, and of `phase`. */
+#ifndef PHASED_KERNEL
+#define PHASED_KERNEL(name, Params, Shared, phases, threads)                                    \
+    FUNCTION void name##_phase(const Params *p, Shared *shared, unsigned int phase);            \
+    KERNEL(name, Params, threads)                                                               \
+    {                                                                                           \
+        __shared__ Shared shared;                                                               \
+        for (unsigned int phase = 0; phase < (phases); phase++) {                               \
+            if (phase > 0)                                                                      \
+                __syncthreads();                                                                \
+            name##_phase(&p, &shared, phase);                                                   \
+        }                                                                                       \
+    }                                                                                           \
+    FUNCTION void name##_phase(const Params *p, Shared *shared, unsigned int phase)
+#endif
+
 typedef signed char i8;
 typedef unsigned char u8;
 typedef unsigned short u16;
