@@ -19,6 +19,7 @@ mod selection;
 #[cfg(feature = "tfrecord")]
 mod snapshot;
 mod source;
+mod splits;
 
 use std::{
     fmt,
@@ -36,6 +37,7 @@ pub use cardinality::Cardinality;
 pub use files::FileShard;
 pub use parallel::Parallel;
 pub use prefetch::AUTOTUNE;
+pub use splits::Split;
 
 pub(crate) use batch::chunked;
 pub(crate) use files::divide;
@@ -100,6 +102,8 @@ pub(crate) enum Shares {
     Files(Vec<Arc<[PathBuf]>>),
     /// At the position of `shard_hint`.
     Hint,
+    /// By dividing each list of numbered splits, which has this many.
+    Splits(Vec<usize>),
 }
 
 impl Shares {
@@ -108,6 +112,7 @@ impl Shares {
         match (self, other) {
             (Shares::Files(one), Shares::Files(two)) => Shares::Files([one, two].concat()),
             (Shares::Hint, Shares::Hint) => Shares::Hint,
+            (Shares::Splits(one), Shares::Splits(two)) => Shares::Splits([one, two].concat()),
             _ => Shares::None,
         }
     }

@@ -128,7 +128,8 @@ where
         cardinality,
         depth: options.per_replica_buffer_size.max(dataset.facts.prefetch),
         plan: DataPlan::new(topology, Division::Global { rebatch, reads }, cardinality)
-            .with_seeds(&dataset.facts.seeds),
+            .with_seeds(&dataset.facts.seeds)
+            .with_splits(&dataset.facts.shares),
         unequal_data: options.unequal_data,
         passes: Arc::default(),
         stand_ins: false,
@@ -166,11 +167,15 @@ fn reads(shares: &Shares, topology: Topology, options: InputOptions) -> Result<R
              itself; leave one of them out",
         ),
         (AutoShardPolicy::File, Shares::None | Shares::Hint) => refuse(
-            "AutoShardPolicy::File needs a dataset that reads a list of files, up to its batch without take, skip, \
-             shard, enumerate or zip; begin it with Dataset::from_files, or use AutoShardPolicy::Auto",
+            "AutoShardPolicy::File needs a dataset that reads a list of files or splits, up to its batch without take, \
+             skip, shard, enumerate or zip; begin it with Dataset::from_files, or use AutoShardPolicy::Auto",
         ),
         _ if !several => Ok(Reads::Walk),
-        (AutoShardPolicy::Auto | AutoShardPolicy::File, Shares::Files(_)) if !options.deterministic => Ok(own()),
+        (AutoShardPolicy::Auto | AutoShardPolicy::File, Shares::Files(_) | Shares::Splits(_))
+            if !options.deterministic =>
+        {
+            Ok(own())
+        }
         (AutoShardPolicy::Auto | AutoShardPolicy::File | AutoShardPolicy::Data, _) => Ok(Reads::Walk),
         (AutoShardPolicy::Hint, Shares::Hint) => Ok(own()),
         (AutoShardPolicy::Hint, _) => {
@@ -301,6 +306,11 @@ impl<T: Send + 'static> WorkerDataset<T> {
     /// [`with_stand_ins`](WorkerDataset::with_stand_ins).
     pub fn without_stand_ins(self) -> WorkerDataset<T> {
         WorkerDataset { stand_ins: false, ..self }
+    }
+
+    /// Counts passes together with another dataset, whose place this one takes.
+    pub fn counting_with<U>(self, other: &WorkerDataset<U>) -> WorkerDataset<T> {
+        WorkerDataset { passes: Arc::clone(&other.passes), ..self }
     }
 
     /// Returns whether a replica whose part of a step would be empty gets a stand-in row.

@@ -11,7 +11,9 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 impl ErrorClass for Error {
     fn class(&self) -> Class {
         match self {
-            Error::Library { source, .. } | Error::User { source, .. } => Classified::class_of(&**source),
+            Error::Library { source, .. } | Error::User { source, .. } | Error::External { source } => {
+                Classified::class_of(&**source)
+            }
             Error::File { source, .. } => crate::store::class(source).unwrap_or(Class::PERMANENT),
             _ => Class::PERMANENT,
         }
@@ -147,6 +149,12 @@ pub enum Error {
         /// The problem of the column, with a remedy.
         problem: String,
     },
+    /// A table of ids is invalid, or a key is not in it.
+    #[error("a lookup table: {problem}")]
+    Lookup {
+        /// The problem, with a remedy.
+        problem: String,
+    },
     /// A list of files is empty.
     #[error(
         "the dataset reads no file: its list is empty; give at least one path, or look at the folder and the suffix"
@@ -204,6 +212,12 @@ pub enum Error {
         /// The library's error.
         source: Arc<dyn std::error::Error + Send + Sync>,
     },
+    /// A source of elements outside of this crate failed.
+    #[error("{source}")]
+    External {
+        /// The error of the source.
+        source: Arc<dyn std::error::Error + Send + Sync>,
+    },
     /// A closure or generator of the user failed.
     #[error("the {stage} of a dataset failed: {source}")]
     User {
@@ -255,6 +269,15 @@ impl Error {
         match source.into().downcast::<Error>() {
             Ok(error) => *error,
             Err(source) => Error::Library { action, source: source.into() },
+        }
+    }
+
+    /// Wraps the error of a source of elements that another crate implements, whose text stays as it is; an error of
+    /// this crate is returned unchanged.
+    pub fn external(source: impl Into<BoxError>) -> Error {
+        match source.into().downcast::<Error>() {
+            Ok(error) => *error,
+            Err(source) => Error::External { source: source.into() },
         }
     }
 

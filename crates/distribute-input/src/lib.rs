@@ -10,6 +10,7 @@
 //! - [`WorkerDataset`]: the result of both; yields one element per local replica and step, and prints its
 //!   [`DataPlan`].
 //! - [`InputPosition`]: the position of a pass, for checkpoints; a pass can be resumed with another number of workers.
+//! - [`LookupTable`]: ids of words or numbers, from a list or a file, with buckets for unknown ones.
 //! - [`Features`]: named columns of numbers and texts, for tables.
 //! - [`Ragged`]: rows that differ in length, without padding; [`Sparse`]: arrays of which most elements are zero.
 //! - [`Array`]: a small element in host memory, for scalars, labels, texts and tests.
@@ -47,6 +48,7 @@ mod element;
 mod error;
 mod features;
 mod feed;
+mod lookup;
 #[cfg(feature = "ndarray")]
 mod ndarrays;
 mod options;
@@ -61,12 +63,13 @@ mod store;
 
 pub use array::{Array, Arrays};
 pub use context::InputContext;
-pub use dataset::{AUTOTUNE, Cardinality, Dataset, DatasetIter, FileShard, Parallel, Sizes};
+pub use dataset::{AUTOTUNE, Cardinality, Dataset, DatasetIter, FileShard, Parallel, Sizes, Split};
 pub use distribute_types::Topology;
 pub use distributed::{More, WorkerDataset, WorkerIterator, distribute_dataset, distribute_datasets_from_function};
 pub use element::{Element, ElementSpec, Pad};
 pub use error::{BoxError, Error, Result};
 pub use features::{Column, Features, Named};
+pub use lookup::{LookupKey, LookupTable, UnknownKeys};
 #[cfg(feature = "ndarray")]
 pub use ndarrays::NdArrays;
 pub use options::{AutoShardPolicy, InputOptions, InputReplicationMode, UnequalData};

@@ -6,12 +6,13 @@
 /// `tf.data.experimental.AutoShardPolicy`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AutoShardPolicy {
-    /// [`File`](AutoShardPolicy::File) if the dataset reads a list of files. Otherwise every worker iterates over the
-    /// whole dataset and keeps its replicas' rows of each global batch; for tensors in memory it iterates over row
-    /// numbers only.
+    /// [`File`](AutoShardPolicy::File) if the dataset reads a list of files or of splits. Otherwise every worker
+    /// iterates over the whole dataset and keeps its replicas' rows of each global batch; for tensors in memory it
+    /// iterates over row numbers only.
     #[default]
     Auto,
-    /// Each worker reads files of its own; files that cannot be distributed evenly are divided by records.
+    /// Each worker reads files of its own; files that cannot be distributed evenly are divided by records. The same for
+    /// [splits](crate::Dataset::from_splits), which are divided by elements.
     File,
     /// Every worker iterates over the whole dataset. Each global batch is cut into pieces of equal length, the last of
     /// which may be shorter or empty.

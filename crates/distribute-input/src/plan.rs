@@ -33,6 +33,8 @@ pub struct DataPlan {
     steps: Cardinality,
     /// The seeds of the shuffles before the distribution.
     seeds: Vec<u64>,
+    /// The numbers of splits of the sources that have any.
+    splits: Vec<usize>,
 }
 
 /// How the data are divided between replicas.
@@ -46,11 +48,18 @@ pub(crate) enum Division {
 
 impl DataPlan {
     pub(crate) fn new(topology: Topology, division: Division, steps: Cardinality) -> DataPlan {
-        DataPlan { topology, division, steps, seeds: Vec::new() }
+        DataPlan { topology, division, steps, seeds: Vec::new(), splits: Vec::new() }
     }
 
     pub(crate) fn with_seeds(self, seeds: &[u64]) -> DataPlan {
         DataPlan { seeds: seeds.to_vec(), ..self }
+    }
+
+    pub(crate) fn with_splits(self, shares: &Shares) -> DataPlan {
+        match shares {
+            Shares::Splits(splits) => DataPlan { splits: splits.clone(), ..self },
+            _ => self,
+        }
     }
 
     /// Returns the named settings that must be equal on all workers for the plan to hold; empty if each worker chooses
@@ -73,12 +82,16 @@ impl DataPlan {
             Reads::Own { share: None, .. } => "every worker reads all data by itself",
             Reads::Own { .. } => "every worker reads its own part",
         };
-        vec![
+        let mut settings = vec![
             ("global batch", rebatch.global_batch.to_string()),
             ("steps of a pass", self.steps.to_string()),
             ("reading", policy.to_owned()),
             ("seeds of shuffles", format!("{:?}", self.seeds)),
-        ]
+        ];
+        if !self.splits.is_empty() {
+            settings.push(("splits of the source", format!("{:?}", self.splits)));
+        }
+        settings
     }
 
     /// Returns the workers and replicas that read.
@@ -178,6 +191,7 @@ impl fmt::Display for DataPlan {
                         "each worker reads everything by itself, so each example is seen by every worker"
                     }
                     Reads::Own { shares: Shares::Files(_), .. } => "each worker reads its own files",
+                    Reads::Own { shares: Shares::Splits(_), .. } => "each worker reads its own splits",
                     Reads::Own { .. } => "each worker reads what shard_hint leaves it",
                 };
                 write!(formatter, "{how}")?;

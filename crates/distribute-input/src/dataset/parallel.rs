@@ -90,6 +90,7 @@ impl<T: Send + 'static> Dataset<T> {
         let open: Opener<U> = Arc::new(move |pass| {
             let function = Arc::clone(&function);
             let map = move |item: Result<T>| function(item?).map_err(|error| Error::user("par_map", error));
+            let parallel = Parallel { ordered: parallel.ordered || pass.is_in_order(), ..parallel };
             let workers = limit(&pass).and_then(|input| {
                 let limits = (input, pass.limit("par_map")?);
                 Workers::start(open(pass), parallel, Arc::new(map), limits)

@@ -21,6 +21,8 @@ pub(crate) struct Pass {
     epoch: u64,
     share: Option<Share>,
     budget: Option<Arc<Budget>>,
+    /// Whether stages that may yield elements in any order must yield them in the order of the pipeline.
+    in_order: bool,
 }
 
 /// One of several equal shares of a source. The stages that can divide apply it: lists of files, and `shard_hint`.
@@ -32,7 +34,7 @@ pub(crate) struct Share {
 
 impl Pass {
     pub(crate) fn epoch(epoch: u64) -> Pass {
-        Pass { epoch, share: None, budget: None }
+        Pass { epoch, share: None, budget: None, in_order: false }
     }
 
     pub(crate) fn of_share(self, share: Option<Share>) -> Pass {
@@ -41,6 +43,20 @@ impl Pass {
 
     pub(crate) fn share(&self) -> Option<Share> {
         self.share
+    }
+
+    /// Returns the number of the pass.
+    pub(crate) fn number(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Returns the same pass with every element in the order of the pipeline.
+    pub(crate) fn in_order(self) -> Pass {
+        Pass { in_order: true, ..self }
+    }
+
+    pub(crate) fn is_in_order(&self) -> bool {
+        self.in_order
     }
 
     pub(crate) fn with_budget(self, budget: Option<Arc<Budget>>) -> Pass {

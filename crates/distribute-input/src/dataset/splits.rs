@@ -1,0 +1,231 @@
+//! Numbered splits of a dataset that is read elsewhere, and the reading of one share of a pass.
+
+use std::sync::Arc;
+
+use distribute_types::{FNV64, fnv1a_64};
+
+use super::{Cardinality, Dataset, DatasetIter, Facts, Items, Opener, Pass, Share, Shares};
+use crate::Error;
+
+/// One split of a pass, or one of several equal parts of its elements: the element of a list of splits.
+///
+/// A reader yields the elements of the split whose number, counted from 0 within the split, is `part` modulo `parts`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Split {
+    /// The number of the pass.
+    pub epoch: u64,
+    /// The number of splits of the pass.
+    pub count: usize,
+    /// The index of the split.
+    pub index: usize,
+    /// The index of the part; 0 for a whole split.
+    pub part: usize,
+    /// The number of parts; 1 for a whole split.
+    pub parts: usize,
+}
+
+impl Dataset<Split> {
+    /// Creates a dataset of `count` numbered splits, for sources that yield the elements of one split of a pass at a
+    /// time. When it is distributed, each worker reads splits of its own; splits that cannot be distributed evenly are
+    /// divided by elements.
+    ///
+    /// Apply [`interleave`](Dataset::interleave) or [`flat_map`](Dataset::flat_map) with a reader of splits to it.
+    ///
+    /// # Errors
+    /// Each pass reports [`Error::Zero`] if there are no splits.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_input::{Dataset, Split};
+    /// let numbers = Dataset::range(0..10);
+    /// let read = move |split: Split| {
+    ///     let (numbers, Split { epoch, count, index, .. }) = (numbers.clone(), split);
+    ///     Ok(Dataset::from_generator(move || numbers.iter_share(epoch, count, index).map(|item| Ok(item?))))
+    /// };
+    /// let data = Dataset::from_splits(2).interleave(2, 1, read);
+    /// let values: distribute_input::Result<Vec<i64>> = data.iter().map(|item| Ok(item?.as_slice()[0])).collect();
+    /// assert_eq!(values?, (0..10).collect::<Vec<_>>());
+    /// # Ok::<(), distribute_input::Error>(())
+    /// ```
+    pub fn from_splits(count: usize) -> Dataset<Split> {
+        let mut facts = Facts::of(Cardinality::Unknown);
+        facts.shares = Shares::Splits(vec![count]);
+        facts.positive("from_splits", "count", count);
+        let open: Opener<Split> = Arc::new(move |pass: Pass| {
+            let epoch = pass.number();
+            let share = pass.share().unwrap_or(Share { count: 1, index: 0 });
+            Box::new(deal(count, share).map(move |(index, part, parts)| Ok(Split { epoch, count, index, part, parts })))
+                as Items<Split>
+        });
+        Dataset::new(open, facts)
+    }
+}
+
+impl<T: Send + 'static> Dataset<T> {
+    /// Begins one of `count` equal shares of the pass with the given number. The shares of a pass have no element in
+    /// common, and together they are all of its elements.
+    ///
+    /// Yields elements that depend on the pipeline, its seeds, the pass and the share only, also if an
+    /// [unordered](crate::Parallel::unordered) map is part of it: its results are yielded in order here.
+    ///
+    /// # Cost
+    /// A dataset that reads a list of files reads the files of the share; one with a
+    /// [`shard_hint`](Dataset::shard_hint) divides the elements there. Every other dataset is read as a whole, and the
+    /// elements whose number modulo `count` is `index` are kept.
+    ///
+    /// # Errors
+    /// The first item is [`Error::Shard`] if `index` is not below `count`.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_input::Dataset;
+    /// let data = Dataset::range(0..5);
+    /// let share: distribute_input::Result<Vec<i64>> =
+    ///     data.iter_share(0, 2, 1).map(|item| Ok(item?.as_slice()[0])).collect();
+    /// assert_eq!(share?, [1, 3]);
+    /// # Ok::<(), distribute_input::Error>(())
+    /// ```
+    pub fn iter_share(&self, epoch: u64, count: usize, index: usize) -> DatasetIter<T> {
+        let failed = |error| DatasetIter { items: Some(Box::new(std::iter::once(Err(error)))) };
+        if let Some(error) = &self.facts.error {
+            return failed(error.clone());
+        }
+        if index >= count {
+            return failed(Error::Shard { index, count });
+        }
+        let pass = Pass::epoch(epoch).in_order();
+        let items = match &self.facts.shares {
+            Shares::None => {
+                let mine = move |(at, item): (usize, crate::Result<T>)| {
+                    (item.is_err() || at.checked_rem(count) == Some(index)).then_some(item)
+                };
+                Box::new((self.open)(pass).enumerate().filter_map(mine)) as Items<T>
+            }
+            _ => (self.open)(pass.of_share(Some(Share { count, index }))),
+        };
+        DatasetIter { items: Some(items) }
+    }
+
+    /// Returns the named settings that must be equal in all processes that read shares of the same passes.
+    ///
+    /// They show neither the functions of the pipeline nor the contents of its source.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_input::Dataset;
+    /// let settings = Dataset::range(0..70).shuffle(70, 42).batch(7).settings();
+    /// assert!(settings.contains(&("batch", "7".to_owned())));
+    /// assert!(settings.contains(&("seeds of shuffles", "[42]".to_owned())));
+    /// ```
+    pub fn settings(&self) -> Vec<(&'static str, String)> {
+        let Facts { cardinality, batch_size, seeds, shares, .. } = &self.facts;
+        vec![
+            ("elements of a pass", cardinality.to_string()),
+            ("batch", batch_size.map_or_else(|| "none".to_owned(), |size| size.to_string())),
+            ("seeds of shuffles", format!("{seeds:?}")),
+            ("division", shares.to_string()),
+        ]
+    }
+}
+
+impl std::fmt::Display for Shares {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Shares::None => formatter.write_str("by elements"),
+            Shares::Hint => formatter.write_str("at shard_hint"),
+            Shares::Splits(counts) => write!(formatter, "by splits, {counts:?}"),
+            Shares::Files(lists) => {
+                let paths = || lists.iter().flat_map(|list| list.iter());
+                // The folder may differ between machines.
+                let names = paths().filter_map(|path| path.file_name());
+                let digest = names
+                    .fold(FNV64, |digest, name| fnv1a_64(digest, name.as_encoded_bytes().iter().copied().chain([0])));
+                write!(formatter, "by {} files, whose names have the digest {digest:016x}", paths().count())
+            }
+        }
+    }
+}
+
+/// Returns the splits of one share, each with its part and the number of parts: whole splits in round-robin order, then
+/// its part of each remaining split.
+fn deal(splits: usize, share: Share) -> impl Iterator<Item = (usize, usize, usize)> + Send {
+    let count = share.count.max(1);
+    let whole = splits / count * count;
+    let dealt = (share.index.min(whole)..whole).step_by(count).map(|split| (split, 0, 1));
+    dealt.chain((whole..splits).map(move |split| (split, share.index, count)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Array, InputOptions, Parallel, Topology, distribute_dataset};
+
+    fn values(items: impl Iterator<Item = crate::Result<Array<i64>>>) -> Vec<i64> {
+        items.map(|item| item.unwrap().as_slice()[0]).collect()
+    }
+
+    /// Splits of 0..`to`, as a source that reads them elsewhere would yield them.
+    fn by_splits(to: i64, count: usize) -> Dataset<Array<i64>> {
+        let numbers = Dataset::range(0..to).shuffle(8, 3);
+        Dataset::from_splits(count).interleave(2, 1, move |split| {
+            let numbers = numbers.clone();
+            Ok(Dataset::from_generator(move || {
+                let all = numbers.iter_share(split.epoch, split.count, split.index).enumerate();
+                all.filter(move |(at, _)| at % split.parts == split.part).map(|(_, item)| Ok(item?))
+            }))
+        })
+    }
+
+    #[test]
+    fn splits_are_dealt_and_what_is_left_divided_by_elements() {
+        let dealt = |splits, count, index| deal(splits, Share { count, index }).collect::<Vec<_>>();
+        assert_eq!(dealt(5, 2, 0), [(0, 0, 1), (2, 0, 1), (4, 0, 2)]);
+        assert_eq!(dealt(5, 2, 1), [(1, 0, 1), (3, 0, 1), (4, 1, 2)]);
+        assert_eq!(dealt(1, 3, 2), [(0, 2, 3)]);
+        assert_eq!(dealt(3, 1, 0).len(), 3);
+    }
+
+    #[test]
+    fn workers_divide_splits_and_see_every_example_once() {
+        for workers in [1, 2, 3, 5] {
+            let mut all = Vec::new();
+            for worker in 0..workers {
+                let topology = Topology::new(workers, worker, 1).unwrap();
+                let data = distribute_dataset(&by_splits(40, 4).batch(workers), topology, InputOptions::default());
+                let data = data.unwrap();
+                assert!(data.plan().settings().contains(&("splits of the source", "[4]".to_owned())));
+                for step in data.iter_epoch(1) {
+                    step.unwrap().iter().for_each(|part| all.extend_from_slice(part.as_slice()));
+                }
+            }
+            all.sort_unstable();
+            assert_eq!(all, (0..40).collect::<Vec<_>>(), "{workers} workers");
+        }
+    }
+
+    #[test]
+    fn shares_of_files_of_hints_and_of_all_others_are_disjoint_and_complete() {
+        let paths = ["a", "b", "c"];
+        let files = Dataset::from_files(paths).map(|shard| Ok(Array::scalar((shard.part * 8 + shard.parts) as i64)));
+        assert_eq!(values(files.iter_share(0, 3, 1)), [1]);
+        assert_eq!(values(files.iter_share(0, 2, 1)), [1, 10]);
+        for data in [Dataset::range(0..9), Dataset::range(0..9).shuffle(9, 5), Dataset::range(0..9).shard_hint()] {
+            let mut all: Vec<i64> = (0..4).flat_map(|index| values(data.iter_share(2, 4, index))).collect();
+            all.sort_unstable();
+            assert_eq!(all, (0..9).collect::<Vec<_>>());
+        }
+        let text = Dataset::range(0..9).iter_share(0, 2, 2).next().unwrap().unwrap_err().to_string();
+        assert!(text.contains("shard 2 of 2"), "{text}");
+    }
+
+    #[test]
+    fn an_unordered_map_is_in_order_within_a_share() {
+        let slow = |x: Array<i64>| {
+            // The first element is ready last.
+            std::thread::sleep(std::time::Duration::from_millis(if x.item() == Some(&0) { 60 } else { 0 }));
+            Ok(x)
+        };
+        let data = Dataset::range(0..6).par_map(Parallel::threads(3).unordered(), slow);
+        assert_eq!(values(data.iter_share(0, 1, 0)), (0..6).collect::<Vec<_>>());
+    }
+}
