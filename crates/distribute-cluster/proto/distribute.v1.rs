@@ -133,6 +133,11 @@ pub struct Job {
     /// Nobody gave it: it is derived from the description of the cluster.
     #[prost(bool, tag = "3")]
     pub derived: bool,
+    /// Of a generation of an elastic job: the 16 bytes of the job, and the generation's number.
+    #[prost(bytes = "bytes", tag = "4")]
+    pub elastic: ::prost::bytes::Bytes,
+    #[prost(uint64, tag = "5")]
+    pub generation: u64,
 }
 /// The first answer to a member that may join.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -162,6 +167,9 @@ pub struct Refusal {
     /// Whether the same member may be welcome later, because the leader belongs to a job that is ending.
     #[prost(bool, tag = "2")]
     pub passing: bool,
+    /// The leader's generation of the same elastic job, if that of the member is over.
+    #[prost(uint64, tag = "3")]
+    pub generation: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct State {
@@ -262,4 +270,201 @@ pub struct Absent {
     /// Where it waits instead, if it waits anywhere.
     #[prost(string, tag = "3")]
     pub elsewhere: ::prost::alloc::string::String,
+}
+// Each side of a connection first sends the 8 bytes "distelas" and a greeting with its job. Messages follow, each after
+// its length in bytes (32 bits, the most significant byte first). A side that gets another job's greeting refuses it and
+// closes the connection; nothing else is read before the greeting. Messages may be lost: they are sent again.
+
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ElasticMessage {
+    #[prost(oneof = "elastic_message::Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15")]
+    pub kind: ::core::option::Option<elastic_message::Kind>,
+}
+/// Nested message and enum types in `ElasticMessage`.
+pub mod elastic_message {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Kind {
+        #[prost(message, tag = "1")]
+        Hello(super::ElasticHello),
+        #[prost(message, tag = "2")]
+        Refusal(super::ElasticRefusal),
+        #[prost(message, tag = "3")]
+        Join(super::ElasticJoin),
+        #[prost(message, tag = "4")]
+        Wait(super::ElasticWait),
+        #[prost(message, tag = "5")]
+        Prepare(super::ElasticPrepare),
+        #[prost(message, tag = "6")]
+        Promise(super::ElasticPromise),
+        #[prost(message, tag = "7")]
+        Accept(super::ElasticAccept),
+        #[prost(message, tag = "8")]
+        Accepted(super::ElasticAccepted),
+        #[prost(message, tag = "9")]
+        Nack(super::ElasticNack),
+        #[prost(message, tag = "10")]
+        Decided(super::ElasticDecided),
+        #[prost(message, tag = "11")]
+        Whole(super::ElasticGeneration),
+        /// The number of a generation that is decided.
+        #[prost(uint64, tag = "12")]
+        Notice(u64),
+        /// The newest generation that is known, in answer to a decision or a notice.
+        #[prost(uint64, tag = "13")]
+        Learned(u64),
+        /// Asks for what was decided after this generation.
+        #[prost(uint64, tag = "14")]
+        Ask(u64),
+        #[prost(message, tag = "15")]
+        Leave(super::ElasticLeave),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ElasticHello {
+    #[prost(uint32, tag = "1")]
+    pub version: u32,
+    /// 16 bytes.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub job: ::prost::bytes::Bytes,
+    #[prost(string, tag = "3")]
+    pub job_name: ::prost::alloc::string::String,
+    /// The address at which the sender takes messages.
+    #[prost(string, tag = "4")]
+    pub control: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ElasticRefusal {
+    #[prost(string, tag = "1")]
+    pub reason: ::prost::alloc::string::String,
+}
+/// A process that asks to join.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ElasticCandidate {
+    /// 16 bytes, the most significant first.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub identity: ::prost::bytes::Bytes,
+    #[prost(string, tag = "2")]
+    pub control: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub service: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ElasticJoin {
+    #[prost(uint64, tag = "1")]
+    pub have: u64,
+    #[prost(message, optional, tag = "2")]
+    pub candidate: ::core::option::Option<ElasticCandidate>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ElasticWait {
+    /// The address of the one that proposes the next generation.
+    #[prost(string, tag = "1")]
+    pub leader: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ElasticBallot {
+    #[prost(uint64, tag = "1")]
+    pub round: u64,
+    #[prost(uint64, tag = "2")]
+    pub join_number: u64,
+}
+/// What becomes of the generation before.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ElasticChange {
+    #[prost(uint64, repeated, tag = "1")]
+    pub removed: ::prost::alloc::vec::Vec<u64>,
+    #[prost(message, repeated, tag = "2")]
+    pub added: ::prost::alloc::vec::Vec<ElasticCandidate>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ElasticVote {
+    #[prost(message, optional, tag = "1")]
+    pub ballot: ::core::option::Option<ElasticBallot>,
+    #[prost(message, optional, tag = "2")]
+    pub change: ::core::option::Option<ElasticChange>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ElasticPrepare {
+    #[prost(uint64, tag = "1")]
+    pub base: u64,
+    #[prost(message, optional, tag = "2")]
+    pub ballot: ::core::option::Option<ElasticBallot>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ElasticPromise {
+    #[prost(uint64, tag = "1")]
+    pub base: u64,
+    #[prost(message, optional, tag = "2")]
+    pub ballot: ::core::option::Option<ElasticBallot>,
+    #[prost(uint64, tag = "3")]
+    pub voter: u64,
+    #[prost(message, optional, tag = "4")]
+    pub accepted: ::core::option::Option<ElasticVote>,
+    #[prost(message, optional, tag = "5")]
+    pub candidate: ::core::option::Option<ElasticCandidate>,
+    #[prost(bool, tag = "6")]
+    pub is_leaving: bool,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ElasticAccept {
+    #[prost(uint64, tag = "1")]
+    pub base: u64,
+    #[prost(message, optional, tag = "2")]
+    pub vote: ::core::option::Option<ElasticVote>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ElasticAccepted {
+    #[prost(uint64, tag = "1")]
+    pub base: u64,
+    #[prost(message, optional, tag = "2")]
+    pub ballot: ::core::option::Option<ElasticBallot>,
+    #[prost(uint64, tag = "3")]
+    pub voter: u64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ElasticNack {
+    #[prost(uint64, tag = "1")]
+    pub base: u64,
+    #[prost(message, optional, tag = "2")]
+    pub ballot: ::core::option::Option<ElasticBallot>,
+    #[prost(message, optional, tag = "3")]
+    pub promised: ::core::option::Option<ElasticBallot>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ElasticDecided {
+    #[prost(uint64, tag = "1")]
+    pub number: u64,
+    #[prost(message, optional, tag = "2")]
+    pub change: ::core::option::Option<ElasticChange>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ElasticLeave {
+    #[prost(uint64, tag = "1")]
+    pub base: u64,
+    #[prost(uint64, tag = "2")]
+    pub join_number: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ElasticMember {
+    #[prost(uint64, tag = "1")]
+    pub join_number: u64,
+    #[prost(uint64, tag = "2")]
+    pub joined_in: u64,
+    /// 16 bytes, the most significant first.
+    #[prost(bytes = "bytes", tag = "3")]
+    pub identity: ::prost::bytes::Bytes,
+    #[prost(string, tag = "4")]
+    pub control: ::prost::alloc::string::String,
+    #[prost(string, tag = "5")]
+    pub service: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ElasticGeneration {
+    #[prost(uint64, tag = "1")]
+    pub number: u64,
+    #[prost(uint64, tag = "2")]
+    pub next_join: u64,
+    /// By rank.
+    #[prost(message, repeated, tag = "3")]
+    pub members: ::prost::alloc::vec::Vec<ElasticMember>,
 }

@@ -9,8 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::job::hex;
+use crate::secret::Terms;
 use crate::text::clean;
-use crate::{Error, Failure, FailureKind, Incarnation, JobId, Membership, Result, host};
+use crate::{Error, Failure, FailureKind, Incarnation, JobId, JobSecret, Membership, Result, host};
 
 mod alarm;
 mod alone;
@@ -31,9 +33,13 @@ mod wire;
 
 pub use options::{CoordinationOptions, Progress, Waiting};
 
+pub(crate) use driver::Driver;
+pub(crate) use leader::QUEUE;
+pub(crate) use limits::LONGEST;
+pub(crate) use listen::listen;
+
 use alarm::Alarm;
 use alone::Alone;
-use driver::Driver;
 use leader::Leader;
 use limits::PUT_TIMEOUT;
 use member::Member;
@@ -66,6 +72,7 @@ pub struct Coordination {
     local_host: String,
     alarm: Arc<Alarm>,
     incarnation: Incarnation,
+    secret: Option<JobSecret>,
     backend: Backend,
 }
 
@@ -105,8 +112,10 @@ impl Coordination {
     /// # Errors
     /// [`Error::Listen`] if the leader's port is taken, [`Error::Unreachable`] if the leader cannot be reached in time,
     /// [`Error::Missing`] if members do not join in time, [`Error::Refused`] if two processes claim one rank, were
-    /// given different descriptions of the job or belong to different jobs, and [`Error::Config`] if options or
-    /// addresses are invalid.
+    /// given different descriptions of the job or belong to different jobs, [`Error::Secret`] if this process and the
+    /// leader do not have the same secret, [`Error::GenerationOver`] if this is a generation of an
+    /// [`ElasticJob`](crate::ElasticJob) and a newer one is decided, and [`Error::Config`] if options or addresses are
+    /// invalid.
     pub fn start(membership: &Membership, mut options: CoordinationOptions) -> Result<Coordination> {
         options.check(membership)?;
         Membership::mark_joined();
@@ -120,7 +129,8 @@ impl Coordination {
             let local_host = membership.advertised_host.clone().unwrap_or_else(|| host::LOOPBACK.to_owned());
             let backend = Backend::Alone(Alone::default());
             let incarnation = Incarnation::random()?;
-            return Ok(Coordination { membership: membership.clone(), local_host, alarm, incarnation, backend });
+            let (membership, secret) = (membership.clone(), options.secret);
+            return Ok(Coordination { membership, local_host, alarm, incarnation, secret, backend });
         }
         // Before the service starts, so that an invalid interface fails before other members wait for this task.
         let decided = host::decided(membership, options.interface.as_ref())?;
@@ -134,7 +144,7 @@ impl Coordination {
             None => membership.leader_address.clone(),
         };
         let joined = driver.call(
-            join::join(membership.clone(), address, options.clone_for_join(), alarm.clone()),
+            join::join_unless_over(membership.clone(), address, options.clone_for_join(), alarm.clone()),
             options.join_timeout.saturating_add(Driver::MARGIN),
         );
         let joined = joined.unwrap_or_else(|| {
@@ -155,7 +165,8 @@ impl Coordination {
         let (incarnation, job) = (member.incarnation(), membership.job_id());
         tracing::debug!(%task, %job, %incarnation, world_size = membership.world_size(), "joined the job");
         let backend = Backend::Joined(Box::new(Link { member, leader, left: AtomicBool::new(false), driver }));
-        Ok(Coordination { membership: membership.clone(), local_host, alarm, incarnation, backend })
+        let (membership, secret) = (membership.clone(), options.secret);
+        Ok(Coordination { membership, local_host, alarm, incarnation, secret, backend })
     }
 
     /// Returns the identity of the job, which the leader has compared with its own.
@@ -167,6 +178,11 @@ impl Coordination {
     /// start.
     pub fn incarnation(&self) -> Incarnation {
         self.incarnation
+    }
+
+    /// Returns the secret that all members have proved, if the job has one.
+    pub fn secret(&self) -> Option<&JobSecret> {
+        self.secret.as_ref()
     }
 
     /// Returns the membership that this process joined with.
@@ -189,6 +205,12 @@ impl Coordination {
 
     /// Returns the first failure of a member, if any.
     pub fn failure(&self) -> Option<Failure> {
+        self.alarm.failure()
+    }
+
+    /// Waits for the first failure of a member, and returns it; `None` if there is none within `timeout`.
+    pub fn await_failure(&self, timeout: Duration) -> Option<Failure> {
+        self.alarm.wait(timeout);
         self.alarm.failure()
     }
 
@@ -315,6 +337,19 @@ impl Coordination {
 
 /// Length limit of a call's name in an error about that name, in characters.
 const SHOWN: usize = 80;
+
+/// Returns what a member and the leader agree on before they prove the job's secret. A derived identity is left out:
+/// the leader names how the descriptions differ once the member has joined.
+fn terms(membership: &Membership) -> Terms {
+    let job = membership.job_id();
+    let identity = match job.generation() {
+        // The roster tells generations apart, of which one side may know a later one.
+        Some((elastic, _)) => format!("the elastic job {}", hex(&elastic)),
+        None if job.is_derived() => "a job of no name".to_owned(),
+        None => job.header_text(),
+    };
+    Terms::new("coordination 1", identity)
+}
 
 /// How long a report waits for the leader's acknowledgement.
 const REPORT_WAIT: Duration = Duration::from_secs(1);

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::env::VarError;
 
+use crate::secret::is_secret;
 use crate::{Error, Result};
 
 /// Calls `read` with a lookup of the process's environment variables. A variable that is not UTF-8 is an error even if
@@ -14,10 +15,11 @@ pub(crate) fn read<T>(read: impl FnOnce(&dyn Fn(&str) -> Option<String>) -> Resu
         Err(VarError::NotPresent) => None,
         Err(VarError::NotUnicode(raw)) => {
             unreadable.borrow_mut().get_or_insert_with(|| {
+                let given = if is_secret(name) { "a secret, which is not shown".into() } else { raw.to_string_lossy() };
                 Error::config(
                     "the environment",
                     format!("the value of {name} is not UTF-8"),
-                    raw.to_string_lossy(),
+                    given,
                     "text in UTF-8",
                     "Set it anew; a file or a script that it was taken from may be in another encoding.",
                 )

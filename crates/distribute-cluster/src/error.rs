@@ -5,6 +5,7 @@ use std::time::Duration;
 use distribute_types::{Class, ErrorClass, FailureKind, Scope};
 
 use crate::Failure;
+use crate::secret::Problem;
 use crate::text::clean;
 
 /// An error of a cluster's description or of its coordination service.
@@ -79,6 +80,18 @@ pub enum Error {
         address: String,
         /// The leader's reason, with a remedy.
         reason: String,
+    },
+    /// This process and another one do not have the same secret.
+    #[error("{task}: {peer}: {problem}; {remedy}")]
+    Secret {
+        /// This task.
+        task: String,
+        /// The other process.
+        peer: String,
+        /// How the secrets differ, as far as it is known; nothing of the secrets.
+        problem: Problem,
+        /// The remedy.
+        remedy: &'static str,
     },
     /// Not every member joined an exchange or barrier in time.
     #[error("{task}: {what} was not completed within {} s; missing: {missing}", seconds(waited))]
@@ -197,6 +210,49 @@ pub enum Error {
         /// The pods by job, with their phases and with what their containers wait for.
         pods: String,
     },
+    /// No generation of an elastic job was decided in time that has this process.
+    #[error(
+        "{control}: no generation of the job with this process within {} s: {problem}; start more processes, or look \
+         at the logs of those that are missing",
+        seconds(waited)
+    )]
+    TooFew {
+        /// The address at which this process takes control messages.
+        control: String,
+        /// How long this process waited.
+        waited: Duration,
+        /// Which members are there, and how many are needed.
+        problem: String,
+    },
+    /// An elastic job has ended: its members have done their work. Its exit code is 0.
+    #[error("{control}: the elastic job has ended before this process could join it; nothing is left to do")]
+    JobEnded {
+        /// The address at which this process takes control messages.
+        control: String,
+    },
+    /// The generation of an elastic job that this task was to join is over.
+    #[error(
+        "{task}: generation {generation} of the job is over, and generation {newer} is decided; continue with that"
+    )]
+    GenerationOver {
+        /// This task in the generation that is over.
+        task: String,
+        /// The number of the generation.
+        generation: u64,
+        /// The number of a newer one.
+        newer: u64,
+    },
+    /// A process of an elastic job cannot listen for messages of the others.
+    #[error(
+        "cannot listen on {address} for the processes of the elastic job: {source}; end the program that uses the \
+         port, or choose another address"
+    )]
+    Control {
+        /// The address.
+        address: String,
+        /// The system's error.
+        source: std::io::Error,
+    },
     /// The system returned no random numbers; these identify jobs and their members.
     #[error("the system gives no random numbers: {0}; look at getrandom(2), and at /dev/urandom in containers")]
     Random(String),
@@ -244,12 +300,14 @@ impl ErrorClass for Error {
             | Error::KeyMissing { .. }
             | Error::Random(_)
             | Error::Thread(_) => Scope::Caller,
-            Error::Failed { .. } => Scope::Peer,
+            Error::Failed { .. } | Error::GenerationOver { .. } => Scope::Peer,
             _ => Scope::Cluster,
         };
         let kind = match self {
-            Error::Config { .. } | Error::Refused { .. } => FailureKind::Configuration,
+            Error::Config { .. } | Error::Refused { .. } | Error::Secret { .. } => FailureKind::Configuration,
             Error::TooLarge { .. } => FailureKind::Permanent,
+            // Nothing has failed.
+            Error::JobEnded { .. } => return Class::new(scope, FailureKind::Permanent).with_exit_code(0),
             Error::Failed { failure, .. } => failure.kind,
             Error::Service { kind, .. } | Error::NotReady { kind, .. } => *kind,
             Error::Kubernetes { kind, .. } => *kind,

@@ -6,7 +6,7 @@ use std::io::{Error as IoError, ErrorKind, Result as IoResult};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::{Duration, Instant};
 
@@ -15,15 +15,26 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Sleep;
 
+mod door;
+
+pub use door::Door;
+
+use door::Entry;
+
 /// A source of accepted connections.
 ///
 /// A connection that is not identified by its deadline is closed, whether it is silent, slow, or makes calls that are
 /// refused. The number of unidentified connections is bounded; the oldest is closed to admit a new one. If the process
 /// is out of file descriptors, accepting pauses instead of failing repeatedly.
 ///
+/// Behind a [`Door`], a caller that begins the exchange of secrets is let through once it has proved the secret. One
+/// that does not is let through too, but its [`Acquaintance`] has proved nothing: the service refuses it in its own
+/// protocol.
+///
 /// A method of a gRPC service finds the connection in a request's extensions as [`Acquaintance`].
 pub struct Incoming {
     listener: TcpListener,
+    door: Option<Arc<Door>>,
     deadline: Duration,
     max_unknown: usize,
     unknown: VecDeque<Weak<State>>,
@@ -36,13 +47,20 @@ impl Incoming {
     /// `max_unknown` unidentified ones are open at a time.
     pub fn new(listener: TcpListener, deadline: Duration, max_unknown: usize) -> Incoming {
         let (unknown, pause) = (VecDeque::new(), None);
-        Incoming { listener, deadline, max_unknown: max_unknown.max(1), unknown, pause, complained: None }
+        let max_unknown = max_unknown.max(1);
+        Incoming { listener, door: None, deadline, max_unknown, unknown, pause, complained: None }
+    }
+
+    /// Lets callers prove the secret of a job before anything else is read.
+    #[must_use]
+    pub fn behind(self, door: Arc<Door>) -> Incoming {
+        Incoming { door: Some(door), ..self }
     }
 
     fn begin(&mut self, stream: TcpStream) -> Connection {
         // Disables Nagle's algorithm for small messages; the connection works without this, so an error is ignored.
         let _ = stream.set_nodelay(true);
-        let state = Arc::new(State { phase: AtomicU8::new(UNKNOWN), waker: Mutex::new(None) });
+        let state = Arc::new(State { phase: AtomicU8::new(UNKNOWN), waker: Mutex::new(None), claim: OnceLock::new() });
         self.unknown.retain(|known| known.upgrade().is_some_and(|state| state.phase() == UNKNOWN));
         while self.unknown.len() >= self.max_unknown {
             if let Some(oldest) = self.unknown.pop_front().and_then(|oldest| oldest.upgrade()) {
@@ -51,7 +69,9 @@ impl Incoming {
         }
         self.unknown.push_back(Arc::downgrade(&state));
         let deadline = Some(Box::pin(tokio::time::sleep(self.deadline)));
-        Connection { peer: stream.peer_addr().ok(), stream, state, deadline }
+        let peer = stream.peer_addr().ok();
+        let entry = self.door.as_ref().map(|door| Entry::new(door.clone(), peer));
+        Connection { peer, stream, state, deadline, entry, replay: Vec::new() }
     }
 
     /// Logs that accepting has failed, at most once a minute.
@@ -108,12 +128,18 @@ pub struct Connection {
     state: Arc<State>,
     /// `None` once the connection is identified.
     deadline: Option<Pin<Box<Sleep>>>,
+    /// The exchange of secrets; `None` once it is over.
+    entry: Option<Entry>,
+    /// First bytes of a caller that does not exchange secrets, to be read again.
+    replay: Vec<u8>,
 }
 
 struct State {
     phase: AtomicU8,
     /// The waker of the task that reads the connection.
     waker: Mutex<Option<Waker>>,
+    /// The claim that the caller has proved.
+    claim: OnceLock<Vec<u8>>,
 }
 
 const UNKNOWN: u8 = 0;
@@ -152,6 +178,11 @@ impl Acquaintance {
     pub fn peer(&self) -> Option<SocketAddr> {
         self.peer
     }
+
+    /// Returns what the caller said of itself when it proved the secret; `None` if it has proved none.
+    pub fn claim(&self) -> Option<&[u8]> {
+        self.state.claim.get().map(Vec::as_slice)
+    }
 }
 
 impl Connection {
@@ -159,20 +190,48 @@ impl Connection {
     pub fn acquaintance(&self) -> Acquaintance {
         Acquaintance { peer: self.peer, state: self.state.clone() }
     }
+
+    /// Waits until the caller has proved the secret, or has begun with something else.
+    ///
+    /// # Errors
+    /// If the caller is refused, does not finish in time or is gone.
+    pub async fn entered(&mut self) -> IoResult<()> {
+        poll_fn(|cx| self.poll_entered(cx)).await
+    }
+
+    fn poll_entered(&mut self, cx: &mut Context<'_>) -> Poll<IoResult<()>> {
+        if let Some(deadline) = &mut self.deadline {
+            // The waker is stored first: an eviction after it wakes this task, one before it is visible here.
+            *self.state.waker.lock() = Some(cx.waker().clone());
+            match self.state.phase() {
+                KNOWN => self.deadline = None,
+                EVICTED => return Poll::Ready(Err(ErrorKind::ConnectionAborted.into())),
+                _ if deadline.as_mut().poll(cx).is_ready() => return Poll::Ready(Err(ErrorKind::TimedOut.into())),
+                _ => {}
+            }
+        }
+        if let Some(entry) = &mut self.entry {
+            match ready!(entry.poll(cx, &mut self.stream))? {
+                Ok(claim) => drop(self.state.claim.set(claim)),
+                Err(first) => self.replay = first,
+            }
+            self.entry = None;
+        }
+        Poll::Ready(Ok(()))
+    }
 }
 
 impl AsyncRead for Connection {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<IoResult<()>> {
         let this = &mut *self;
-        if let Some(deadline) = &mut this.deadline {
-            // The waker is stored first: an eviction after it wakes this task, one before it is visible here.
-            *this.state.waker.lock() = Some(cx.waker().clone());
-            match this.state.phase() {
-                KNOWN => this.deadline = None,
-                EVICTED => return Poll::Ready(Err(ErrorKind::ConnectionAborted.into())),
-                _ if deadline.as_mut().poll(cx).is_ready() => return Poll::Ready(Err(ErrorKind::TimedOut.into())),
-                _ => {}
-            }
+        if this.deadline.is_some() || this.entry.is_some() {
+            ready!(this.poll_entered(cx))?;
+        }
+        if !this.replay.is_empty() {
+            let len = this.replay.len().min(buffer.remaining());
+            buffer.put_slice(&this.replay[..len]);
+            this.replay.drain(..len);
+            return Poll::Ready(Ok(()));
         }
         Pin::new(&mut this.stream).poll_read(cx, buffer)
     }
@@ -180,6 +239,10 @@ impl AsyncRead for Connection {
 
 impl AsyncWrite for Connection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<IoResult<usize>> {
+        // A server may speak first.
+        if self.entry.is_some() {
+            ready!(self.poll_entered(cx))?;
+        }
         Pin::new(&mut self.stream).poll_write(cx, bytes)
     }
 
@@ -188,6 +251,9 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         parts: &[std::io::IoSlice<'_>],
     ) -> Poll<IoResult<usize>> {
+        if self.entry.is_some() {
+            ready!(self.poll_entered(cx))?;
+        }
         Pin::new(&mut self.stream).poll_write_vectored(cx, parts)
     }
 

@@ -32,6 +32,8 @@ pub struct JobId {
     name: String,
     digest: [u8; 16],
     derived: bool,
+    /// The digest of the elastic job and the generation's number, if this is the identity of a generation.
+    generation: Option<([u8; 16], u64)>,
 }
 
 impl JobId {
@@ -105,6 +107,23 @@ impl JobId {
         JobId::derived(digest)
     }
 
+    /// Returns the identity of a generation of an elastic job, whose members have this digest.
+    #[cfg(feature = "coordination")]
+    pub(crate) fn of_generation(&self, number: u64, members: &[u8; 16]) -> JobId {
+        let mut digest = Digest::new("generation of a job");
+        digest.text(&hex(&self.digest));
+        digest.number(number);
+        digest.text(&hex(members));
+        let generation = Some((self.digest, number));
+        JobId { name: format!("{}.{number}", self.name), digest: digest.finish(), derived: false, generation }
+    }
+
+    /// Returns the elastic job and the number of the generation of which this is the identity.
+    #[cfg(feature = "coordination")]
+    pub(crate) fn generation(&self) -> Option<([u8; 16], u64)> {
+        self.generation
+    }
+
     /// Creates an identity from a scheduler's variable.
     pub(crate) fn of_scheduler(variable: &'static str, name: String) -> Result<JobId> {
         JobId::named(variable, variable, name)
@@ -118,6 +137,12 @@ impl JobId {
     /// Returns the 16 bytes by which identities are sent and compared.
     pub fn to_bytes(&self) -> [u8; 16] {
         self.digest
+    }
+
+    /// Returns the text by which calls name the job in their headers: the digest, which is compared, and after a space
+    /// the name, for messages.
+    pub fn header_text(&self) -> String {
+        format!("{} {self}", hex(&self.digest))
     }
 
     /// Returns whether the identity is derived from the description of the cluster because none was given.
@@ -139,12 +164,12 @@ impl JobId {
         }
         let mut digest = Digest::new(scheme);
         digest.text(&name);
-        Ok(JobId { name, digest: digest.finish(), derived: false })
+        Ok(JobId { name, digest: digest.finish(), derived: false, generation: None })
     }
 
     fn derived(digest: Digest) -> JobId {
         let digest = digest.finish();
-        JobId { name: format!("derived-{}", hex(&digest[..4])), digest, derived: true }
+        JobId { name: format!("derived-{}", hex(&digest[..4])), digest, derived: true, generation: None }
     }
 }
 

@@ -7,8 +7,12 @@
 //! - [`Membership`]: this process's rank among the processes that train together, from TF_CONFIG, RANK and WORLD_SIZE,
 //!   or the variables of other launchers.
 //! - [`JobId`]: the identity of a job, which members verify when they connect; [`Incarnation`]: one start of it.
+//! - [`JobSecret`]: a secret that all processes of a job prove to each other on every connection; [`secret`] has the
+//!   exchange.
 //! - [`Coordination`]: a service by which the members join, exchange small values, and learn of each other's failures.
 //!   Cargo feature `coordination`, enabled by default.
+//! - [`ElasticJob`]: decides which processes form a job, anew when one fails, joins or leaves. Cargo feature
+//!   `coordination`.
 //! - [`Rendezvous`]: what a process group needs to form: [`Coordination`], or a [`Store`] that all members reach, such
 //!   as a [`FileStore`] in a shared folder, through [`StoreRendezvous`].
 //! - [`grpc`]: calls between tasks with large payloads. Cargo feature `grpc`.
@@ -36,9 +40,13 @@
 
 #[cfg(feature = "coordination")]
 mod coordination;
+#[cfg(feature = "coordination")]
+mod elastic;
 mod environment;
 mod error;
 mod failure;
+#[cfg(feature = "coordination")]
+mod frames;
 #[cfg(feature = "gce")]
 mod gce;
 #[cfg(feature = "grpc")]
@@ -57,6 +65,8 @@ mod json;
 mod kubernetes;
 mod local_place;
 mod membership;
+#[cfg(feature = "coordination")]
+mod messages;
 #[cfg(any(feature = "gce", feature = "tpu"))]
 mod metadata;
 mod names;
@@ -67,6 +77,7 @@ mod rendezvous;
 mod resolver;
 mod rules;
 mod sage_maker;
+pub mod secret;
 mod slurm;
 mod spec;
 mod store;
@@ -80,6 +91,8 @@ mod union;
 #[cfg(feature = "coordination")]
 pub use coordination::{Coordination, CoordinationOptions, Progress, Waiting};
 pub use distribute_types::{FailureKind, Scope};
+#[cfg(feature = "coordination")]
+pub use elastic::{Authority, ElasticJob, ElasticMember, ElasticOptions, FileRegister, Generation, Register};
 pub use error::{Error, Result};
 pub use failure::{Failure, FailureCause};
 #[cfg(feature = "gce")]
@@ -88,7 +101,7 @@ pub use host::{HostDecision, LocalHost};
 #[cfg(any(feature = "gce", feature = "tpu"))]
 pub use http::{AccessToken, RequestOptions};
 #[cfg(feature = "coordination")]
-pub use incoming::{Acquaintance, Connection, Incoming};
+pub use incoming::{Acquaintance, Connection, Door, Incoming};
 pub use interface::InterfaceChoice;
 pub use job::{Incarnation, JobId};
 #[cfg(feature = "kubernetes")]
@@ -102,6 +115,7 @@ pub use rendezvous::{Rendezvous, StoreRendezvous};
 pub use resolver::{ClusterResolver, SimpleResolver};
 pub use rules::{collective_leader, coordination_leader, id_in_cluster, is_chief, worker_count};
 pub use sage_maker::SageMakerResolver;
+pub use secret::JobSecret;
 pub use slurm::{SlurmOptions, SlurmResolver};
 pub use spec::ClusterSpec;
 pub use store::{FileStore, Store};

@@ -223,6 +223,13 @@ impl Membership {
         self.job.clone().unwrap_or_else(|| JobId::of_ranks(self.world_size(), &self.leader_address))
     }
 
+    /// Returns the error of joining a generation of an elastic job when a newer one is decided.
+    #[cfg(feature = "coordination")]
+    pub(crate) fn generation_over(&self, newer: u64) -> Error {
+        let generation = self.job_id().generation().map_or(0, |(_, number)| number);
+        Error::GenerationOver { task: self.task().to_string(), generation, newer }
+    }
+
     /// Returns the number of processes.
     pub fn world_size(&self) -> u32 {
         self.tasks.len() as u32

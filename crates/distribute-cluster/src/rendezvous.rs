@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::host;
 use crate::job::hex;
 use crate::text::{LONGEST, clean};
-use crate::{Error, Failure, Incarnation, InterfaceChoice, Membership, Result, Store};
+use crate::{Error, Failure, Incarnation, InterfaceChoice, JobSecret, Membership, Result, Store};
 
 /// A place where the members of a process group meet.
 ///
@@ -41,6 +41,11 @@ pub trait Rendezvous: Send + Sync {
 
     /// Calls `callback` once when a member fails, if failures are reported here.
     fn on_failure(&self, callback: Box<dyn Fn(&Failure) + Send + Sync>);
+
+    /// Returns the job's secret, which members prove to each other when they connect; `None` if it has none.
+    fn secret(&self) -> Option<JobSecret> {
+        None
+    }
 }
 
 #[cfg(feature = "coordination")]
@@ -67,6 +72,10 @@ impl Rendezvous for crate::Coordination {
 
     fn on_failure(&self, callback: Box<dyn Fn(&Failure) + Send + Sync>) {
         self.on_failure(callback);
+    }
+
+    fn secret(&self) -> Option<JobSecret> {
+        self.secret().cloned()
     }
 }
 
@@ -97,6 +106,7 @@ pub struct StoreRendezvous<S> {
     incarnation: Incarnation,
     /// The beginning of all keys.
     prefix: String,
+    secret: Option<JobSecret>,
     /// How often each key was exchanged.
     rounds: Mutex<HashMap<String, u64>>,
 }
@@ -109,12 +119,17 @@ impl<S: Store> StoreRendezvous<S> {
     /// NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME chooses, else the one towards the leader, else the one of the default
     /// route.
     ///
+    /// A secret of the job, from DISTRIBUTE_JOB_SECRET_FILE or DISTRIBUTE_JOB_SECRET, is not used for the store, which
+    /// is protected by its own permissions, but for connections that members make afterwards.
+    ///
     /// # Errors
     /// [`Error::Missing`] with the names of the members that did not come within `timeout`, [`Error::Store`] if the
-    /// store cannot be used, [`Error::Config`] if a variable matches no interface of this machine.
+    /// store cannot be used, [`Error::Config`] if a variable matches no interface of this machine or the secret cannot
+    /// be read.
     pub fn start(store: S, membership: Membership, timeout: Duration) -> Result<StoreRendezvous<S>> {
         Membership::mark_joined();
         let interface = crate::environment::read(|variable| Ok(InterfaceChoice::from_vars(variable)))?;
+        let secret = JobSecret::from_env()?;
         let local_host = host::decided(&membership, interface.as_ref())?;
         let local_host = local_host.map_or_else(|| host::by_route(&membership), |decided| decided.host);
         let meeting = Meeting {
@@ -127,7 +142,8 @@ impl<S: Store> StoreRendezvous<S> {
         };
         let incarnation = meeting.hold()?;
         let prefix = format!("{}/{}", meeting.prefix, hex(&incarnation.to_bytes()));
-        Ok(StoreRendezvous { store, membership, local_host, incarnation, prefix, rounds: Mutex::default() })
+        let rounds = Mutex::default();
+        Ok(StoreRendezvous { store, membership, local_host, incarnation, prefix, secret, rounds })
     }
 
     /// Returns the job's incarnation: drawn by rank 0, the same on all members, and new at each start.
@@ -196,6 +212,10 @@ impl<S: Store> Rendezvous for StoreRendezvous<S> {
     }
 
     fn on_failure(&self, _: Box<dyn Fn(&Failure) + Send + Sync>) {}
+
+    fn secret(&self) -> Option<JobSecret> {
+        self.secret.clone()
+    }
 }
 
 impl<S> std::fmt::Debug for StoreRendezvous<S> {

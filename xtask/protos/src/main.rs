@@ -7,9 +7,10 @@ use std::path::Path;
 use std::process::ExitCode;
 
 /// A crate and its protocol files.
-const CRATES: [(&str, &[&str]); 3] = [
-    ("distribute-cluster", &["coordination.proto"]),
+const CRATES: [(&str, &[&str]); 4] = [
+    ("distribute-cluster", &["coordination.proto", "elastic.proto"]),
     ("distribute-collectives", &["collective.proto"]),
+    ("distribute-data-service", &["data_service.proto"]),
     ("distribute-parameter-server", &["parameter_server.proto", "worker.proto"]),
 ];
 

@@ -11,10 +11,10 @@ use tokio::task::{AbortHandle, JoinSet};
 use super::roster::Answer;
 use super::service::Hub;
 use super::wire::{
-    Call, CallError, LeaderMessage, MAX_JOIN_BYTES, MAX_MEMBER_BYTES, MemberMessage, Receiver, Refusal, Reply, Welcome,
-    leader_message, member_message, reply, send,
+    Call, CallError, Join, LeaderMessage, MAX_JOIN_BYTES, MAX_MEMBER_BYTES, MemberMessage, PREAMBLE, Receiver, Refusal,
+    Reply, Welcome, leader_message, member_message, reply, send,
 };
-use crate::Connection;
+use crate::{Connection, Door};
 
 /// How long a connection may take to send its first message and to be identified as a member's.
 pub(super) const FIRST_MESSAGE: Duration = Duration::from_secs(10);
@@ -27,11 +27,11 @@ const MAX_CALLS: usize = 4096;
 
 /// Answers a connection until its member has left or is lost. A member that takes nothing for `timeout` is not sent to
 /// any more.
-pub(super) async fn serve(hub: Arc<Hub>, connection: Connection, timeout: Duration) {
+pub(super) async fn serve(hub: Arc<Hub>, door: Arc<Door>, connection: Connection, timeout: Duration) {
     let acquaintance = connection.acquaintance();
     let address = acquaintance.peer().map_or_else(|| "an unknown address".to_owned(), |peer| peer.to_string());
     let (reader, writer) = split(connection);
-    let mut inbox = Receiver::new(reader, MAX_JOIN_BYTES);
+    let mut inbox = Receiver::new(reader, PREAMBLE, MAX_JOIN_BYTES);
     let first = tokio::select! {
         first = tokio::time::timeout(FIRST_MESSAGE, inbox.whole()) => first,
         () = hub.closed() => return,
@@ -39,12 +39,25 @@ pub(super) async fn serve(hub: Arc<Hub>, connection: Connection, timeout: Durati
     // Only members are answered.
     let Ok(Ok(MemberMessage { kind: Some(member_message::Kind::Join(join)) })) = first else { return };
     let mut answer = None;
-    hub.change(|inner| {
-        let given = answer.insert(inner.roster.admit(&join, address, Instant::now()));
-        matches!(given, Answer::Seated { tell: true, .. })
-    });
+    let unproved = match acquaintance.claim() {
+        // What the member says of itself is what it has proved.
+        Some(claim) if claim == claimed(&join) => None,
+        Some(_) => return,
+        None => door.refusal_of(&acquaintance),
+    };
+    match unproved {
+        Some(reason) => {
+            // Versions and jobs that differ are told from a missing secret.
+            let reason = hub.inner.lock().roster.other_job_or_version(&join).unwrap_or(reason);
+            answer = Some(Answer::Refused { reason, passing: false, generation: 0 });
+        }
+        None => hub.change(|inner| {
+            let given = answer.insert(inner.roster.admit(&join, address, Instant::now()));
+            matches!(given, Answer::Seated { tell: true, .. })
+        }),
+    }
     let (outbox, queue) = mpsc::channel(OUTBOX);
-    let sending = send(writer, queue, timeout);
+    let sending = send(writer, PREAMBLE, queue, timeout);
     match answer {
         Some(Answer::Seated { visit, .. }) => {
             acquaintance.known();
@@ -56,11 +69,11 @@ pub(super) async fn serve(hub: Arc<Hub>, connection: Connection, timeout: Durati
             let reading = read(&hub, join.rank, visit, &mut inbox, outbox);
             let _ = tokio::join!(writing, reading, sending);
         }
-        Some(Answer::Refused { reason, passing }) => {
+        Some(Answer::Refused { reason, passing, generation }) => {
             if !passing {
                 tracing::warn!("a task was refused: {reason}");
             }
-            let _ = outbox.try_send(message(leader_message::Kind::Refusal(Refusal { reason, passing })));
+            let _ = outbox.try_send(message(leader_message::Kind::Refusal(Refusal { reason, passing, generation })));
             drop(outbox);
             let _ = sending.await;
         }
@@ -71,6 +84,19 @@ pub(super) async fn serve(hub: Arc<Hub>, connection: Connection, timeout: Durati
         () = inbox.drain() => {}
         () = tokio::time::sleep(LINGER) => {}
     }
+}
+
+/// Returns what a member that proves the job's secret says of itself: the numbers of its [`Join`].
+pub(super) fn claimed(join: &Join) -> Vec<u8> {
+    let Join { version, rank, process, world_size, tasks_digest, job, .. } = join;
+    let numbers = [&version.to_be_bytes()[..], &rank.to_be_bytes(), &process.to_be_bytes(), &world_size.to_be_bytes()];
+    // Of digests of another length the beginning is compared by the roster.
+    let digests = [Some(tasks_digest), job.as_ref().map(|job| &job.id)].map(|digest| {
+        let mut start = [0; 16];
+        digest.into_iter().flatten().zip(&mut start).for_each(|(byte, place)| *place = *byte);
+        start
+    });
+    [numbers.concat(), digests.concat()].concat()
 }
 
 /// How long a member may take to read the last messages and to close its side.

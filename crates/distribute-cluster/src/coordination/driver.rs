@@ -1,4 +1,4 @@
-//! The thread of the coordination service.
+//! A thread for an event loop: of the coordination service, or of an elastic job.
 
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle, ThreadId};
@@ -13,7 +13,7 @@ use crate::{Error, Result};
 
 /// A thread that runs an event loop. Calls from other threads are handed to it, so that they work on any thread,
 /// including one that runs an event loop of its own.
-pub(super) struct Driver {
+pub(crate) struct Driver {
     handle: Handle,
     id: ThreadId,
     stop: Option<oneshot::Sender<()>>,
@@ -23,9 +23,9 @@ pub(super) struct Driver {
 
 impl Driver {
     /// Time that a call may take beyond its own deadline, and that the thread may take to end.
-    pub(super) const MARGIN: Duration = Duration::from_millis(1500);
+    pub(crate) const MARGIN: Duration = Duration::from_millis(1500);
 
-    pub(super) fn start(name: &str) -> Result<Driver> {
+    pub(crate) fn start(name: &str) -> Result<Driver> {
         let runtime = Builder::new_current_thread().enable_all().build().map_err(Error::Thread)?;
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel::<()>();
@@ -46,17 +46,17 @@ impl Driver {
         })
     }
 
-    pub(super) fn handle(&self) -> &Handle {
+    pub(crate) fn handle(&self) -> &Handle {
         &self.handle
     }
 
     /// Returns whether the caller is the service's thread, which must not wait for itself.
-    pub(super) fn is_current(&self) -> bool {
+    pub(crate) fn is_current(&self) -> bool {
         thread::current().id() == self.id
     }
 
     /// Runs a future on the service's thread and waits for it; `None` at the timeout or on the service's thread itself.
-    pub(super) fn call<T: Send + 'static>(
+    pub(crate) fn call<T: Send + 'static>(
         &self,
         future: impl Future<Output = T> + Send + 'static,
         timeout: Duration,

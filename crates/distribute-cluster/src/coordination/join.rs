@@ -11,14 +11,41 @@ use parking_lot::Mutex;
 use tokio::net::TcpStream;
 
 use super::alarm::Alarm;
+use super::connection::claimed;
 use super::member::{Attendance, Event, Member};
 use super::roster::{VERSION, digest};
-use super::{CoordinationOptions, Waiting, wire};
+use super::{CoordinationOptions, Waiting, terms, wire};
+use crate::secret::{self, JOB_REMEDY, Problem};
 use crate::text::{LONGEST, clean};
-use crate::{Error, Incarnation, Membership, Result, Task};
+use crate::{Error, Incarnation, JobSecret, Membership, Result, Task};
+
+/// Joins like [`join`], until a newer generation of an elastic job is decided.
+pub(super) async fn join_unless_over(
+    membership: Membership,
+    address: String,
+    options: CoordinationOptions,
+    alarm: Arc<Alarm>,
+) -> Result<Member> {
+    let (newest, generation) = (options.newest.clone(), membership.job_id().generation());
+    let (Some(mut newest), Some((_, number))) = (newest, generation) else {
+        return join(membership, address, options, alarm).await;
+    };
+    let task = membership.clone();
+    let over = async move {
+        match newest.wait_for(|newest| *newest > number).await.map(|newest| *newest) {
+            Ok(newer) => newer,
+            // The elastic job was dropped, and decides nothing more.
+            Err(_) => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        joined = join(membership, address, options, alarm) => joined,
+        newer = over => Err(task.generation_over(newer)),
+    }
+}
 
 /// Connects to the leader and waits until all members have joined.
-pub(super) async fn join(
+async fn join(
     membership: Membership,
     address: String,
     options: CoordinationOptions,
@@ -83,11 +110,14 @@ impl Joiner {
     }
 
     async fn attempt(&self) -> Result<Member, AttemptError> {
-        let stream = self.connect().await?;
+        let mut stream = self.connect().await?;
         let job = self.membership.job_id();
         let id = Vec::from(job.to_bytes()).into();
         let named = self.membership.tasks.len() <= MAX_NAMED;
-        let job = wire::Job { id, name: job.to_string(), derived: job.is_derived() };
+        let (elastic, generation) =
+            job.generation().map_or_else(Default::default, |(elastic, number)| (Vec::from(elastic), number));
+        let job =
+            wire::Job { id, name: job.to_string(), derived: job.is_derived(), elastic: elastic.into(), generation };
         let join = wire::Join {
             version: VERSION,
             rank: self.membership.rank,
@@ -97,6 +127,9 @@ impl Joiner {
             tasks_digest: Vec::from(digest(&self.membership.tasks)).into(),
             job: Some(job),
         };
+        if let Some(secret) = &self.options.secret {
+            self.prove(&mut stream, secret, &claimed(&join)).await?;
+        }
         let mut attendance = Attendance::begin(stream, join, self.membership.tasks.len(), &self.options);
         let mut incarnation: Option<Incarnation> = None;
         loop {
@@ -124,6 +157,9 @@ impl Joiner {
                         return Ok(Member::begin(attendance, &state, membership, incarnation, alarm));
                     }
                 }
+                Event::Refused(refusal) if refusal.generation > 0 => {
+                    return Err(AttemptError::Final(self.membership.generation_over(refusal.generation)));
+                }
                 Event::Refused(refusal) if refusal.passing => {
                     return Err(AttemptError::Retry(clean(&refusal.reason, LONGEST)));
                 }
@@ -148,6 +184,33 @@ impl Joiner {
                 Event::Reply(_) => {}
             }
         }
+    }
+
+    /// Proves the job's secret, and that the leader has it too.
+    async fn prove(&self, stream: &mut TcpStream, secret: &JobSecret, claim: &[u8]) -> Result<(), AttemptError> {
+        let terms = terms(&self.membership);
+        let proved = tokio::time::timeout(CONNECT, secret::prove(stream, secret, &terms, claim)).await;
+        let problem = match proved {
+            Ok(Ok(Ok(()))) => return Ok(()),
+            // The leader may not be there yet, and another program may listen meanwhile.
+            Ok(Ok(Err(Problem::Garbled))) => return Err(AttemptError::Retry(Problem::Garbled.to_string())),
+            Ok(Ok(Err(problem))) => problem,
+            Ok(Err(error)) => return Err(AttemptError::Retry(error.to_string())),
+            Err(_) => return Err(AttemptError::Retry("what listens there does not answer".to_owned())),
+        };
+        let (task, address) = (self.membership.task().to_string(), self.membership.leader_address.clone());
+        Err(AttemptError::Final(match problem {
+            Problem::Other { theirs, ours } => {
+                let name = |identity: &str| identity.split_once(' ').map_or(identity, |(_, name)| name).to_owned();
+                let (theirs, ours, leader) = (name(&theirs), name(&ours), self.membership.tasks[0]);
+                let reason = format!(
+                    "it belongs to job {ours}, but {leader} leads job {theirs}; give each job an address of its own, \
+                     or, if it is one job, set DISTRIBUTE_JOB_ID alike on all of its tasks"
+                );
+                Error::Refused { task, address, reason }
+            }
+            problem => Error::Secret { task, peer: format!("the leader at {address}"), problem, remedy: JOB_REMEDY },
+        }))
     }
 
     async fn connect(&self) -> Result<TcpStream, AttemptError> {

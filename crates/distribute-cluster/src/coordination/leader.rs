@@ -11,10 +11,11 @@ use super::connection::{FIRST_MESSAGE, LINGER, serve};
 use super::driver::Driver;
 use super::service::Hub;
 use super::{CoordinationOptions, listen};
-use crate::{Error, Incoming, Membership, Result};
+use crate::secret::{JOB_REMEDY, warn_if_exposed};
+use crate::{Door, Error, Incoming, Membership, Result};
 
 /// The length of the queue of connections that wait to be accepted; the system may limit it further.
-const QUEUE: i32 = 4096;
+pub(crate) const QUEUE: i32 = 4096;
 
 /// The running service.
 pub(super) struct Leader {
@@ -49,9 +50,14 @@ impl Leader {
         let hub = Arc::new(Hub::new(membership.clone(), options)?);
         let _guard = driver.handle().enter();
         let listener = tokio::net::TcpListener::from_std(listener).map_err(failed)?;
+        let service = format!("{}, which leads the job,", membership.task());
+        let bound = listener.local_addr().ok().map(|address| address.ip());
+        warn_if_exposed(&service, bound, options.secret.as_ref(), "DISTRIBUTE_JOB_SECRET_FILE");
+        let door = Arc::new(Door::new(service, options.secret.clone(), super::terms(membership), JOB_REMEDY));
         let incoming = Incoming::new(listener, FIRST_MESSAGE, membership.world_size() as usize + STRANGERS);
+        let incoming = incoming.behind(door.clone());
         let (stop, stopped) = oneshot::channel::<()>();
-        let ended = driver.handle().spawn(accept(hub.clone(), incoming, options.heartbeat_timeout, stopped));
+        let ended = driver.handle().spawn(accept(hub.clone(), incoming, door, options.heartbeat_timeout, stopped));
         // Short enough that a silence is detected soon after its timeout.
         let period = options.heartbeat_interval.min(options.heartbeat_timeout / 8).max(Duration::from_millis(1));
         driver.handle().spawn(watch(hub.clone(), period));
@@ -82,11 +88,19 @@ impl Leader {
 const STRANGERS: usize = 128;
 
 /// Accepts connections until it is stopped, and waits until those that are there have ended.
-async fn accept(hub: Arc<Hub>, mut incoming: Incoming, timeout: Duration, mut stopped: oneshot::Receiver<()>) {
+async fn accept(
+    hub: Arc<Hub>,
+    mut incoming: Incoming,
+    door: Arc<Door>,
+    timeout: Duration,
+    mut stopped: oneshot::Receiver<()>,
+) {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
-            connection = incoming.accept() => drop(connections.spawn(serve(hub.clone(), connection, timeout))),
+            connection = incoming.accept() => {
+                drop(connections.spawn(serve(hub.clone(), door.clone(), connection, timeout)));
+            }
             Some(_) = connections.join_next() => {}
             _ = &mut stopped => break,
         }

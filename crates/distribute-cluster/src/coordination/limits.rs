@@ -15,7 +15,7 @@ pub(super) const MAX_KEYS: usize = 1 << 17;
 pub(super) const MAX_STORED_BYTES: usize = 256 << 20;
 
 /// Upper bound of durations; longer ones are treated as this.
-pub(super) const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+pub(crate) const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Timeout of a call that does not wait for other members.
 pub(super) const PUT_TIMEOUT: Duration = Duration::from_secs(30);

@@ -7,7 +7,7 @@ use crate::host::{LOOKUP, split};
 use crate::{Membership, look_up};
 
 /// Listens on the leader's address.
-pub(super) fn listen(membership: &Membership) -> IoResult<TcpListener> {
+pub(crate) fn listen(membership: &Membership) -> IoResult<TcpListener> {
     let (host, port) = split(&membership.leader_address)?;
     let literal = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
     match (&membership.bind_host, literal) {
@@ -50,7 +50,7 @@ fn everywhere(port: u16) -> IoResult<TcpListener> {
 }
 
 /// Returns the address at which this process reaches its own listener.
-pub(super) fn own_address(listener: &TcpListener) -> IoResult<String> {
+pub(crate) fn own_address(listener: &TcpListener) -> IoResult<String> {
     let mut address = listener.local_addr()?;
     if address.ip().is_unspecified() {
         address.set_ip(match address {

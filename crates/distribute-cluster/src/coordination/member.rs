@@ -15,7 +15,7 @@ use super::calls::Calls;
 use super::limits::{LONGEST, PUT_TIMEOUT};
 use super::pulse::Pulse;
 use super::wire::{
-    CallError, Heartbeat, Join, LeaderMessage, Leave, MemberMessage, Receiver, Report, call, leader_message,
+    CallError, Heartbeat, Join, LeaderMessage, Leave, MemberMessage, PREAMBLE, Receiver, Report, call, leader_message,
     max_leader_bytes, member_message, reply, send,
 };
 use super::{CoordinationOptions, wire};
@@ -51,8 +51,8 @@ impl Attendance {
         let (outbox, queue) = mpsc::channel(OUTBOX);
         // There is room for the first message of an empty queue.
         let _ = outbox.try_send(message(member_message::Kind::Join(join)));
-        let sending = tokio::spawn(send(writer, queue, timeout));
-        let inbox = Receiver::new(reader, max_leader_bytes(world_size));
+        let sending = tokio::spawn(send(writer, PREAMBLE, queue, timeout));
+        let inbox = Receiver::new(reader, PREAMBLE, max_leader_bytes(world_size));
         let mut ticks = tokio::time::interval(options.heartbeat_interval.min(timeout / 4));
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         Attendance { outbox, inbox, sending, ticks, pulse: Pulse::new(Instant::now(), timeout), timeout }

@@ -5,9 +5,11 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::watch;
+
 use super::limits::LONGEST;
 use crate::error::seconds;
-use crate::{Error, InterfaceChoice, JobId, LocalHost, Membership, Result, Task, environment, host};
+use crate::{Error, InterfaceChoice, JobId, JobSecret, LocalHost, Membership, Result, Task, environment, host};
 
 /// Options for joining a job and for failure detection; every member must use the same heartbeats.
 #[derive(Clone)]
@@ -30,8 +32,14 @@ pub struct CoordinationOptions {
     /// The job's identity; overrides that of the [`Membership`]. Default: the membership's;
     /// [`from_env`](CoordinationOptions::from_env) reads DISTRIBUTE_JOB_ID.
     pub job_id: Option<JobId>,
+    /// The job's secret, which members and leader prove to each other before anything else; the same on all of them.
+    /// Default: none; [`from_env`](CoordinationOptions::from_env) reads DISTRIBUTE_JOB_SECRET_FILE or
+    /// DISTRIBUTE_JOB_SECRET.
+    pub secret: Option<JobSecret>,
     /// An existing listener for the leader, for tests and launchers.
     pub listener: Option<Arc<TcpListener>>,
+    /// The number of the newest generation of the elastic job, which ends the joining of an earlier one.
+    pub(crate) newest: Option<watch::Receiver<u64>>,
 }
 
 impl Default for CoordinationOptions {
@@ -44,7 +52,9 @@ impl Default for CoordinationOptions {
             progress: None,
             interface: None,
             job_id: None,
+            secret: None,
             listener: None,
+            newest: None,
         }
     }
 }
@@ -59,18 +69,21 @@ distribute_types::setters! {
         progress: Option<Arc<Progress>>,
         interface: Option<InterfaceChoice>,
         job_id: Option<JobId>,
+        secret: Option<JobSecret>,
         listener: Option<Arc<TcpListener>>,
     }
 }
 
 impl CoordinationOptions {
     /// Returns the defaults, modified by the environment: the join timeout from DISTRIBUTE_TIMEOUT (seconds), the
-    /// identity from DISTRIBUTE_JOB_ID, and the interface from the first of DISTRIBUTE_INTERFACE, NCCL_SOCKET_IFNAME
-    /// and GLOO_SOCKET_IFNAME: `eth` (names with this prefix), `=eth0` (this name), `^lo,docker` (all but names with
-    /// these prefixes), or an address of this machine.
+    /// identity from DISTRIBUTE_JOB_ID, the secret from DISTRIBUTE_JOB_SECRET_FILE or DISTRIBUTE_JOB_SECRET, and the
+    /// interface from the first of DISTRIBUTE_INTERFACE, NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME: `eth` (names with
+    /// this prefix), `=eth0` (this name), `^lo,docker` (all but names with these prefixes), or an address of this
+    /// machine.
     ///
     /// # Errors
-    /// [`Error::Config`] if the timeout is not a number above 0, the identity is malformed, or a variable is not UTF-8.
+    /// [`Error::Config`] if the timeout is not a number above 0, the identity is malformed, the secret cannot be read,
+    /// see [`JobSecret::from_env`], or a variable is not UTF-8.
     pub fn from_env() -> Result<CoordinationOptions> {
         environment::read(|variable| CoordinationOptions::from_vars(variable))
     }
@@ -78,12 +91,14 @@ impl CoordinationOptions {
     /// Reads the options like [`from_env`](CoordinationOptions::from_env), with a function that looks up variables.
     ///
     /// # Errors
-    /// [`Error::Config`] if the timeout is not a number above 0, or the identity is malformed.
+    /// [`Error::Config`] if the timeout is not a number above 0, the identity is malformed, or the secret cannot be
+    /// read.
     pub fn from_vars(variable: impl Fn(&str) -> Option<String>) -> Result<CoordinationOptions> {
         let variable = environment::set(&variable);
         let interface = InterfaceChoice::from_vars(&variable);
         let mut options = CoordinationOptions { interface, ..CoordinationOptions::default() };
         options.job_id = JobId::from_vars(&variable)?;
+        options.secret = JobSecret::from_vars(&variable)?;
         if let Some(given) = variable("DISTRIBUTE_TIMEOUT") {
             let seconds = given.trim().parse::<f64>().ok().filter(|seconds| *seconds > 0.0 && *seconds < 1e9);
             let wrong = || {
@@ -161,6 +176,7 @@ impl fmt::Debug for CoordinationOptions {
             .field("progress", &self.progress.is_some())
             .field("interface", &self.interface)
             .field("job_id", &self.job_id)
+            .field("secret", &self.secret)
             .field("listener", &self.listener)
             .finish()
     }

@@ -47,8 +47,8 @@ pub(super) enum Answer {
     /// The task has joined; its stream has this number. The other members need to know of it if `tell`: not of each
     /// arrival, which would be millions of messages in a job of thousands. Heartbeats tell them who is missing.
     Seated { visit: u64, tell: bool },
-    /// The task cannot join; if `passing`, it may retry.
-    Refused { reason: String, passing: bool },
+    /// The task cannot join; if `passing`, it may retry, unless its generation is over: then it is told the leader's.
+    Refused { reason: String, passing: bool, generation: u64 },
 }
 
 impl Roster {
@@ -72,9 +72,17 @@ impl Roster {
 
     /// Admits a member, or returns why not.
     pub(super) fn admit(&mut self, join: &wire::Join, address: String, now: Instant) -> Answer {
-        let refused = |reason: String, passing| Answer::Refused { reason, passing };
+        let refused = |reason: String, passing| Answer::Refused { reason, passing, generation: 0 };
         if let Some(reason) = self.other_version(join) {
             return refused(reason, false);
+        }
+        match self.other_generation(join) {
+            Some((ours, true)) => return refused(format!("the leader is in generation {ours} still"), true),
+            Some((ours, false)) => {
+                let reason = format!("its generation is over; the leader is in generation {ours}");
+                return Answer::Refused { reason, passing: true, generation: ours };
+            }
+            None => {}
         }
         // The task may belong to the next job on this address.
         if self.closing || self.failure.is_some() {
@@ -109,6 +117,12 @@ impl Roster {
         Answer::Seated { visit: self.visits, tell: replaced || self.complete }
     }
 
+    /// Returns how the version or the named job of a caller that has not proved the job's secret differs.
+    pub(super) fn other_job_or_version(&self, join: &wire::Join) -> Option<String> {
+        let named = !self.job.is_derived() && join.job.as_ref().is_some_and(|job| !job.derived);
+        self.other_version(join).or_else(|| self.other_job(join.job.as_ref()).filter(|_| named))
+    }
+
     fn other_version(&self, join: &wire::Join) -> Option<String> {
         let (leader, theirs) = (self.membership.tasks[0], join.version);
         (theirs != VERSION).then(|| {
@@ -117,6 +131,14 @@ impl Roster {
                  task"
             )
         })
+    }
+
+    /// Returns the leader's generation if a member comes for another one of the same elastic job, and whether that is
+    /// a later one.
+    fn other_generation(&self, join: &wire::Join) -> Option<(u64, bool)> {
+        let ((elastic, ours), job) = (self.job.generation()?, join.job.as_ref()?);
+        let differs = job.elastic == elastic.as_slice() && job.generation != ours;
+        differs.then_some((ours, job.generation > ours))
     }
 
     /// Returns how a member's description of the job differs from the leader's.

@@ -24,7 +24,12 @@ fn join(rank: u32, size: u32, process: u64) -> wire::Join {
 }
 
 fn named(job: &JobId) -> wire::Job {
-    wire::Job { id: Vec::from(job.to_bytes()).into(), name: job.to_string(), derived: job.is_derived() }
+    wire::Job {
+        id: Vec::from(job.to_bytes()).into(),
+        name: job.to_string(),
+        derived: job.is_derived(),
+        ..wire::Job::default()
+    }
 }
 
 fn given(name: &str) -> wire::Job {
@@ -48,7 +53,7 @@ fn report(message: &str) -> wire::Report {
 
 fn refusal(answer: Answer) -> (String, bool) {
     match answer {
-        Answer::Refused { reason, passing } => (reason, passing),
+        Answer::Refused { reason, passing, .. } => (reason, passing),
         seated => panic!("{seated:?}"),
     }
 }

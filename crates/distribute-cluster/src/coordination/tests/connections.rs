@@ -20,7 +20,8 @@ fn strangers_are_not_answered() {
     let job = job(2, &options());
     job[0].put("endpoint", b"here").unwrap();
     let address: std::net::SocketAddr = job[0].membership().leader_address.parse().unwrap();
-    let id = |job: JobId| wire::Job { id: Vec::from(job.to_bytes()).into(), name: job.to_string(), derived: false };
+    let id =
+        |job: JobId| wire::Job { id: Vec::from(job.to_bytes()).into(), name: job.to_string(), ..wire::Job::default() };
     let put = wire::PutRequest { key: "endpoint".to_owned(), value: b"there".to_vec().into() };
     let put = Kind::Call(wire::Call { id: 1, request: Some(wire::call::Request::Put(put)) });
     for bytes in [

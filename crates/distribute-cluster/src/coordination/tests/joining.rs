@@ -213,7 +213,8 @@ fn wrong_options_are_sentences() {
     assert!(matches!(Coordination::start(&membership, none), Err(Error::Config { .. })));
     let outside = Membership { rank: 2, ..membership };
     assert!(matches!(Coordination::start(&outside, options()), Err(Error::Config { .. })));
-    let timeout = |given: &'static str| CoordinationOptions::from_vars(move |_| Some(given.to_owned()));
+    let of = |given: &'static str| move |name: &str| (name == "DISTRIBUTE_TIMEOUT").then(|| given.to_owned());
+    let timeout = |given: &'static str| CoordinationOptions::from_vars(of(given));
     assert_eq!(timeout("2.5").unwrap().join_timeout, Duration::from_millis(2500));
     for given in ["0", "-1", "x", "nan", "inf", "1e300"] {
         let text = timeout(given).unwrap_err().to_string();

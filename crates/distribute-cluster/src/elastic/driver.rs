@@ -1,0 +1,148 @@
+//! Runs the state machine of a process: its clock, its connections, and its register.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::sync::mpsc;
+
+use super::connections::{Connections, Own, Problems, Report, accept};
+use super::core::{Action, Core, Event, Settings};
+use super::generation::{Candidate, Generation};
+use super::register::Register;
+use super::state::{Ending, Shared};
+
+/// The event loop of a process.
+pub(super) struct Engine {
+    core: Core,
+    shared: Arc<Shared>,
+    connections: Connections,
+    problems: Problems,
+    register: Option<Arc<dyn Register>>,
+    /// Whether the register is being asked, and what it is asked to decide after that.
+    asking: bool,
+    queued: Option<Generation>,
+    events: mpsc::Sender<Event>,
+    origin: Instant,
+    timer: Option<Instant>,
+}
+
+/// The capacity of the queues of messages and of other events.
+const QUEUE: usize = 1024;
+
+/// Starts a process on the thread of the event loop; returns the way to tell it events.
+pub(super) async fn start(
+    settings: Settings,
+    own: Candidate,
+    (job, secret): (crate::JobId, Option<crate::JobSecret>),
+    listener: tokio::net::TcpListener,
+    register: Option<Arc<dyn Register>>,
+    shared: Arc<Shared>,
+) -> mpsc::Sender<Event> {
+    let (reports, reported) = mpsc::channel(QUEUE);
+    let (events, told) = mpsc::channel(QUEUE);
+    let origin = Instant::now();
+    let control = own.control.clone();
+    let own_side = Own { job, secret, control, reports, warned: Arc::default() };
+    let engine = Engine {
+        core: Core::new(settings, own, origin.elapsed()),
+        shared,
+        connections: Connections::new(own_side.clone()),
+        problems: Problems::default(),
+        register,
+        asking: false,
+        queued: None,
+        events: events.clone(),
+        origin,
+        timer: None,
+    };
+    tokio::spawn(accept(listener, own_side));
+    tokio::spawn(engine.run(reported, told));
+    events
+}
+
+impl Engine {
+    async fn run(mut self, mut reported: mpsc::Receiver<Report>, mut told: mpsc::Receiver<Event>) {
+        let actions = self.core.start(self.origin.elapsed());
+        self.perform(actions);
+        loop {
+            let timer = self.timer.unwrap_or_else(|| Instant::now() + crate::coordination::LONGEST);
+            let event = tokio::select! {
+                report = reported.recv() => match report {
+                    Some(Report::Message { from, message }) => {
+                        self.problems.note(&from, None);
+                        Event::Message { from, message }
+                    }
+                    Some(Report::Opened { address, route }) => {
+                        self.connections.opened(address, route);
+                        continue;
+                    }
+                    Some(Report::Closed { address, id, problem }) => {
+                        self.connections.closed(&address, id);
+                        if problem.is_some() {
+                            self.problems.note(&address, problem);
+                        }
+                        continue;
+                    }
+                    None => return,
+                },
+                event = told.recv() => match event {
+                    Some(event) => event,
+                    None => return,
+                },
+                () = tokio::time::sleep_until(timer.into()) => Event::Timer,
+            };
+            if matches!(event, Event::Timer) {
+                self.timer = None;
+            }
+            if matches!(event, Event::Read(_) | Event::Registered(_) | Event::Ended) {
+                self.asking = false;
+                if let Some(next) = self.queued.take() {
+                    self.decide(next);
+                }
+            }
+            let actions = self.core.handle(self.origin.elapsed(), event);
+            self.perform(actions);
+        }
+    }
+
+    fn perform(&mut self, actions: Vec<Action>) {
+        for action in actions {
+            match action {
+                Action::Send { to, message } => self.connections.send(to, message),
+                Action::Timer(at) => self.timer = Some(self.origin + at),
+                Action::ReadRegister => {
+                    self.ask(|register| match register.has_ended() {
+                        Ok(true) => Event::Ended,
+                        _ => Event::Read(register.read().map_err(|error| error.to_string())),
+                    });
+                }
+                Action::Decide(next) if self.asking => self.queued = Some(next),
+                Action::Decide(next) => self.decide(next),
+                Action::Decided { generation, is_member } => {
+                    tracing::debug!(control = self.core.own().control, is_member, "{generation} was decided");
+                    self.shared.decided(generation, is_member.then_some(self.core.own().identity));
+                }
+                Action::Left => self.shared.left(),
+                Action::End(reason) => self.shared.end(Ending::of(format!("{reason}{}", self.problems.clause()))),
+                Action::JobEnded => self.shared.end(Ending::OfTheJob),
+            }
+        }
+    }
+
+    fn decide(&mut self, next: Generation) {
+        self.ask(move |register| Event::Registered(register.decide(&next).map_err(|error| error.to_string())));
+    }
+
+    /// Asks the register on a thread of its own, one question at a time.
+    fn ask(&mut self, question: impl FnOnce(&dyn Register) -> Event + Send + 'static) {
+        let Some(register) = self.register.clone().filter(|_| !self.asking) else { return };
+        self.asking = true;
+        let events = self.events.clone();
+        tokio::task::spawn_blocking(move || {
+            let answer = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| question(&*register)));
+            let answer = answer.unwrap_or_else(|_| Event::Registered(Err("its function panicked".to_owned())));
+            // The process is gone if this fails.
+            let _ = events.blocking_send(answer);
+        });
+    }
+}

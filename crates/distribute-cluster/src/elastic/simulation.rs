@@ -1,0 +1,72 @@
+//! A deterministic simulation of elastic jobs: clocks, network, processes and their faults follow from a seed.
+//!
+//! `DISTRIBUTE_TEST_SEED=7 cargo test -p distribute-cluster elastic::simulation::seeds` replays a seed, and
+//! `DISTRIBUTE_TEST_SEED=0..100000` runs many.
+
+use std::time::Duration;
+
+mod invariants;
+mod random;
+mod scenario;
+mod size;
+mod world;
+
+use scenario::Scenario;
+use world::{Outcome, World};
+
+/// How long after the last fault all live processes are in one generation, as far as a majority or the register is
+/// there. It is 30 times the answer window of the scenarios.
+const BOUND: Duration = Duration::from_secs(15);
+
+/// Runs a scenario; returns what is wrong with it.
+fn run(scenario: &Scenario) -> Result<Outcome, String> {
+    World::new(scenario).run()
+}
+
+/// Leaves out faults as long as something is still wrong.
+fn shrink(mut scenario: Scenario, mut problem: String) -> (Scenario, String) {
+    loop {
+        let shorter = (0..scenario.faults.len()).find_map(|place| {
+            let mut fewer = scenario.clone();
+            fewer.faults.remove(place);
+            run(&fewer).err().map(|problem| (fewer, problem))
+        });
+        match shorter {
+            Some(found) => (scenario, problem) = found,
+            None => return (scenario, problem),
+        }
+    }
+}
+
+/// Runs scenarios from seeds and returns their outcomes.
+fn run_all(seeds: std::ops::Range<u64>) -> Vec<Outcome> {
+    let outcome = |seed| {
+        let scenario = Scenario::draw(seed);
+        run(&scenario).unwrap_or_else(|problem| {
+            let (scenario, shortest) = shrink(scenario, problem.clone());
+            panic!("DISTRIBUTE_TEST_SEED={seed}: {problem}\nwith the fewest faults: {shortest}\n{scenario:#?}")
+        })
+    };
+    seeds.map(outcome).collect()
+}
+
+#[test]
+fn seeds() {
+    let given = crate::environment::read(|variable| Ok(variable("DISTRIBUTE_TEST_SEED"))).unwrap();
+    let number =
+        |text: &str| text.trim().parse::<u64>().expect("DISTRIBUTE_TEST_SEED is a number, or two as in 0..100");
+    let seeds = match given.as_deref().map(|given| given.split_once("..").unwrap_or((given, ""))) {
+        None => 0..700,
+        Some((one, "")) => number(one)..number(one) + 1,
+        Some((first, end)) => number(first)..number(end),
+    };
+    let outcomes = run_all(seeds.clone());
+    let count = |of: fn(&Outcome) -> bool| outcomes.iter().filter(|outcome| of(outcome)).count();
+    let (settled, stuck) = (count(|outcome| outcome.settled.is_some()), count(|outcome| outcome.settled.is_none()));
+    let slowest = outcomes.iter().filter_map(|outcome| outcome.settled).max().unwrap_or_default();
+    let generations: u64 = outcomes.iter().map(|outcome| outcome.generations).sum();
+    println!("{settled} seeds settled, the slowest {slowest:?} after its last fault; {stuck} had no majority left");
+    println!("{generations} generations were decided");
+    // Most scenarios say something about progress, and faults do lead to new generations.
+    assert!(outcomes.len() < 50 || settled > stuck * 3 && generations > seeds.end - seeds.start, "{settled}, {stuck}");
+}

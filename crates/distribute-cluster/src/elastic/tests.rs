@@ -1,0 +1,303 @@
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Instant;
+
+use distribute_types::{ErrorClass, FailureKind};
+
+use super::*;
+use crate::JobSecret;
+
+const SOON: Duration = Duration::from_secs(10);
+
+/// A process of a job at a free port of loopback.
+fn listener() -> Arc<TcpListener> {
+    Arc::new(TcpListener::bind("127.0.0.1:0").unwrap())
+}
+
+fn address(listener: &TcpListener) -> String {
+    listener.local_addr().unwrap().to_string()
+}
+
+/// Options of a job of `min` to 3 members with windows that are short enough for tests.
+fn options(min: u32, seeds: &[String]) -> ElasticOptions {
+    ElasticOptions::new(min..=3, seeds.to_vec(), JobId::new("elastic").unwrap())
+        .join_window(Duration::from_secs(5))
+        .answer_window(Duration::from_millis(200))
+        .join_timeout(SOON)
+        .host("127.0.0.1".to_owned())
+}
+
+/// Starts a job at these listeners, by rank.
+fn start(listeners: &[Arc<TcpListener>], change: impl Fn(ElasticOptions) -> ElasticOptions) -> Vec<ElasticJob> {
+    let seeds: Vec<String> = listeners.iter().map(|listener| address(listener)).collect();
+    let joining: Vec<_> = listeners
+        .iter()
+        .map(|listener| {
+            let options = change(options(1, &seeds).members(1..=listeners.len() as u32)).listener(listener.clone());
+            thread::spawn(move || ElasticJob::join(options).unwrap())
+        })
+        .collect();
+    joining.into_iter().map(|thread| thread.join().unwrap()).collect()
+}
+
+impl ElasticOptions {
+    fn members(self, members: std::ops::RangeInclusive<u32>) -> ElasticOptions {
+        ElasticOptions { members, ..self }
+    }
+}
+
+/// The members of the next generation by their control addresses, which all of these processes agree on.
+fn agree(jobs: &[&ElasticJob], after: u64) -> Generation {
+    let next: Vec<Generation> = jobs.iter().map(|job| job.next_generation(after).unwrap()).collect();
+    assert!(next.iter().all(|generation| *generation == next[0]), "{next:?}");
+    next[0].clone()
+}
+
+/// Starts the coordination of a generation on all of its members, and exchanges their ranks.
+fn coordinate(jobs: &[&ElasticJob], generation: &Generation) {
+    thread::scope(|scope| {
+        for job in jobs {
+            scope.spawn(|| {
+                let options = CoordinationOptions::default().join_timeout(SOON);
+                let coordination = job.coordinate(generation, options).unwrap();
+                let own = coordination.membership().rank;
+                let ranks = coordination.exchange("rank", &[own as u8], SOON).unwrap();
+                assert_eq!(ranks, (0..jobs.len() as u8).map(|rank| vec![rank]).collect::<Vec<_>>());
+            });
+        }
+    });
+}
+
+#[test]
+fn members_fail_join_and_lead_in_turn() {
+    let listeners = [listener(), listener(), listener()];
+    let seeds: Vec<String> = listeners.iter().map(|listener| address(listener)).collect();
+    let mut jobs = start(&listeners, |options| options);
+    let first = agree(&jobs.iter().collect::<Vec<_>>(), 0);
+    let controls: Vec<&String> = first.members.iter().map(|member| &member.control).collect();
+    assert_eq!(controls, seeds.iter().collect::<Vec<_>>());
+    assert_eq!(jobs.iter().map(ElasticJob::rank).collect::<Vec<_>>(), [0, 1, 2]);
+    coordinate(&jobs.iter().collect::<Vec<_>>(), &first);
+
+    // One is gone with its sockets. The leader is told, and the other learns it.
+    let changed = Arc::new(AtomicU64::new(0));
+    let seen = changed.clone();
+    jobs[1].on_change(move |number| seen.store(number, Ordering::SeqCst));
+    let lost = Instant::now();
+    drop(jobs.pop());
+    jobs[0].suspect(1, &[2]);
+    let second = agree(&[&jobs[0], &jobs[1]], 1);
+    assert!(lost.elapsed() < Duration::from_secs(1), "{:?}", lost.elapsed());
+    assert_eq!((second.number, second.members.len()), (2, 2));
+    while changed.load(Ordering::SeqCst) != 2 {
+        assert!(lost.elapsed() < SOON, "the callback was not called");
+        thread::yield_now();
+    }
+    assert!(jobs[0].membership(&first).is_ok() && first.members[0].joined_in == 1);
+    coordinate(&[&jobs[0], &jobs[1]], &second);
+
+    // Another joins, at an address of its own.
+    let joining = options(1, &seeds).founding(false).listener(listener());
+    let joiner = thread::spawn(move || ElasticJob::join(joining.join_window(Duration::from_millis(50))).unwrap());
+    let joiner = joiner.join().unwrap();
+    let third = joiner.generation();
+    assert_eq!((third.number, third.members.len(), joiner.rank()), (3, 3, 2));
+    assert_eq!((third.members[2].join_number, third.members[2].joined_in), (3, 3));
+    jobs.push(joiner);
+    assert_eq!(agree(&[&jobs[0], &jobs[1], &jobs[2]], 2), third);
+
+    // The leader dies; the lowest that lives takes over.
+    drop(jobs.remove(0));
+    jobs.iter().for_each(|job| job.suspect(3, &[0]));
+    let fourth = agree(&[&jobs[0], &jobs[1]], 3);
+    assert_eq!((jobs[0].rank(), jobs[1].rank(), fourth.members.len()), (0, 1, 2));
+    coordinate(&[&jobs[0], &jobs[1]], &fourth);
+
+    // The leader leaves, which the other need not find out.
+    jobs[0].leave();
+    let fifth = jobs[1].next_generation(4).unwrap();
+    assert_eq!((fifth.members.len(), jobs[1].rank()), (1, 0));
+    let text = jobs[0].next_generation(4).unwrap_err().to_string();
+    assert!(text.contains("this process has left the job"), "{text}");
+    assert!(jobs[0].membership(&fifth).is_err());
+}
+
+#[test]
+fn one_of_two_does_not_continue_by_a_majority_and_does_by_a_register() {
+    let shorter = |options: ElasticOptions| options.join_timeout(Duration::from_millis(1500));
+    let mut jobs = start(&[listener(), listener()], shorter);
+    drop(jobs.pop());
+    jobs[0].suspect(1, &[1]);
+    let error = jobs[0].next_generation(1).unwrap_err();
+    let words = "1 of 2 members of generation 1 answer; a majority is 2";
+    assert!(error.to_string().contains(words), "{error}");
+    assert_eq!(error.class().kind, FailureKind::Retryable);
+
+    let folder = tempfile::tempdir().unwrap();
+    let register: Arc<dyn Register> =
+        Arc::new(FileRegister::new(folder.path(), &JobId::new("elastic").unwrap()).unwrap());
+    let held = register.clone();
+    let by_register = |options: ElasticOptions| options.authority(Authority::Register(held.clone()));
+    let mut jobs = start(&[listener(), listener()], by_register);
+    assert_eq!(register.read().unwrap(), Some(jobs[0].generation()));
+    drop(jobs.remove(0));
+    jobs[0].suspect(1, &[0]);
+    let second = jobs[0].next_generation(1).unwrap();
+    assert_eq!((second.members.len(), jobs[0].rank()), (1, 0));
+    coordinate(&[&jobs[0]], &second);
+
+    // One that joins finds the survivor by the register; the seeds are gone.
+    let gone = address(&listener());
+    let joining = by_register(options(1, &[gone])).founding(false).listener(listener());
+    let joiner = ElasticJob::join(joining.join_window(Duration::from_millis(50))).unwrap();
+    assert_eq!((joiner.rank(), joiner.generation().number), (1, 3));
+}
+
+#[test]
+fn a_member_that_was_left_out_joins_again_by_itself() {
+    let jobs = start(&[listener(), listener(), listener()], |options| options);
+    // Two believe the third to be gone, which lives.
+    jobs[..2].iter().for_each(|job| job.suspect(1, &[2]));
+    let again = jobs[2].next_generation(1).unwrap();
+    assert!(again.number > 2 && again.members.len() == 3, "{again}");
+    let own = &again.members[jobs[2].rank() as usize];
+    assert_eq!((own.join_number, own.joined_in, jobs[2].rank()), (3, again.number, 2));
+    agree(&jobs.iter().collect::<Vec<_>>(), again.number - 1);
+}
+
+#[test]
+fn coordinations_of_generations_that_are_over_end_and_later_ones_wait_for_the_leader() {
+    let mut jobs = start(&[listener(), listener(), listener()], |options| options);
+    let first = agree(&jobs.iter().collect::<Vec<_>>(), 0);
+    let options = || CoordinationOptions::default().join_timeout(SOON);
+    // One is gone before the generation's coordination has begun, which does not wait for it.
+    drop(jobs.pop());
+    let waited = Instant::now();
+    thread::scope(|scope| {
+        let waiting = [&jobs[0], &jobs[1]].map(|job| {
+            let first = &first;
+            scope.spawn(move || job.coordinate(first, options()))
+        });
+        jobs[1].suspect(1, &[2]);
+        for (rank, thread) in waiting.into_iter().enumerate() {
+            let text = thread.join().unwrap().unwrap_err().to_string();
+            let words = format!("worker:{rank}: generation 1 of the job is over, and generation 2 is decided");
+            assert!(text.starts_with(&words), "{text}");
+        }
+    });
+    assert!(waited.elapsed() < SOON / 2, "{:?}", waited.elapsed());
+
+    // A member that is ahead of the leader waits for it; one that is behind is told so.
+    let [leader, member] = [&jobs[0], &jobs[1]];
+    let second = agree(&[leader, member], 1);
+    let coordinations = thread::scope(|scope| {
+        let leads = scope.spawn(|| leader.coordinate(&second, options()).unwrap());
+        let joined = member.coordinate(&second, options()).unwrap();
+        let earlier = (joined, leads.join().unwrap());
+        member.suspect(2, &[]);
+        let third = agree(&[leader, member], 2);
+        let next = third.clone();
+        let ahead = scope.spawn(move || member.coordinate(&next, options()).unwrap());
+        // The service of the second generation answers until it is dropped.
+        thread::sleep(Duration::from_millis(50));
+        drop(earlier);
+        let leads = leader.coordinate(&third, options()).unwrap();
+        (ahead.join().unwrap(), leads)
+    });
+    let late = Coordination::start(&member.membership(&second).unwrap(), options()).unwrap_err();
+    assert!(matches!(late, Error::GenerationOver { generation: 2, newer: 3, .. }), "{late}");
+    assert_eq!(late.class().kind, FailureKind::Retryable);
+    drop(coordinations);
+}
+
+#[test]
+fn strangers_and_other_jobs_at_the_control_port_do_no_harm() {
+    let listeners = [listener(), listener()];
+    let seeds: Vec<String> = listeners.iter().map(|listener| address(listener)).collect();
+    let jobs = start(&listeners, |options| options);
+    for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], b"distelas\xff\xff\xff\xff", b"distelas\0\0\0\x02\x08\x01", b""] {
+        let mut stream = TcpStream::connect(&seeds[0]).unwrap();
+        stream.set_read_timeout(Some(SOON)).unwrap();
+        stream.write_all(bytes).unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        // It is closed without an answer, but for the preamble and a refusal of a greeting that is none.
+        let mut answer = Vec::new();
+        let _ = stream.take(4096).read_to_end(&mut answer);
+        assert!(answer.len() < 200, "{bytes:?}: {answer:?}");
+    }
+    let other = ElasticOptions { job_id: JobId::new("other").unwrap(), ..options(1, &seeds) };
+    let other = other.founding(false).listener(listener()).join_timeout(Duration::from_millis(400));
+    let text = ElasticJob::join(other).unwrap_err().to_string();
+    assert!(text.contains("no member of the job answers at 127.0.0.1:"), "{text}");
+    assert!(text.contains("it belongs to job other, not to elastic"), "{text}");
+    assert_eq!(agree(&[&jobs[0], &jobs[1]], 0).members.len(), 2);
+    // The job is as able as before.
+    jobs[1].suspect(1, &[]);
+    assert_eq!(agree(&[&jobs[0], &jobs[1]], 1).members.len(), 2);
+}
+
+#[test]
+fn threads_share_a_job() {
+    fn is_shared<T: Send + Sync + 'static>() {}
+    is_shared::<ElasticJob>();
+}
+
+#[test]
+fn options_that_cannot_be_are_sentences() {
+    let seeds = ["a:1".to_owned(), "b:1".to_owned()];
+    let majority = |options: ElasticOptions| ElasticJob::join(options).unwrap_err().to_string();
+    for (options, words) in [
+        (options(1, &seeds).members(0..=3), "Given: 0..=3. Expected: from 1 to 4096"),
+        (options(1, &seeds).members(1..=5000), "Given: 1..=5000"),
+        (options(1, &["a:1".to_owned(), "a:1".to_owned()]), "seed 1: it is there twice"),
+        (options(1, &["nowhere".to_owned()]), "seed 0: the address \"nowhere\" is not of the form host:port"),
+        (options(1, &[]), "processes cannot find each other"),
+        (options(1, &seeds).answer_window(Duration::ZERO), "an answer_window of at least 10 ms"),
+    ] {
+        let text = majority(options);
+        assert!(text.contains(words), "{text}");
+    }
+}
+
+#[test]
+fn processes_without_the_jobs_secret_do_not_join() {
+    let secret = |text: &str| JobSecret::new(text).unwrap();
+    let listeners = [listener(), listener()];
+    let jobs = start(&listeners, |options| options.secret(secret("the secret of this job")));
+    let first = agree(&[&jobs[0], &jobs[1]], 0);
+    let seeds = [address(&listeners[0])];
+    for (own, told) in [(None, "secret"), (Some(secret("the secret of another")), "secret")] {
+        let short = options(1, &seeds).listener(listener()).join_timeout(Duration::from_millis(600)).secret(own);
+        let refused = ElasticJob::join(short).unwrap_err();
+        assert!(refused.to_string().contains(told), "{refused}");
+    }
+    assert_eq!(jobs[0].generation(), first);
+}
+
+#[test]
+fn a_process_that_comes_when_the_job_has_ended_is_told_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let register = Arc::new(FileRegister::new(folder.path(), &JobId::new("elastic").unwrap()).unwrap());
+    let by_register = |options: ElasticOptions| options.authority(Authority::Register(register.clone()));
+    let listeners = [listener(), listener()];
+    let jobs = start(&listeners, by_register);
+    // One waits for the next generation, and one comes later.
+    let waiting = thread::spawn({
+        let seeds = [address(&listeners[0])];
+        let late = by_register(options(1, &seeds).members(1..=2)).listener(listener());
+        move || ElasticJob::join(late).unwrap_err()
+    });
+    jobs[0].end().unwrap();
+    jobs[1].end().unwrap();
+    drop(jobs);
+    let began = Instant::now();
+    let seeds = [address(&listeners[0])];
+    let late = ElasticJob::join(by_register(options(1, &seeds)).listener(listener())).unwrap_err();
+    for error in [waiting.join().unwrap(), late] {
+        assert!(matches!(error, Error::JobEnded { .. }), "{error}");
+        assert_eq!((error.exit_code(), error.is_retryable()), (0, false));
+    }
+    assert!(began.elapsed() < SOON / 2);
+}

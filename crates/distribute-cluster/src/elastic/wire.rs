@@ -1,0 +1,302 @@
+//! Messages between the processes of an elastic job as they travel, and generations as they are stored.
+
+use std::sync::Arc;
+
+use prost::Message as _;
+
+use super::core::{Ballot, Message, Promise};
+use super::generation::{Candidate, Change, ElasticMember, Generation, check_address};
+use crate::frames::Preamble;
+use crate::job::JobId;
+use crate::messages::{
+    ElasticAccept, ElasticAccepted, ElasticBallot, ElasticCandidate, ElasticChange, ElasticDecided, ElasticGeneration,
+    ElasticHello, ElasticJoin, ElasticLeave, ElasticMember as WireMember, ElasticMessage, ElasticNack, ElasticPrepare,
+    ElasticPromise, ElasticRefusal, ElasticVote, ElasticWait, elastic_message::Kind,
+};
+use crate::text::clean;
+
+/// The first bytes in either direction.
+pub(super) const PREAMBLE: Preamble = *b"distelas";
+
+/// Grows when messages change.
+const VERSION: u32 = 1;
+
+/// Limit of a greeting.
+pub(super) const MAX_HELLO_BYTES: usize = 1024;
+
+/// Limit of a message: the largest generation, whose members have the longest addresses.
+pub(super) const MAX_MESSAGE_BYTES: usize = 1 << 20;
+
+/// Length limit of a job's name and of a reason in a greeting, in characters.
+const SHOWN: usize = 200;
+
+/// Returns the greeting of a process.
+pub(super) fn hello(job: &JobId, control: &str) -> ElasticMessage {
+    let job_name = clean(job.name(), SHOWN);
+    let hello =
+        ElasticHello { version: VERSION, job: Vec::from(job.to_bytes()).into(), job_name, control: control.to_owned() };
+    ElasticMessage { kind: Some(Kind::Hello(hello)) }
+}
+
+/// Returns the refusal of another job's process.
+pub(super) fn refusal(reason: String) -> ElasticMessage {
+    ElasticMessage { kind: Some(Kind::Refusal(ElasticRefusal { reason })) }
+}
+
+/// Returns the address of a process of this job from its greeting.
+///
+/// # Errors
+/// A sentence, if it is of another job or no greeting.
+pub(super) fn greeted(message: ElasticMessage, job: &JobId) -> Result<String, String> {
+    let hello = match message.kind {
+        Some(Kind::Hello(hello)) => hello,
+        Some(Kind::Refusal(ElasticRefusal { reason })) => return Err(clean(&reason, SHOWN * 2)),
+        _ => return Err("it did not greet".to_owned()),
+    };
+    if hello.version != VERSION {
+        let theirs = hello.version;
+        return Err(format!("it has version {theirs} of the messages, not {VERSION}; use one build for all processes"));
+    }
+    if hello.job != job.to_bytes().as_slice() {
+        let theirs = clean(&hello.job_name, SHOWN);
+        return Err(format!("it belongs to job {theirs}, not to {job}; give each job addresses of its own"));
+    }
+    check_address(&hello.control).map(|()| hello.control)
+}
+
+impl From<Message> for ElasticMessage {
+    fn from(message: Message) -> ElasticMessage {
+        let kind = match message {
+            Message::Join { have, candidate } => Kind::Join(ElasticJoin { have, candidate: Some(candidate.into()) }),
+            Message::Wait { leader } => Kind::Wait(ElasticWait { leader }),
+            Message::Prepare { base, ballot } => Kind::Prepare(ElasticPrepare { base, ballot: Some(ballot.into()) }),
+            Message::Promise(Promise { base, ballot, voter, accepted, candidate, is_leaving }) => {
+                let accepted = accepted.map(|(ballot, change)| vote(ballot, &change));
+                let candidate = candidate.map(Into::into);
+                let ballot = Some(ballot.into());
+                Kind::Promise(ElasticPromise { base, ballot, voter, accepted, candidate, is_leaving })
+            }
+            Message::Accept { base, ballot, change } => {
+                Kind::Accept(ElasticAccept { base, vote: Some(vote(ballot, &change)) })
+            }
+            Message::Accepted { base, ballot, voter } => {
+                Kind::Accepted(ElasticAccepted { base, ballot: Some(ballot.into()), voter })
+            }
+            Message::Nack { base, ballot, promised } => {
+                Kind::Nack(ElasticNack { base, ballot: Some(ballot.into()), promised: Some(promised.into()) })
+            }
+            Message::Decided { number, change } => {
+                Kind::Decided(ElasticDecided { number, change: Some((&*change).into()) })
+            }
+            Message::Whole(generation) => Kind::Whole((&*generation).into()),
+            Message::Notice { number } => Kind::Notice(number),
+            Message::Learned { number } => Kind::Learned(number),
+            Message::Ask { have } => Kind::Ask(have),
+            Message::Leave { base, join_number } => Kind::Leave(ElasticLeave { base, join_number }),
+        };
+        ElasticMessage { kind: Some(kind) }
+    }
+}
+
+/// Returns a message; `None` if it is none that a process of this version sends.
+pub(super) fn read(message: ElasticMessage) -> Option<Message> {
+    Some(match message.kind? {
+        Kind::Hello(_) | Kind::Refusal(_) => return None,
+        Kind::Join(join) => Message::Join { have: join.have, candidate: candidate(join.candidate?)? },
+        Kind::Wait(ElasticWait { leader }) => Message::Wait { leader },
+        Kind::Prepare(prepare) => Message::Prepare { base: prepare.base, ballot: prepare.ballot?.into() },
+        Kind::Promise(promise) => {
+            let ElasticPromise { base, ballot, voter, accepted, candidate: own, is_leaving } = promise;
+            let accepted = match accepted {
+                Some(ElasticVote { ballot, change: made }) => Some((ballot?.into(), Arc::new(change(made?)?))),
+                None => None,
+            };
+            let candidate = match own {
+                Some(own) => Some(candidate(own)?),
+                None => None,
+            };
+            Message::Promise(Promise { base, ballot: ballot?.into(), voter, accepted, candidate, is_leaving })
+        }
+        Kind::Accept(ElasticAccept { base, vote }) => {
+            let ElasticVote { ballot, change: made } = vote?;
+            Message::Accept { base, ballot: ballot?.into(), change: Arc::new(change(made?)?) }
+        }
+        Kind::Accepted(ElasticAccepted { base, ballot, voter }) => {
+            Message::Accepted { base, ballot: ballot?.into(), voter }
+        }
+        Kind::Nack(ElasticNack { base, ballot, promised }) => {
+            Message::Nack { base, ballot: ballot?.into(), promised: promised?.into() }
+        }
+        Kind::Decided(ElasticDecided { number, change: made }) => {
+            Message::Decided { number, change: Arc::new(change(made?)?) }
+        }
+        Kind::Whole(whole) => Message::Whole(Arc::new(generation(whole)?)),
+        Kind::Notice(number) => Message::Notice { number },
+        Kind::Learned(number) => Message::Learned { number },
+        Kind::Ask(have) => Message::Ask { have },
+        Kind::Leave(ElasticLeave { base, join_number }) => Message::Leave { base, join_number },
+    })
+}
+
+fn vote(ballot: Ballot, change: &Change) -> ElasticVote {
+    ElasticVote { ballot: Some(ballot.into()), change: Some(change.into()) }
+}
+
+fn candidate(from: ElasticCandidate) -> Option<Candidate> {
+    let identity = u128::from_be_bytes(from.identity.as_ref().try_into().ok()?);
+    let known = check_address(&from.control).is_ok() && check_address(&from.service).is_ok();
+    known.then_some(Candidate { identity, control: from.control, service: from.service })
+}
+
+fn change(from: ElasticChange) -> Option<Change> {
+    let is_large = from.removed.len().max(from.added.len()) > Generation::MAX_MEMBERS;
+    let added: Option<Vec<Candidate>> = from.added.into_iter().map(candidate).collect();
+    Some(Change { removed: from.removed, added: added.filter(|_| !is_large)? })
+}
+
+fn generation(from: ElasticGeneration) -> Option<Generation> {
+    let member = |member: WireMember| {
+        let identity = u128::from_be_bytes(member.identity.as_ref().try_into().ok()?);
+        let WireMember { join_number, joined_in, control, service, .. } = member;
+        Some(ElasticMember { join_number, joined_in, identity, control, service })
+    };
+    let members: Option<Vec<ElasticMember>> = from.members.into_iter().map(member).collect();
+    let generation = Generation { number: from.number, members: members?, next_join: from.next_join };
+    generation.check().is_ok().then_some(generation)
+}
+
+impl From<Ballot> for ElasticBallot {
+    fn from(Ballot { round, join_number }: Ballot) -> ElasticBallot {
+        ElasticBallot { round, join_number }
+    }
+}
+
+impl From<ElasticBallot> for Ballot {
+    fn from(ElasticBallot { round, join_number }: ElasticBallot) -> Ballot {
+        Ballot { round, join_number }
+    }
+}
+
+impl From<Candidate> for ElasticCandidate {
+    fn from(Candidate { identity, control, service }: Candidate) -> ElasticCandidate {
+        ElasticCandidate { identity: Vec::from(identity.to_be_bytes()).into(), control, service }
+    }
+}
+
+impl From<&Change> for ElasticChange {
+    fn from(change: &Change) -> ElasticChange {
+        let added = change.added.iter().cloned().map(Into::into).collect();
+        ElasticChange { removed: change.removed.clone(), added }
+    }
+}
+
+impl From<&Generation> for ElasticGeneration {
+    fn from(generation: &Generation) -> ElasticGeneration {
+        let member = |member: &ElasticMember| WireMember {
+            join_number: member.join_number,
+            joined_in: member.joined_in,
+            identity: Vec::from(member.identity.to_be_bytes()).into(),
+            control: member.control.clone(),
+            service: member.service.clone(),
+        };
+        let Generation { number, next_join, .. } = *generation;
+        ElasticGeneration { number, next_join, members: generation.members.iter().map(member).collect() }
+    }
+}
+
+impl Generation {
+    /// Returns the bytes by which a [`Register`](crate::Register) can store it; at most 1 MiB.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        ElasticGeneration::from(self).encode_to_vec()
+    }
+
+    /// Reads a generation from [`to_bytes`](Generation::to_bytes).
+    ///
+    /// # Errors
+    /// [`Error::Config`](crate::Error::Config) if they are not the bytes of a generation.
+    pub fn from_bytes(bytes: &[u8]) -> crate::Result<Generation> {
+        let whole = Some(bytes).filter(|bytes| bytes.len() <= MAX_MESSAGE_BYTES);
+        let decoded = whole.and_then(|bytes| ElasticGeneration::decode(bytes).ok()).and_then(generation);
+        decoded.ok_or_else(|| {
+            let given = format!("{} bytes", bytes.len());
+            let remedy = "Store what Generation::to_bytes returned, unchanged.";
+            crate::Error::config("generation", "the bytes are not those of one", given, "a stored generation", remedy)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn candidate(identity: u128) -> Candidate {
+        Candidate { identity, control: format!("{}:1", "h".repeat(98)), service: format!("{}:2", "s".repeat(98)) }
+    }
+
+    #[test]
+    fn messages_arrive_as_they_were_sent_and_the_largest_fit() {
+        let (ballot, promised) = (Ballot { round: 3, join_number: 7 }, Ballot { round: 4, join_number: 1 });
+        let added = (0..4096).map(|place| candidate(u128::MAX - place)).collect();
+        let change = Arc::new(Change { removed: vec![1, 2], added });
+        let large = Change { removed: Vec::new(), added: change.added.clone() };
+        let mut whole = Generation::of_seeds(&[]).apply(&large).unwrap();
+        (whole.number, whole.next_join) = (u64::MAX, u64::MAX);
+        for (place, member) in whole.members.iter_mut().enumerate() {
+            (member.joined_in, member.join_number) = (u64::MAX, u64::MAX - 5000 + place as u64);
+        }
+        assert_eq!(Generation::from_bytes(&whole.to_bytes()).unwrap(), whole);
+        let promise = Promise {
+            base: 2,
+            ballot,
+            voter: 9,
+            accepted: Some((promised, change.clone())),
+            candidate: Some(candidate(1)),
+            is_leaving: true,
+        };
+        let messages = [
+            Message::Join { have: 5, candidate: candidate(2) },
+            Message::Wait { leader: "a:1".to_owned() },
+            Message::Prepare { base: 0, ballot },
+            Message::Promise(Promise { accepted: None, candidate: None, ..promise.clone() }),
+            Message::Promise(promise),
+            Message::Accept { base: 1, ballot, change: change.clone() },
+            Message::Accepted { base: 1, ballot, voter: 0 },
+            Message::Nack { base: 1, ballot, promised },
+            Message::Decided { number: 2, change },
+            Message::Whole(Arc::new(whole)),
+            Message::Notice { number: 1 },
+            Message::Learned { number: 2 },
+            Message::Ask { have: 0 },
+            Message::Leave { base: 3, join_number: 4 },
+        ];
+        for message in messages {
+            let bytes = ElasticMessage::from(message.clone()).encode_to_vec();
+            assert!(bytes.len() <= MAX_MESSAGE_BYTES, "{} bytes", bytes.len());
+            assert_eq!(read(ElasticMessage::decode(&*bytes).unwrap()), Some(message));
+        }
+    }
+
+    #[test]
+    fn other_jobs_and_versions_are_refused_in_words() {
+        let (ours, theirs) = (JobId::new("ours").unwrap(), JobId::new("theirs").unwrap());
+        assert_eq!(greeted(hello(&ours, "a:1"), &ours), Ok("a:1".to_owned()));
+        let text = greeted(hello(&theirs, "a:1"), &ours).unwrap_err();
+        assert!(text.starts_with("it belongs to job theirs, not to ours"), "{text}");
+        assert!(greeted(hello(&ours, "nowhere"), &ours).unwrap_err().contains("host:port"));
+        assert!(greeted(Message::Ask { have: 1 }.into(), &ours).unwrap_err().contains("did not greet"));
+        assert_eq!(greeted(refusal("full\n".to_owned()), &ours).unwrap_err(), "full\\n");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+        #[test]
+        fn any_bytes_are_read_without_harm(bytes: Vec<u8>) {
+            if let Ok(message) = ElasticMessage::decode(&*bytes) {
+                read(message);
+            }
+            prop_assert!(Generation::from_bytes(&bytes).is_err());
+        }
+    }
+}
