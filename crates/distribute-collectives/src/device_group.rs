@@ -4,6 +4,7 @@
 #[cfg_attr(feature = "cuda", path = "device_group/cuda.rs")]
 mod backends;
 mod choice;
+mod compressed;
 mod fused;
 mod host;
 mod implementation;

@@ -235,6 +235,18 @@ pub enum Error {
         /// The system's error.
         source: Arc<std::io::Error>,
     },
+    /// Members of a group that is being formed do not have the same job secret.
+    #[error("{name}: cannot form group {group:?} with the process at {address}: {reason}")]
+    Secret {
+        /// This rank's name.
+        name: String,
+        /// The address.
+        address: String,
+        /// The group's name.
+        group: String,
+        /// The side that lacks the secret, if one does, and a remedy.
+        reason: String,
+    },
     /// Members of a group that is being formed were given different options.
     #[error("{what} of group {group:?} differs: {mine} on {here}, {theirs} on {there}; give every process the same")]
     Disagreement {
@@ -341,7 +353,8 @@ impl ErrorClass for Error {
             | Error::Absent { .. }
             | Error::Aborted { .. }
             | Error::Nccl { .. }
-            | Error::Connect { .. } => Scope::Group,
+            | Error::Connect { .. }
+            | Error::Secret { .. } => Scope::Group,
             _ => Scope::Caller,
         };
         let kind = match self {
@@ -351,6 +364,7 @@ impl ErrorClass for Error {
             Error::Aborted { kind, .. } => *kind,
             Error::UnknownName { .. }
             | Error::Disagreement { .. }
+            | Error::Secret { .. }
             | Error::Schedules { .. }
             | Error::NotBuilt { .. } => FailureKind::Configuration,
             _ => FailureKind::Permanent,

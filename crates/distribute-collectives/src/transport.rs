@@ -8,6 +8,9 @@ use std::io::IoSlice;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use distribute_cluster::JobSecret;
+use distribute_cluster::secret::{JOB_REMEDY, Problem};
+
 use crate::schedule::Link;
 
 mod abort_reason;
@@ -19,10 +22,12 @@ mod nonce;
 mod poll;
 mod shm;
 pub(crate) mod tcp;
+#[cfg(test)]
+mod tests;
 
 pub use abort_reason::AbortReason;
 pub use connect::connect;
-pub(crate) use connect::open;
+pub(crate) use connect::{GroupIdentity, open};
 pub(crate) use listen::{join_host, listen, new_nonce};
 pub(crate) use nonce::Nonce;
 
@@ -280,6 +285,11 @@ pub trait Transport: Send {
         None
     }
 
+    /// Returns the secret that its connections have proved, where there is one: those of sub-groups prove it too.
+    fn secret(&self) -> Option<JobSecret> {
+        None
+    }
+
     /// Returns when the last byte of this peer arrived; `None` before the first.
     fn last_heard(&self, peer: usize) -> Option<Instant>;
 }
@@ -324,8 +334,37 @@ pub(crate) struct ConnectError {
     pub(crate) source: std::io::Error,
 }
 
+/// A connection that was refused because the two sides do not have the same secret: a sentence, with a remedy.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Unproved(pub(crate) String);
+
+impl Unproved {
+    pub(crate) fn error(problem: &Problem) -> std::io::Error {
+        match problem {
+            // Another group's listener, or none of this kind.
+            Problem::Other { .. } | Problem::Garbled => std::io::Error::other(problem.to_string()),
+            problem => std::io::Error::other(Unproved(format!("{problem}; {JOB_REMEDY}"))),
+        }
+    }
+
+    /// Returns whether an error is of this kind, so that no later attempt succeeds.
+    #[cfg(feature = "grpc")]
+    pub(crate) fn is(error: &std::io::Error) -> bool {
+        error.get_ref().is_some_and(|inner| inner.is::<Unproved>())
+    }
+}
+
 impl ConnectError {
     pub(crate) fn into_error(self, name: &str, group: &str) -> crate::Error {
+        if let Some(Unproved(reason)) = self.source.get_ref().and_then(|inner| inner.downcast_ref()) {
+            return crate::Error::Secret {
+                name: name.to_owned(),
+                address: self.address,
+                group: group.to_owned(),
+                reason: reason.clone(),
+            };
+        }
         crate::Error::Connect {
             name: name.to_owned(),
             action: self.action,

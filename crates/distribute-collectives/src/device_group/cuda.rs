@@ -11,7 +11,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 use distribute_device::cuda::{CudaDevice, CudaStream};
-use distribute_device::{Device, DeviceBuffer, Stream};
+use distribute_device::{DType, Device, DeviceBuffer, Stream};
 
 use self::kernels::KernelBackend;
 use self::nccl::NcclBackend;
@@ -50,6 +50,37 @@ pub(super) fn pack(
         Some(stream) => stream.pack(tensors, bucket),
         None => super::copy_each(stream, tensors, bucket),
     }
+}
+
+/// Rounds values and the errors of earlier ones to 16 bits; see [`CudaStream::round_off`].
+pub(super) fn round_off(
+    stream: &dyn Stream,
+    short: DType,
+    values: &DeviceBuffer,
+    errors: [&DeviceBuffer; 2],
+    sent: &DeviceBuffer,
+) -> distribute_device::Result<()> {
+    of_gpu(stream)?.round_off(short, values, errors, sent)
+}
+
+/// Converts values of 16 bits to f32.
+pub(super) fn widen(
+    stream: &dyn Stream,
+    short: DType,
+    sent: &DeviceBuffer,
+    values: &DeviceBuffer,
+) -> distribute_device::Result<()> {
+    of_gpu(stream)?.cast(short, sent, DType::F32, values)
+}
+
+fn of_gpu(stream: &dyn Stream) -> distribute_device::Result<&CudaStream> {
+    let any: &dyn Any = stream;
+    any.downcast_ref().ok_or_else(|| distribute_device::Error::Foreign {
+        what: "stream",
+        owner: stream.device().to_string(),
+        user: "kernels of GPUs".to_owned(),
+        remedy: "give a stream of a GPU",
+    })
 }
 
 fn cuda(device: &dyn Device) -> Option<&CudaDevice> {

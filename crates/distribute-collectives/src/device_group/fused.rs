@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use distribute_device::{Device, DeviceBuffer, Stream};
+use distribute_device::{DType, Device, DeviceBuffer, Stream};
 
+use super::compressed::Short;
 use super::{DeviceGroup, backends, device_error};
 use crate::fusion::BucketPlan;
-use crate::{Error, ReduceOp, Result};
+use crate::{Compression, Error, ReduceOp, Result};
 
 /// Alignment of tensors in a bucket, so that kernels load whole vectors.
 const ALIGN_BYTES: usize = 16;
@@ -65,6 +66,8 @@ pub struct FusedDeviceAllReduce {
 struct Packed {
     memory: DeviceBuffer,
     places: Vec<usize>,
+    /// Set if the bucket is sent in 16 bits.
+    short: Option<Short>,
 }
 
 impl FusedDeviceAllReduce {
@@ -83,11 +86,51 @@ impl FusedDeviceAllReduce {
                 places.push(end);
                 end += (plan.tensors[*index].len() * bucket.dtype.size_bytes()).next_multiple_of(ALIGN_BYTES);
             }
-            buckets.push(Packed { memory: group.device.allocate(end).map_err(failed)?, places });
+            buckets.push(Packed { memory: group.device.allocate(end).map_err(failed)?, places, short: None });
         }
         let stream = group.device.create_stream().map_err(failed)?;
         let (device, timeout) = (Arc::clone(&group.device), group.group.options().timeout);
         Ok(FusedDeviceAllReduce { plan, op, buckets, stream, device, timeout })
+    }
+
+    /// Sends buckets of f32 in 16 bits. The rounding error of one step is added to the values of the next. Allocates
+    /// memory for the rounded values and the errors: two and a half times that of these buckets.
+    ///
+    /// Each rank rounds its own values once, and the reduction rounds the sums to 16 bits as for other values of 16
+    /// bits.
+    ///
+    /// # Errors
+    /// [`Error::Compression`] for compressions other than f16 and bf16, reductions other than sums, and devices that
+    /// are not GPUs; [`Error::Device`] if the device does not have enough memory.
+    pub fn compress(mut self, compression: &Compression) -> Result<FusedDeviceAllReduce> {
+        let refuse = |problem: &str| {
+            Err(Error::Compression { name: compression.name().to_owned(), problem: problem.to_owned() })
+        };
+        let dtype = match compression {
+            Compression::None => return Ok(self),
+            Compression::F16 => DType::F16,
+            Compression::Bf16 => DType::BF16,
+            _ => return refuse("values in a GPU's memory are sent in f16 or bf16, or as they are; give one of these"),
+        };
+        if self.op != ReduceOp::Sum {
+            return refuse("values in a GPU's memory are compressed for sums; give ReduceOp::Sum");
+        }
+        if backends::gpu(&*self.device).is_none() {
+            return refuse("the device is not a GPU; use FusedAllReduce, which compresses in the host's memory");
+        }
+        for (packed, bucket) in self.buckets.iter_mut().zip(&self.plan.buckets) {
+            if bucket.dtype == DType::F32 {
+                let short = Short::new(&*self.device, dtype, packed.memory.len_bytes());
+                packed.short = Some(short.map_err(plain)?);
+            }
+        }
+        Ok(self)
+    }
+
+    /// Rolls back the last step after it has failed on some rank: restores the rounding errors from before it. Call it
+    /// on every rank, once, when the step is dropped, and only if no rank has used its results.
+    pub fn take_back(&self) {
+        self.buckets.iter().filter_map(|packed| packed.short.as_ref()).for_each(Short::take_back);
     }
 
     /// Returns the plan.
@@ -97,6 +140,7 @@ impl FusedDeviceAllReduce {
 
     /// Starts a step. Only one step at a time: the next one uses the same buckets.
     pub fn begin(self: &Arc<Self>) -> FusedDeviceStep {
+        self.buckets.iter().filter_map(|packed| packed.short.as_ref()).for_each(Short::settle);
         FusedDeviceStep {
             waiting: self.plan.buckets.iter().map(|bucket| bucket.members.iter().map(|_| None).collect()).collect(),
             missing: self.plan.buckets.iter().map(|bucket| bucket.members.len()).collect(),
@@ -168,7 +212,7 @@ impl FusedDeviceStep {
         planned
             .filter_map(|index| fused.plan.position(index).map(|position| (index, position)))
             .map(|(index, (bucket, place))| {
-                let Packed { memory, places } = &fused.buckets[bucket];
+                let Packed { memory, places, .. } = &fused.buckets[bucket];
                 let (tensor, start) = (&fused.plan.tensors[index], places[place]);
                 let part = memory.slice(start..start + tensor.len() * tensor.dtype.size_bytes());
                 Ok((index, part.map_err(plain)?))
@@ -179,13 +223,18 @@ impl FusedDeviceStep {
     fn launch(&mut self, group: &DeviceGroup, stream: &dyn Stream) -> Result<()> {
         let fused = Arc::clone(&self.fused);
         let (index, own) = (self.launched, &*fused.stream);
-        let Packed { memory, places } = &fused.buckets[index];
+        let Packed { memory, places, short } = &fused.buckets[index];
         // After the gradients, and after work that still reads the last step's results in the bucket.
         self.order(stream, own)?;
         let tensors: Vec<(&DeviceBuffer, usize)> =
             self.waiting[index].iter().flatten().zip(places.iter().copied()).collect();
-        backends::pack(own, &tensors, memory).map_err(|error| device_error(&group.group, error))?;
-        group.all_reduce(memory, fused.plan.buckets[index].dtype, fused.op, own)?;
+        let failed = |error| device_error(&group.group, error);
+        backends::pack(own, &tensors, memory).map_err(failed)?;
+        let reduce = |values: &DeviceBuffer, dtype| group.all_reduce(values, dtype, fused.op, own);
+        match short {
+            Some(short) => short.exchange(own, memory, failed, reduce)?,
+            None => reduce(memory, fused.plan.buckets[index].dtype)?,
+        }
         self.launched += 1;
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use distribute_device::{Device, DeviceBuffer, Stream};
+use distribute_device::{DType, Device, DeviceBuffer, Stream};
 
 use super::Backend;
 use super::choice::BackendKind;
@@ -22,6 +22,36 @@ pub(super) fn nccl() -> std::result::Result<String, String> {
 /// Opens the host backend, the only one without GPUs.
 pub(super) fn open(_: BackendKind, group: &Arc<ProcessGroup>, device: &Arc<dyn Device>) -> Result<Box<dyn Backend>> {
     Ok(Box::new(HostBackend::new(group, device)?))
+}
+
+/// Returns an error: there are no kernels without CUDA.
+pub(super) fn round_off(
+    stream: &dyn Stream,
+    _: DType,
+    _: &DeviceBuffer,
+    _: [&DeviceBuffer; 2],
+    _: &DeviceBuffer,
+) -> distribute_device::Result<()> {
+    Err(no_kernels(stream))
+}
+
+/// Returns an error: there are no kernels without CUDA.
+pub(super) fn widen(
+    stream: &dyn Stream,
+    _: DType,
+    _: &DeviceBuffer,
+    _: &DeviceBuffer,
+) -> distribute_device::Result<()> {
+    Err(no_kernels(stream))
+}
+
+fn no_kernels(stream: &dyn Stream) -> distribute_device::Error {
+    distribute_device::Error::Foreign {
+        what: "stream",
+        owner: stream.device().to_string(),
+        user: "kernels of GPUs".to_owned(),
+        remedy: "build with the feature cuda",
+    }
 }
 
 /// Copies tensors to their places in a bucket.

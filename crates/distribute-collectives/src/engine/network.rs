@@ -14,6 +14,8 @@ use super::context::GroupContext;
 use super::memory::{Buffers, ExchangedMemory};
 use super::operation::CallTimes;
 use super::plan::LocalPlan;
+use distribute_cluster::JobSecret;
+
 use crate::reduction::Combiner;
 use crate::schedule::{Algorithm, Link, Step};
 use crate::sync::lock;
@@ -33,6 +35,7 @@ pub(crate) struct InterProcess {
     connections: Mutex<Connections>,
     transport: &'static str,
     local_host: Option<String>,
+    secret: Option<JobSecret>,
     schedules: Schedules,
     queue: Mutex<ExchangeQueue>,
 }
@@ -80,6 +83,7 @@ impl InterProcess {
         InterProcess {
             transport: transport.name(),
             local_host: local_host.or_else(|| transport.local_host()),
+            secret: transport.secret(),
             schedules: Schedules::new(algorithm, link, processes, transport.hosts()),
             connections: Mutex::new(Connections::new(transport, process, processes)),
             queue: Mutex::new(ExchangeQueue { next: 0, waiting: BTreeMap::new(), is_busy: false }),
@@ -99,6 +103,11 @@ impl InterProcess {
     /// Returns the address by which the other processes reach this one, if it is known.
     pub(crate) fn local_host(&self) -> Option<&str> {
         self.local_host.as_deref()
+    }
+
+    /// Returns the secret that new connections between these processes prove, if there is one.
+    pub(crate) fn secret(&self) -> Option<JobSecret> {
+        self.secret.clone()
     }
 
     /// Queues an operation whose local phase is complete.

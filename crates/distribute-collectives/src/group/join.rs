@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use distribute_cluster::secret::warn_if_exposed;
 use distribute_cluster::{FileStore, Membership, Rendezvous, StoreRendezvous};
 use serde::{Deserialize, Serialize};
 
 use super::job::JobMembership;
 use super::{ProcessGroup, first};
-use crate::transport::{self, Nonce, join_host, listen, new_nonce};
+use crate::transport::{self, GroupIdentity, Nonce, join_host, listen, new_nonce};
 use crate::{Error, Options, Result, environment};
 
 impl ProcessGroup {
@@ -47,7 +48,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// [`Error::Cluster`] if members are missing, [`Error::Connect`] if sockets fail, [`Error::Disagreement`] if
-    /// members were given different options.
+    /// members were given different options, [`Error::Secret`] if they do not have the same secret.
     ///
     /// # Examples
     /// Two processes that reach one folder and nothing else need no address of a leader:
@@ -93,7 +94,10 @@ impl ProcessGroup {
         let tasks: Vec<String> = membership.tasks.iter().map(ToString::to_string).collect();
         let listener =
             listen(&rendezvous.local_host()).map_err(|error| error.into_error(&tasks[process], &options.name))?;
-        let port = listener.local_addr().map_or(0, |address| address.port());
+        let bound = listener.local_addr().ok();
+        let (port, secret) = (bound.map_or(0, |address| address.port()), rendezvous.secret());
+        let service = format!("{}, for the members of its process groups,", tasks[process]);
+        warn_if_exposed(&service, bound.map(|address| address.ip()), secret.as_ref(), "DISTRIBUTE_JOB_SECRET_FILE");
         let nonce = new_nonce().map_err(|error| error.into_error(&tasks[process], &options.name))?;
         let mine = Endpoint {
             options: Agreed::new(options, local_ranks),
@@ -119,7 +123,7 @@ impl ProcessGroup {
         // The first member's generation and nonce are used.
         let (generation, nonce) = endpoints.first().map_or((0, nonce), |first| (first.generation, first.nonce));
         let addresses: Vec<String> = endpoints.into_iter().map(|endpoint| endpoint.address).collect();
-        let group = (options.name.as_str(), nonce);
+        let group = GroupIdentity { name: &options.name, nonce, secret };
         let transport = transport::open(kind, process, &addresses, listener, group, &tasks[process], deadline)?;
         let names = (0..processes * local_ranks)
             .map(|rank| match local_ranks {

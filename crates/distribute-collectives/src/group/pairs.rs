@@ -12,7 +12,8 @@ use super::{ProcessGroup, Request};
 use crate::call::Kind;
 use crate::engine::memory::{Borrowed, Counts};
 use crate::sync::lock;
-use crate::{Error, Options, Rank, Result, transport};
+use crate::transport::{self, GroupIdentity};
+use crate::{Error, Options, Rank, Result};
 
 impl ProcessGroup {
     /// Sends values to another rank, which calls [`recv`](ProcessGroup::recv). Returns when the values are on their way
@@ -151,7 +152,7 @@ impl ProcessGroup {
             }
         };
         let place = usize::from(!is_sender);
-        let group = (options.name.as_str(), nonce);
+        let group = GroupIdentity { name: &options.name, nonce, secret: self.secret() };
         let kind = self.transport_kind("send")?;
         let transport = transport::open(kind, place, &addresses, listener, group, &names[place], deadline)?;
         let job = JobMembership {

@@ -3,11 +3,13 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use distribute_cluster::JobSecret;
+
 use super::ProcessGroup;
 use super::children::ChildKey;
 use super::job::JobMembership;
 use super::join::MAX_CONNECT;
-use crate::transport::{self, ConnectError, Nonce, TransportKind, join_host, listen, new_nonce};
+use crate::transport::{self, ConnectError, GroupIdentity, Nonce, TransportKind, join_host, listen, new_nonce};
 use crate::{Error, Options, Rank, Result};
 
 /// Maximum length of a process's address with its port.
@@ -146,6 +148,11 @@ impl ProcessGroup {
         if address.len() <= ADDRESS_BYTES { Ok((listener, address, nonce)) } else { Err(not_connectable()) }
     }
 
+    /// Returns the secret that connections of a new group prove, which is that of this one.
+    pub(crate) fn secret(&self) -> Option<JobSecret> {
+        self.engine.inter_process().and_then(|stage| stage.secret())
+    }
+
     /// Returns the transport of a new group, which is that of this one.
     pub(super) fn transport_kind(&self, what: &'static str) -> Result<TransportKind> {
         let needs = "a transport of this crate";
@@ -177,7 +184,7 @@ impl ProcessGroup {
         let generation = self.job().map_or(0, |job| job.generation);
         // Every group has a first process.
         let nonce = leaders.first().map_or([0; Nonce::LEN], |first| endpoint(*first).1.try_into().unwrap_or_default());
-        let group = (options.name.as_str(), Nonce::from_bytes(nonce));
+        let group = GroupIdentity { name: &options.name, nonce: Nonce::from_bytes(nonce), secret: self.secret() };
         let kind = self.transport_kind("split")?;
         let transport = transport::open(kind, process, &addresses, listener, group, &names[0], deadline)?;
         let local_ranks = placement.processes[process].len();

@@ -3,6 +3,8 @@
 use std::net::TcpListener;
 use std::time::Instant;
 
+use distribute_cluster::JobSecret;
+
 #[cfg(feature = "grpc")]
 use super::grpc::GrpcTransport;
 use super::tcp::TcpTransport;
@@ -11,9 +13,12 @@ use super::{ConnectError, Nonce, Sharing, Transport, TransportKind};
 /// Connects member `process` with the listeners at `addresses`, for groups that find each other by their own means.
 ///
 /// Every member calls this at about the same time with the same addresses, in rank order, and its own listener. Callers
-/// with another list of addresses are turned away; two groups at equal addresses cannot be told apart.
+/// with another list of addresses are turned away; two groups at equal addresses cannot be told apart. Members prove
+/// the secret that DISTRIBUTE_JOB_SECRET_FILE or DISTRIBUTE_JOB_SECRET gives, if one is set.
 ///
 /// # Errors
+/// [`Error::Secret`](crate::Error::Secret) where members do not have the same secret,
+/// [`Error::Cluster`](crate::Error::Cluster) where it cannot be read,
 /// [`Error::Connect`](crate::Error::Connect) where not every member was connected before the deadline,
 /// [`Error::NotBuilt`](crate::Error::NotBuilt) for gRPC without its cargo feature.
 pub fn connect(
@@ -23,8 +28,17 @@ pub fn connect(
     listener: TcpListener,
     deadline: Instant,
 ) -> crate::Result<Box<dyn Transport>> {
-    let group = ("of explicit addresses", Nonce::of_addresses(addresses));
+    let (name, nonce) = ("of explicit addresses", Nonce::of_addresses(addresses));
+    let group = GroupIdentity { name, nonce, secret: JobSecret::from_env()? };
     open(kind, process, addresses, listener, group, &format!("rank {process}"), deadline)
+}
+
+/// By what members of a group know each other.
+pub(crate) struct GroupIdentity<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) nonce: Nonce,
+    /// The job's secret, if it has one.
+    pub(crate) secret: Option<JobSecret>,
 }
 
 /// As [`connect`], for a named group.
@@ -33,11 +47,12 @@ pub(crate) fn open(
     process: usize,
     addresses: &[String],
     listener: TcpListener,
-    (group, id): (&str, Nonce),
+    group: GroupIdentity<'_>,
     name: &str,
     deadline: Instant,
 ) -> crate::Result<Box<dyn Transport>> {
-    let failed = |error: ConnectError| error.into_error(name, group);
+    let failed = |error: ConnectError| error.into_error(name, group.name);
+    let id = (group.nonce, group.secret);
     match kind {
         #[cfg(feature = "grpc")]
         TransportKind::Grpc => {

@@ -9,11 +9,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes};
-use distribute_cluster::grpc::Inbox;
+use distribute_cluster::grpc::{Credentials, Inbox};
+use distribute_cluster::secret::{JOB_REMEDY, Terms};
+use distribute_cluster::{Door, Incoming as Accepting, JobSecret};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc::{self, error::TryRecvError};
 use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
 
 use self::frames::{Frame, control};
 use self::wire::{Abort, Hello, Left, frame::Kind};
@@ -41,6 +42,12 @@ const HTTP_FRAME_BYTES: u32 = 2 << 20;
 /// HTTP/2 flow-control window: how far a sender may be ahead of its receiver.
 const WINDOW_BYTES: u32 = 16 << 20;
 
+/// How long a connection may take to say which member it is of.
+const MAX_SILENCE: Duration = Duration::from_secs(10);
+
+/// Most connections that have not said so, in addition to those of members; beyond this the oldest is closed.
+const MAX_STRANGERS: usize = 256;
+
 /// Limit for sending the last frames when a group is dropped.
 const FLUSH: Duration = Duration::from_millis(50);
 
@@ -51,6 +58,7 @@ const SHUTDOWN: Duration = Duration::from_millis(100);
 pub(crate) struct GrpcTransport {
     peers: Vec<Option<Peer>>,
     bell: Arc<Bell>,
+    secret: Option<JobSecret>,
     aborted: bool,
     /// `None` only while it is shut down.
     runtime: Option<Runtime>,
@@ -103,12 +111,13 @@ impl Bell {
 }
 
 impl GrpcTransport {
-    /// Connects member `rank` with all others: it calls those before it and is called by those after it.
+    /// Connects member `rank` with all others: it calls those before it and is called by those after it. With a
+    /// secret, both sides of each connection prove it.
     pub(crate) fn connect(
         rank: usize,
         addresses: &[String],
         listener: TcpListener,
-        group: Nonce,
+        (group, secret): (Nonce, Option<JobSecret>),
         deadline: Instant,
     ) -> Result<GrpcTransport, ConnectError> {
         let own = addresses.get(rank).cloned().unwrap_or_default();
@@ -127,19 +136,24 @@ impl GrpcTransport {
             let listener =
                 tokio::net::TcpListener::from_std(listener).map_err(|source| failed("listen on", &own, source))?;
             let hello = Hello { nonce: Bytes::copy_from_slice(&group.to_bytes()), rank: rank as u32 };
-            let service = connect::Service::new(hello.clone(), addresses.len(), &bell, arrivals);
+            let terms = Terms::new("collectives over grpc 1", group.to_string());
+            let door = Door::new(format!("member {rank} of a group"), secret.clone(), terms.clone(), JOB_REMEDY);
+            let door = Arc::new(door);
+            let incoming = Accepting::new(listener, MAX_SILENCE, addresses.len() + MAX_STRANGERS);
+            let service = connect::service(hello.clone(), addresses.len(), &bell, door.clone(), arrivals);
             let server = tokio::spawn(
                 Server::builder()
                     .initial_stream_window_size(WINDOW_BYTES)
                     .initial_connection_window_size(WINDOW_BYTES)
                     .max_frame_size(HTTP_FRAME_BYTES)
                     .add_service(service)
-                    // The server's own setting acts only on listeners that it opens itself; without it the
-                    // kernel holds short frames back for 40 ms.
-                    .serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true))),
+                    .serve_with_incoming(incoming.behind(door)),
             );
             for (peer, address) in addresses.iter().enumerate().take(rank) {
-                let call = connect::call(address, hello.clone(), peer, &bell, deadline);
+                let proof = secret.clone().map(|secret| {
+                    Credentials::new(secret, terms.clone(), connect::claim(rank as u32, peer as u32), JOB_REMEDY)
+                });
+                let call = connect::call(address, hello.clone(), (peer, proof), &bell, deadline);
                 peers[peer] = Some(call.await.map_err(|source| failed("connect to", address, source))?);
             }
             let deadline = tokio::time::Instant::from_std(deadline);
@@ -161,7 +175,7 @@ impl GrpcTransport {
             runtime.shutdown_timeout(SHUTDOWN);
             return Err(error);
         }
-        Ok(GrpcTransport { peers, bell, aborted: false, runtime: Some(runtime) })
+        Ok(GrpcTransport { peers, bell, secret, aborted: false, runtime: Some(runtime) })
     }
 
     /// Returns the error of a peer's control message that ends the exchange; leaving does not.
@@ -246,6 +260,10 @@ impl Transport for GrpcTransport {
 
     fn announced(&self, peer: usize) -> Option<u64> {
         lock(&self.peers.get(peer)?.as_ref()?.state).waiting
+    }
+
+    fn secret(&self) -> Option<JobSecret> {
+        self.secret.clone()
     }
 
     fn last_heard(&self, peer: usize) -> Option<Instant> {

@@ -8,6 +8,7 @@ use std::io::{self, IoSlice, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
+use distribute_cluster::JobSecret;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::AsFd;
 
@@ -17,6 +18,8 @@ use super::{AbortReason, ConnectError, Incoming, Nonce, Outgoing, Sharing, Timeo
 use crate::schedule::Link;
 
 mod connect;
+mod hello;
+mod reception;
 #[cfg(test)]
 mod tests;
 
@@ -58,6 +61,7 @@ pub(crate) struct TcpTransport {
     hosts: Vec<usize>,
     /// How long an idle exchange spins without yielding its core.
     spin_only: Duration,
+    secret: Option<JobSecret>,
     aborted: bool,
 }
 
@@ -65,16 +69,17 @@ impl TcpTransport {
     /// Connects member `rank` with all others.
     ///
     /// `addresses` holds the listening address of every member; each connects to those before it and accepts those
-    /// after.
+    /// after. With a secret, both sides of each connection prove it.
     pub(crate) fn connect(
         rank: usize,
         addresses: &[String],
         listener: &TcpListener,
-        group: Nonce,
+        (group, secret): (Nonce, Option<JobSecret>),
         sharing: Sharing,
         deadline: Instant,
     ) -> Result<TcpTransport, ConnectError> {
-        let mut sockets = connect::connect(rank, addresses, listener, group, deadline)?;
+        let mut sockets = connect::connect(rank, addresses, listener, group, secret.as_ref(), deadline)?;
+        // From here on each socket is one of a member that has proved the job's secret, if there is one.
         let (lanes, hosts) = connect::share(rank, &mut sockets, sharing, deadline)?;
         let mut peers = Vec::with_capacity(sockets.len());
         let mut obstacles: Vec<(usize, Obstacle)> = Vec::new();
@@ -126,7 +131,7 @@ impl TcpTransport {
         // Where there are more ranks than cores, the one that is waited for needs this one's.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let spin_only = if local < cores { SPIN_ONLY } else { Duration::ZERO };
-        Ok(TcpTransport { peers, name, hosts, spin_only, aborted: false })
+        Ok(TcpTransport { peers, name, hosts, spin_only, secret, aborted: false })
     }
 
     /// Sleeps until a socket is ready that the exchange needs, or that may carry a control message.
@@ -290,6 +295,10 @@ impl Transport for TcpTransport {
     fn local_host(&self) -> Option<String> {
         let address = self.peers.iter().flatten().find_map(|peer| peer.data.local_addr().ok())?;
         Some(address.ip().to_string())
+    }
+
+    fn secret(&self) -> Option<JobSecret> {
+        self.secret.clone()
     }
 
     fn last_heard(&self, peer: usize) -> Option<Instant> {

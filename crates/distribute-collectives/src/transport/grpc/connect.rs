@@ -1,21 +1,21 @@
 //! The one call of the service.
 
 use std::convert::Infallible;
-use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use distribute_cluster::grpc::{self, Inbox, encode};
+use distribute_cluster::grpc::{self, Credentials, GrpcService, Inbox, Routed, encode};
+use distribute_cluster::{Acquaintance, Door};
 use http::HeaderMap;
 use tokio::sync::mpsc;
-use tonic::Status;
 use tonic::body::Body;
-use tonic::server::NamedService;
 use tonic::transport::Endpoint;
+use tonic::{Code, Status};
 
+use super::super::Unproved;
 use super::frames::{Frame, MAX_CONTROL_BYTES, MAX_FRAME_BYTES, control};
 use super::wire::{Hello, frame::Kind};
 use super::{Bell, HTTP_FRAME_BYTES, Peer, QUEUED_FRAMES, WINDOW_BYTES, lock, peer};
@@ -29,7 +29,7 @@ const MAX_SILENCE: Duration = Duration::from_secs(5);
 pub(super) async fn call(
     address: &str,
     hello: Hello,
-    callee: usize,
+    (callee, proof): (usize, Option<Credentials>),
     bell: &Arc<Bell>,
     deadline: Instant,
 ) -> std::io::Result<Peer> {
@@ -42,11 +42,12 @@ pub(super) async fn call(
     let mut pause = Duration::from_millis(5);
     loop {
         let attempt = async {
-            let mut channel = endpoint.connect().await.map_err(std::io::Error::other)?;
+            let connected = grpc::connected(&endpoint, proof.as_ref()).await;
+            let mut channel = connected.map_err(|error| failed(grpc::status_of(&error)))?;
             let (outbox, body) = outgoing(bell);
             // There is room for the first frame of an empty queue.
             let _ = outbox.try_send(control(Kind::Hello(hello.clone())));
-            let body = grpc::call(&mut channel, PATH, HeaderMap::new(), body).await.map_err(std::io::Error::other)?;
+            let body = grpc::call(&mut channel, PATH, HeaderMap::new(), body).await.map_err(failed)?;
             let mut frames = Inbox::new(body, MAX_CONTROL_BYTES);
             match frames.next::<Frame>().await {
                 Ok(Some(Frame { kind: Some(Kind::Hello(theirs)) }))
@@ -65,10 +66,23 @@ pub(super) async fn call(
         let silent = |_| std::io::Error::new(std::io::ErrorKind::TimedOut, "it did not answer before the deadline");
         match timed.map_err(silent).flatten() {
             Ok(peer) => return Ok(peer),
-            Err(error) if Instant::now() + pause >= deadline => return Err(error),
+            Err(error) if Unproved::is(&error) || Instant::now() + pause >= deadline => return Err(error),
             Err(_) => tokio::time::sleep(pause).await,
         }
         pause = (pause * 2).min(Duration::from_millis(500));
+    }
+}
+
+/// Returns what a member says of itself when it proves the job's secret.
+pub(super) fn claim(caller: u32, callee: u32) -> String {
+    format!("rank {caller} calls rank {callee}")
+}
+
+/// Returns the error of an attempt; one that concerns the secret is final.
+fn failed(status: Status) -> std::io::Error {
+    match status.code() {
+        Code::Unauthenticated => std::io::Error::other(Unproved(status.message().to_owned())),
+        _ => std::io::Error::other(status),
     }
 }
 
@@ -106,9 +120,17 @@ impl http_body::Body for Outgoing {
     }
 }
 
-/// Takes the calls of members that come after this one.
-#[derive(Clone)]
-pub(super) struct Service(Arc<Acceptor>);
+/// Returns the service that takes the calls of members that come after this one.
+pub(super) fn service(
+    own: Hello,
+    members: usize,
+    bell: &Arc<Bell>,
+    door: Arc<Door>,
+    arrivals: mpsc::Sender<(usize, Peer)>,
+) -> Routed<impl GrpcService> {
+    let called = Mutex::new((0..members).map(|rank| rank <= own.rank as usize).collect());
+    Routed::new(Acceptor { own, called, bell: bell.clone(), door, arrivals })
+}
 
 struct Acceptor {
     /// This member's hello.
@@ -116,43 +138,30 @@ struct Acceptor {
     /// Whether each rank has called, or cannot.
     called: Mutex<Vec<bool>>,
     bell: Arc<Bell>,
+    door: Arc<Door>,
     arrivals: mpsc::Sender<(usize, Peer)>,
 }
 
-impl Service {
-    pub(super) fn new(own: Hello, members: usize, bell: &Arc<Bell>, arrivals: mpsc::Sender<(usize, Peer)>) -> Service {
-        let called = Mutex::new((0..members).map(|rank| rank <= own.rank as usize).collect());
-        Service(Arc::new(Acceptor { own, called, bell: bell.clone(), arrivals }))
-    }
-}
-
-impl NamedService for Service {
+impl GrpcService for Acceptor {
     const NAME: &'static str = "distribute.v1.Collective";
-}
 
-impl tower_service::Service<http::Request<Body>> for Service {
-    type Response = http::Response<Body>;
-    type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        let acceptor = self.0.clone();
-        Box::pin(async move {
-            let reply = match request.uri().path() {
-                PATH => acceptor.open(request.into_body()).await,
-                _ => Err(Status::unimplemented("this service has one method, Connect")),
-            };
-            Ok(grpc::reply(reply))
-        })
+    async fn answer(self: Arc<Self>, request: http::Request<Body>) -> Result<Body, Status> {
+        match request.uri().path() {
+            PATH => {
+                let caller = request.extensions().get::<Acquaintance>().cloned();
+                let caller = caller.ok_or_else(|| Status::internal("the connection is not known"))?;
+                if let Some(reason) = self.door.refusal_of(&caller) {
+                    return Err(Status::unauthenticated(reason));
+                }
+                self.open(request.into_body(), &caller).await
+            }
+            _ => Err(Status::unimplemented("this service has one method, Connect")),
+        }
     }
 }
 
 impl Acceptor {
-    async fn open(&self, body: Body) -> Result<Body, Status> {
+    async fn open(&self, body: Body, connection: &Acquaintance) -> Result<Body, Status> {
         let mut frames = Inbox::new(body, MAX_CONTROL_BYTES);
         let hello = match tokio::time::timeout(MAX_SILENCE, frames.next::<Frame>()).await {
             Ok(Ok(Some(Frame { kind: Some(Kind::Hello(hello)) }))) => hello,
@@ -162,6 +171,11 @@ impl Acceptor {
         if hello.nonce != self.own.nonce {
             return Err(Status::failed_precondition("this member belongs to another group"));
         }
+        // Where a secret is set, this is what the caller has proved.
+        if connection.claim().is_some_and(|proved| proved != claim(hello.rank, self.own.rank).as_bytes()) {
+            return Err(Status::permission_denied("the hello is not of the member that has proved the job's secret"));
+        }
+        connection.known();
         let caller = hello.rank as usize;
         match lock(&self.called).get_mut(caller) {
             Some(called @ false) => *called = true,

@@ -1,24 +1,18 @@
-//! Connection setup: each member connects to those before it and accepts those after it.
+//! Connection setup: each member connects to those before it and accepts those after it. If the job has a secret, both
+//! sides of a connection prove it before anything else is read.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use distribute_cluster::look_up;
-use rustix::event::{PollFd, PollFlags};
-use rustix::fd::AsFd;
+use distribute_cluster::secret::{Calling, Event, Problem, Refusals, Terms};
+use distribute_cluster::{JobSecret, look_up};
 
 use super::super::listen::LOOK_UP;
-use super::super::poll::poll;
 use super::super::shm::{self, Lane, Obstacle};
-use super::super::{ConnectError, Nonce, Sharing};
-
-/// How long a caller may take to send its hello. Port scanners never do.
-const MAX_SILENCE: Duration = Duration::from_secs(5);
-
-/// Most callers that have not yet sent their hello, in addition to those that are expected; beyond this the oldest is
-/// turned away.
-const MAX_STRANGERS: usize = 256;
+use super::super::{ConnectError, Nonce, Sharing, Unproved};
+use super::hello::{Hello, Welcome, claim};
+use super::reception::{Door, Known, MAX_STRANGERS, Reception};
 
 /// A socket for data and one for control messages, for each member but this one.
 pub(super) type Sockets = Vec<[Option<TcpStream>; 2]>;
@@ -28,25 +22,52 @@ pub(super) fn connect(
     addresses: &[String],
     listener: &TcpListener,
     group: Nonce,
+    secret: Option<&JobSecret>,
     deadline: Instant,
 ) -> Result<Sockets, ConnectError> {
     let mut sockets: Sockets = addresses.iter().map(|_| [None, None]).collect();
+    let terms = Terms::new("collectives over tcp 2", group.to_string());
+    let mut dialled = Vec::new();
     for (peer, address) in addresses.iter().enumerate().take(rank) {
-        for (channel, socket) in sockets[peer].iter_mut().enumerate() {
-            *socket = Some(dial(address, Hello { group, rank, channel }, deadline)?);
+        for channel in 0..2 {
+            let hello = Hello { group, rank, channel };
+            let (calling, first) = match secret {
+                None => (None, hello.encode().to_vec()),
+                Some(secret) => {
+                    let (calling, first) = Calling::new(secret, &terms, &claim(&hello, peer)).map_err(random)?;
+                    (Some(calling), first)
+                }
+            };
+            let stream = dial(address, &first, deadline)?;
+            if calling.is_some() {
+                stream.set_nonblocking(true).map_err(setup)?;
+            }
+            dialled.push(Dialled { peer, address, channel, stream, calling });
         }
     }
     let expected = 2 * (addresses.len() - rank - 1);
     let mut accepted = 0;
-    let mut reception = Reception { listener, callers: Vec::new(), most: expected + MAX_STRANGERS };
-    while accepted < expected {
-        let (stream, hello) = reception.next(deadline)?;
+    let most = expected + MAX_STRANGERS;
+    let door = Door { rank, secret, terms: &terms, refusals: Refusals::default() };
+    let mut reception = Reception::new(listener, most, door);
+    // Members prove the secret on both of their connections at the same time as their own callers do: were one after
+    // the other, each member would wait for those of higher ranks.
+    while accepted < expected || dialled.iter().any(|dialled| dialled.calling.is_some()) {
+        let Some(Known { mut stream, hello, proved }) = reception.next(&mut dialled, accepted < expected, deadline)?
+        else {
+            continue;
+        };
         // A connection of another group: not ours to answer.
         if hello.group != group || hello.rank <= rank {
             continue;
         }
+        if secret.is_some() && !proved {
+            reception.door.log(&stream, &Problem::MissingThere);
+            // A caller that has hung up needs no answer.
+            let _ = stream.write_all(&Problem::MissingThere.to_bytes());
+            continue;
+        }
         if let Some(place @ None) = sockets.get_mut(hello.rank).and_then(|pair| pair.get_mut(hello.channel)) {
-            let mut stream = stream;
             // A caller that has hung up is not a member: a member waits for this.
             if stream.write_all(&Welcome { group, rank }.encode()).is_ok() {
                 *place = Some(stream);
@@ -54,127 +75,98 @@ pub(super) fn connect(
             }
         }
     }
-    for (peer, pair) in sockets.iter_mut().enumerate().take(rank) {
-        for stream in pair.iter_mut().flatten() {
-            read_welcome(stream, Welcome { group, rank: peer }, left(deadline)).map_err(|source| ConnectError {
-                action: "be welcomed as a member of the group by",
-                address: addresses[peer].clone(),
-                source,
-            })?;
-        }
+    for Dialled { peer, address, channel, mut stream, .. } in dialled {
+        read_welcome(&mut stream, Welcome { group, rank: peer }, left(deadline)).map_err(|source| ConnectError {
+            action: "be welcomed as a member of the group by",
+            address: address.to_owned(),
+            source,
+        })?;
+        sockets[peer][channel] = Some(stream);
     }
     Ok(sockets)
 }
 
+/// A connection that this member has opened.
+pub(super) struct Dialled<'a> {
+    peer: usize,
+    address: &'a str,
+    channel: usize,
+    pub(super) stream: TcpStream,
+    /// The proof of the secret; `None` once both sides have proved it, or if there is none.
+    pub(super) calling: Option<Calling>,
+}
+
+impl Dialled<'_> {
+    /// Continues the proof with what has arrived.
+    pub(super) fn prove(&mut self) -> Result<(), ConnectError> {
+        let address = self.address.to_owned();
+        let failed = |source| ConnectError { action: "prove the job's secret to", address, source };
+        let proved = self.try_prove();
+        proved.map_err(failed)
+    }
+
+    fn try_prove(&mut self) -> io::Result<()> {
+        let mut bytes = [0; PIECE_BYTES];
+        while let Some(calling) = &mut self.calling {
+            let wanted = calling.wants().min(PIECE_BYTES);
+            let read = match self.stream.read(&mut bytes[..wanted]) {
+                Ok(0) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, HUNG_UP)),
+                Ok(read) => read,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
+            };
+            match calling.receive(&mut &bytes[..read]) {
+                Event::More => {}
+                Event::Send(bytes) => self.stream.write_all(&bytes)?,
+                Event::Proved { .. } => {
+                    self.calling = None;
+                    self.stream.set_nonblocking(false)?;
+                }
+                Event::Failed { problem, .. } => return Err(Unproved::error(&problem)),
+                Event::Plain(_) => return Err(Unproved::error(&Problem::Garbled)),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn random(error: distribute_cluster::Error) -> ConnectError {
+    let (action, address) = ("draw a random number from", "the system".to_owned());
+    ConnectError { action, address, source: io::Error::other(error.to_string()) }
+}
+
+const HUNG_UP: &str = "it hung up: another job or group listens at this address";
+
+/// Bytes that are read of a proof at a time.
+const PIECE_BYTES: usize = 512;
+
 /// Checks that the listener is the member that was meant.
 fn read_welcome(stream: &mut TcpStream, expected: Welcome, left: Duration) -> io::Result<()> {
     stream.set_read_timeout(Some(left))?;
-    let mut bytes = [0; Welcome::LEN];
-    stream.read_exact(&mut bytes).map_err(|error| match error.kind() {
-        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
-            io::Error::new(error.kind(), "it hung up: another job or group listens at this address")
+    let (mut bytes, mut len) = ([0; Welcome::LEN], 0);
+    while len < bytes.len() {
+        match stream.read(&mut bytes[len..]) {
+            Ok(0) if bytes[..len] == Problem::MissingThere.to_bytes() => {
+                return Err(Unproved::error(&Problem::MissingHere));
+            }
+            Ok(0) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, HUNG_UP)),
+            Ok(read) => len += read,
+            Err(error) => match error.kind() {
+                io::ErrorKind::Interrupted => {}
+                io::ErrorKind::ConnectionReset => return Err(io::Error::new(error.kind(), HUNG_UP)),
+                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                    let silent = "it took the call and said nothing before the deadline";
+                    return Err(io::Error::new(error.kind(), silent));
+                }
+                _ => return Err(error),
+            },
         }
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-            io::Error::new(error.kind(), "it took the call and said nothing before the deadline")
-        }
-        _ => error,
-    })?;
+    }
     if bytes == expected.encode() {
         Ok(())
     } else {
         Err(io::Error::other("it answered as no member of this group does: another job listens at this address"))
-    }
-}
-
-/// All open connections, of members or not; a silent one keeps no other waiting.
-struct Reception<'a> {
-    listener: &'a TcpListener,
-    callers: Vec<Caller>,
-    /// The largest number of callers.
-    most: usize,
-}
-
-/// A connection whose first bytes are still to come.
-struct Caller {
-    stream: TcpStream,
-    bytes: [u8; Hello::LEN],
-    len: usize,
-    since: Instant,
-}
-
-impl Reception<'_> {
-    /// Returns the next caller that has sent a hello.
-    fn next(&mut self, deadline: Instant) -> Result<(TcpStream, Hello), ConnectError> {
-        let listener = self.listener;
-        let failed = |source| ConnectError {
-            action: "accept peers at",
-            address: listener.local_addr().map_or_else(|_| "a closed socket".to_owned(), |address| address.to_string()),
-            source,
-        };
-        listener.set_nonblocking(true).map_err(failed)?;
-        loop {
-            self.accept().map_err(failed)?;
-            if let Some(known) = self.listen() {
-                // The handshake over shared memory blocks.
-                known.0.set_nonblocking(false).map_err(failed)?;
-                return Ok(known);
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(failed(io::Error::other("not all peers connected before the deadline")));
-            }
-            let left = if self.callers.is_empty() { left } else { left.min(MAX_SILENCE) };
-            let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
-            fds.extend(
-                self.callers.iter().map(|caller| PollFd::from_borrowed_fd(caller.stream.as_fd(), PollFlags::IN)),
-            );
-            poll(&mut fds, left);
-        }
-    }
-
-    fn accept(&mut self) -> io::Result<()> {
-        loop {
-            match self.listener.accept() {
-                Ok((stream, _)) => {
-                    stream.set_nonblocking(true)?;
-                    if self.callers.len() >= self.most {
-                        self.callers.remove(0);
-                    }
-                    let caller = Caller { stream, bytes: [0; Hello::LEN], len: 0, since: Instant::now() };
-                    self.callers.push(caller);
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                // A caller that hung up at once was not a member: a member calls again.
-                Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {
-                }
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    /// Reads hellos, and drops callers that hang up, send anything else or stay silent.
-    fn listen(&mut self) -> Option<(TcpStream, Hello)> {
-        let mut index = 0;
-        while index < self.callers.len() {
-            let caller = &mut self.callers[index];
-            match caller.stream.read(&mut caller.bytes[caller.len..]) {
-                Ok(read) if read > 0 => {
-                    caller.len += read;
-                    if caller.len == Hello::LEN {
-                        let caller = self.callers.remove(index);
-                        if let Some(hello) = Hello::decode(&caller.bytes) {
-                            return Some((caller.stream, hello));
-                        }
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock && caller.since.elapsed() < MAX_SILENCE => {
-                    index += 1;
-                }
-                _ => drop(self.callers.remove(index)),
-            }
-        }
-        None
     }
 }
 
@@ -248,60 +240,13 @@ pub(super) fn setup(source: io::Error) -> ConnectError {
     ConnectError { action: "set options of a socket to", address: "a peer".to_owned(), source }
 }
 
-/// The first bytes on every connection: who is calling.
-pub(super) struct Hello {
-    pub(super) group: Nonce,
-    pub(super) rank: usize,
-    pub(super) channel: usize,
-}
-
-impl Hello {
-    pub(super) const LEN: usize = 8 + Nonce::LEN + 4 + 4;
-
-    pub(super) fn encode(&self) -> [u8; Self::LEN] {
-        let mut bytes = [0; Self::LEN];
-        bytes[..8].copy_from_slice(HELLO);
-        bytes[8..24].copy_from_slice(&self.group.to_bytes());
-        bytes[24..28].copy_from_slice(&(self.rank as u32).to_le_bytes());
-        bytes[28..32].copy_from_slice(&(self.channel as u32).to_le_bytes());
-        bytes
-    }
-
-    pub(super) fn decode(bytes: &[u8; Self::LEN]) -> Option<Hello> {
-        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        let group = Nonce::from_bytes(bytes[8..24].try_into().ok()?);
-        bytes.starts_with(HELLO).then(|| Hello { group, rank: word(24) as usize, channel: word(28) as usize })
-    }
-}
-
-/// The answer to a hello: who accepted.
-struct Welcome {
-    group: Nonce,
-    rank: usize,
-}
-
-impl Welcome {
-    const LEN: usize = 8 + Nonce::LEN + 4;
-
-    fn encode(&self) -> [u8; Self::LEN] {
-        let mut bytes = [0; Self::LEN];
-        bytes[..8].copy_from_slice(WELCOME);
-        bytes[8..24].copy_from_slice(&self.group.to_bytes());
-        bytes[24..28].copy_from_slice(&(self.rank as u32).to_le_bytes());
-        bytes
-    }
-}
-
-const HELLO: &[u8; 8] = b"dst-tcp2";
-const WELCOME: &[u8; 8] = b"dst-wlc2";
-
-fn dial(address: &str, hello: Hello, deadline: Instant) -> Result<TcpStream, ConnectError> {
+fn dial(address: &str, first: &[u8], deadline: Instant) -> Result<TcpStream, ConnectError> {
     let mut pause = Duration::from_millis(5);
     loop {
         let attempt = look_up(address, LOOK_UP.min(left(deadline))).and_then(|resolved| {
             let resolved = resolved.first().ok_or(io::ErrorKind::NotFound)?;
             let mut stream = TcpStream::connect_timeout(resolved, left(deadline))?;
-            stream.write_all(&hello.encode())?;
+            stream.write_all(first)?;
             Ok(stream)
         });
         match attempt {

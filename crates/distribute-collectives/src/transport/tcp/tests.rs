@@ -4,7 +4,7 @@ use distribute_testkit::skipped;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
-use super::connect::Hello;
+use super::hello::Hello;
 use super::*;
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -35,7 +35,9 @@ fn connect_while(
             .map(|(rank, listener)| {
                 let addresses = &addresses;
                 let (deadline, group) = (Instant::now() + DEADLINE, Nonce::of_addresses(addresses));
-                scope.spawn(move || TcpTransport::connect(rank, addresses, listener, group, Sharing::Never, deadline))
+                scope.spawn(move || {
+                    TcpTransport::connect(rank, addresses, listener, (group, None), Sharing::Never, deadline)
+                })
             })
             .collect();
         let outcomes = members.into_iter().map(|member| member.join().expect("no panic")).collect();
@@ -72,7 +74,7 @@ fn absent_members_are_an_error_at_the_deadline() {
     let (listeners, addresses) = listeners("127.0.0.1", 2).expect("free ports");
     let deadline = Instant::now() + Duration::from_millis(200);
     let group = Nonce::of_addresses(&addresses);
-    let error = TcpTransport::connect(0, &addresses, &listeners[0], group, Sharing::Never, deadline).err();
+    let error = TcpTransport::connect(0, &addresses, &listeners[0], (group, None), Sharing::Never, deadline).err();
     let error = error.expect("nobody came");
     assert!(error.source.to_string().contains("not all peers connected before the deadline"), "{}", error.source);
 }

@@ -1,0 +1,252 @@
+//! The callers of a member that is being connected, until they have said who they are.
+
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use distribute_cluster::JobSecret;
+use distribute_cluster::secret::{Event, JOB_REMEDY, Listening, Problem, Refusals, Terms};
+use rustix::event::{PollFd, PollFlags};
+use rustix::fd::AsFd;
+
+use super::super::ConnectError;
+use super::super::poll::poll;
+use super::connect::Dialled;
+use super::hello::{Hello, claimed};
+
+/// How long a caller may take to send its hello. Port scanners never do.
+const MAX_SILENCE: Duration = Duration::from_secs(5);
+
+/// Most callers that have not yet sent their hello, in addition to those that are expected; beyond this the oldest is
+/// turned away.
+pub(super) const MAX_STRANGERS: usize = 256;
+
+/// All open connections, of members or not; a silent one keeps no other waiting.
+pub(super) struct Reception<'a> {
+    listener: &'a TcpListener,
+    callers: Vec<Caller>,
+    /// The largest number of callers.
+    most: usize,
+    pub(super) door: Door<'a>,
+}
+
+/// The secret that callers have to prove.
+pub(super) struct Door<'a> {
+    pub(super) rank: usize,
+    pub(super) secret: Option<&'a JobSecret>,
+    pub(super) terms: &'a Terms,
+    pub(super) refusals: Refusals,
+}
+
+/// A connection whose first bytes are still to come.
+struct Caller {
+    stream: TcpStream,
+    /// The proof of the secret; `None` for a caller that begins without one.
+    listening: Option<Listening>,
+    /// Whether it has begun to prove the secret; a member does so while it still connects to others.
+    proving: bool,
+    bytes: [u8; Hello::LEN],
+    len: usize,
+    since: Instant,
+}
+
+/// A caller that has said who it is.
+pub(super) struct Known {
+    pub(super) stream: TcpStream,
+    pub(super) hello: Hello,
+    /// Whether it has proved the job's secret.
+    pub(super) proved: bool,
+}
+
+impl<'a> Reception<'a> {
+    pub(super) fn new(listener: &'a TcpListener, most: usize, door: Door<'a>) -> Reception<'a> {
+        Reception { listener, callers: Vec::new(), most, door }
+    }
+
+    /// Returns the next caller that has sent a hello, if callers are expected, or `None` once a connection of this
+    /// member's own has moved on.
+    pub(super) fn next(
+        &mut self,
+        dialled: &mut [Dialled<'_>],
+        expects: bool,
+        deadline: Instant,
+    ) -> Result<Option<Known>, ConnectError> {
+        let listener = self.listener;
+        let failed = |source| ConnectError {
+            action: "accept peers at",
+            address: listener.local_addr().map_or_else(|_| "a closed socket".to_owned(), |address| address.to_string()),
+            source,
+        };
+        listener.set_nonblocking(true).map_err(failed)?;
+        let unproved = |dialled: &[Dialled<'_>]| dialled.iter().filter(|dialled| dialled.calling.is_some()).count();
+        let waits = unproved(dialled);
+        loop {
+            if expects {
+                self.accept().map_err(failed)?;
+                if let Some(known) = self.listen() {
+                    // The handshake over shared memory blocks.
+                    known.stream.set_nonblocking(false).map_err(failed)?;
+                    return Ok(Some(known));
+                }
+            }
+            dialled.iter_mut().try_for_each(Dialled::prove)?;
+            if unproved(dialled) < waits {
+                return Ok(None);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(failed(io::Error::other("not all peers connected before the deadline")));
+            }
+            let left = if self.callers.is_empty() { left } else { left.min(MAX_SILENCE) };
+            let mut fds = Vec::new();
+            if expects {
+                fds.push(PollFd::new(listener, PollFlags::IN));
+                let callers = self.callers.iter().map(|caller| caller.stream.as_fd());
+                fds.extend(callers.map(|caller| PollFd::from_borrowed_fd(caller, PollFlags::IN)));
+            }
+            let proving = dialled.iter().filter(|dialled| dialled.calling.is_some());
+            fds.extend(proving.map(|dialled| PollFd::from_borrowed_fd(dialled.stream.as_fd(), PollFlags::IN)));
+            poll(&mut fds, left);
+        }
+    }
+
+    fn accept(&mut self) -> io::Result<()> {
+        loop {
+            match self.listener.accept() {
+                Ok((stream, _)) => {
+                    stream.set_nonblocking(true)?;
+                    if self.callers.len() >= self.most {
+                        let silent = self.callers.iter().position(|caller| !caller.proving).unwrap_or(0);
+                        self.callers.remove(silent);
+                    }
+                    let listening = Listening::new(self.door.secret, self.door.terms).map_err(io::Error::other)?;
+                    self.callers.push(Caller {
+                        stream,
+                        listening: Some(listening),
+                        proving: false,
+                        bytes: [0; Hello::LEN],
+                        len: 0,
+                        since: Instant::now(),
+                    });
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                // A caller that hung up at once was not a member: a member calls again.
+                Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Reads hellos and proofs, and drops callers that hang up, send anything else or stay silent.
+    fn listen(&mut self) -> Option<Known> {
+        let mut index = 0;
+        while index < self.callers.len() {
+            let caller = &mut self.callers[index];
+            match caller.read() {
+                Ok(0) => drop(self.callers.remove(index)),
+                Ok(read) => match caller.receive(read, &self.door) {
+                    Received::More => {}
+                    Received::Nothing => drop(self.callers.remove(index)),
+                    Received::Hello(hello, proved) => {
+                        let stream = self.callers.remove(index).stream;
+                        return Some(Known { stream, hello, proved });
+                    }
+                },
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error)
+                    if error.kind() == io::ErrorKind::WouldBlock
+                        && (caller.proving || caller.since.elapsed() < MAX_SILENCE) =>
+                {
+                    index += 1;
+                }
+                _ => drop(self.callers.remove(index)),
+            }
+        }
+        None
+    }
+}
+
+/// The meaning of a caller's bytes.
+enum Received {
+    More,
+    Hello(Hello, bool),
+    /// Nothing that a member sends, or no proof.
+    Nothing,
+}
+
+impl Caller {
+    /// Reads behind what has arrived, at most to the end of a hello or of a piece of a proof.
+    fn read(&mut self) -> io::Result<usize> {
+        let most = self.listening.as_ref().map_or(Hello::LEN, Listening::wants);
+        match &self.listening {
+            Some(_) => {
+                // A piece of a proof may be longer than a hello; the rest is read next.
+                let most = most.min(self.bytes.len());
+                self.stream.read(&mut self.bytes[..most])
+            }
+            None => self.stream.read(&mut self.bytes[self.len..]),
+        }
+    }
+
+    fn receive(&mut self, read: usize, door: &Door<'_>) -> Received {
+        let Some(listening) = &mut self.listening else {
+            self.len += read;
+            return self.hello();
+        };
+        match listening.receive(&mut &self.bytes[..read]) {
+            Event::More => Received::More,
+            Event::Plain(first) => {
+                // A part of the magic may have arrived alone before.
+                self.listening = None;
+                self.len = first.len();
+                self.bytes[..self.len].copy_from_slice(&first);
+                self.hello()
+            }
+            Event::Send(bytes) => {
+                self.proving = true;
+                self.sent(&bytes, Received::More)
+            }
+            Event::Proved { send, claim } => {
+                let hello = claimed(&claim, door.rank).map_or(Received::Nothing, |hello| Received::Hello(hello, true));
+                self.sent(&send, hello)
+            }
+            Event::Failed { send, problem } => {
+                door.log(&self.stream, &problem);
+                self.sent(&send, Received::Nothing)
+            }
+        }
+    }
+
+    fn hello(&self) -> Received {
+        match (self.len == Hello::LEN, Hello::decode(&self.bytes)) {
+            (false, _) => Received::More,
+            (true, Some(hello)) => Received::Hello(hello, false),
+            (true, None) => Received::Nothing,
+        }
+    }
+
+    /// Sends a message, which an empty socket has room for; a caller that does not take it is none.
+    fn sent(&mut self, bytes: &[u8], then: Received) -> Received {
+        match self.stream.write_all(bytes) {
+            Ok(()) => then,
+            Err(_) => Received::Nothing,
+        }
+    }
+}
+
+impl Door<'_> {
+    /// Logs a refusal, once for each address.
+    pub(super) fn log(&self, caller: &TcpStream, problem: &Problem) {
+        let peer = caller.peer_addr().ok();
+        // A caller of another group is turned away without a message.
+        if !matches!(problem, Problem::Other { .. } | Problem::Garbled) && self.refusals.is_first(peer) {
+            let peer = peer.map_or_else(|| "an unknown address".to_owned(), |peer| peer.to_string());
+            tracing::warn!(
+                "member {} of a group refused a connection of {peer}: {problem}; {JOB_REMEDY}; further ones of that \
+                 host are refused without a message",
+                self.rank
+            );
+        }
+    }
+}
