@@ -1,0 +1,104 @@
+//! The elements that a consumer yields.
+
+use std::time::Duration;
+
+use distribute_data_service::{DataWorker, dataset};
+use distribute_input::{Array, Dataset, InputOptions, InputPosition, Topology, distribute_dataset};
+use distribute_testkit::Job;
+
+use crate::{Element, dispatcher, elements, eventually, in_order, large, options, worker};
+
+fn all<T: Send + 'static>(data: &Dataset<T>, epoch: u64) -> Vec<T> {
+    data.iter_epoch(epoch).collect::<Result<_, _>>().unwrap()
+}
+
+#[test]
+fn elements_and_their_order_are_those_of_reading_here_with_one_worker_and_with_three() {
+    let dispatcher = dispatcher("order");
+    let served = elements();
+    let mut workers: Vec<DataWorker> = Vec::new();
+    for count in [1, 3] {
+        while workers.len() < count {
+            workers.push(worker(&dispatcher, "order").dataset("train", &served).start().unwrap());
+        }
+        let data: Dataset<Element> = dataset(options(&dispatcher, "order")).unwrap();
+        for epoch in [0, 3] {
+            let got = all(&data, epoch);
+            assert_eq!(got, all(&in_order(&served, 4, 2), epoch), "{count} data workers, pass {epoch}");
+            let mut numbers: Vec<i64> = got.iter().map(|(number, _)| *number.item().unwrap()).collect();
+            assert_ne!(numbers, (0..40).collect::<Vec<_>>());
+            numbers.sort_unstable();
+            assert_eq!(numbers, (0..40).collect::<Vec<_>>());
+        }
+        assert_ne!(all(&data, 0), all(&data, 1));
+    }
+}
+
+/// Three training workers divide the fourth split by elements.
+#[test]
+fn training_workers_see_every_example_once_and_resume_in_the_middle() {
+    let dispatcher = dispatcher("resume");
+    let served = Dataset::range(0..41).shuffle(41, 1);
+    let start = || worker(&dispatcher, "resume").dataset("train", &served).start().unwrap();
+    let _workers = [start(), start()];
+    let numbers = |parts: Vec<Array<i64>>| parts.iter().flat_map(|part| part.as_slice().to_vec()).collect::<Vec<_>>();
+    let distributed = |workers: usize, worker: usize| {
+        let data: Dataset<Array<i64>> = dataset(options(&dispatcher, "resume")).unwrap();
+        let topology = Topology::new(workers, worker, 2).unwrap();
+        distribute_dataset(&data.batch(6), topology, InputOptions::default()).unwrap()
+    };
+    for count in [2, 3] {
+        let (mut seen, mut positions) = (Vec::new(), Vec::new());
+        let mut rest = Vec::new();
+        for at in 0..count {
+            let mut steps = distributed(count, at).iter_epoch(2);
+            seen.extend((&mut steps).take(2).flat_map(|step| numbers(step.unwrap())));
+            positions.push(steps.position().clone());
+            rest.push(steps.flat_map(|step| numbers(step.unwrap())).collect::<Vec<_>>());
+        }
+        let position = InputPosition::of_all(positions).unwrap();
+        let again = |count, at| {
+            let steps = distributed(count, at).iter_from(&position).unwrap();
+            steps.flat_map(|step| numbers(step.unwrap())).collect::<Vec<_>>()
+        };
+        let same: Vec<Vec<i64>> = (0..count).map(|at| again(count, at)).collect();
+        assert_eq!(same, rest, "{count} training workers");
+        let mut whole = [seen.clone(), rest.concat()].concat();
+        whole.sort_unstable();
+        assert_eq!(whole, (0..41).collect::<Vec<_>>(), "{count} training workers");
+        // One training worker takes over from all.
+        let mut whole = [seen, again(1, 0)].concat();
+        whole.sort_unstable();
+        assert_eq!(whole, (0..41).collect::<Vec<_>>(), "1 instead of {count} training workers");
+    }
+}
+
+/// The body of a process that has no other threads of these names.
+#[test]
+#[ignore = "a process that other tests start"]
+fn a_dropped_consumer() {
+    let dispatcher = dispatcher("drop");
+    let worker = worker(&dispatcher, "drop").dataset("train", &large()).start().unwrap();
+    let data: Dataset<Array<i64>> = dataset(options(&dispatcher, "drop")).unwrap();
+    let mut elements = data.iter();
+    elements.next().unwrap().unwrap();
+    eventually("both streams are open", || worker.streams() == 2);
+    drop((elements, data));
+    eventually("the streams end", || worker.streams() == 0);
+    eventually("the threads that read end", || threads("split-").is_empty());
+    eventually("the consumer's threads end", || threads("data-consumer").is_empty());
+}
+
+#[test]
+fn a_consumer_that_is_dropped_ends_its_streams_and_threads() {
+    let mut job = Job::of_test("passes::a_dropped_consumer").unwrap().start().unwrap();
+    let outcome = job.wait(0, Duration::from_secs(30)).unwrap();
+    assert!(outcome.passed(), "{outcome:?}");
+}
+
+fn threads(name: &str) -> Vec<String> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let comm =
+        |entry: std::io::Result<std::fs::DirEntry>| std::fs::read_to_string(entry.ok()?.path().join("comm")).ok();
+    tasks.filter_map(comm).filter(|comm| comm.starts_with(name)).collect()
+}
