@@ -2,7 +2,8 @@
 //!
 //! An adapter implements [`TensorLibrary`] for its own marker type. It passes a model's variables as [`Parameters`],
 //! and each variable reports its gradient to a [`Tape`] while backward runs. [`DeviceExchange`] is for tensors in an
-//! accelerator's memory; libraries without such tensors use [`NoDevices`].
+//! accelerator's memory; libraries without such tensors use [`NoDevices`]. With the feature `cuda`, `GpuUpdater`
+//! carries out its updates on NVIDIA GPUs.
 //!
 //! Under a strategy that shards parameters an adapter creates large variables by [`Variable::sharded`], with the
 //! layout of [`ShardLayout::of`] and the parts of [`scatter_whole`]. It gathers the whole when the model uses it
@@ -10,8 +11,10 @@
 //! optimizer's: it reduces the gradient to parts, updates the replica's part, and its slots are parts too.
 
 pub use crate::agreement::{check_and_share, compare, share};
+#[cfg(feature = "cuda")]
+pub use crate::gpu::{GpuUpdater, GpuVariable};
 pub use crate::gradient::Reduced;
-pub use crate::library::{DeviceExchange, DeviceUpdate, NoDevices, TensorLibrary, is_short};
+pub use crate::library::{DeviceExchange, DeviceOutcome, DeviceStep, DeviceUpdate, NoDevices, TensorLibrary, is_short};
 pub use crate::optimizer::LibraryOptimizer;
 #[cfg(feature = "hlo")]
 pub use crate::optimizer::{ProgramOptimizer, ProgramStep, ProgramUpdate, ProgramVariable};

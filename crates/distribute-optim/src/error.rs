@@ -52,6 +52,14 @@ pub enum Error {
         /// Its type.
         dtype: distribute_device::DType,
     },
+    /// A slot of local updates does not fit its variable.
+    #[error("slot {name:?}: {problem}")]
+    LocalSlot {
+        /// The slot's name.
+        name: String,
+        /// The problem.
+        problem: String,
+    },
     /// A replica of another model or strategy used the optimizer.
     #[error(
         "the optimizer was built for {built} replicas, but this strategy has {given}; build it for the model of this \
@@ -197,7 +205,7 @@ pub enum Error {
         problem: String,
     },
     /// A gradient was in an accelerator's memory, but gradients are reduced on the host.
-    #[error("tensors on a GPU are reduced there by optimizers of mirrored strategies, without zero1; use those")]
+    #[error("tensors on a GPU are reduced there by optimizers of mirrored strategies; use one of those")]
     OnDevice,
 }
 

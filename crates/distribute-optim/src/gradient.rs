@@ -11,7 +11,6 @@ mod loss_scale;
 mod parts;
 
 pub(crate) use accumulate::Accumulated;
-pub use clip::Clip;
 pub(crate) use clip::{change, is_finite, square_sum};
 pub use loss_scale::LossScale;
 pub(crate) use loss_scale::Scaling;

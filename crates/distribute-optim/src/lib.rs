@@ -4,8 +4,9 @@
 //! no tensor library: an adapter implements [`TensorLibrary`] for its own marker type, passes a model's variables as
 //! [`Parameters`], and has each variable report its gradient to a [`Tape`](backend::Tape): see [`backend`].
 //!
-//! - [`Sgd`], [`Adam`], [`AdamW`], [`Adagrad`], [`RmsProp`] and [`Lamb`] are descriptions; `build(&model)` makes the
-//!   [`Optimizer`], whose slots are distributed variables. [`ReplicaOptimizer::minimize`] is one step.
+//! - [`Sgd`], [`Adam`], [`AdamW`], [`Adagrad`], [`RmsProp`], [`Lamb`], [`Adadelta`], [`Adamax`], [`Nadam`] and [`Ftrl`]
+//!   are descriptions; `build(&model)` makes the [`Optimizer`], whose slots are distributed variables.
+//!   [`ReplicaOptimizer::minimize`] is one step.
 //! - [`Optimizer`] also clips ([`Clip`]), compresses, scales losses ([`LossScale`]), accumulates, audits, and shards
 //!   its state; [`Ema`] averages parameters.
 //! - [`UpdateRule`] is the arithmetic of an optimizer on slices, which parameter servers use too.
@@ -39,9 +40,12 @@
 
 mod agreement;
 pub mod backend;
+mod clip;
 mod ema;
 mod error;
 mod exchange;
+#[cfg(feature = "cuda")]
+mod gpu;
 mod gradient;
 mod layer_options;
 mod library;
@@ -58,19 +62,23 @@ mod tape;
 mod tensor_split;
 
 pub use agreement::audit;
+pub use clip::Clip;
 pub use ema::Ema;
 pub use error::{Error, Result};
-pub use gradient::{Clip, LossScale};
+pub use gradient::LossScale;
 pub use layer_options::{ColumnParallelOptions, RowParallelOptions};
 pub use library::{HostError, HostLoss, HostModel};
 pub use optimizer::{
-    Adagrad, Adam, AdamW, Lamb, MemoryReport, Optimizer, OptimizerState, ReplicaOptimizer, RmsProp, Sgd, StepTimes,
+    Adadelta, Adagrad, Adam, AdamW, Adamax, Ftrl, Lamb, MemoryReport, Nadam, Optimizer, OptimizerState,
+    ReplicaOptimizer, RmsProp, Sgd, StepTimes,
 };
 pub use parameters::Trainable;
 pub use row_share::SparseGradients;
 pub use rule::{AdamFactors, Float, OptimizerDescription, Real, UpdateRule};
 
-use backend::{DeviceExchange, DeviceUpdate, Parameters, ShardLayout, StepCounts, TensorLibrary, Variable, is_short};
+use backend::{
+    DeviceExchange, DeviceStep, DeviceUpdate, Parameters, ShardLayout, StepCounts, TensorLibrary, Variable, is_short,
+};
 
 // The examples of the README are tests of the crate.
 #[cfg(doctest)]

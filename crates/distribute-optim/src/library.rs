@@ -11,7 +11,7 @@ use crate::Error;
 mod device;
 mod host;
 
-pub use device::{DeviceExchange, DeviceUpdate, NoDevices};
+pub use device::{DeviceExchange, DeviceOutcome, DeviceStep, DeviceUpdate, NoDevices};
 pub use host::{HostError, HostLoss, HostModel};
 
 /// A tensor library, as far as optimizers need one. They do all other work in the storage that [`TensorStorage`] lends.

@@ -14,19 +14,20 @@ use serde::{Deserialize, Serialize};
 use self::slots::StateMemory;
 use self::states::States;
 use crate::exchange::SlotShard;
-use crate::gradient::{Clip, LossScale, Scaling};
+use crate::gradient::{LossScale, Scaling};
 use crate::library::{bytes, len, wide};
 use crate::row_share::SparseGradients;
 use crate::rule::{OptimizerDescription, UpdateRule};
 use crate::settings::{FixedSettings, Settings};
 use crate::step_counts::SavedCounts;
-use crate::{Error, Parameters, ShardLayout, StepCounts, TensorLibrary, Trainable, Variable, tensor_split};
+use crate::{Clip, Error, Parameters, ShardLayout, StepCounts, TensorLibrary, Trainable, Variable, tensor_split};
 
 mod backward;
 mod builders;
 mod gradients;
 mod library;
 mod local;
+mod local_slots;
 mod memory;
 #[cfg(feature = "hlo")]
 mod program;
@@ -36,7 +37,7 @@ mod slots;
 mod states;
 mod step;
 
-pub use builders::{Adagrad, Adam, AdamW, Lamb, RmsProp, Sgd};
+pub use builders::{Adadelta, Adagrad, Adam, AdamW, Adamax, Ftrl, Lamb, Nadam, RmsProp, Sgd};
 pub use library::LibraryOptimizer;
 pub use memory::MemoryReport;
 #[cfg(feature = "hlo")]
@@ -213,7 +214,8 @@ impl<L: TensorLibrary> Optimizer<L> {
     /// Under tensor parallelism, the state of a rank's parts is sharded over the replicas.
     ///
     /// Every variable that ever gets a gradient must get one in the first step, on at least one replica. Parameters of
-    /// 16 bits are gathered in 16 bits; their copies in f32 are sharded like the slots.
+    /// 16 bits are gathered in 16 bits; their copies in f32 are sharded like the slots. On GPUs gradients are copied to
+    /// host memory, where the state is, and parameters are copied back.
     ///
     /// Under a strategy that shards parameters this is the default, as ZeRO stage 2, if the model has large variables
     /// of which every replica has the whole.
@@ -283,7 +285,7 @@ impl<L: TensorLibrary> Optimizer<L> {
     /// Returns whether the gradient of the variable with this index is [reduced by
     /// rows](Optimizer::sparse_gradients); false before the first step.
     pub fn reduces_rows(&self, index: usize) -> bool {
-        self.states.plan.get().is_some_and(|plan| plan.reduces_rows(index))
+        self.states.plan().is_some_and(|plan| plan.reduces_rows(index))
     }
 
     /// Returns the size in bytes of the optimizer state that the first replica of this process keeps, on its device or
@@ -307,6 +309,15 @@ impl<L: TensorLibrary> Optimizer<L> {
         }
         if self.parameters.local_updates {
             self.check_local_settings()?;
+        }
+        if self.parameters.elastic {
+            let refuse = |what, why| Err(Error::Combination { what, other: "an elastic strategy", why });
+            if self.sharded {
+                return refuse("zero1", "a lost process's part of the state would be lost with it; leave zero1 out");
+            }
+            if self.parameters.local_updates {
+                return refuse("local updates", "replicas differ between synchronizations; leave one of them out");
+            }
         }
         if self.parameters.variables().iter().any(|variable| variable.layout().is_some()) {
             let refuse = |what, why| Err(Error::Combination { what, other: "a strategy that shards parameters", why });
@@ -349,7 +360,7 @@ impl<L: TensorLibrary> Optimizer<L> {
     /// next.
     ///
     /// Replicas stay equal bit for bit, but their values differ from those without compression. Gradients of `f64` are
-    /// not compressed.
+    /// not compressed. On GPUs f16 and bf16 are the compressions there are; others are an error of the first step.
     ///
     /// # Errors
     /// [`distribute_collectives::Error::Compression`], in the library's error, if the settings are invalid.

@@ -2,9 +2,9 @@
 
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use distribute_strategy::{Sharding, Strategy};
+use distribute_strategy::{LocalSlot, LocalUpdates, Sharding, Strategy};
 use distribute_types::with_dtype;
 use distribute_values::{TensorStorage, with_storage};
 
@@ -32,6 +32,12 @@ pub struct Parameters<L: TensorLibrary> {
     apart: Vec<AtomicBool>,
     /// Whether replicas update their copies by their own gradients.
     pub(crate) local_updates: bool,
+    /// Whether processes may be lost while others train on.
+    pub(crate) elastic: bool,
+    /// The slots that the strategy keeps for each trained variable.
+    pub(crate) local_slots: Vec<LocalSlot>,
+    /// The number of times that values were loaded into all replicas.
+    loads: AtomicU64,
     /// An object that must live as long as the model.
     #[expect(dead_code, reason = "held for its owner only")]
     held: Option<Arc<dyn Any + Send + Sync>>,
@@ -190,10 +196,27 @@ impl<L: TensorLibrary> Parameters<L> {
         let mut tapes = tapes;
         tapes.resize_with(strategy.num_local_replicas(), Tape::new);
         let (tensor_ranks, sharding) = (strategy.tensor_parallel(), strategy.sharding());
-        let local_updates = strategy.extended().local_updates().is_some();
+        let updates = strategy.extended().local_updates();
+        let local_slots = updates.map_or_else(Vec::new, |updates| LocalUpdates::slots(updates).to_vec());
+        let (local_updates, loads) = (updates.is_some(), AtomicU64::new(0));
+        let elastic = strategy.elastic().is_some();
         let apart = tapes.iter().map(|_| AtomicBool::new(false)).collect();
         let torn = AtomicBool::new(false);
-        Parameters { variables, tapes, shared, alone, tensor_ranks, sharding, torn, apart, local_updates, held }
+        Parameters {
+            variables,
+            tapes,
+            shared,
+            alone,
+            tensor_ranks,
+            sharding,
+            torn,
+            apart,
+            local_updates,
+            elastic,
+            local_slots,
+            loads,
+            held,
+        }
     }
 
     /// Returns the variables, in order of creation.
@@ -232,8 +255,20 @@ impl<L: TensorLibrary> Parameters<L> {
     pub fn set_torn(&self, torn: bool) {
         self.torn.store(torn, Ordering::Release);
         if !torn {
+            self.note_loaded();
             (0..self.apart.len()).for_each(|local| self.set_apart(local, false));
         }
+    }
+
+    /// Notes that values were loaded into all replicas, which begin a new training: the [slots of local
+    /// updates](distribute_strategy::LocalUpdates::slots) are created again.
+    pub fn note_loaded(&self) {
+        self.loads.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Returns the number of times that values were loaded into all replicas.
+    pub(crate) fn loads(&self) -> u64 {
+        self.loads.load(Ordering::Acquire)
     }
 
     /// Returns whether replicas have updated their own copies since these were equal.

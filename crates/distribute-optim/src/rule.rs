@@ -2,10 +2,16 @@
 
 use serde::{Deserialize, Serialize};
 
+mod adadelta;
 mod adagrad;
 mod adam;
+mod adamax;
 mod description;
+mod ftrl;
+#[cfg(feature = "cuda")]
+mod fused;
 mod lamb;
+mod nadam;
 #[cfg(feature = "hlo")]
 mod program;
 mod rms_prop;
@@ -105,6 +111,62 @@ pub enum UpdateRule {
         /// The weight decay: the share of the parameter that is added to the direction, 0 or more.
         weight_decay: f64,
     },
+    /// Adadelta: gradients are scaled by the ratio of the root mean squares of changes and of gradients.
+    ///
+    /// # Source
+    /// Zeiler, "ADADELTA: an adaptive learning rate method", 2012, in the form of `tf.keras.optimizers.Adadelta`:
+    /// v = ρ·v + (1 − ρ)·g², d = g·√(a + ε)/√(v + ε), a = ρ·a + (1 − ρ)·d², p = p − lr·d. The paper's rate is 1.
+    Adadelta {
+        /// The decay rate of the moving averages, from 0 to below 1.
+        rho: f64,
+        /// The number that is added to both mean squares, above 0.
+        epsilon: f64,
+    },
+    /// Adamax: Adam whose second moment is the largest recent gradient.
+    ///
+    /// # Source
+    /// Kingma and Ba, "Adam: A method for stochastic optimization", 2015, algorithm 2, in the form of
+    /// `tf.keras.optimizers.Adamax`: u = max(beta2·u, |g|), p = p − lr/(1 − beta1ⁿ)·m/(u + ε).
+    Adamax {
+        /// The decay rate of the first moment, from 0 to below 1.
+        beta1: f64,
+        /// The decay rate of the largest gradient, from 0 to below 1.
+        beta2: f64,
+        /// The number that is added to the largest gradient, above 0.
+        epsilon: f64,
+    },
+    /// Nadam: Adam with Nesterov momentum, whose momentum rises to `beta1`.
+    ///
+    /// # Source
+    /// Dozat, "Incorporating Nesterov momentum into Adam", 2016, in the form of `tf.keras.optimizers.Nadam`: the
+    /// momentum of step n is u = beta1·(1 − 0.96ⁿ/2), and the first moment m and the gradient g have the factors
+    /// uₙ₊₁/(1 − u₁⋯uₙ₊₁) and (1 − uₙ)/(1 − u₁⋯uₙ).
+    Nadam {
+        /// The decay rate of the first moment, from 0 to below 1.
+        beta1: f64,
+        /// The decay rate of the second moment, from 0 to below 1.
+        beta2: f64,
+        /// The number that is added to the root of the second moment, above 0.
+        epsilon: f64,
+    },
+    /// FTRL-Proximal: the minimum of all gradients so far with regularizations, for models of many sparse features.
+    ///
+    /// # Source
+    /// McMahan et al., "Ad click prediction: a view from the trenches", 2013, algorithm 1, in the form of
+    /// `tf.keras.optimizers.Ftrl` with a learning rate power of −0.5: z = z + g + 2·s·p − (√(n + g²) − √n)/lr·p,
+    /// n = n + g², p = (clip(z, −λ₁, λ₁) − z)/((β + √n)/lr + 2·λ₂). A step of learning rate 0 changes nothing.
+    Ftrl {
+        /// The initial value of the sums of squares, above 0.
+        initial_accumulator: f64,
+        /// The strength λ₁ of the L1 regularization, 0 or more: parameters with weak gradients are exactly 0.
+        l1: f64,
+        /// The strength λ₂ of the L2 regularization, 0 or more.
+        l2: f64,
+        /// The strength s of a penalty on the magnitude, which acts where there is a gradient, 0 or more.
+        l2_shrinkage: f64,
+        /// The number β that is added to the root of the sums of squares, 0 or more.
+        beta: f64,
+    },
 }
 
 /// The element types that an [`UpdateRule`] computes in: f32 and f64.
@@ -166,12 +228,28 @@ impl UpdateRule {
             UpdateRule::Lamb { beta1, beta2, epsilon, weight_decay } => {
                 lamb::update(step, beta1, beta2, epsilon, weight_decay);
             }
+            UpdateRule::Adadelta { rho, epsilon } => adadelta::update(step, rho, epsilon),
+            UpdateRule::Adamax { beta1, beta2, epsilon } => adamax::update(step, beta1, beta2, epsilon),
+            UpdateRule::Nadam { beta1, beta2, epsilon } => nadam::update(step, beta1, beta2, epsilon),
+            UpdateRule::Ftrl { l1, l2, l2_shrinkage, beta, .. } => {
+                ftrl::update(step, ftrl::Penalties { l1, l2, l2_shrinkage, beta });
+            }
         }
     }
 
     /// Returns whether the result of a step depends on its number.
     pub fn counts_steps(&self) -> bool {
-        matches!(self, UpdateRule::Adam { .. } | UpdateRule::Lamb { .. })
+        match self {
+            UpdateRule::Adam { .. }
+            | UpdateRule::Lamb { .. }
+            | UpdateRule::Adamax { .. }
+            | UpdateRule::Nadam { .. } => true,
+            UpdateRule::Sgd { .. }
+            | UpdateRule::Adagrad { .. }
+            | UpdateRule::RmsProp { .. }
+            | UpdateRule::Adadelta { .. }
+            | UpdateRule::Ftrl { .. } => false,
+        }
     }
 
     /// Returns the names of the slots that the rule keeps for each parameter.
@@ -179,7 +257,10 @@ impl UpdateRule {
         match *self {
             UpdateRule::Sgd { momentum, .. } if momentum > 0.0 => &["velocity"],
             UpdateRule::Sgd { .. } => &[],
-            UpdateRule::Adam { .. } | UpdateRule::Lamb { .. } => &["m", "v"],
+            UpdateRule::Adam { .. } | UpdateRule::Lamb { .. } | UpdateRule::Nadam { .. } => &["m", "v"],
+            UpdateRule::Adamax { .. } => &["m", "norm"],
+            UpdateRule::Adadelta { .. } => &["mean_square", "mean_square_change"],
+            UpdateRule::Ftrl { .. } => &["accumulator", "linear"],
             UpdateRule::Adagrad { .. } => &["accumulator"],
             UpdateRule::RmsProp { momentum, centered, .. } => match (centered, momentum > 0.0) {
                 (false, false) => &["velocity"],
@@ -198,7 +279,10 @@ impl UpdateRule {
     /// Returns the initial value of a slot's elements.
     pub fn initial(&self, slot: &str) -> f64 {
         match (*self, slot) {
-            (UpdateRule::Adagrad { initial_accumulator, .. }, "accumulator") => initial_accumulator,
+            (
+                UpdateRule::Adagrad { initial_accumulator, .. } | UpdateRule::Ftrl { initial_accumulator, .. },
+                "accumulator",
+            ) => initial_accumulator,
             _ => 0.0,
         }
     }
@@ -263,6 +347,9 @@ mod tests {
             UpdateRule::Adam { beta1: 0.9, beta2: 0.9, epsilon: 1e-8, weight_decay: 0.0 },
             UpdateRule::Lamb { beta1: 0.9, beta2: 0.9, epsilon: 1e-8, weight_decay: 0.0 },
             UpdateRule::RmsProp { rho: 0.9, momentum: 0.9, epsilon: 1e-7, centered: true },
+            UpdateRule::Adadelta { rho: 0.9, epsilon: 1e-7 },
+            UpdateRule::Adamax { beta1: 0.9, beta2: 0.9, epsilon: 1e-7 },
+            UpdateRule::Nadam { beta1: 0.9, beta2: 0.9, epsilon: 1e-7 },
         ] {
             let mut parameter = [1.0f32];
             let mut memory = vec![[0.0f32; 1]; rule.slots().len()];

@@ -13,11 +13,10 @@ use distribute_device::{DType, Element, bf16, f16};
 use distribute_values::{TensorStorage, with_storage};
 
 use super::{Exchange, StepFlags, Summed};
-use crate::gradient::Clip;
 use crate::library::{dtype, len};
 use crate::plan::Plan;
 use crate::rule::{Real, UpdateRule};
-use crate::{Error, Parameters, StepCounts, TensorLibrary};
+use crate::{Clip, Error, Parameters, StepCounts, TensorLibrary};
 
 /// The slots of one replica's part of one bucket.
 #[derive(Debug)]

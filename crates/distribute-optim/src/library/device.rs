@@ -2,12 +2,13 @@
 
 use std::fmt::Debug;
 
+use distribute_collectives::Compression;
 use distribute_strategy::ReplicaContext;
 
 use super::TensorLibrary;
 use crate::gradient::Reduced;
 use crate::plan::Plan;
-use crate::{Parameters, StepCounts, UpdateRule};
+use crate::{Clip, Parameters, StepCounts, UpdateRule};
 
 /// The exchange of a tensor library's gradients on an accelerator: reduced and applied without a copy to the host.
 pub trait DeviceExchange<L: TensorLibrary>: Debug + Send + Sized {
@@ -21,8 +22,17 @@ pub trait DeviceExchange<L: TensorLibrary>: Debug + Send + Sized {
     /// calls this.
     ///
     /// # Errors
-    /// The library's error if a buffer cannot be allocated or a collective fails.
-    fn new(context: &ReplicaContext, parameters: &Parameters<L>, plan: &Plan) -> Result<Option<Self>, L::Error>;
+    /// The library's error if a buffer cannot be allocated, a collective fails, or gradients cannot be compressed in
+    /// this way on the accelerator.
+    fn new(
+        context: &ReplicaContext,
+        parameters: &Parameters<L>,
+        plan: &Plan,
+        compression: &Compression,
+    ) -> Result<Option<Self>, L::Error>;
+
+    /// Reverts what an uncommitted step has left in the state of the compression.
+    fn take_back(&self);
 
     /// Starts a step. The context's group may be a new one, since a failed run replaces it.
     ///
@@ -48,18 +58,18 @@ pub trait DeviceExchange<L: TensorLibrary>: Debug + Send + Sized {
     /// Returns the indices of the variables that got a gradient on some replica.
     fn variables(sum: &Self::Sum) -> Vec<usize>;
 
-    /// Copies the gradients into tensors of their own, for operations that have no kernel.
+    /// Copies the gradients into tensors of their own, for operations on the host.
     ///
     /// # Errors
     /// The library's error if a copy fails.
     fn into_tensors(sum: Self::Sum, parameters: &Parameters<L>, local: usize) -> Result<Vec<Reduced<L>>, L::Error>;
 
-    /// Updates all parameters of a replica in few launches. Returns false and changes nothing if the rule has no
-    /// kernel.
+    /// Divides, limits and applies the gradients of a replica in few launches. Changes nothing if a gradient is not
+    /// finite and there is a loss scale.
     ///
     /// # Errors
-    /// The library's error if a launch fails.
-    fn apply(sum: &Self::Sum, step: &DeviceUpdate<'_, L>) -> Result<bool, L::Error>;
+    /// The library's error if a launch or a copy fails.
+    fn apply(sum: &Self::Sum, step: &DeviceUpdate<'_, L>) -> Result<DeviceOutcome, L::Error>;
 }
 
 /// The inputs of an update on an accelerator.
@@ -68,14 +78,37 @@ pub struct DeviceUpdate<'a, L: TensorLibrary> {
     pub parameters: &'a Parameters<L>,
     /// The index of the replica in this process.
     pub local: usize,
-    /// The optimizer's arithmetic.
-    pub rule: UpdateRule,
     /// The number of each variable's step, from 1.
     pub counts: &'a StepCounts,
-    /// The learning rate.
-    pub learning_rate: f64,
     /// Returns a variable's slots on this replica, followed by its f32 copy if it has 16 bits.
     pub slots: &'a dyn Fn(usize) -> Vec<L::Tensor>,
+    /// The arithmetic.
+    pub step: DeviceStep,
+}
+
+/// The arithmetic of an update on an accelerator, equal for all variables and on all replicas.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DeviceStep {
+    /// The optimizer's rule.
+    pub rule: UpdateRule,
+    /// The learning rate.
+    pub learning_rate: f64,
+    /// The loss scale that gradients are divided by. With one, a gradient that is not finite makes the step a skipped
+    /// one.
+    pub loss_scale: Option<f64>,
+    /// The limit of the divided gradients.
+    pub clip: Option<Clip>,
+    /// The sum of squares of divided gradients that are not applied by this update, and belong to the global norm.
+    pub other_squares: f64,
+}
+
+/// The outcome of an update on an accelerator.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DeviceOutcome {
+    /// Whether the gradients were finite, or there was not a loss scale; otherwise nothing was changed.
+    pub finite: bool,
+    /// The gradients' norm before they were limited, if [`Clip::GlobalNorm`] needed it.
+    pub gradient_norm: Option<f64>,
 }
 
 /// The exchange of libraries whose tensors are in host memory only; it has no values.
@@ -86,8 +119,12 @@ impl<L: TensorLibrary> DeviceExchange<L> for NoDevices {
     type Step = NoDevices;
     type Sum = NoDevices;
 
-    fn new(_: &ReplicaContext, _: &Parameters<L>, _: &Plan) -> Result<Option<NoDevices>, L::Error> {
+    fn new(_: &ReplicaContext, _: &Parameters<L>, _: &Plan, _: &Compression) -> Result<Option<NoDevices>, L::Error> {
         Ok(None)
+    }
+
+    fn take_back(&self) {
+        match *self {}
     }
 
     fn begin(&self, _: &ReplicaContext) -> Result<NoDevices, L::Error> {
@@ -114,7 +151,7 @@ impl<L: TensorLibrary> DeviceExchange<L> for NoDevices {
         match sum {}
     }
 
-    fn apply(sum: &NoDevices, _: &DeviceUpdate<'_, L>) -> Result<bool, L::Error> {
+    fn apply(sum: &NoDevices, _: &DeviceUpdate<'_, L>) -> Result<DeviceOutcome, L::Error> {
         match *sum {}
     }
 }

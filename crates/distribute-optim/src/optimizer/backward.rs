@@ -102,8 +102,8 @@ impl<L: TensorLibrary> Optimizer<L> {
         };
         let rows = fired.iter().map(rows).collect::<Result<Vec<_>, L::Error>>()?;
         let agreed = Plan::agree(context, &self.parameters, &order, &rows)?;
-        let plan = self.states.plan.get_or_init(|| agreed);
-        let mut reducer = self.reducer(context, local, plan, gradients, parts)?;
+        let plan = self.states.set_plan(context.strategy().changes(), agreed);
+        let mut reducer = self.reducer(context, local, &plan, gradients, parts)?;
         for (index, gradient) in fired {
             reducer.push(index, gradient);
         }
@@ -149,14 +149,14 @@ impl<L: TensorLibrary> Optimizer<L> {
             return Ok(Box::new(ShardedStep::new(plan)));
         }
         let mut state = self.states.each[local].lock();
+        let changes = context.strategy().changes();
+        if std::mem::replace(&mut state.changes, changes) != changes {
+            (state.fused, state.on_device) = (None, None);
+        }
         if state.on_device.is_none() && !self.parameters.shared {
-            state.on_device = Some(L::Devices::new(context, &self.parameters, plan)?);
+            state.on_device = Some(L::Devices::new(context, &self.parameters, plan, &self.compression)?);
         }
         if let Some(Some(devices)) = &state.on_device {
-            if !matches!(self.compression, Compression::None) {
-                let why = "gradients of GPUs are sent as they are; leave compress out";
-                return Err(Error::Combination { what: "compress", other: "a replica on a GPU", why }.into());
-            }
             return Ok(Box::new(OnDevice::<L>(devices.begin(context)?)));
         }
         let fused = match &mut state.fused {

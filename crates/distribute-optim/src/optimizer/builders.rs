@@ -191,6 +191,128 @@ impl Lamb {
     }
 }
 
+/// Adadelta: gradients are scaled by the ratio of the root mean squares of changes and of gradients.
+///
+/// # Source
+/// See [`UpdateRule::Adadelta`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Adadelta {
+    learning_rate: f64,
+    rho: f64,
+    epsilon: f64,
+}
+
+impl Adadelta {
+    /// Creates Adadelta with a learning rate, rho 0.95 and epsilon 1e-7. The paper's learning rate is 1.
+    pub fn new(learning_rate: f64) -> Adadelta {
+        Adadelta { learning_rate, rho: 0.95, epsilon: 1e-7 }
+    }
+
+    /// Sets the decay rate of the moving averages, from 0 to below 1.
+    pub fn rho(self, rho: f64) -> Adadelta {
+        Adadelta { rho, ..self }
+    }
+
+    /// Sets the number that is added to both mean squares, above 0.
+    pub fn epsilon(self, epsilon: f64) -> Adadelta {
+        Adadelta { epsilon, ..self }
+    }
+}
+
+/// Adamax: Adam whose second moment is the largest recent gradient.
+///
+/// # Source
+/// See [`UpdateRule::Adamax`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Adamax {
+    learning_rate: f64,
+    beta1: f64,
+    beta2: f64,
+    epsilon: f64,
+}
+
+/// Nadam: Adam with Nesterov momentum.
+///
+/// # Source
+/// See [`UpdateRule::Nadam`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Nadam {
+    learning_rate: f64,
+    beta1: f64,
+    beta2: f64,
+    epsilon: f64,
+}
+
+macro_rules! moments {
+    ($($builder:ident $name:literal)*) => {$(
+        impl $builder {
+            #[doc = concat!("Creates ", $name, " with a learning rate, beta1 0.9, beta2 0.999 and epsilon 1e-7.")]
+            pub fn new(learning_rate: f64) -> $builder {
+                $builder { learning_rate, beta1: 0.9, beta2: 0.999, epsilon: 1e-7 }
+            }
+
+            /// Sets the decay rates of both moments, each from 0 to below 1.
+            pub fn betas(self, beta1: f64, beta2: f64) -> $builder {
+                $builder { beta1, beta2, ..self }
+            }
+
+            /// Sets the number that is added to the divisor, above 0.
+            pub fn epsilon(self, epsilon: f64) -> $builder {
+                $builder { epsilon, ..self }
+            }
+        }
+
+        impl From<$builder> for OptimizerDescription {
+            fn from($builder { learning_rate, beta1, beta2, epsilon }: $builder) -> OptimizerDescription {
+                OptimizerDescription { learning_rate, rule: UpdateRule::$builder { beta1, beta2, epsilon } }
+            }
+        }
+    )*};
+}
+
+moments!(Adamax "Adamax" Nadam "Nadam");
+
+/// FTRL-Proximal, for models of many sparse features, of which it keeps few.
+///
+/// # Source
+/// See [`UpdateRule::Ftrl`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Ftrl {
+    learning_rate: f64,
+    initial_accumulator: f64,
+    l1: f64,
+    l2: f64,
+    l2_shrinkage: f64,
+    beta: f64,
+}
+
+impl Ftrl {
+    /// Creates FTRL with a learning rate, accumulators that start at 0.1, and no regularization.
+    pub fn new(learning_rate: f64) -> Ftrl {
+        Ftrl { learning_rate, initial_accumulator: 0.1, l1: 0.0, l2: 0.0, l2_shrinkage: 0.0, beta: 0.0 }
+    }
+
+    /// Sets the initial value of the sums of squares, above 0.
+    pub fn initial_accumulator(self, initial_accumulator: f64) -> Ftrl {
+        Ftrl { initial_accumulator, ..self }
+    }
+
+    /// Sets the strengths of the L1 and the L2 regularization, each 0 or more.
+    pub fn regularization(self, l1: f64, l2: f64) -> Ftrl {
+        Ftrl { l1, l2, ..self }
+    }
+
+    /// Sets the strength of a penalty on the magnitude, which acts where there is a gradient, 0 or more.
+    pub fn l2_shrinkage(self, l2_shrinkage: f64) -> Ftrl {
+        Ftrl { l2_shrinkage, ..self }
+    }
+
+    /// Sets the number that is added to the root of the sums of squares, 0 or more.
+    pub fn beta(self, beta: f64) -> Ftrl {
+        Ftrl { beta, ..self }
+    }
+}
+
 macro_rules! builders {
     ($($builder:ident)*) => {$(
         impl $builder {
@@ -209,7 +331,7 @@ macro_rules! builders {
     )*};
 }
 
-builders!(Sgd Adam AdamW Adagrad RmsProp Lamb OptimizerDescription);
+builders!(Sgd Adam AdamW Adagrad RmsProp Lamb Adadelta Adamax Nadam Ftrl OptimizerDescription);
 
 macro_rules! offloading_builders {
     ($($builder:ident)*) => {$(
@@ -257,7 +379,7 @@ macro_rules! offloading_builders {
 }
 
 // Not LAMB, which does not go with sharded variables.
-offloading_builders!(Sgd Adam AdamW Adagrad RmsProp);
+offloading_builders!(Sgd Adam AdamW Adagrad RmsProp Adadelta Adamax Nadam Ftrl);
 
 impl From<Sgd> for OptimizerDescription {
     fn from(Sgd { learning_rate, momentum, nesterov }: Sgd) -> OptimizerDescription {
@@ -292,6 +414,20 @@ impl From<RmsProp> for OptimizerDescription {
 impl From<Lamb> for OptimizerDescription {
     fn from(Lamb { learning_rate, beta1, beta2, epsilon, weight_decay }: Lamb) -> OptimizerDescription {
         OptimizerDescription { learning_rate, rule: UpdateRule::Lamb { beta1, beta2, epsilon, weight_decay } }
+    }
+}
+
+impl From<Adadelta> for OptimizerDescription {
+    fn from(Adadelta { learning_rate, rho, epsilon }: Adadelta) -> OptimizerDescription {
+        OptimizerDescription { learning_rate, rule: UpdateRule::Adadelta { rho, epsilon } }
+    }
+}
+
+impl From<Ftrl> for OptimizerDescription {
+    fn from(ftrl: Ftrl) -> OptimizerDescription {
+        let Ftrl { learning_rate, initial_accumulator, l1, l2, l2_shrinkage, beta } = ftrl;
+        let rule = UpdateRule::Ftrl { initial_accumulator, l1, l2, l2_shrinkage, beta };
+        OptimizerDescription { learning_rate, rule }
     }
 }
 

@@ -1,12 +1,17 @@
 //! Steps of replicas that update their variables by their own gradients, and their synchronization.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use distribute_collectives::{Compression, ProcessGroup, ReduceOp};
 use distribute_device::{BufferMut, BufferRef, DType, Element};
-use distribute_strategy::{LocalReplica, LocalUpdates, ReplicaContext, StepHeader, Strategy};
+use distribute_strategy::{
+    ChangeSlots, Error as StrategyError, LocalExtent, LocalOccasion, LocalReplica, LocalUpdates, LocalVariable,
+    ReadSlots, ReplicaContext, StepHeader, Strategy,
+};
 use distribute_values::{DistributedVariable, TensorStorage};
 
+use super::local_slots::has_master;
 use super::states::Change;
 use super::step::{Parts, round_to};
 use super::{Optimizer, ReplicaOptimizer};
@@ -16,26 +21,46 @@ use crate::gradient::{Accumulated, Reduced, Scaling, change};
 use crate::library::dtype;
 use crate::plan::warn_untrained;
 use crate::tape::Sink;
-use crate::{Error, SparseGradients, StepCounts, TensorLibrary, Variable, is_short};
+use crate::{Error, SparseGradients, StepCounts, TensorLibrary, UpdateRule, Variable, is_short};
 
 impl<L: TensorLibrary> Optimizer<L> {
     /// Makes the variables of all replicas equal if the strategy lets replicas [update their own
     /// copies](distribute_strategy::LocalUpdates) and they have done so since they were equal; otherwise does nothing.
-    /// Every process calls this, outside `run`, before it reads or saves the model; trainers do so themselves.
+    /// Every process calls this, outside `run`, before it reads the model; trainers do so themselves.
     ///
     /// # Errors
-    /// [`Error::Diverged`] if copies differ after the synchronization; the collective's error if a process is missing
-    /// or fails, and the library's if a variable cannot be read or written.
+    /// [`Error::Diverged`] if copies differ after the synchronization, [`Error::Combination`] if the strategy leaves
+    /// them apart; the collective's error if a process is missing or fails, and the library's if a variable cannot be
+    /// read or written.
     pub fn synchronize(&self, strategy: &Strategy) -> Result<(), L::Error> {
-        let is_due = strategy.extended().local_updates().is_some() && self.parameters.are_apart();
-        if !is_due {
+        self.synchronize_on(strategy, LocalOccasion::Read)
+    }
+
+    /// Makes the variables and the state of all replicas equal, like [`synchronize`](Optimizer::synchronize), before
+    /// both are saved. [`CheckpointManager`](https://docs.rs/distribute-train) calls it.
+    ///
+    /// # Errors
+    /// The errors of [`synchronize`](Optimizer::synchronize) occur in the same cases.
+    pub fn synchronize_to_save(&self, strategy: &Strategy) -> Result<(), L::Error> {
+        self.synchronize_on(strategy, LocalOccasion::Save)
+    }
+
+    fn synchronize_on(&self, strategy: &Strategy, occasion: LocalOccasion) -> Result<(), L::Error> {
+        let are_apart = self.parameters.are_apart() || (occasion == LocalOccasion::Save && self.states.are_apart());
+        if strategy.extended().local_updates().is_none() || !are_apart {
             return Ok(());
         }
         self.states.check()?;
         strategy.run_with(self, |context, ReplicaOptimizer { optimizer, local }| {
-            optimizer.synchronize_replica(context, local, None)
+            optimizer.synchronize_replica(context, local, occasion, None)
         })?;
         Ok(())
+    }
+
+    /// Returns whether the mean over replicas of this optimizer's updates is the update by the mean of their gradients.
+    pub(super) fn is_linear(&self) -> bool {
+        let is_plain = matches!(self.rule, UpdateRule::Sgd { momentum, .. } if momentum == 0.0);
+        is_plain && self.clip.is_none() && self.library.is_none()
     }
 
     /// Makes a step with this replica's own gradients, which `backward` passes to a sink, and synchronizes if it is
@@ -59,12 +84,15 @@ impl<L: TensorLibrary> Optimizer<L> {
         if is_first {
             context.compare_settings(settings.lines())?;
         }
+        self.prepare_local_slots(updates, local)?;
         let own = self.record(context, |sink| backward(None, sink))?;
         let own = self.own_gradients(context, own, accumulated, is_first)?;
         counts.advance(own.iter().map(|reduced| reduced.index));
         // From here on nothing fails on one replica of this process alone, but the update.
         context.merge_call((), |_, _| Ok(()))?;
-        self.parameters.set_apart(local, context.num_replicas_in_sync() > 1);
+        let are_several = context.num_replicas_in_sync() > 1;
+        self.parameters.set_apart(local, are_several);
+        self.states.each[local].lock().is_apart = are_several;
         self.commit(context, local, &counts, || self.apply_whole(local, &counts, None, own, Parts::default()))?;
         let steps = {
             let standing = &mut self.states.each[local].lock().standing;
@@ -75,7 +103,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         let header = context.step_header(settings.digest());
         if updates.is_due(steps) {
             let began = Instant::now();
-            self.synchronize_replica(context, local, Some(header))?;
+            self.synchronize_replica(context, local, LocalOccasion::Due { steps }, Some(header))?;
             communication = began.elapsed();
         } else if context.strategy().topology().workers() == 1 {
             // The only process agrees with itself in every step.
@@ -170,6 +198,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         &self,
         context: &ReplicaContext,
         local: usize,
+        occasion: LocalOccasion,
         header: Option<StepHeader>,
     ) -> Result<(), L::Error> {
         let Some(updates) = context.strategy().extended().local_updates() else { return Ok(()) };
@@ -180,11 +209,27 @@ impl<L: TensorLibrary> Optimizer<L> {
             context.check_settings(header, settings.digest(), || settings.lines())?;
             context.agree_on_step(header);
         }
-        updates.synchronize(&Synchronizing { optimizer: self, context, local })?;
-        if self.audit_every > 0 {
-            audit_replica(context, &self.parameters)?;
+        self.prepare_local_slots(updates, local)?;
+        let extent = updates.synchronize_for(occasion, &Synchronizing { optimizer: self, context, local })?;
+        match (occasion, extent) {
+            (_, LocalExtent::All)
+            | (LocalOccasion::Read, LocalExtent::Variables)
+            | (LocalOccasion::Due { .. }, LocalExtent::Variables | LocalExtent::Some) => {}
+            _ => {
+                let (what, other) = ("the strategy's synchronization", "a model that is read or saved");
+                let why = "it has left copies apart; synchronize all of them on these occasions";
+                return Err(Error::Combination { what, other, why }.into());
+            }
         }
-        self.parameters.set_apart(local, false);
+        if extent != LocalExtent::Some {
+            if self.audit_every > 0 {
+                audit_replica(context, &self.parameters)?;
+            }
+            self.parameters.set_apart(local, false);
+        }
+        if extent == LocalExtent::All {
+            self.states.each[local].lock().is_apart = false;
+        }
         // A later failure of the run does not undo it.
         Ok(context.commit()?)
     }
@@ -198,17 +243,31 @@ struct Synchronizing<'a, L: TensorLibrary> {
 }
 
 impl<L: TensorLibrary> Synchronizing<'_, L> {
-    /// Returns this replica's trained variables in the form in which they are updated: those of 16 bits as their copies
-    /// in f32.
-    fn variables(&self) -> impl Iterator<Item = (&Variable<L>, L::Tensor)> {
-        let all = self.optimizer.parameters.variables().iter().zip(&*self.optimizer.slots);
-        all.filter(|(variable, _)| variable.is_trainable()).map(|(variable, slots)| {
-            let updated = match slots.last().filter(|_| has_master(variable)) {
-                Some(master) => &master.components()[self.local],
-                None => &variable.components()[self.local],
-            };
-            (variable, L::detach(updated))
-        })
+    /// Returns this replica's trained variables in the form in which they are updated.
+    fn updated(&self) -> impl Iterator<Item = (&Variable<L>, L::Tensor)> {
+        self.optimizer.updated(self.local)
+    }
+
+    /// Returns an error unless the model trains variables with these indices.
+    fn check_trained(&self, variables: &Range<usize>) -> distribute_strategy::Result<()> {
+        let trained = self.updated().count();
+        if variables.start <= variables.end && variables.end <= trained {
+            return Ok(());
+        }
+        let problem = format!("variables {variables:?} were asked for, but the model trains {trained}");
+        Err(StrategyError::LocalUpdates { problem })
+    }
+
+    /// Passes the slots of a trained variable to `look`.
+    fn with_slots<R>(
+        &self,
+        index: usize,
+        look: impl FnOnce(&mut Vec<Vec<f32>>) -> R,
+    ) -> distribute_strategy::Result<R> {
+        let mut state = self.optimizer.states.each[self.local].lock();
+        let problem = || "slots were asked for, but the strategy has declared none; return them in slots".to_owned();
+        let slots = state.local.of(index).ok_or_else(|| StrategyError::LocalUpdates { problem: problem() })?;
+        Ok(look(slots))
     }
 
     /// Replaces tensors of this replica by their means over all replicas, after all means have arrived.
@@ -230,18 +289,39 @@ impl<L: TensorLibrary> Synchronizing<'_, L> {
         Ok(())
     }
 
+    /// Sets the slots of which each replica has its own to their means over all replicas.
+    fn average_slots(&self) -> distribute_strategy::Result<()> {
+        let wanted = &self.optimizer.parameters.local_slots;
+        let own: Vec<usize> = (0..wanted.len()).filter(|slot| wanted[*slot].is_own).collect();
+        if own.is_empty() {
+            return Ok(());
+        }
+        let state = &self.optimizer.states.each[self.local];
+        let mut all: Vec<f32> = Vec::new();
+        for slots in state.lock().local.all().iter() {
+            own.iter().for_each(|slot| all.extend(&slots[*slot]));
+        }
+        self.context.group().all_reduce(&mut all, ReduceOp::Mean)?;
+        // On all replicas of this process or on none, since the means replace values that differ.
+        self.context.merge_call((), |_, _| Ok(()))?;
+        let mut rest = &all[..];
+        for slots in state.lock().local.all() {
+            for slot in &own {
+                let (mean, after) = rest.split_at(slots[*slot].len());
+                slots[*slot].copy_from_slice(mean);
+                rest = after;
+            }
+        }
+        Ok(())
+    }
+
     /// Rounds variables of 16 bits from their copies in f32.
     fn round(&self) -> distribute_strategy::Result<()> {
-        for (variable, master) in self.variables().filter(|(variable, _)| has_master(variable)) {
+        for (variable, master) in self.updated().filter(|(variable, _)| has_master(variable)) {
             round_to::<L>(&variable.components()[self.local], &master)?;
         }
         Ok(())
     }
-}
-
-/// Returns whether the last slot of a trained variable is its copy in f32.
-fn has_master<L: TensorLibrary>(variable: &Variable<L>) -> bool {
-    variable.components()[0].dtype().is_ok_and(is_short)
 }
 
 impl<L: TensorLibrary> LocalReplica for Synchronizing<'_, L> {
@@ -250,7 +330,7 @@ impl<L: TensorLibrary> LocalReplica for Synchronizing<'_, L> {
     }
 
     fn average_variables(&self) -> distribute_strategy::Result<()> {
-        let tensors: Vec<L::Tensor> = self.variables().map(|(_, tensor)| tensor).collect();
+        let tensors: Vec<L::Tensor> = self.updated().map(|(_, tensor)| tensor).collect();
         self.average(&tensors)?;
         self.changing(|| self.round())
     }
@@ -263,6 +343,7 @@ impl<L: TensorLibrary> LocalReplica for Synchronizing<'_, L> {
         });
         let component = |slot: &DistributedVariable<L::Tensor>| slot.components()[self.local].clone();
         self.average(&slots.map(component).collect::<Vec<_>>())?;
+        self.average_slots()?;
         let state = &self.optimizer.states.each[self.local];
         let variables = self.optimizer.parameters.variables().len();
         let mut counts: Vec<u64> = {
@@ -279,12 +360,43 @@ impl<L: TensorLibrary> LocalReplica for Synchronizing<'_, L> {
         body: &mut dyn FnMut(&str, &mut BufferMut<'_>) -> distribute_strategy::Result<()>,
     ) -> distribute_strategy::Result<()> {
         self.changing(|| {
-            for (variable, tensor) in self.variables() {
+            for (variable, tensor) in self.updated() {
                 let mut outcome = Ok(());
                 tensor.write(&mut |mut buffer| outcome = body(variable.name(), &mut buffer))?;
                 outcome?;
             }
             self.round()
+        })
+    }
+
+    fn variables(&self) -> distribute_strategy::Result<Vec<LocalVariable>> {
+        Ok(self.optimizer.local_variables(self.local)?)
+    }
+
+    fn read_slots(&self, variables: Range<usize>, body: &mut ReadSlots<'_>) -> distribute_strategy::Result<()> {
+        self.check_trained(&variables)?;
+        for (index, (_, tensor)) in self.updated().enumerate().skip(variables.start).take(variables.len()) {
+            let values = tensor.to_elements::<f32>()?;
+            self.with_slots(index, |slots| body(index, &values, slots))??;
+        }
+        Ok(())
+    }
+
+    fn change_slots(&self, variables: Range<usize>, body: &mut ChangeSlots<'_>) -> distribute_strategy::Result<()> {
+        self.check_trained(&variables)?;
+        let chosen = self.updated().enumerate().skip(variables.start).take(variables.len());
+        // All replicas of this process have received what the others have sent, or none changes anything.
+        self.context.merge_call((), |_, _| Ok(()))?;
+        self.changing(|| {
+            for (index, (variable, tensor)) in chosen {
+                let mut values = tensor.to_elements::<f32>()?;
+                self.with_slots(index, |slots| body(index, &mut values, slots))??;
+                tensor.overwrite(BufferRef::from(&values[..]))?;
+                if has_master(variable) {
+                    round_to::<L>(&variable.components()[self.local], &tensor)?;
+                }
+            }
+            Ok(())
         })
     }
 }

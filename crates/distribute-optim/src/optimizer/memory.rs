@@ -41,6 +41,9 @@ pub struct MemoryReport {
     /// The optimizer's state, on the replica's device or in host memory; sharded state exists from the first step on.
     /// `None` for a tensor library's own optimizer.
     pub state_bytes: Option<usize>,
+    /// The slots of [local updates](distribute_strategy::LocalUpdates::slots), in host memory, such as the outer
+    /// parameters of [`DilocoStrategy`](distribute_strategy::DilocoStrategy). They exist from the first step on.
+    pub local_slot_bytes: usize,
 }
 
 impl<L: TensorLibrary> Optimizer<L> {
@@ -48,18 +51,19 @@ impl<L: TensorLibrary> Optimizer<L> {
     pub fn memory(&self) -> MemoryReport {
         let variables = self.parameters.variables();
         let of_variable = |variable: &Variable<L>| variable.components().first().map_or(0, bytes::<L>);
-        let bucket_bytes: Vec<usize> = self.states.plan.get().map_or_else(Vec::new, |plan| {
+        let bucket_bytes: Vec<usize> = self.states.plan().map_or_else(Vec::new, |plan| {
             let tensors = plan.buckets().tensors();
             let of_member = |index: &usize| tensors[*index].len() * tensors[*index].dtype.size_bytes();
             plan.gradients().iter().map(|bucket| bucket.members.iter().map(of_member).sum()).collect()
         });
-        let (plan, order) = (self.states.plan.get(), self.states.parts_order());
+        let (plan, order) = (self.states.plan(), self.states.parts_order());
         // Those of sharded variables, and those that are reduced by rows, are in no bucket.
         let alone = order.iter().flat_map(|order| order.iter()).chain(plan.iter().flat_map(|plan| plan.rows()));
         let alone: usize = alone.map(|index| of_variable(&variables[*index])).sum();
         // Gradients that are not exchanged are in no bucket either.
-        let is_local =
-            self.parameters.local_updates && self.states.first(|state| state.standing.steps > 0) == Some(true);
+        let is_local = self.parameters.local_updates
+            && plan.is_none()
+            && self.states.first(|state| state.standing.steps > 0) == Some(true);
         let local = variables.iter().filter(|variable| is_local && variable.is_trainable()).map(of_variable);
         let alone = alone + local.sum::<usize>();
         let has_stepped = plan.is_some() || order.is_some() || is_local;
@@ -68,6 +72,7 @@ impl<L: TensorLibrary> Optimizer<L> {
             gradient_bytes: has_stepped.then(|| bucket_bytes.iter().sum::<usize>() + alone),
             bucket_bytes,
             state_bytes: self.library.is_none().then(|| self.state_bytes()),
+            local_slot_bytes: self.states.first(|state| state.local.bytes()).unwrap_or(0),
         }
     }
 }
@@ -86,7 +91,13 @@ impl fmt::Display for MemoryReport {
                 }
             }
         }
-        self.state_bytes.map_or(Ok(()), |state| write!(f, ", optimizer state {}", Bytes(state)))
+        if let Some(state) = self.state_bytes {
+            write!(f, ", optimizer state {}", Bytes(state))?;
+        }
+        match self.local_slot_bytes {
+            0 => Ok(()),
+            slots => write!(f, ", slots of local updates {}", Bytes(slots)),
+        }
     }
 }
 
@@ -122,8 +133,11 @@ mod tests {
             gradient_bytes: Some(3 << 29),
             bucket_bytes: vec![1 << 30, 1 << 29],
             state_bytes: Some(5 << 19),
+            local_slot_bytes: 3 * KIB,
         };
-        let expected = "parameters 1.0 KiB, gradients 1.5 GiB in 2 buckets of at most 1.0 GiB, optimizer state 2.5 MiB";
+        let expected = "parameters 1.0 KiB, gradients 1.5 GiB in 2 buckets of at most 1.0 GiB, \
+            optimizer state 2.5 MiB, \
+            slots of local updates 3.0 KiB";
         assert_eq!(memory.to_string(), expected);
     }
 }

@@ -12,9 +12,8 @@ use distribute_values::{DistributedVariable, TensorStorage};
 use super::Optimizer;
 use super::states::States;
 use super::step::is_audit_due;
-use crate::gradient::Clip;
 use crate::rule::{UpdateRule, norm};
-use crate::{Error, Parameters, TensorLibrary, Variable};
+use crate::{Clip, Error, Parameters, TensorLibrary, Variable};
 
 /// The part of a step that an optimizer adds to a program.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -100,11 +100,11 @@ impl<L: TensorLibrary> Optimizer<L> {
             Ok(ControlFlow::Continue(()))
         };
         let mut seen = HashSet::new();
-        if let Some(plan) = self.states.plan.get() {
+        if let Some(plan) = self.states.plan() {
             for (index, bucket) in plan.gradients().iter().enumerate() {
                 let slots = match bucket.dtype {
-                    DType::F64 => self.gather_bucket::<f64>(groups, plan, index)?,
-                    _ => self.gather_bucket::<f32>(groups, plan, index)?,
+                    DType::F64 => self.gather_bucket::<f64>(groups, &plan, index)?,
+                    _ => self.gather_bucket::<f32>(groups, &plan, index)?,
                 };
                 for (index, tensors) in slots {
                     seen.insert(index);

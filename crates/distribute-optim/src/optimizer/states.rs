@@ -1,20 +1,21 @@
 //! The state that replicas keep for an optimizer, and its recovery after a failed run.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use distribute_collectives::FusedAllReduce;
 use distribute_strategy::{Recoverable, RecoveryError};
 use distribute_values::DistributedVariable;
 use parking_lot::Mutex;
 
+use super::local_slots::LocalSlots;
 use super::{LibraryOptimizer, StepTimes};
 use crate::exchange::{PartsOrder, SlotShard, complete};
 use crate::gradient::{Accumulated, Scaling};
 use crate::parameters::overwrite;
 use crate::plan::Plan;
-use crate::{Error, Parameters, ShardLayout, StepCounts, TensorLibrary};
+use crate::{DeviceExchange, Error, Parameters, ShardLayout, StepCounts, TensorLibrary};
 
 /// The state of an optimizer on the replicas of this process, except parameters and slots.
 pub(super) struct States<L: TensorLibrary> {
@@ -22,7 +23,8 @@ pub(super) struct States<L: TensorLibrary> {
     /// Handles on the slots if every replica has whole ones.
     slots: Mutex<Vec<Vec<DistributedVariable<L::Tensor>>>>,
     library: Option<Arc<dyn LibraryOptimizer<L>>>,
-    pub(super) plan: OnceLock<Arc<Plan>>,
+    /// The plan, and the strategy's [changes](distribute_strategy::Strategy::changes) when it was made.
+    plan: Mutex<Option<(u64, Arc<Plan>)>>,
     /// The order in which sharded variables' gradients are reduced, after the first step.
     parts_order: Mutex<Option<PartsOrder>>,
     /// The states of the local replicas.
@@ -39,6 +41,8 @@ pub(super) struct ReplicaState<L: TensorLibrary> {
     pub(super) change: Change,
     /// Whether a step has begun that is neither committed nor undone.
     pub(super) undecided: bool,
+    /// The strategy's changes at the last step: what was created for other processes is created again.
+    pub(super) changes: u64,
     /// Created in the first step.
     pub(super) fused: Option<FusedAllReduce>,
     /// Created in the first step: buckets in the memory of the replica's accelerator, if it is on one.
@@ -48,6 +52,10 @@ pub(super) struct ReplicaState<L: TensorLibrary> {
     /// Whole slots of a checkpoint, until this replica takes its parts from them.
     pub(super) restored: Option<Arc<HashMap<String, L::Tensor>>>,
     pub(super) times: StepTimes,
+    /// The slots of [local updates](distribute_strategy::LocalUpdates).
+    pub(super) local: LocalSlots,
+    /// Whether local updates have changed slots of this replica since those of all were equal.
+    pub(super) is_apart: bool,
 }
 
 /// The state that a step changes, other than tensors in place; a clone of it is a snapshot.
@@ -89,11 +97,14 @@ impl<L: TensorLibrary> Default for ReplicaState<L> {
             noted: Standing::default(),
             change: Change::Whole,
             undecided: false,
+            changes: 0,
             fused: None,
             on_device: None,
             shards: Vec::new(),
             restored: None,
             times: StepTimes::default(),
+            local: LocalSlots::default(),
+            is_apart: false,
         }
     }
 }
@@ -120,7 +131,7 @@ impl<L: TensorLibrary> States<L> {
             parameters: parameters.clone(),
             slots: Mutex::new(slots.to_vec()),
             library,
-            plan: OnceLock::new(),
+            plan: Mutex::default(),
             parts_order: Mutex::default(),
             each: parameters.tapes.iter().map(|_| Mutex::default()).collect(),
             torn: AtomicBool::new(false),
@@ -130,6 +141,25 @@ impl<L: TensorLibrary> States<L> {
     /// Applies `look` to the first replica's state.
     pub(super) fn first<R>(&self, look: impl FnOnce(&ReplicaState<L>) -> R) -> Option<R> {
         self.each.first().map(|state| look(&state.lock()))
+    }
+
+    /// Returns the plan of the steps so far.
+    pub(super) fn plan(&self) -> Option<Arc<Plan>> {
+        self.plan.lock().as_ref().map(|(_, plan)| plan.clone())
+    }
+
+    /// Returns the plan if all present processes have agreed on it.
+    pub(super) fn plan_after(&self, changes: u64) -> Option<Arc<Plan>> {
+        self.plan.lock().as_ref().filter(|(of, _)| *of == changes).map(|(_, plan)| plan.clone())
+    }
+
+    /// Keeps the plan on which all present processes have agreed; returns the one that another replica has kept.
+    pub(super) fn set_plan(&self, changes: u64, agreed: Arc<Plan>) -> Arc<Plan> {
+        let mut plan = self.plan.lock();
+        match &*plan {
+            Some((of, plan)) if *of == changes => plan.clone(),
+            _ => plan.insert((changes, agreed)).1.clone(),
+        }
     }
 
     /// Returns the order in which sharded variables' gradients are reduced; `None` before the first step.
@@ -160,7 +190,13 @@ impl<L: TensorLibrary> States<L> {
             let mut state = state.lock();
             (state.change, state.undecided) = (Change::Whole, false);
             state.standing.accumulated.clear();
+            state.is_apart = false;
         }
+    }
+
+    /// Returns whether local updates have changed slots since those of all replicas were equal.
+    pub(super) fn are_apart(&self) -> bool {
+        self.each.iter().any(|state| state.lock().is_apart)
     }
 
     /// Copies the values of a replica that completed its update to the replicas that failed during theirs. The step was
@@ -172,9 +208,10 @@ impl<L: TensorLibrary> States<L> {
             return Ok(());
         }
         let whole = changes.iter().position(|change| *change == Change::Whole).filter(|_| !self.parameters.shared);
-        let sharded = self.slots.lock().is_empty() && self.plan.get().is_some_and(|_| self.has_shards());
+        let plan = self.plan();
+        let sharded = self.slots.lock().is_empty() && plan.is_some() && self.has_shards();
         let all_own = broken.iter().all(|local| changes[*local] == Change::OwnPart);
-        let outcome = match (whole, self.plan.get()) {
+        let outcome = match (whole, &plan) {
             // Together the replicas have all parts.
             (_, Some(plan)) if sharded && all_own && self.parameters.alone => complete(plan, &self.parameters),
             // From the same place of another tensor group, whose parts are those of this one.
@@ -232,6 +269,9 @@ impl<L: TensorLibrary> States<L> {
         if let Some(library) = &self.library {
             library.copy(from, to);
         }
+        let local = std::mem::take(&mut self.each[from].lock().local);
+        self.each[to].lock().local.copy_from(&local);
+        self.each[from].lock().local = local;
         Ok(())
     }
 }
@@ -267,10 +307,13 @@ impl<L: TensorLibrary> Recoverable for States<L> {
 impl<L: TensorLibrary> ReplicaState<L> {
     /// Reverts what an uncommitted step has left in the compressors' state.
     pub(super) fn forget_step(&mut self) {
-        if std::mem::take(&mut self.undecided)
-            && let Some(fused) = &self.fused
-        {
-            fused.take_back();
+        if std::mem::take(&mut self.undecided) {
+            if let Some(fused) = &self.fused {
+                fused.take_back();
+            }
+            if let Some(Some(devices)) = &self.on_device {
+                devices.take_back();
+            }
         }
     }
 }

@@ -6,17 +6,18 @@ use std::time::Instant;
 use distribute_collectives::ReduceOp;
 use distribute_device::{BufferMut, BufferRef, DType, Element};
 use distribute_strategy::{Recoverable, ReplicaContext};
+use distribute_types::ErrorClass;
 use distribute_values::{TensorStorage, with_storage};
 
 use super::Optimizer;
 use super::states::Change;
 use crate::agreement::audit_replica;
 use crate::exchange::{GradientShard, StepFlags, StepGradients, SumOnDevice, Summed, Sums, Update};
-use crate::gradient::{Accumulated, Clip, Reduced, Scaling, SquaresOfParts, change, is_finite, square_sum};
-use crate::library::dtype;
+use crate::gradient::{Accumulated, Reduced, Scaling, SquaresOfParts, change, is_finite, square_sum};
+use crate::library::{DeviceOutcome, dtype};
 use crate::rule::{Real, UpdateRule};
 use crate::tape::Sink;
-use crate::{DeviceExchange, DeviceUpdate, Error, StepCounts, TensorLibrary, is_short};
+use crate::{Clip, DeviceExchange, DeviceStep, DeviceUpdate, Error, StepCounts, TensorLibrary, is_short};
 
 /// Returns whether parameters are compared after the last of these steps.
 pub(super) fn is_audit_due(steps: u64, audit_every: u64) -> bool {
@@ -33,13 +34,18 @@ impl<L: TensorLibrary> Optimizer<L> {
         backward: impl FnOnce(Option<Scaling>, Sink<L::Tensor>) -> Result<(), L::Error>,
     ) -> Result<(), L::Error> {
         if let Some(updates) = context.strategy().extended().local_updates() {
-            return self.local_step(context, local, updates, gradients, backward);
+            if !(updates.averages_every_step() && self.is_linear()) {
+                return self.local_step(context, local, updates, gradients, backward);
+            }
+            // The mean of the replicas' updates is the update by the sum of their gradients.
+            let scaling = self.states.each[local].lock().standing.scaling;
+            self.check_local(gradients, scaling)?;
         }
         let started = Instant::now();
         let (counts, accumulated, scaling) = self.begin_step(context, local)?;
         let backward = |sink: Sink<L::Tensor>| backward(scaling, sink);
-        let reducer = match self.states.plan.get() {
-            Some(plan) => self.backward(context, local, plan, gradients, backward, accumulated)?,
+        let reducer = match self.states.plan_after(context.strategy().changes()) {
+            Some(plan) => self.backward(context, local, &plan, gradients, backward, accumulated)?,
             None => self.first_backward(context, local, gradients, backward, accumulated)?,
         };
         let (sums, communication) = reducer.finish()?;
@@ -75,7 +81,7 @@ impl<L: TensorLibrary> Optimizer<L> {
             Summed::OnDevice(sum) => {
                 let parts = self.parts(context, is_sharded, scaling, parts)?;
                 SquaresOfParts::agree(context, &self.parameters, None)?;
-                self.commit(context, local, counts, || self.apply_on_device(local, counts, scaling, sum, parts))?
+                self.commit(context, local, counts, || self.apply_on_device(local, counts, scaling, &sum, parts))?
             }
         };
         if self.parameters.shared && committed {
@@ -110,7 +116,13 @@ impl<L: TensorLibrary> Optimizer<L> {
     fn audit_when_due(&self, context: &ReplicaContext, local: usize) -> Result<(), L::Error> {
         // The count is equal on all replicas, which have made the same steps.
         let steps = self.states.each[local].lock().standing.steps;
-        if is_audit_due(steps, self.audit_every) { audit_replica(context, &self.parameters) } else { Ok(()) }
+        if !is_audit_due(steps, self.audit_every) {
+            return Ok(());
+        }
+        let outcome = audit_replica(context, &self.parameters);
+        // The step is made. In an elastic job the loss of a process must not make it look as if it were not.
+        let is_cut_off = || context.group().failure().is_some_and(|failure| failure.is_retryable());
+        if self.parameters.elastic && outcome.is_err() && is_cut_off() { Ok(()) } else { outcome }
     }
 
     /// Registers the state, so that a failed run reverts what steps change.
@@ -203,27 +215,33 @@ impl<L: TensorLibrary> Optimizer<L> {
         Ok(squares)
     }
 
-    /// Updates all parameters by kernels, or one by one if the rule or the settings have no kernel.
+    /// Divides, limits and applies the gradients in the accelerator's memory, and parts of sharded variables' gradients
+    /// one by one.
     fn apply_on_device(
         &self,
         local: usize,
         counts: &StepCounts,
         scaling: Option<Scaling>,
-        sum: SumOnDevice<L>,
-        parts: Parts<L>,
+        sum: &SumOnDevice<L>,
+        mut parts: Parts<L>,
     ) -> Result<Applied, L::Error> {
         let slots = |index: usize| -> Vec<L::Tensor> {
             self.slots[index].iter().map(|slot| slot.components()[local].clone()).collect()
         };
-        let (parameters, rule, learning_rate) = (&*self.parameters, self.rule, self.learning_rate());
-        let update = DeviceUpdate { parameters, local, rule, counts, learning_rate, slots: &slots };
-        if self.clip.is_none() && scaling.is_none() && L::Devices::apply(&sum, &update)? {
+        let (rule, learning_rate, clip, other_squares) = (self.rule, self.learning_rate(), self.clip, parts.squares);
+        let loss_scale = scaling.map(|scaling| scaling.scale);
+        let step = DeviceStep { rule, learning_rate, loss_scale, clip, other_squares };
+        let update = DeviceUpdate { parameters: &*self.parameters, local, counts, slots: &slots, step };
+        let DeviceOutcome { finite, gradient_norm } = L::Devices::apply(sum, &update)?;
+        if finite {
+            if let Some(clip) = clip {
+                clip.apply_with(&mut parts.gradients, gradient_norm, |reduced| square_sum::<L>(&reduced.gradient))?;
+            }
             for reduced in parts.gradients {
                 self.apply(local, counts.of(reduced.index), learning_rate, reduced)?;
             }
-            return Ok(Applied { finite: true, gradient_norm: None });
         }
-        self.apply_whole(local, counts, scaling, L::Devices::into_tensors(sum, parameters, local)?, parts)
+        Ok(Applied { finite, gradient_norm })
     }
 
     fn apply_sharded(
@@ -235,7 +253,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         (mut gradients, flags): (Vec<GradientShard>, StepFlags),
         mut parts: Vec<Reduced<L>>,
     ) -> Result<bool, L::Error> {
-        let plan = self.states.plan.get().ok_or(Error::NoGradient)?;
+        let plan = self.states.plan().ok_or(Error::NoGradient)?;
         let learning_rate = self.learning_rate();
         let (group, parameters, rule) = (context.group(), &*self.parameters, self.rule);
         let tensor = context.tensor_group();
@@ -254,7 +272,7 @@ impl<L: TensorLibrary> Optimizer<L> {
             finite = all[0] == 1;
             gradients.iter_mut().for_each(|shard| shard.change(|x| x / scaling.scale));
         }
-        let update = Update { group, plan, parameters, rule, local, counts, learning_rate, flags };
+        let update = Update { group, plan: &plan, parameters, rule, local, counts, learning_rate, flags };
         let mut gradient_norm = None;
         if let (Some(Clip::GlobalNorm(_)), true) = (self.clip, finite) {
             let of_shards = update.squares(&gradients);
@@ -280,7 +298,7 @@ impl<L: TensorLibrary> Optimizer<L> {
                     (std::mem::take(&mut state.shards), state.restored.take())
                 };
                 if let Some(whole) = restored {
-                    slots = self.shards_of(local, plan, group, &whole)?;
+                    slots = self.shards_of(local, &plan, group, &whole)?;
                 }
                 let gathering = update.own_part(gradients, &mut slots);
                 {

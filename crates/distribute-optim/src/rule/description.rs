@@ -61,6 +61,32 @@ impl OptimizerDescription {
                 check("epsilon of Lamb", epsilon, epsilon > 0.0, "above 0, such as 1e-6")?;
                 check("the weight decay of Lamb", weight_decay, weight_decay >= 0.0, "0 or more")
             }
+            UpdateRule::Adadelta { rho, epsilon } => {
+                check("the learning rate of Adadelta", learning_rate, learning_rate >= 0.0, "0 or more")?;
+                forgetting("rho of Adadelta", rho)?;
+                check("epsilon of Adadelta", epsilon, epsilon > 0.0, "above 0, such as 1e-7")
+            }
+            UpdateRule::Adamax { beta1, beta2, epsilon } => {
+                check("the learning rate of Adamax", learning_rate, learning_rate >= 0.0, "0 or more")?;
+                forgetting("beta1 of Adamax", beta1)?;
+                forgetting("beta2 of Adamax", beta2)?;
+                check("epsilon of Adamax", epsilon, epsilon > 0.0, "above 0, such as 1e-7")
+            }
+            UpdateRule::Nadam { beta1, beta2, epsilon } => {
+                check("the learning rate of Nadam", learning_rate, learning_rate >= 0.0, "0 or more")?;
+                forgetting("beta1 of Nadam", beta1)?;
+                forgetting("beta2 of Nadam", beta2)?;
+                check("epsilon of Nadam", epsilon, epsilon > 0.0, "above 0, such as 1e-7")
+            }
+            UpdateRule::Ftrl { initial_accumulator: initial, l1, l2, l2_shrinkage, beta } => {
+                check("the learning rate of Ftrl", learning_rate, learning_rate >= 0.0, "0 or more")?;
+                // Without a gradient, 0 would be divided by 0.
+                check("the initial accumulator of Ftrl", initial, initial > 0.0, "above 0, such as 0.1")?;
+                check("the L1 regularization of Ftrl", l1, l1 >= 0.0, "0 or more")?;
+                check("the L2 regularization of Ftrl", l2, l2 >= 0.0, "0 or more")?;
+                check("the L2 shrinkage of Ftrl", l2_shrinkage, l2_shrinkage >= 0.0, "0 or more")?;
+                check("beta of Ftrl", beta, beta >= 0.0, "0 or more")
+            }
         }
     }
 }

@@ -3,7 +3,7 @@
 use distribute_hlo::{Builder, CompareOp, Reducer, Result, TensorType, Value};
 
 use super::step::correction;
-use super::{AdamFactors, UpdateRule};
+use super::{AdamFactors, UpdateRule, adamax, nadam};
 
 impl UpdateRule {
     /// Returns the numbers of a parameter's `step`, which counts from 1, that change from step to step: those that
@@ -17,7 +17,16 @@ impl UpdateRule {
             UpdateRule::Lamb { beta1, beta2, .. } => {
                 vec![learning_rate, 1.0 / correction(beta1, step), 1.0 / correction(beta2, step)]
             }
-            _ => vec![learning_rate],
+            UpdateRule::Adamax { beta1, .. } => vec![adamax::rate(step, learning_rate, beta1)],
+            UpdateRule::Nadam { beta1, beta2, .. } => {
+                let factors = nadam::Factors::new(step, learning_rate, beta1, beta2);
+                vec![factors.of_moment, factors.of_gradient, factors.scale]
+            }
+            UpdateRule::Sgd { .. }
+            | UpdateRule::Adagrad { .. }
+            | UpdateRule::RmsProp { .. }
+            | UpdateRule::Adadelta { .. }
+            | UpdateRule::Ftrl { .. } => vec![learning_rate],
         }
     }
 
@@ -131,6 +140,63 @@ impl UpdateRule {
                 let change = ops.b.multiply(rate, direction)?;
                 Ok((ops.b.subtract(p, change)?, vec![m, v]))
             }
+            (UpdateRule::Adadelta { rho, epsilon }, [squares, changes], [lr]) => {
+                let squares = ops.average_of_squares(rho, *squares, g)?;
+                let (above, below) = (ops.root_of_sum(*changes, epsilon)?, ops.root_of_sum(squares, epsilon)?);
+                let ratio = ops.b.divide(above, below)?;
+                let change = ops.b.multiply(ratio, g)?;
+                let changes = ops.average_of_squares(rho, *changes, change)?;
+                let change = ops.b.multiply(*lr, change)?;
+                Ok((ops.b.subtract(p, change)?, vec![squares, changes]))
+            }
+            (UpdateRule::Adamax { beta1, beta2, epsilon }, [m, u], [rate]) => {
+                let m = ops.average(beta1, *m, g)?;
+                let (beta2, size) = (ops.full(beta2)?, ops.b.abs(g)?);
+                let decayed = ops.b.multiply(beta2, *u)?;
+                let decayed = ops.flushed(decayed)?;
+                let u = ops.b.maximum(decayed, size)?;
+                let (above, epsilon) = (ops.b.multiply(*rate, m)?, ops.full(epsilon)?);
+                let below = ops.b.add(u, epsilon)?;
+                let change = ops.b.divide(above, below)?;
+                Ok((ops.b.subtract(p, change)?, vec![m, u]))
+            }
+            (UpdateRule::Nadam { beta1, beta2, epsilon }, [m, v], [of_moment, of_gradient, scale]) => {
+                let m = ops.average(beta1, *m, g)?;
+                let v = ops.average_of_squares(beta2, *v, g)?;
+                let spread = ops.b.multiply(v, *scale)?;
+                let below = ops.root_plus(spread, epsilon)?;
+                let (ahead, fresh) = (ops.b.multiply(*of_moment, m)?, ops.b.multiply(*of_gradient, g)?);
+                let above = ops.b.add(ahead, fresh)?;
+                let change = ops.b.divide(above, below)?;
+                Ok((ops.b.subtract(p, change)?, vec![m, v]))
+            }
+            (UpdateRule::Ftrl { l1, l2, l2_shrinkage, beta, .. }, [n, z], [lr]) => {
+                let (of_shrinkage, of_l2) = (ops.full(2.0 * l2_shrinkage)?, ops.full(2.0 * l2)?);
+                let (beta, zero, one) = (ops.full(beta)?, ops.full(0.0)?, ops.full(1.0)?);
+                let is_still = ops.b.compare(CompareOp::Eq, *lr, zero)?;
+                let rate = ops.b.select(is_still, one, *lr)?;
+                let before = ops.b.sqrt(*n)?;
+                let squared = ops.b.multiply(g, g)?;
+                let sum = ops.b.add(*n, squared)?;
+                let after = ops.b.sqrt(sum)?;
+                let grown = ops.b.subtract(after, before)?;
+                let grown = ops.b.divide(grown, rate)?;
+                let (pulled, shrunk) = (ops.b.multiply(grown, p)?, ops.b.multiply(of_shrinkage, p)?);
+                let towards = ops.b.add(g, shrunk)?;
+                let towards = ops.b.subtract(towards, pulled)?;
+                let linear = ops.b.add(*z, towards)?;
+                let (low, high) = (ops.full(-l1)?, ops.full(l1)?);
+                let clipped = ops.b.maximum(linear, low)?;
+                let clipped = ops.b.minimum(clipped, high)?;
+                let above = ops.b.subtract(clipped, linear)?;
+                let steep = ops.b.add(beta, after)?;
+                let steep = ops.b.divide(steep, rate)?;
+                let below = ops.b.add(steep, of_l2)?;
+                let updated = ops.b.divide(above, below)?;
+                let kept = [(p, updated), (*n, sum), (*z, linear)];
+                let [p, n, z] = kept.map(|(old, new)| ops.b.select(is_still, old, new));
+                Ok((p?, vec![n?, z?]))
+            }
             _ => Err(distribute_hlo::Error::Program {
                 program: "update rule".to_owned(),
                 problem: format!(
@@ -208,10 +274,15 @@ impl Ops<'_> {
 
     /// Returns lr·g / √(spread + epsilon).
     fn over_root(&mut self, lr: Value, g: Value, spread: Value, epsilon: f64) -> Result<Value> {
-        let epsilon = self.full(epsilon)?;
-        let below = self.b.add(spread, epsilon)?;
-        let (above, below) = (self.b.multiply(lr, g)?, self.b.sqrt(below)?);
+        let (above, below) = (self.b.multiply(lr, g)?, self.root_of_sum(spread, epsilon)?);
         self.b.divide(above, below)
+    }
+
+    /// Returns √(x + epsilon).
+    fn root_of_sum(&mut self, x: Value, epsilon: f64) -> Result<Value> {
+        let epsilon = self.full(epsilon)?;
+        let sum = self.b.add(x, epsilon)?;
+        self.b.sqrt(sum)
     }
 
     /// Returns ‖p‖ / ‖direction‖, or 1 where either is 0, for every element.

@@ -13,8 +13,8 @@ use self::counted::{Accelerator, Counted, CountedLoss, CountedTensor};
 use super::scatter_whole;
 use crate::backend::{Parameters, Variable};
 use crate::{
-    Adagrad, Adam, AdamW, Clip, Ema, HostError, LossScale, Optimizer, OptimizerState, RmsProp, Sgd, ShardLayout,
-    Trainable,
+    Adagrad, Adam, AdamW, Clip, Ema, Ftrl, HostError, LossScale, Nadam, Optimizer, OptimizerState, RmsProp, Sgd,
+    ShardLayout, Trainable,
 };
 
 mod counted;
@@ -169,13 +169,15 @@ macro_rules! build {
 }
 
 /// A name, whether there is state for f32 too, and the optimizer.
-const BUILDS: [(&str, bool, Build); 10] = [
+const BUILDS: [(&str, bool, Build); 12] = [
     ("sgd", false, |model, off| build!(Sgd::new(0.25), model, off)),
     ("momentum", true, |model, off| build!(Sgd::new(0.25).momentum(0.5), model, off)),
     ("adam", true, |model, off| build!(Adam::new(0.1), model, off)),
     ("adamw", true, |model, off| build!(AdamW::new(0.1, 0.01), model, off)),
     ("adagrad", true, |model, off| build!(Adagrad::new(0.1), model, off)),
     ("rmsprop", true, |model, off| build!(RmsProp::new(0.1).centered().momentum(0.5), model, off)),
+    ("nadam", true, |model, off| build!(Nadam::new(0.1), model, off)),
+    ("ftrl", true, |model, off| build!(Ftrl::new(0.1).regularization(0.1, 0.1), model, off)),
     ("values clipped", true, |model, off| build!(Adam::new(0.1), model, off)?.clip(Clip::Value(0.5))),
     ("norm clipped", true, |model, off| build!(Adam::new(0.1), model, off)?.clip(Clip::GlobalNorm(2.0))),
     ("scaled", true, |model, off| build!(Adam::new(0.1), model, off)?.scale_losses(LossScale::fixed(64.0))),

@@ -71,7 +71,7 @@ fn parts_that_replicas_could_not_gather_come_from_their_owners() {
         let component = |variable: usize, local: usize| &layer.parameters().variables()[variable].components()[local];
         // The state after an update of its own part alone: of the 18 elements of a bucket, bias first, a third each.
         for local in 0..3 * ranks {
-            let plan = optimizer.states.plan.get().unwrap();
+            let plan = optimizer.states.plan().unwrap();
             for bucket in plan.gradients() {
                 let mut at = 0;
                 let count = |index: usize| component(index, local).to_elements::<f32>().unwrap().len();

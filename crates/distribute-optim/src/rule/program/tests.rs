@@ -25,6 +25,18 @@ fn rules() -> impl Strategy<Value = UpdateRule> {
             epsilon,
             weight_decay
         }),
+        (0.5..0.99f64, 1e-5..1e-3f64).prop_map(|(rho, epsilon)| UpdateRule::Adadelta { rho, epsilon }),
+        moments().prop_map(|(beta1, beta2, epsilon, _)| UpdateRule::Adamax { beta1, beta2, epsilon }),
+        moments().prop_map(|(beta1, beta2, epsilon, _)| UpdateRule::Nadam { beta1, beta2, epsilon }),
+        (0.01..1.0f64, 0.0..0.5f64, 0.0..0.5f64, 0.0..0.5f64, 0.0..1.0f64).prop_map(
+            |(initial_accumulator, l1, l2, l2_shrinkage, beta)| UpdateRule::Ftrl {
+                initial_accumulator,
+                l1,
+                l2,
+                l2_shrinkage,
+                beta
+            }
+        ),
     ]
 }
 
