@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use distribute_cluster::FailureKind;
 use distribute_collectives::{DeviceGroup, ProcessGroup, Rank, ReduceOp};
-use distribute_device::DeviceSpec;
+use distribute_device::{DeviceKind, DeviceSpec};
 use distribute_values::{Axis, CallContext, PerReplica, Structure, TensorStorage, gather_structure, reduce_structure};
 use parking_lot::Mutex;
 
@@ -168,6 +168,40 @@ impl ReplicaContext {
         self.strategy().replicas().device_group(self.local_replica_id(), make)
     }
 
+    /// Returns the group of all replicas' devices for collectives inside a model's forward and backward, as
+    /// [`graph_group`](ReplicaContext::graph_group) is for those in host memory; `None` unless all replicas are on
+    /// GPUs. It is created on the first call.
+    ///
+    /// # Ordering
+    /// The first call is collective: every replica must make it at the same point, also those in host memory.
+    ///
+    /// # Errors
+    /// [`Error::Device`](crate::Error::Device) if the device cannot be opened, and the errors of
+    /// [`graph_group`](ReplicaContext::graph_group) and [`DeviceGroup::new`].
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_strategy::{Error, MirroredStrategy};
+    /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+    /// strategy.run_with((), |context, ()| {
+    ///     assert!(context.graph_device_group()?.is_none());
+    ///     Ok::<_, Error>(())
+    /// })?;
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn graph_device_group(&self) -> Result<Option<Arc<DeviceGroup>>> {
+        let (replicas, local) = (self.strategy().replicas(), self.local_replica_id());
+        replicas.graph_device_group(local, || {
+            let group = self.graph_group()?;
+            let mut on_gpus = [u8::from(replicas.devices[local].kind() == Some(DeviceKind::Gpu))];
+            group.all_reduce(&mut on_gpus, ReduceOp::Min)?;
+            if on_gpus[0] == 0 {
+                return Ok(None);
+            }
+            Ok(Some(DeviceGroup::new(&group, replicas.device(local)?, group.options().device_implementation)?))
+        })
+    }
+
     /// Aborts this replica's groups, so that no peer waits for it.
     pub(crate) fn abort(&self, reason: &str) {
         self.group().abort(reason, FailureKind::Permanent);
@@ -276,7 +310,9 @@ impl ReplicaContext {
     /// # Errors
     /// [`Error::NotNoted`] if the state cannot be read.
     pub fn commit(&self) -> Result<()> {
-        self.recovery.commit(self.local)
+        self.recovery.commit(self.local)?;
+        self.strategy.replicas().count_commit(self.local);
+        Ok(())
     }
 
     /// Returns whether this replica's batch has examples of its own. A replica without any gets a row that another

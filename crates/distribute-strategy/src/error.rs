@@ -46,6 +46,12 @@ pub enum Error {
         /// The problem, and the remedy.
         problem: String,
     },
+    /// Replicas cannot update their own variables as the settings say.
+    #[error("{problem}")]
+    LocalUpdates {
+        /// The problem, and the remedy.
+        problem: String,
+    },
     /// A moving average was given a decay that is none.
     #[error("the decay of the moving average {name:?} is {given}; give one from 0 to below 1, such as 0.99")]
     Decay {
@@ -159,8 +165,20 @@ pub enum Error {
     NotTakenBack {
         /// Why the run failed.
         failure: String,
+        /// The class of that failure, and therefore of this error: after the loss of a peer, a restart from the newest
+        /// checkpoint helps.
+        class: Class,
         /// Why its changes could not be undone.
         source: crate::RecoveryError,
+    },
+    /// A strategy of processes that do not change was asked for another generation of them.
+    #[error("the processes of this strategy do not change; build it by MultiWorkerMirroredBuilder::elastic")]
+    Fixed,
+    /// The settings of an elastic strategy do not fit together.
+    #[error("{problem}")]
+    Elastic {
+        /// The settings, and the remedy.
+        problem: String,
     },
     /// The thread of a replica could not be started.
     #[error("cannot start the thread of replica {replica}: {source}")]
@@ -197,9 +215,13 @@ impl ErrorClass for Error {
             Error::Cluster(error) => error.class(),
             Error::Input(error) => error.class(),
             Error::Device(error) => error.class(),
-            Error::Devices { .. } | Error::Alone { .. } | Error::SettingsDiffer { .. } | Error::Sharding { .. } => {
-                Class::CONFIGURATION
-            }
+            Error::NotTakenBack { class, .. } => *class,
+            Error::Devices { .. }
+            | Error::Alone { .. }
+            | Error::Elastic { .. }
+            | Error::SettingsDiffer { .. }
+            | Error::Sharding { .. }
+            | Error::LocalUpdates { .. } => Class::CONFIGURATION,
             _ => Class::PERMANENT,
         }
     }

@@ -199,7 +199,7 @@ impl FullyShardedBuilder {
     fn sharding(&self, replicas: &Replicas) -> Result<Sharding> {
         let mirror_below = self.mirror_below.unwrap_or(FullyShardedStrategy::MIRROR_BELOW);
         let overlap = self.overlap.unwrap_or(true);
-        let host = replicas.coordination.as_ref().map_or_else(String::new, |coordination| coordination.local_host());
+        let host = replicas.coordination().map_or_else(String::new, |coordination| coordination.local_host());
         let mine = Settings {
             host: fnv1a_64(FNV64, host.bytes()),
             hybrid: u64::from(self.hybrid),
@@ -216,7 +216,7 @@ impl FullyShardedBuilder {
         if let Some(other) = all.iter().position(|other| other.text() != mine.text()) {
             let name = |rank: Rank| groups.first().map_or_else(String::new, |group| group.rank_name(rank).to_owned());
             return Err(Error::SettingsDiffer {
-                here: name(Rank::of(replicas.topology.first_replica())),
+                here: name(Rank::of(replicas.topology().first_replica())),
                 mine: mine.text(),
                 there: name(Rank::of(other)),
                 theirs: all[other].text(),
@@ -312,7 +312,7 @@ impl StrategyExtended for FullyShardedStrategy {
     }
 
     fn describe(&self) -> String {
-        let topology = self.replicas.topology;
+        let topology = self.replicas.topology();
         let place = if topology.workers() == 1 {
             let names: Vec<String> = self.replicas.devices.iter().map(DeviceSpec::short).collect();
             let ranks = tensor_ranks(&self.replicas);

@@ -7,10 +7,13 @@ use distribute_collectives::{ReduceOp, on_local_ranks};
 use distribute_device::DeviceKind;
 use distribute_input::{
     BoxError, DataPlan, Dataset, Element, ElementSpec, InputContext, InputOptions, InputPosition, More, UnequalData,
+    WorkerDataset, WorkerIterator,
 };
+use distribute_types::Topology;
 use distribute_values::PerReplica;
 use parking_lot::Mutex;
 
+use crate::settings::INPUT;
 use crate::{Error, Result, Strategy};
 
 /// A dataset of which each step gives every replica of this process its part of the global batch.
@@ -18,20 +21,28 @@ use crate::{Error, Result, Strategy};
 /// # Source
 /// `tf.distribute.DistributedDataset`.
 pub struct DistributedDataset<T> {
-    dataset: distribute_input::WorkerDataset<T>,
+    /// The part of this process when the dataset was distributed.
+    dataset: WorkerDataset<T>,
+    /// Its part now, if processes have joined or left since.
+    present: Mutex<Option<WorkerDataset<T>>>,
+    /// Divides the dataset again; `None` if the processes do not change.
+    divide: Option<Divide<T>>,
     strategy: Strategy,
 }
+
+/// Returns the part of a worker of this topology.
+type Divide<T> = Arc<dyn Fn(Topology) -> distribute_input::Result<WorkerDataset<T>> + Send + Sync>;
 
 impl<T: Clone + Send + 'static> DistributedDataset<T> {
     /// Starts the next pass over the data.
     pub fn iter(&self) -> DistributedIterator<T> {
-        self.pass(self.dataset.iter())
+        self.pass(|dataset| Ok(dataset.iter()))
     }
 
     /// Starts the pass with the given number, counted from 0, without advancing the count; its elements depend on that
     /// number only.
     pub fn iter_epoch(&self, epoch: u64) -> DistributedIterator<T> {
-        self.pass(self.dataset.iter_epoch(epoch))
+        self.pass(|dataset| Ok(dataset.iter_epoch(epoch)))
     }
 
     /// Resumes the pass that a position lies in, whatever the number of workers it was saved under. The next call of
@@ -40,23 +51,64 @@ impl<T: Clone + Send + 'static> DistributedDataset<T> {
     /// # Errors
     /// [`distribute_input::Error::Position`] if an input function chose the data for another number of workers.
     pub fn iter_from(&self, position: &InputPosition) -> Result<DistributedIterator<T>> {
-        Ok(self.pass(self.dataset.iter_from(position)?))
+        let mut refused = None;
+        let pass = self.pass(|dataset| {
+            dataset.iter_from(position).inspect_err(|error| refused = Some(Error::from(error.clone())))
+        });
+        refused.map_or(Ok(pass), Err)
     }
 
-    fn pass(&self, steps: distribute_input::WorkerIterator<T>) -> DistributedIterator<T> {
-        for (name, value) in self.dataset.plan().settings() {
-            self.strategy.declare(&format!("input, {name}"), value);
+    fn pass(
+        &self,
+        begin: impl FnOnce(&WorkerDataset<T>) -> distribute_input::Result<WorkerIterator<T>>,
+    ) -> DistributedIterator<T> {
+        let dataset = self.present();
+        let begun = dataset.as_ref().map_err(Clone::clone).and_then(begin);
+        // Without steps, it only tells the failure.
+        let dataset = dataset.unwrap_or_else(|_| self.dataset.clone());
+        for (name, value) in dataset.plan().settings() {
+            self.strategy.declare(&format!("{INPUT}{name}"), value);
         }
-        let unequal = if self.dataset.ends_together() { None } else { Some(self.dataset.unequal_data()) };
+        let unequal = if dataset.ends_together() { None } else { Some(dataset.unequal_data()) };
+        let (steps, failure) = match begun {
+            Ok(steps) => (steps, None),
+            Err(error) => (dataset.iter_epoch(0), Some(error.into())),
+        };
         DistributedIterator {
             steps: Arc::new(Mutex::new(steps)),
-            dataset: self.dataset.clone(),
+            dataset,
             strategy: self.strategy.clone(),
+            changes: self.strategy.changes(),
+            failure,
             unequal,
             token: None,
             ended: false,
             waited: Duration::ZERO,
         }
+    }
+
+    /// Returns this process's part among the present ones.
+    fn present(&self) -> distribute_input::Result<WorkerDataset<T>> {
+        let Some(divide) = &self.divide else { return Ok(self.dataset.clone()) };
+        let topology = self.strategy.topology();
+        let mut present = self.present.lock();
+        match &*present {
+            Some(present) if present.topology() == topology => Ok(present.clone()),
+            _ => Ok(present.insert(divide(topology)?.counting_with(&self.dataset)).clone()),
+        }
+    }
+
+    /// Changes this process's part, now and whenever the dataset is divided again.
+    fn change<U: Send + 'static>(
+        self,
+        change: impl Fn(WorkerDataset<T>) -> WorkerDataset<U> + Send + Sync + 'static,
+    ) -> DistributedDataset<U> {
+        let change = Arc::new(change);
+        let divide = self.divide.map(|divide| -> Divide<U> {
+            let change = change.clone();
+            Arc::new(move |topology| Ok(change(divide(topology)?)))
+        });
+        DistributedDataset { dataset: change(self.dataset), present: Mutex::default(), divide, strategy: self.strategy }
     }
 
     /// Gives a replica without examples a batch without rows, for closures that count rows themselves and work on none.
@@ -75,7 +127,7 @@ impl<T: Clone + Send + 'static> DistributedDataset<T> {
     /// # Ok::<(), Error>(())
     /// ```
     pub fn with_empty_batches(self) -> DistributedDataset<T> {
-        DistributedDataset { dataset: self.dataset.without_stand_ins(), strategy: self.strategy }
+        self.change(WorkerDataset::without_stand_ins)
     }
 
     /// Applies a function to each local replica's element on the prefetching thread, for example to copy it to the
@@ -85,7 +137,11 @@ impl<T: Clone + Send + 'static> DistributedDataset<T> {
         U: Send + 'static,
         F: Fn(usize, T) -> Result<U, BoxError> + Send + Sync + 'static,
     {
-        DistributedDataset { dataset: self.dataset.map_replicas(function), strategy: self.strategy }
+        let function = Arc::new(function);
+        self.change(move |dataset| {
+            let function = function.clone();
+            dataset.map_replicas(move |local, part| function(local, part))
+        })
     }
 
     /// Combines the elements of one pass, beginning with `initial`. Every worker must call this.
@@ -136,7 +192,8 @@ impl<T: Clone + Send + 'static> DistributedDataset<T> {
         Ok(self.dataset.element_spec()?)
     }
 
-    /// Returns the plan of which worker and replica reads which data; it can be printed.
+    /// Returns the plan of which worker and replica reads which data, as they were when the dataset was distributed;
+    /// it can be printed.
     pub fn plan(&self) -> &DataPlan {
         self.dataset.plan()
     }
@@ -173,9 +230,13 @@ impl<T: Clone + Send + 'static> IntoIterator for &DistributedDataset<T> {
 /// If workers may have unequal amounts of data, they agree before each step whether there is one. In steps that an
 /// optimizer takes part in this costs no operation of its own: the flag travels with the gradients.
 pub struct DistributedIterator<T> {
-    steps: Arc<Mutex<distribute_input::WorkerIterator<T>>>,
-    dataset: distribute_input::WorkerDataset<T>,
+    steps: Arc<Mutex<WorkerIterator<T>>>,
+    dataset: WorkerDataset<T>,
     strategy: Strategy,
+    /// The strategy's [changes](Strategy::changes) when the pass began.
+    changes: u64,
+    /// The error of its first step.
+    failure: Option<Error>,
     /// How unequal amounts of data are treated; `None` if workers always have equal ones.
     unequal: Option<UnequalData>,
     /// The token under which the last step's flag was announced.
@@ -249,6 +310,15 @@ impl<T: Clone + Send + 'static> DistributedIterator<T> {
     }
 
     fn step(&mut self) -> Result<Option<PerReplica<T>>> {
+        if let Some(failure) = self.failure.take() {
+            self.ended = true;
+            return Err(failure);
+        }
+        if self.changes != self.strategy.changes() {
+            let problem = "processes have joined or left since this pass began, and it is divided among the earlier \
+                           ones; begin it again at its position, by DistributedDataset::iter_from";
+            return Err(Error::Elastic { problem: problem.to_owned() });
+        }
         let Some(unequal) = self.unequal else {
             return self.next_parts();
         };
@@ -350,8 +420,17 @@ impl Strategy {
     where
         T: Element<L>,
     {
-        let options = self.extended().input_options(options);
-        Ok(self.with_ranks(distribute_input::distribute_dataset(dataset, self.topology(), options)?, options))
+        let mut options = self.extended().input_options(options);
+        let Some(_) = self.elastic() else {
+            let dataset = distribute_input::distribute_dataset(dataset, self.topology(), options)?;
+            return Ok(self.with_ranks(dataset, options, None));
+        };
+        // Whatever a lost process would have read, another can.
+        options.deterministic = true;
+        let distributed = distribute_input::distribute_dataset(dataset, self.topology(), options)?;
+        let dataset = dataset.clone();
+        let divide = move |topology| distribute_input::distribute_dataset(&dataset, topology, options);
+        Ok(self.with_ranks(distributed, options, Some(Arc::new(divide))))
     }
 
     /// Distributes a dataset that `make` creates once for this process, batched per replica; the replicas take its
@@ -385,33 +464,39 @@ impl Strategy {
     where
         T: Element<L>,
     {
+        if self.elastic().is_some() {
+            let problem = "an input function chooses the data of a fixed number of processes, and those of an elastic \
+                           job change; pass a dataset to distribute_dataset";
+            return Err(Error::Elastic { problem: problem.to_owned() });
+        }
         let options = self.extended().input_options(options);
         let dataset = distribute_input::distribute_datasets_from_function(self.topology(), options, make)?;
-        Ok(self.with_ranks(dataset, options))
+        Ok(self.with_ranks(dataset, options, None))
     }
 
     /// Gives each rank the part of its replica, on its device.
     fn with_ranks<T: Element<L>, L>(
         &self,
-        dataset: distribute_input::WorkerDataset<T>,
+        dataset: WorkerDataset<T>,
         options: InputOptions,
+        divide: Option<Divide<T>>,
     ) -> DistributedDataset<T> {
-        let dataset = dataset.with_stand_ins();
-        let dataset = match self.tensor_parallel() {
-            1 => dataset,
-            ranks => dataset.repeat_parts(ranks),
-        };
+        let ranks = self.tensor_parallel();
         let gpus: Vec<bool> = self.devices().iter().map(|device| device.kind() == Some(DeviceKind::Gpu)).collect();
-        let dataset = match options.fetch_to_device && gpus.contains(&true) {
-            false => dataset,
-            true => {
-                let strategy = self.clone();
-                dataset.fetch_parts(move |local, part| match gpus.get(local) {
-                    Some(true) => part.fetch_to_device(&strategy.open_device(local)?),
-                    _ => Ok(part),
-                })
+        let fetches = options.fetch_to_device && gpus.contains(&true);
+        let strategy = self.clone();
+        let distributed = DistributedDataset { dataset, present: Mutex::default(), divide, strategy: self.clone() };
+        distributed.change(move |dataset| {
+            let dataset = dataset.with_stand_ins();
+            let dataset = if ranks == 1 { dataset } else { dataset.repeat_parts(ranks) };
+            if !fetches {
+                return dataset;
             }
-        };
-        DistributedDataset { dataset, strategy: self.clone() }
+            let (strategy, gpus) = (strategy.clone(), gpus.clone());
+            dataset.fetch_parts(move |local, part| match gpus.get(local) {
+                Some(true) => part.fetch_to_device(&strategy.open_device(local)?),
+                _ => Ok(part),
+            })
+        })
     }
 }

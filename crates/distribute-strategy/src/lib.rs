@@ -6,6 +6,7 @@
 //! - [`MirroredStrategy`]: several replicas in this process, each with its own copy of every variable.
 //! - [`CentralStorageStrategy`]: several replicas in this process that share one copy of every variable.
 //! - [`MultiWorkerMirroredStrategy`]: mirrored over several processes.
+//! - [`DilocoStrategy`]: replicas of another strategy that train apart for many steps, for slow networks.
 //! - [`FullyShardedStrategy`]: replicas in one or several processes, each with a part of every large parameter.
 //!
 //! Code inside [`Strategy::run_with`] uses a [`ReplicaContext`]; code outside is in the cross-replica context and uses
@@ -44,8 +45,11 @@ mod chosen;
 mod communication;
 mod context;
 mod devices;
+mod diloco;
+mod elastic;
 mod error;
 mod fully_sharded;
+mod generations;
 mod input;
 mod intra_op;
 mod local_updates;
@@ -80,11 +84,16 @@ pub use communication::{CommunicationOptions, Implementation};
 pub use context::{
     ReplicaContext, get_replica_context, get_strategy, has_strategy, in_cross_replica_context, set_strategy,
 };
+pub use diloco::{DilocoBuilder, DilocoStrategy, OuterNesterov, Wire};
 pub use distribute_types::{Topology, Waits};
 pub use error::{Error, Result};
 pub use fully_sharded::{FullyShardedBuilder, FullyShardedStrategy};
+pub use generations::Gathering;
 pub use input::{DistributedDataset, DistributedIterator};
-pub use local_updates::{LocalReplica, LocalUpdates};
+pub use local_updates::{
+    ChangeSlots, LocalExtent, LocalInitial, LocalOccasion, LocalReplica, LocalSlot, LocalUpdates, LocalVariable,
+    ReadSlots,
+};
 pub use mirrored::{MirroredBuilder, MirroredStrategy};
 pub use moving_average::MovingAverage;
 pub use multi_worker::{MultiWorkerMirroredBuilder, MultiWorkerMirroredStrategy};

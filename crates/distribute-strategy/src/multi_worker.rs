@@ -1,10 +1,14 @@
 //! Replicas in several processes.
 
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use distribute_cluster::Authority;
 use distribute_cluster::{ClusterResolver, Membership, SimpleResolver};
 
 use crate::devices::DeviceChoice;
 use crate::workers::{Workers, described};
-use crate::{CommunicationOptions, Replicas, Result, Strategy, StrategyExtended};
+use crate::{CommunicationOptions, Error, Replicas, Result, Strategy, StrategyExtended};
 
 /// Synchronous training on the devices of several processes, each replica with its own copy of every variable.
 ///
@@ -29,6 +33,8 @@ impl MultiWorkerMirroredStrategy {
 #[derive(Clone, Debug, Default)]
 pub struct MultiWorkerMirroredBuilder {
     workers: Workers,
+    elastic: Option<RangeInclusive<u32>>,
+    authority: Option<Authority>,
 }
 
 impl MultiWorkerMirroredBuilder {
@@ -68,6 +74,43 @@ impl MultiWorkerMirroredBuilder {
         self
     }
 
+    /// Lets processes join and leave while they train, as long as there are at least as many as the range's start, and
+    /// at most as many as its end.
+    ///
+    /// The strategy trains by itself until `Trainer::fit`, or the program's own loop by `distribute_train::elastic`,
+    /// joins the others: models are built without communication, and get the values of those that have them. When a
+    /// process is lost, the others repeat the step that failed with its data divided anew; a process that joins gets
+    /// the state of a live one. No step and no example is lost. The global batch stays as it is.
+    ///
+    /// Which processes form the next generation is decided by a majority of the present one, who find each other at the
+    /// addresses of TF_CONFIG; or, if [`generations`](MultiWorkerMirroredBuilder::generations) or
+    /// DISTRIBUTE_GENERATIONS names a folder, by the process that writes there first, so that a single survivor may
+    /// train on.
+    ///
+    /// All processes read the whole dataset and keep their rows. Refused: sharded optimizer state, tensor parallelism.
+    ///
+    /// # Source
+    /// TorchElastic's `--nnodes=MIN:MAX`, and torchft, whose step is lost with a process.
+    pub fn elastic(mut self, processes: RangeInclusive<u32>) -> Self {
+        self.elastic = Some(processes);
+        self
+    }
+
+    /// Sets how it is decided which processes form the next generation of an [elastic] job.
+    ///
+    /// [elastic]: MultiWorkerMirroredBuilder::elastic
+    pub fn generations(mut self, authority: Authority) -> Self {
+        self.authority = Some(authority);
+        self
+    }
+
+    /// Sets the silence after which a process counts as lost: it may be frozen, or its network cut. One that ends is
+    /// noticed at once. Default: 10 s. Every process must have the same.
+    pub fn heartbeat_timeout(mut self, timeout: Duration) -> Self {
+        self.workers.heartbeat_timeout(timeout);
+        self
+    }
+
     /// Sets the membership of the cluster, instead of reading it from the environment.
     pub fn membership(mut self, membership: Membership) -> Self {
         self.workers.membership(membership);
@@ -99,12 +142,19 @@ impl MultiWorkerMirroredBuilder {
     /// Connects to the other processes and builds the strategy.
     ///
     /// # Errors
-    /// [`Error::Devices`](crate::Error::Devices) if the list of devices is invalid, or cannot be divided into tensor
-    /// groups;
-    /// [`Error::Cluster`](crate::Error::Cluster) if the environment is invalid or tasks are missing;
-    /// [`Error::Collective`](crate::Error::Collective) if the group cannot be joined.
+    /// [`Error::Devices`] if the list of devices is invalid, or cannot be divided into tensor groups;
+    /// [`Error::Cluster`] if the environment is invalid or tasks are missing; [`Error::Collective`] if the group cannot
+    /// be joined; [`Error::Elastic`] if the settings of an elastic job do not fit together.
     pub fn build(self) -> Result<Strategy> {
-        let (replicas, cluster) = self.workers.join("MultiWorkerMirroredStrategy")?;
+        let strategy = "MultiWorkerMirroredStrategy";
+        let (replicas, cluster) = match (self.elastic, self.authority) {
+            (Some(processes), authority) => self.workers.elastic(strategy, processes, authority)?,
+            (None, None) => self.workers.join(strategy)?,
+            (None, Some(_)) => {
+                let problem = "generations has an effect on elastic jobs only; call elastic too, or leave it out";
+                return Err(Error::Elastic { problem: problem.to_owned() });
+            }
+        };
         Ok(Strategy::new(MultiWorkerMirroredStrategy { replicas, cluster }))
     }
 }

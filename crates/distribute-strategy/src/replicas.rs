@@ -1,5 +1,6 @@
 //! The part of a strategy in this process: its devices, its replicas' threads, and their ranks.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use distribute_cluster::{Coordination, FailureKind};
@@ -7,27 +8,30 @@ use distribute_collectives::{DeviceGroup, Options, ProcessGroup};
 use distribute_device::{Device, DeviceKind, DeviceSpec, Devices};
 use parking_lot::{Mutex, RwLock};
 
+use crate::elastic::Elastic;
 use crate::mesh::Mesh;
 use crate::replica_threads::ReplicaThreads;
 use crate::running::Running;
-use crate::settings::Settings;
+use crate::settings::{INPUT, Settings};
 use crate::step_header::StepAgreement;
 use crate::waits::InputWait;
 use crate::{Error, Recoverable, Result, ShardGroups, Sharding, Topology};
 
 /// The replicas of this process: their devices, their threads and their ranks.
 pub struct Replicas {
-    /// The replicas of all processes, each of which is one tensor group.
-    pub(crate) topology: Topology,
+    place: RwLock<Place>,
     /// The ranks of this process.
     pub(crate) mesh: Mesh,
     pub(crate) devices: Vec<DeviceSpec>,
-    pub(crate) coordination: Option<Arc<Coordination>>,
+    /// How the processes change that train together, if they may.
+    elastic: Option<Elastic>,
+    /// The steps that each local replica has committed.
+    commits: Vec<AtomicU64>,
     pub(crate) threads: ReplicaThreads,
     pub(crate) running: Running,
     /// The states that every run saves; see [`Strategy::recover`](crate::Strategy::recover).
     pub(crate) watched: Mutex<Vec<Weak<dyn Recoverable>>>,
-    groups: RwLock<Arc<Vec<ProcessGroup>>>,
+    groups: Arc<RwLock<Arc<Vec<ProcessGroup>>>>,
     /// See [`ReplicaContext::graph_group`](crate::ReplicaContext::graph_group); one per replica, made when first used.
     graph_groups: Mutex<Vec<Option<Arc<ProcessGroup>>>>,
     /// See [`ReplicaContext::tensor_group`](crate::ReplicaContext::tensor_group); one per rank, or none at all.
@@ -44,6 +48,19 @@ pub struct Replicas {
     handles: Mutex<Vec<Option<Arc<dyn Device>>>>,
     /// The groups of the replicas' devices; one per replica, made when first used.
     device_groups: Mutex<Vec<Option<Arc<DeviceGroup>>>>,
+    /// See [`ReplicaContext::graph_device_group`](crate::ReplicaContext::graph_device_group); one per replica, made
+    /// when first used, or known not to be made.
+    graph_device_groups: Mutex<Vec<Option<Option<Arc<DeviceGroup>>>>>,
+}
+
+/// This process among all. It changes only between runs, and only in an elastic job.
+#[derive(Clone)]
+struct Place {
+    /// The replicas of all processes, each of which is one tensor group.
+    topology: Topology,
+    coordination: Option<Arc<Coordination>>,
+    /// The number of times that it has changed.
+    changes: u64,
 }
 
 /// The groups of a strategy that shards parameters.
@@ -97,22 +114,23 @@ impl Replicas {
         coordination: Option<Arc<Coordination>>,
         options: Options,
     ) -> Result<Replicas> {
-        let (ranks, replicas_per_worker) = (devices.len(), mesh.replicas());
-        let workers = groups.first().map_or(1, |group| group.world_size() / replicas_per_worker);
-        let worker = groups.first().map_or(0, ProcessGroup::process);
-        let topology = Topology::new(workers, worker, replicas_per_worker).map_err(distribute_input::Error::from)?;
-        let threads = ReplicaThreads::start(ranks, worker * ranks)?;
-        let (groups, graph_groups) = (RwLock::new(Arc::new(groups)), Mutex::new(vec![None; ranks]));
+        let ranks = devices.len();
+        let topology = topology_of(mesh, &groups)?;
+        let threads = ReplicaThreads::start(ranks, topology.worker() * ranks)?;
+        let place = RwLock::new(Place { topology, coordination, changes: 0 });
+        let (groups, graph_groups) = (Arc::new(RwLock::new(Arc::new(groups))), Mutex::new(vec![None; ranks]));
         let tensor_groups = RwLock::new(mesh.tensor_groups(topology.first_replica(), &options)?);
         let step = StepAgreement::default();
         let settings = Settings::default();
         let handles = Mutex::new(vec![None; ranks]);
-        let device_groups = Mutex::new((0..ranks).map(|_| None).collect());
+        let device_groups = Mutex::new(vec![None; ranks]);
+        let graph_device_groups = Mutex::new(vec![None; ranks]);
         Ok(Replicas {
-            topology,
+            place,
             mesh,
             devices,
-            coordination,
+            elastic: None,
+            commits: (0..ranks).map(|_| AtomicU64::new(0)).collect(),
             threads,
             running: Running::default(),
             watched: Mutex::default(),
@@ -127,12 +145,79 @@ impl Replicas {
             table: None,
             handles,
             device_groups,
+            graph_device_groups,
         })
     }
 
     /// Looks devices up in this table instead of this machine's.
     pub(crate) fn with_table(self, table: Option<Devices>) -> Replicas {
         Replicas { table, ..self }
+    }
+
+    /// Lets the processes change that train together.
+    pub(crate) fn with_elastic(self, elastic: impl FnOnce(Arc<RwLock<Arc<Vec<ProcessGroup>>>>) -> Elastic) -> Replicas {
+        let elastic = elastic(self.groups.clone());
+        Replicas { elastic: Some(elastic), ..self }
+    }
+
+    pub(crate) fn elastic(&self) -> Option<&Elastic> {
+        self.elastic.as_ref()
+    }
+
+    /// Returns the replicas of all processes.
+    pub(crate) fn topology(&self) -> Topology {
+        self.place.read().topology
+    }
+
+    pub(crate) fn coordination(&self) -> Option<Arc<Coordination>> {
+        self.place.read().coordination.clone()
+    }
+
+    /// Returns how often this process's place among all has changed.
+    pub(crate) fn changes(&self) -> u64 {
+        self.place.read().changes
+    }
+
+    /// Counts a step that a local replica has committed.
+    pub(crate) fn count_commit(&self, local: usize) {
+        self.commits[local].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns the number of steps that replicas of this process have committed. A step that one of them has committed
+    /// is that of all: the others get its values.
+    pub(crate) fn commits(&self) -> u64 {
+        self.commits.iter().map(|commits| commits.load(Ordering::Relaxed)).max().unwrap_or(0)
+    }
+
+    /// Sets that number, for a process that has taken over the state of another.
+    pub(crate) fn set_commits(&self, count: u64) {
+        self.commits.iter().for_each(|commits| commits.store(count, Ordering::Relaxed));
+    }
+
+    /// Makes this process train by itself. Not during a run.
+    pub(crate) fn part(&self) -> Result<()> {
+        // Passes over data begin again, and declare theirs.
+        self.settings.withdraw(INPUT);
+        let groups = self.mesh.local_groups(&self.options)?;
+        self.take_place(groups, None)
+    }
+
+    /// Makes this process a member of the group of all members of a job. Not during a run.
+    pub(crate) fn join(&self, coordination: Arc<Coordination>) -> Result<()> {
+        let groups = self.mesh.joined_groups(&coordination, &self.options)?;
+        self.take_place(groups, Some(coordination))
+    }
+
+    fn take_place(&self, groups: Vec<ProcessGroup>, coordination: Option<Arc<Coordination>>) -> Result<()> {
+        let topology = topology_of(self.mesh, &groups)?;
+        self.replace_groups(groups, topology.first_replica())?;
+        let mut place = self.place.write();
+        let changes = place.changes + 1;
+        let left = std::mem::replace(&mut *place, Place { topology, coordination, changes });
+        drop(place);
+        // The last owner of the coordination service leaves the job, which takes up to a second.
+        let leave = move || drop(left);
+        std::thread::Builder::new().name("leave-job".to_owned()).spawn(leave).map(drop).or(Ok(()))
     }
 
     /// Lets every run save this state, for as long as it has another owner.
@@ -175,6 +260,22 @@ impl Replicas {
         Ok(group)
     }
 
+    /// Returns a replica's device group for its graph, which `make` creates on the first call, if there is one.
+    pub(crate) fn graph_device_group(
+        &self,
+        local: usize,
+        make: impl FnOnce() -> Result<Option<DeviceGroup>>,
+    ) -> Result<Option<Arc<DeviceGroup>>> {
+        let held = self.graph_device_groups.lock()[local].clone();
+        if let Some(group) = held {
+            return Ok(group);
+        }
+        // All replicas create theirs together, so the lock must not be held meanwhile.
+        let group = make()?.map(Arc::new);
+        self.graph_device_groups.lock()[local] = Some(group.clone());
+        Ok(group)
+    }
+
     /// Creates the groups for sharded parameters. Every process calls this, outside runs.
     pub(crate) fn shard(&self, sharding: Sharding) -> Result<()> {
         let groups = self.groups();
@@ -202,7 +303,7 @@ impl Replicas {
         self.shard_groups()?.get(local).cloned()
     }
 
-    /// Aborts a replica's tensor group, its groups for sharded parameters, its graph group and its device group, if
+    /// Aborts a replica's tensor group, its groups for sharded parameters, its graph group and its device groups, if
     /// they were made.
     pub(crate) fn abort_further_groups(&self, local: usize, reason: &str, kind: FailureKind) {
         if let Some(group) = self.tensor_group(local) {
@@ -215,6 +316,9 @@ impl Replicas {
             group.abort(reason, kind);
         }
         if let Some(group) = &self.device_groups.lock()[local] {
+            group.abort(reason);
+        }
+        if let Some(Some(group)) = &self.graph_device_groups.lock()[local] {
             group.abort(reason);
         }
     }
@@ -270,7 +374,7 @@ impl Replicas {
 
     /// Returns the id of the replica that a local rank belongs to, among all replicas.
     pub(crate) fn id_of(&self, local: usize) -> usize {
-        self.topology.first_replica() + self.mesh.replica_of(local)
+        self.topology().first_replica() + self.mesh.replica_of(local)
     }
 
     /// Returns how messages name a local rank: `replica 1`, or `tensor rank 0 of replica 1`.
@@ -293,12 +397,8 @@ impl Replicas {
     /// Replaces the groups that a failed run has aborted, if the replicas are in one process. Several processes are
     /// restarted from a checkpoint instead.
     pub(crate) fn renew(&self) -> Result<()> {
-        if self.topology.workers() == 1 {
-            let (fresh, tensor) = (self.mesh.local_groups(&self.options)?, self.mesh.tensor_groups(0, &self.options)?);
-            *self.groups.write() = Arc::new(fresh);
-            *self.tensor_groups.write() = tensor;
-            self.graph_groups.lock().fill(None);
-            self.device_groups.lock().fill(None);
+        if self.topology().workers() == 1 {
+            self.replace_groups(self.mesh.local_groups(&self.options)?, 0)?;
             let sharding = self.shard_groups.read().as_ref().map(|sharded| sharded.sharding);
             if let Some(sharding) = sharding {
                 self.shard(sharding)?;
@@ -306,4 +406,22 @@ impl Replicas {
         }
         Ok(())
     }
+
+    fn replace_groups(&self, groups: Vec<ProcessGroup>, first_replica: usize) -> Result<()> {
+        let tensor = self.mesh.tensor_groups(first_replica, &self.options)?;
+        *self.groups.write() = Arc::new(groups);
+        *self.tensor_groups.write() = tensor;
+        self.graph_groups.lock().fill(None);
+        self.device_groups.lock().fill(None);
+        self.graph_device_groups.lock().fill(None);
+        Ok(())
+    }
+}
+
+/// Returns the replicas of all processes, of which this process has these ranks.
+fn topology_of(mesh: Mesh, groups: &[ProcessGroup]) -> Result<Topology> {
+    let replicas_per_worker = mesh.replicas();
+    let workers = groups.first().map_or(1, |group| group.world_size() / replicas_per_worker);
+    let worker = groups.first().map_or(0, ProcessGroup::process);
+    Ok(Topology::new(workers, worker, replicas_per_worker).map_err(distribute_input::Error::from)?)
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use distribute_collectives::ProcessGroup;
+use distribute_types::{Class, ErrorClass};
 use distribute_values::PerReplica;
 
 use crate::context::{self, Frame};
@@ -121,6 +122,14 @@ impl Strategy {
         // Only one run at a time. The groups are looked up afterwards, since a failed run replaces them.
         let running = replicas.running.enter(timeout)?;
         let groups = replicas.groups();
+        if replicas.elastic().is_some()
+            && let Some(ended) = groups.iter().find_map(ProcessGroup::failure)
+        {
+            // Before a step, so that none is made which its caller takes for failed.
+            drop(groups);
+            replicas.renew()?;
+            return Err(Error::from(ended).into());
+        }
         let rendezvous = Arc::new(Rendezvous::new((0..ranks).map(|local| replicas.id_of(local)).collect()));
         let recovery = Arc::new(Recovery::new(ranks, &replicas.watched));
         for (local, has_examples) in examples.iter().flatten().enumerate().take(ranks) {
@@ -180,12 +189,13 @@ impl Strategy {
             return Ok(examples.iter().fold(values, |values, examples| values.with_examples(examples)));
         };
         let taken_back = recovery.take_back();
+        let class = groups.iter().find_map(ProcessGroup::failure).map_or(Class::PERMANENT, |error| error.class());
         drop(groups);
         replicas.renew()?;
         drop(running);
         match taken_back {
             Ok(()) => Err(failure),
-            Err(source) => Err(Error::NotTakenBack { failure: failure.to_string(), source }.into()),
+            Err(source) => Err(Error::NotTakenBack { failure: failure.to_string(), class, source }.into()),
         }
     }
 
@@ -193,7 +203,8 @@ impl Strategy {
     /// ignored a failure that other replicas may not have seen. Between several processes a peer may just have ended
     /// normally.
     fn unheeded(&self, groups: &[ProcessGroup]) -> Option<Error> {
-        let alone = self.topology().workers() == 1;
+        // The members of an elastic job may change just after a step is made; the next run finds out.
+        let alone = self.topology().workers() == 1 && self.elastic().is_none();
         let tensor = || (0..groups.len()).find_map(|local| self.replicas().tensor_group(local)?.failure());
         let failure = || groups.iter().find_map(ProcessGroup::failure).or_else(tensor);
         if alone { failure().map(Error::from) } else { None }
@@ -236,7 +247,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::{CommunicationOptions, MirroredStrategy};
+    use crate::{CommunicationOptions, MirroredStrategy, Recoverable, RecoveryError};
 
     fn strategy(timeout: Duration) -> Strategy {
         let communication = CommunicationOptions { timeout: Some(timeout), ..CommunicationOptions::default() };
@@ -269,6 +280,44 @@ mod tests {
             let told = told.as_ref().unwrap_err();
             assert!(told.contains("waited 100.0ms for another run of this strategy"), "{told}");
         }
+    }
+
+    /// State whose copies cannot be made equal again.
+    struct Torn;
+
+    impl Recoverable for Torn {
+        fn note(&self, _: usize) -> Result<(), RecoveryError> {
+            Ok(())
+        }
+
+        fn take_back(&self, _: usize) -> Result<(), RecoveryError> {
+            Err("half of it is new".into())
+        }
+    }
+
+    #[test]
+    fn a_failure_that_leaves_torn_state_keeps_its_class() {
+        let torn: Arc<dyn Recoverable> = Arc::new(Torn);
+        let class = |last_fails: bool| {
+            let outcome = strategy(Duration::from_millis(100)).run_with((), |context, ()| {
+                context.recover(&torn)?;
+                match (context.replica_id(), last_fails) {
+                    (0, _) => context.barrier(),
+                    (_, true) => Err(Error::NoData),
+                    (_, false) => {
+                        // A peer that calls too late: a restart may help.
+                        while context.group().failure().is_none() {
+                            std::thread::sleep(Duration::from_millis(1));
+                        }
+                        context.barrier()
+                    }
+                }
+            });
+            let error = outcome.unwrap_err();
+            assert!(matches!(error, Error::NotTakenBack { .. }), "{error}");
+            error.exit_code()
+        };
+        assert_eq!((class(false), class(true)), (138, 1));
     }
 
     #[test]

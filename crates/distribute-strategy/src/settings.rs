@@ -8,6 +8,9 @@ use parking_lot::{Mutex, MutexGuard};
 /// Bits of the digest in each number of the step header: sums over any number of workers stay within 32 bits.
 const DIGEST_BITS: u32 = 16;
 
+/// Precedes the names of settings that passes over data declare.
+pub(crate) const INPUT: &str = "input, ";
+
 /// The declared settings.
 #[derive(Default)]
 pub(crate) struct Settings(Mutex<Declared>);
@@ -18,13 +21,26 @@ struct Declared {
     digest: u64,
 }
 
+impl Declared {
+    fn digest(&mut self) {
+        let texts = self.by_name.iter().flat_map(|(name, value)| [name.as_str(), "\0", value.as_str(), "\0"]);
+        self.digest = fnv1a_64(FNV64, texts.flat_map(str::bytes));
+    }
+}
+
 impl Settings {
     /// Declares a setting, or replaces its value.
     pub(crate) fn declare(&self, name: &str, value: String) {
         let mut declared = self.lock();
         declared.by_name.insert(name.to_owned(), value);
-        let texts = declared.by_name.iter().flat_map(|(name, value)| [name.as_str(), "\0", value.as_str(), "\0"]);
-        declared.digest = fnv1a_64(FNV64, texts.flat_map(str::bytes));
+        declared.digest();
+    }
+
+    /// Withdraws the settings whose names begin with this prefix.
+    pub(crate) fn withdraw(&self, prefix: &str) {
+        let mut declared = self.lock();
+        declared.by_name.retain(|name, _| !name.starts_with(prefix));
+        declared.digest();
     }
 
     /// Returns one line for each setting.

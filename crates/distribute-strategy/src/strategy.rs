@@ -139,7 +139,7 @@ impl Strategy {
 
     /// Returns the number of replicas that train in step, over all processes.
     pub fn num_replicas_in_sync(&self) -> usize {
-        self.replicas().topology.num_replicas()
+        self.replicas().topology().num_replicas()
     }
 
     /// Returns the number of components of this process's [`PerReplica`] values: its number of replicas, or, with
@@ -157,7 +157,7 @@ impl Strategy {
 
     /// Returns the position of this process among all, in replicas. The ranks of a tensor group count as one replica.
     pub fn topology(&self) -> Topology {
-        self.replicas().topology
+        self.replicas().topology()
     }
 
     /// Returns the cluster of the strategy's processes and this process's task in it, as they were when the strategy
@@ -301,7 +301,7 @@ impl Strategy {
 
     /// Returns whether this process writes what must be written once: checkpoints, summaries, progress.
     pub fn is_chief(&self) -> bool {
-        self.replicas().topology.worker() == 0
+        self.replicas().topology().worker() == 0
     }
 
     /// Returns an outcome unchanged. If it is a failure, also reports it to the other processes, whose next collective
@@ -336,10 +336,10 @@ impl Strategy {
     ) -> Result<R, E> {
         let replicas = self.replicas();
         if let Err(error) = &outcome
-            && replicas.topology.workers() > 1
+            && replicas.topology().workers() > 1
             && !replicas.step.all_leave()
         {
-            let (reason, kind) = (format!("worker {} failed: {error}", replicas.topology.worker()), kind(error));
+            let (reason, kind) = (format!("worker {} failed: {error}", replicas.topology().worker()), kind(error));
             for (local, group) in replicas.groups().iter().enumerate() {
                 group.abort(&reason, kind);
                 replicas.abort_further_groups(local, &reason, kind);
@@ -350,7 +350,7 @@ impl Strategy {
 
     /// Returns the coordination service of the processes, if there are several.
     pub fn coordination(&self) -> Option<Arc<Coordination>> {
-        self.replicas().coordination.clone()
+        self.replicas().coordination()
     }
 
     /// Returns the local ranks of the group of all replicas. With tensor parallelism there is one group for each place
@@ -472,7 +472,7 @@ impl Strategy {
         Arc::ptr_eq(&self.extended, &other.extended)
     }
 
-    fn outside_replicas(&self, what: &'static str, remedy: &'static str) -> Result<()> {
+    pub(crate) fn outside_replicas(&self, what: &'static str, remedy: &'static str) -> Result<()> {
         match context::current(|frame| matches!(frame, Some(Frame::Replica(_)))) {
             true => Err(Error::Context { what, place: "inside a replica", remedy }),
             false => Ok(()),

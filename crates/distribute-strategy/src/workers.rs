@@ -1,12 +1,16 @@
 //! The settings of strategies over several processes, and how their processes find each other.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::time::Duration;
 
+use distribute_cluster::{Authority, ElasticOptions};
 use distribute_cluster::{ClusterResolver, Coordination, CoordinationOptions, LocalPlace, Membership, SimpleResolver};
-use distribute_collectives::on_local_ranks;
+use distribute_collectives::{Options, on_local_ranks};
 use distribute_device::{DeviceKind, DeviceSpec};
 
 use crate::devices::{DeviceChoice, OwnDevices};
+use crate::elastic::Elastic;
 use crate::mesh::Mesh;
 use crate::{CommunicationOptions, Error, Replicas, Result, intra_op};
 
@@ -18,6 +22,7 @@ pub(crate) struct Workers {
     membership: Option<Membership>,
     cluster: Option<SimpleResolver>,
     tensor_parallel: Option<usize>,
+    heartbeat_timeout: Option<Duration>,
 }
 
 impl Workers {
@@ -41,6 +46,22 @@ impl Workers {
         Ok(())
     }
 
+    pub(crate) fn heartbeat_timeout(&mut self, timeout: Duration) {
+        self.heartbeat_timeout = Some(timeout);
+    }
+
+    /// Returns how members of the job join, and notice that one is lost.
+    fn coordination(&self) -> Result<CoordinationOptions> {
+        let options = CoordinationOptions::from_env()?;
+        Ok(match self.heartbeat_timeout {
+            None => options,
+            Some(timeout) => {
+                let interval = (timeout / 10).min(options.heartbeat_interval).max(Duration::from_millis(1));
+                options.heartbeat_timeout(timeout).heartbeat_interval(interval)
+            }
+        })
+    }
+
     pub(crate) fn tensor_parallel(&mut self, ranks: usize) {
         self.tensor_parallel = Some(ranks);
     }
@@ -48,23 +69,17 @@ impl Workers {
     /// Connects to the other processes of the strategy of this name. Without a membership, it is read from the
     /// environment; a process that the environment does not describe is by itself.
     pub(crate) fn join(self, strategy: &'static str) -> Result<(Replicas, Option<SimpleResolver>)> {
-        let membership = match self.membership {
+        let membership = match self.membership.clone() {
             Some(membership) => Some(membership),
             None => Membership::from_env()?,
         };
-        let place = membership.as_ref().map(LocalPlace::from_env).transpose()?.flatten();
-        let accelerators = self.cluster.as_ref().map(ClusterResolver::num_accelerators);
-        let gpus_per_task = accelerators.and_then(|accelerators| accelerators.get("GPU").copied());
-        let (ranks, is_found) = (self.tensor_parallel.unwrap_or(1), !matches!(self.devices, DeviceChoice::Named(_)));
-        let devices = self.devices.devices(&OwnDevices { strategy, table: None, gpus_per_task, place }, ranks)?;
-        let mesh = Mesh::new(strategy, devices.len(), ranks)?;
-        intra_op::share_cores(devices.len());
-        let options = self.communication.options(&devices)?;
-        let cluster = self.cluster.or_else(|| membership.as_ref()?.cluster());
+        let is_found = !matches!(self.devices, DeviceChoice::Named(_));
+        let coordination = self.coordination()?;
+        let Own { mesh, devices, options, cluster } = self.own(strategy, membership.as_ref())?;
         let replicas = match membership {
             None => Replicas::local_in(mesh, devices, options)?,
             Some(membership) => {
-                let coordination = Coordination::start(&membership, CoordinationOptions::from_env()?)?;
+                let coordination = Coordination::start(&membership, coordination)?;
                 let replicas = Replicas::joined_in(mesh, devices, Arc::new(coordination), options)?;
                 check_kinds(strategy, &replicas, is_found)?;
                 replicas
@@ -72,6 +87,55 @@ impl Workers {
         };
         Ok((replicas, cluster))
     }
+
+    /// Makes replicas of this process that join those of others later, whose number may change.
+    pub(crate) fn elastic(
+        self,
+        strategy: &'static str,
+        processes: RangeInclusive<u32>,
+        authority: Option<Authority>,
+    ) -> Result<(Replicas, Option<SimpleResolver>)> {
+        let refuse = |problem: String| Err(Error::Elastic { problem });
+        if let Some(ranks) = self.tensor_parallel.filter(|ranks| *ranks != 1) {
+            return refuse(format!("elastic does not go with tensor_parallel({ranks}); leave one of them out"));
+        }
+        let membership = match self.membership.clone() {
+            Some(membership) => Some(membership),
+            None => Membership::from_env()?,
+        };
+        let coordination = self.coordination()?;
+        let Own { mesh, devices, options, cluster } = self.own(strategy, membership.as_ref())?;
+        let replicas = Replicas::local_in(mesh, devices, options)?;
+        let Some(membership) = membership else {
+            tracing::info!("no variable describes a job: this process trains alone, and others cannot join it");
+            return Ok((replicas, cluster));
+        };
+        Membership::mark_joined();
+        let job = ElasticOptions::from_env(&membership, processes, authority)?;
+        Ok((replicas.with_elastic(|groups| Elastic::new(job, coordination, groups)), cluster))
+    }
+
+    /// Returns what this process brings along.
+    fn own(self, strategy: &'static str, membership: Option<&Membership>) -> Result<Own> {
+        let place = membership.map(LocalPlace::from_env).transpose()?.flatten();
+        let accelerators = self.cluster.as_ref().map(ClusterResolver::num_accelerators);
+        let gpus_per_task = accelerators.and_then(|accelerators| accelerators.get("GPU").copied());
+        let ranks = self.tensor_parallel.unwrap_or(1);
+        let devices = self.devices.devices(&OwnDevices { strategy, table: None, gpus_per_task, place }, ranks)?;
+        let mesh = Mesh::new(strategy, devices.len(), ranks)?;
+        intra_op::share_cores(devices.len());
+        let options = self.communication.options(&devices)?;
+        let cluster = self.cluster.or_else(|| membership?.cluster());
+        Ok(Own { mesh, devices, options, cluster })
+    }
+}
+
+/// The devices of this process, and how their replicas communicate.
+struct Own {
+    mesh: Mesh,
+    devices: Vec<DeviceSpec>,
+    options: Options,
+    cluster: Option<SimpleResolver>,
 }
 
 /// Returns an error on all workers if they have found devices of different kinds: one of them would be far slower than
@@ -108,7 +172,7 @@ fn different_kinds(ranks: &[u8], each: usize) -> Option<String> {
 
 /// Describes replicas on several workers: how many, on which kind of device, and the transport between them.
 pub(crate) fn described(replicas: &Replicas) -> String {
-    let (workers, per_worker) = (replicas.topology.workers(), replicas.topology.replicas_per_worker());
+    let (workers, per_worker) = (replicas.topology().workers(), replicas.topology().replicas_per_worker());
     let kind = replicas.devices.first().and_then(DeviceSpec::kind).unwrap_or(DeviceKind::Cpu);
     let ranks = tensor_ranks(replicas);
     format!("{workers} workers × {per_worker} {kind}{ranks} · {}", replicas.transport())
