@@ -106,6 +106,9 @@ pub struct PullRequest {
     /// The type that floating-point elements travel in; absent: their own.
     #[prost(uint32, optional, tag = "4")]
     pub wire: ::core::option::Option<u32>,
+    /// The most bytes of a message's payload; 0: as many as a message may have.
+    #[prost(uint32, tag = "5")]
+    pub part_bytes: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Elements {

@@ -401,7 +401,7 @@ async fn fence(inner: &Inner, server: usize, worker: u32, epoch: u64) {
 }
 
 fn refused(worker: usize, call: &'static str, status: &Status) -> Error {
-    Error::Refused { task: Task::new(TaskType::Worker, worker as u32), call, message: status.message().to_owned() }
+    Error::refused(Task::new(TaskType::Worker, worker as u32), call, status)
 }
 
 /// How often, for each of its attempts, a closure restarts because of servers that were lost and recovered.

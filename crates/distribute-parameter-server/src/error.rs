@@ -68,6 +68,16 @@ pub enum Error {
         /// The last failure.
         last: String,
     },
+    /// This process and another task do not have the same job secret.
+    #[error("{task}: {call}: {message}")]
+    Secret {
+        /// The task.
+        task: Task,
+        /// The call.
+        call: &'static str,
+        /// The side that lacks the secret, if one does, and a remedy.
+        message: String,
+    },
     /// Another task refused a call.
     #[error("{task} refused {call}: {message}")]
     Refused {
@@ -231,7 +241,7 @@ impl ErrorClass for Error {
         match self {
             Error::WorkerLost { .. } | Error::ServerLost { .. } | Error::Unreachable { .. } => lost(Scope::Peer),
             Error::Stalled { .. } | Error::NoCoordinator { .. } => lost(Scope::Cluster),
-            Error::WrongTask { .. } | Error::Option { .. } => Class::CONFIGURATION,
+            Error::WrongTask { .. } | Error::Option { .. } | Error::Secret { .. } => Class::CONFIGURATION,
             Error::JobFailed { configuration: true, .. } => Class::CONFIGURATION,
             // As the shell counts processes that a signal ends.
             Error::Stopped { signal, .. } => {
@@ -259,6 +269,7 @@ impl Error {
                 Error::ServerLost { server: *server, address: address.clone(), why: why.clone() }
             }
             Error::Refused { task, call, message } => Error::Refused { task: *task, call, message: message.clone() },
+            Error::Secret { task, call, message } => Error::Secret { task: *task, call, message: message.clone() },
             Error::Cancelled { what, why } => Error::Cancelled { what: what.clone(), why: why.clone() },
             Error::Stalled { what, waited, state } => {
                 Error::Stalled { what: what.clone(), waited: *waited, state: state.clone() }
@@ -275,10 +286,16 @@ impl Error {
             _ if crate::wire::is_lost(&status) => {
                 Error::ServerLost { server: index, address: address.to_owned(), why: status.message().to_owned() }
             }
-            _ => {
-                let task = Task::new(distribute_cluster::TaskType::Ps, index);
-                Error::Refused { task, call, message: status.message().to_owned() }
-            }
+            _ => Error::refused(Task::new(distribute_cluster::TaskType::Ps, index), call, &status),
+        }
+    }
+
+    /// Converts the status of a call that a task has refused.
+    pub(crate) fn refused(task: Task, call: &'static str, status: &Status) -> Error {
+        let message = status.message().to_owned();
+        match status.code() {
+            Code::Unauthenticated => Error::Secret { task, call, message },
+            _ => Error::Refused { task, call, message },
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use distribute_cluster::{JobId, Task, TaskType};
+use distribute_cluster::{Task, TaskType};
 use distribute_device::DType;
 use futures_util::future::join_all;
 use futures_util::stream::{select_all, try_unfold};
@@ -18,11 +18,12 @@ use crate::numbers;
 use crate::wire::proto::{
     AssignRequest, DescribeRequest, Description, Done, Elements, Origin, PullRequest, PushReply, PushRequest, Wanted,
 };
-use crate::wire::{Addressee, Link, MAX_PAYLOAD_BYTES, ps};
+use crate::wire::{Addressee, Link, MAX_PAYLOAD_BYTES, OwnJob, ps};
 use crate::{Error, Result};
 
 mod gradient;
 mod lookup;
+mod pieces;
 mod table;
 
 pub use self::gradient::Gradient;
@@ -71,7 +72,7 @@ const WANTED_IN_REQUEST: usize = 8192;
 impl Parameters {
     pub(crate) fn new(
         runtime: tokio::runtime::Handle,
-        job: &JobId,
+        job: &OwnJob,
         addresses: &[String],
         session: u64,
         wire: Option<DType>,

@@ -4,7 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
-use distribute_cluster::{ClusterResolver, Incoming, JobId, Membership, Task, TaskType, look_up};
+use distribute_cluster::secret::warn_if_exposed;
+use distribute_cluster::{ClusterResolver, Incoming, Membership, Task, TaskType, look_up};
 use tokio::runtime::Runtime;
 
 use crate::lifetime::{End, Lifetime};
@@ -12,14 +13,18 @@ use crate::roles::Roles;
 use crate::server_methods::ServerMethods;
 use crate::signals::Signals;
 use crate::wire::{
-    HTTP_FRAME_BYTES, Identity, MAX_HEADERS_BYTES, MIN_SILENCE, Methods, Router, SHORT_MESSAGE_BYTES, WINDOW_BYTES,
+    HTTP_FRAME_BYTES, Identity, MAX_HEADERS_BYTES, MIN_SILENCE, Methods, OwnJob, SHORT_MESSAGE_BYTES, WINDOW_BYTES,
+    service,
 };
 use crate::worker::WorkerMethods;
 use crate::{Error, Program, Result};
 
 /// A worker or parameter server that serves its cluster's coordinator.
 ///
-/// It answers gRPC's health checks (`grpc.health.v1.Health`) on its port as soon as it is ready.
+/// It answers gRPC's health checks (`grpc.health.v1.Health`) on its port as soon as it is ready; of a job with a secret
+/// these are the only calls that need no proof of it. The secret is read as [`JobSecret::from_env`] does.
+///
+/// [`JobSecret::from_env`]: distribute_cluster::JobSecret::from_env
 ///
 /// # Examples
 /// ```no_run
@@ -110,9 +115,10 @@ impl Server {
                         .to_owned(),
             });
         }
-        let job = JobId::from_env(cluster)?;
+        let job = OwnJob::from_env(cluster)?;
         let listener = listen(task, spec.task_address(task)?)?;
         let address = listener.local_addr().map_err(Error::Threads)?;
+        warn_if_exposed(&task.to_string(), Some(address.ip()), job.secret.as_ref(), "DISTRIBUTE_JOB_SECRET_FILE");
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .thread_name(format!("{}-{}", task.kind, task.index))
@@ -195,6 +201,7 @@ async fn serve<M: Methods>(
 ) -> Result<()> {
     listener.set_nonblocking(true).map_err(Error::Threads)?;
     let listener = tokio::net::TcpListener::from_std(listener).map_err(Error::Threads)?;
+    let door = identity.job.door(identity.task);
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_service_status("", tonic_health::ServingStatus::Serving).await;
     health.set_service_status(M::NAME, tonic_health::ServingStatus::Serving).await;
@@ -207,8 +214,8 @@ async fn serve<M: Methods>(
         .http2_keepalive_interval(Some(options.silence / 2))
         .http2_keepalive_timeout(Some(options.silence / 2))
         .add_service(health_service.max_decoding_message_size(SHORT_MESSAGE_BYTES))
-        .add_service(Router::new(methods, identity, options.message_timeout))
-        .serve_with_incoming(Incoming::new(listener, STRANGER_TIMEOUT, MAX_STRANGERS));
+        .add_service(service(methods, identity, door.clone(), options.message_timeout))
+        .serve_with_incoming(Incoming::new(listener, STRANGER_TIMEOUT, MAX_STRANGERS).behind(door));
     tokio::spawn(async move {
         if let Err(error) = server.await {
             tracing::error!("the service ended: {error}");

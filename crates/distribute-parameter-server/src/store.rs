@@ -143,12 +143,12 @@ impl Store {
             creating.0 = Some(coming);
             return Ok(());
         }
-        let (about, payload) = (coming.about, coming.payload.join());
+        let Coming { about, payload, .. } = coming;
         if !about.slot.is_empty() {
             self.check_session(about.session)?;
-            return self.shard(about.shard)?.set_slot(&about.slot, &payload);
+            return self.shard(about.shard)?.set_slot(&about.slot, payload);
         }
-        let (session, number, shard) = (about.session, about.shard, Shard::new(about, &payload)?);
+        let (session, number, shard) = (about.session, about.shard, Shard::new(about, payload)?);
         let mut held = self.held.write();
         // Another coordinator may have attached while the parts arrived.
         held.check_session(session)?;
@@ -216,7 +216,8 @@ impl Store {
         self.check_session(request.session)?;
         let wire = request.wire.and_then(numbers::dtype);
         let same_server = request.incarnation == self.incarnation;
-        self.shard(wanted.shard)?.pull(wanted, same_server, wire)
+        let answer = self.shard(wanted.shard)?.pull(wanted, same_server, wire)?;
+        Ok(answer.map(|answer| answer.in_parts_of(request.part_bytes)))
     }
 
     /// Completes a message of an answer.

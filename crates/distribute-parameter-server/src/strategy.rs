@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use distribute_cluster::{ClusterResolver, JobId, SimpleResolver, Task, TaskType};
+use distribute_cluster::{ClusterResolver, SimpleResolver, Task, TaskType};
 use distribute_device::{DType, Element};
 use distribute_optim::OptimizerDescription;
 use distribute_train::checkpoint::RunId;
@@ -22,7 +22,7 @@ use crate::placement::Placer;
 use crate::server::incarnation;
 use crate::variable::ShardedVariable;
 use crate::wire::proto::{AttendServer, CreateShard, Done, JobFailure, OptimizerOfShards, ServerState};
-use crate::wire::{Addressee, Attendance, Link, is_lost, parts_of, ps};
+use crate::wire::{Addressee, Attendance, Link, OwnJob, is_lost, parts_of, ps};
 use crate::{Error, Result, numbers};
 
 mod builder;
@@ -62,8 +62,8 @@ pub(crate) struct Inner {
     cluster: SimpleResolver,
     pub(crate) parameters: Arc<Parameters>,
     pub(crate) workers: Vec<String>,
-    /// The id of the job.
-    pub(crate) job: JobId,
+    /// The id and the secret of the job.
+    pub(crate) job: OwnJob,
     pub(crate) options: ParameterServerOptions,
     partitioner: Option<Box<dyn Partitioner>>,
     /// Everything created so far, so that a restarted server can be given its part.

@@ -8,12 +8,12 @@ mod messages;
 mod parts;
 mod serve;
 
-pub(crate) use admission::{Addressee, Identity};
+pub(crate) use admission::{Addressee, Identity, OwnJob};
 pub(crate) use attendance::{Attendance, MIN_SILENCE, Pulse, beat_interval};
-pub(crate) use call::{Link, is_lost};
-pub(crate) use distribute_cluster::grpc::{GrpcMessage, Inbox, Outbox};
+pub(crate) use call::Link;
+pub(crate) use distribute_cluster::grpc::{GrpcMessage, Inbox, Outbox, is_lost};
 pub(crate) use parts::{Parts, parts_of};
-pub(crate) use serve::{Methods, Router, reply, reply_all, reply_stream};
+pub(crate) use serve::{Methods, reply, reply_all, reply_stream, service};
 
 /// The messages.
 #[expect(unreachable_pub, reason = "generated from the protocol files")]

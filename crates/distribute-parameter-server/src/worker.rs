@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use distribute_cluster::JobId;
 use distribute_input::InputContext;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
@@ -24,7 +23,7 @@ use crate::wire::proto::{
     AttendWorker, Closure, Done, LeaveRequest, Outcome, Problem, Resource as ResourceRequest, WorkerState,
 };
 use crate::wire::{
-    Identity, Inbox, MAX_HEAD_BYTES, MAX_MESSAGE_BYTES, Methods, Parts, SHORT_MESSAGE_BYTES, parts_of, reply,
+    Identity, Inbox, MAX_HEAD_BYTES, MAX_MESSAGE_BYTES, Methods, OwnJob, Parts, SHORT_MESSAGE_BYTES, parts_of, reply,
     reply_all, reply_stream,
 };
 use crate::{Error, Program, WorkerContext, message, numbers};
@@ -226,7 +225,7 @@ impl Attendance {
     fn begin(
         request: &AttendWorker,
         program: Program,
-        job: &JobId,
+        job: &OwnJob,
         limits: (Duration, Duration),
     ) -> Result<Arc<Attendance>, Status> {
         let wire = request.wire.and_then(numbers::dtype);

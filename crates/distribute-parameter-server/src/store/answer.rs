@@ -22,6 +22,8 @@ pub(crate) struct Answer {
     /// Bytes of the whole answer, and of those already sent, in the source's type.
     len_bytes: usize,
     sent_bytes: usize,
+    /// The most bytes of a message, in the source's type.
+    part_bytes: usize,
     ended: bool,
 }
 
@@ -32,7 +34,7 @@ impl Iterator for Answer {
         if self.ended {
             return None;
         }
-        let range = self.sent_bytes..self.len_bytes.min(self.sent_bytes + MAX_PAYLOAD_BYTES);
+        let range = self.sent_bytes..self.len_bytes.min(self.sent_bytes + self.part_bytes);
         let first = (self.sent_bytes / self.dtype.size_bytes()) as u64;
         self.sent_bytes = range.end;
         self.ended = range.end == self.len_bytes;
@@ -55,7 +57,18 @@ impl Answer {
         rows: Option<Vec<u64>>,
         (row_bytes, len_bytes): (usize, usize),
     ) -> Answer {
-        Answer { about, dtype, wire, source, rows, row_bytes, len_bytes, sent_bytes: 0, ended: false }
+        let part_bytes = MAX_PAYLOAD_BYTES;
+        Answer { about, dtype, wire, source, rows, row_bytes, len_bytes, sent_bytes: 0, part_bytes, ended: false }
+    }
+
+    /// Limits the payload of each message, rounded down to whole elements; 0 for as many bytes as a message may have.
+    pub(crate) fn in_parts_of(self, most_bytes: u32) -> Answer {
+        let (size, most) = (self.dtype.size_bytes(), most_bytes as usize);
+        let part_bytes = match most {
+            0 => MAX_PAYLOAD_BYTES,
+            _ => (most / size * size).clamp(size, MAX_PAYLOAD_BYTES),
+        };
+        Answer { part_bytes, ..self }
     }
 
     /// Copies a range of the answer's bytes from the rows that contain it.

@@ -12,8 +12,8 @@ use tonic::Status;
 use super::answer::Answer;
 use super::tokens::Tokens;
 use crate::numbers::{self, Float};
-use crate::wire::MAX_PAYLOAD_BYTES;
 use crate::wire::proto::{AssignRequest, CreateShard, Elements, Origin, Wanted};
+use crate::wire::{MAX_PAYLOAD_BYTES, Parts};
 
 /// A shard. Its description never changes.
 #[derive(Debug)]
@@ -86,7 +86,7 @@ impl Extent {
         Ok(Extent { dtype, row_len, len_bytes: len_bytes.unsigned_abs() })
     }
 
-    fn check_payload(&self, name: &str, payload: &[u8]) -> Result<(), Status> {
+    fn check_payload(&self, name: &str, payload: &Parts) -> Result<(), Status> {
         let (given, expected) = (payload.len(), self.len_bytes);
         if given == expected {
             return Ok(());
@@ -97,12 +97,15 @@ impl Extent {
 
 impl Shard {
     /// Creates the shard from its elements.
-    pub(super) fn new(about: CreateShard, payload: &[u8]) -> Result<Shard, Status> {
+    pub(super) fn new(about: CreateShard, payload: Parts) -> Result<Shard, Status> {
         let extent = Extent::of(&about)?;
-        extent.check_payload(&about.variable, payload)?;
+        extent.check_payload(&about.variable, &payload)?;
         // Allocates as many bytes as have arrived.
-        let elements =
-            HostBuffer::from_slice(payload).map_err(|error| Status::resource_exhausted(error.to_string()))?;
+        let mut elements =
+            HostBuffer::zeroed(extent.len_bytes).map_err(|error| Status::resource_exhausted(error.to_string()))?;
+        if !payload.copy_to(elements.as_bytes_mut()) {
+            return Err(Status::internal("a payload has changed its length"));
+        }
         let state = State {
             elements: Arc::new(elements),
             spare: None,
@@ -135,12 +138,13 @@ impl Shard {
     }
 
     /// Sets the elements of a slot.
-    pub(super) fn set_slot(&self, slot: &str, payload: &[u8]) -> Result<(), Status> {
+    pub(super) fn set_slot(&self, slot: &str, payload: Parts) -> Result<(), Status> {
         let mut state = self.lock();
         let found = state.slots.iter_mut().find(|(name, _)| *name == slot);
         let (_, buffer) = found.ok_or_else(|| self.no_slot(slot))?;
-        if !numbers::copy_into(payload, self.dtype, buffer.as_bytes_mut(), self.dtype) {
-            return Err(invalid(format!("{}/{slot}: {} bytes do not fit", self.about.variable, payload.len())));
+        let given = payload.len();
+        if !payload.copy_to(buffer.as_bytes_mut()) {
+            return Err(invalid(format!("{}/{slot}: {given} bytes do not fit", self.about.variable)));
         }
         Ok(())
     }

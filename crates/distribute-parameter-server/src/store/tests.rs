@@ -85,6 +85,43 @@ fn values(store: &Store, shard: u32) -> Vec<f32> {
 }
 
 #[test]
+fn the_parts_of_an_answer_are_of_one_moment() {
+    let store = store(0);
+    optimizer(&store, UpdateRule::Sgd { momentum: 0.9, nesterov: false }, 0);
+    let values = |slot: &str, closure: u64| {
+        let wanted = Wanted { shard: 0, slot: slot.to_owned(), ..Wanted::default() };
+        let request = PullRequest { session: SESSION, part_bytes: 8, ..PullRequest::default() };
+        let mut parts = store.pull(&request, &wanted).unwrap().unwrap();
+        let first = parts.next().unwrap();
+        // While the rest is on its way.
+        push(&store, origin(closure), vec![gradient(0, None, &[1.0; 6])]).unwrap();
+        let payloads = std::iter::once(first).chain(parts).map(|part| part.payload.to_vec());
+        bytemuck::pod_collect_to_vec::<u8, f32>(&payloads.flatten().collect::<Vec<u8>>())
+    };
+    let slot = UpdateRule::Sgd { momentum: 0.9, nesterov: false }.slots()[0];
+    assert_eq!(values("", 1), [1.0; 6]);
+    assert_eq!(values("", 2), [0.0; 6]);
+    // The velocity after two gradients of 1, and not after the third one.
+    assert_eq!(values(slot, 3), [-1.9f32; 6]);
+}
+
+#[test]
+fn answers_come_in_parts_of_whole_elements() {
+    let store = store(0);
+    let wanted = Wanted { shard: 0, ..Wanted::default() };
+    for (part_bytes, expected) in [(0, vec![24]), (17, vec![16, 8]), (8, vec![8, 8, 8]), (1, vec![4; 6])] {
+        let request = PullRequest { session: SESSION, part_bytes, ..PullRequest::default() };
+        let parts: Vec<Elements> = store.pull(&request, &wanted).unwrap().unwrap().collect();
+        assert_eq!(parts.iter().map(|part| part.payload.len()).collect::<Vec<_>>(), expected);
+        let mut first = 0;
+        for (index, part) in parts.iter().enumerate() {
+            assert_eq!((part.first, part.more), (first, index + 1 < parts.len()));
+            first += part.payload.len() as u64 / 4;
+        }
+    }
+}
+
+#[test]
 fn only_what_has_changed_is_sent() {
     let store = store(0);
     let (version, _) = pull(&store, Wanted::default()).unwrap();
@@ -127,6 +164,8 @@ fn rows_and_the_whole_give_the_same_with_slots() {
         UpdateRule::Adam { beta1: 0.9, beta2: 0.99, epsilon: 1e-8, weight_decay: 0.1 },
         UpdateRule::RmsProp { rho: 0.9, momentum: 0.5, epsilon: 1e-7, centered: true },
         UpdateRule::Adagrad { initial_accumulator: 0.1, epsilon: 1e-7 },
+        UpdateRule::Ftrl { initial_accumulator: 0.1, l1: 0.1, l2: 0.1, l2_shrinkage: 0.1, beta: 1.0 },
+        UpdateRule::Adadelta { rho: 0.9, epsilon: 1e-7 },
         UpdateRule::Sgd { momentum: 0.9, nesterov: true },
     ];
     for rule in rules {

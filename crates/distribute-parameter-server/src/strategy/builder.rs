@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use distribute_cluster::{ClusterResolver, JobId, Membership, SimpleResolver, TaskType};
+use distribute_cluster::{ClusterResolver, JobSecret, Membership, SimpleResolver, TaskType};
 use distribute_device::DType;
 use parking_lot::Mutex;
 
@@ -17,6 +17,7 @@ use crate::placement::{Placement, Placer};
 use crate::roles::Roles;
 use crate::server::check_silence;
 use crate::updates::Updates;
+use crate::wire::OwnJob;
 use crate::{Error, Result};
 
 /// Options of a [`ParameterServerStrategy`].
@@ -40,6 +41,9 @@ pub struct ParameterServerOptions {
     /// A folder of checkpoints from which a restarted server is restored. Default: none, so that a lost server is an
     /// error.
     pub restore_servers_from: Option<PathBuf>,
+    /// The secret that tasks of the job prove to each other on every connection. Default: what
+    /// [`JobSecret::from_env`] reads, as workers and servers do.
+    pub secret: Option<JobSecret>,
 }
 
 impl Default for ParameterServerOptions {
@@ -53,6 +57,7 @@ impl Default for ParameterServerOptions {
             message_timeout: Duration::from_secs(60),
             server_timeout: Duration::from_secs(300),
             restore_servers_from: None,
+            secret: None,
         }
     }
 }
@@ -68,19 +73,20 @@ distribute_types::setters! {
     } into {
         wire: Option<DType>,
         restore_servers_from: Option<PathBuf>,
+        secret: Option<JobSecret>,
     }
 }
 
 /// Builds a [`ParameterServerStrategy`].
 pub struct ParameterServerStrategyBuilder {
-    cluster: Result<(SimpleResolver, JobId)>,
+    cluster: Result<(SimpleResolver, OwnJob)>,
     partitioner: Option<Box<dyn Partitioner>>,
     options: ParameterServerOptions,
 }
 
 impl ParameterServerStrategyBuilder {
     pub(super) fn new(cluster: &impl ClusterResolver) -> ParameterServerStrategyBuilder {
-        let described = SimpleResolver::of(cluster).and_then(|kept| Ok((kept, JobId::from_env(cluster)?)));
+        let described = SimpleResolver::of(cluster).and_then(|kept| Ok((kept, OwnJob::from_env(cluster)?)));
         let cluster = described.map_err(Error::from);
         ParameterServerStrategyBuilder { cluster, partitioner: None, options: ParameterServerOptions::default() }
     }
@@ -124,10 +130,11 @@ impl ParameterServerStrategyBuilder {
     ///
     /// # Errors
     /// [`Error::Cluster`] if the cluster is invalid or has no parameter servers or no workers, [`Error::WrongTask`] on
-    /// a worker, server or evaluator, [`Error::Unreachable`] for a server that does not appear in time,
+    /// a worker, server or evaluator, [`Error::Secret`] if a server does not have the same secret,
+    /// [`Error::Unreachable`] for a server that does not appear in time,
     /// [`Error::Option`] for an option outside its range, [`Error::Threads`] if the runtime cannot be started.
     pub fn build(self) -> Result<ParameterServerStrategy> {
-        let (cluster, job) = self.cluster?;
+        let (cluster, mut job) = self.cluster?;
         let roles = Roles::of(&cluster.spec)?;
         Membership::mark_joined();
         if let Some(kind @ (TaskType::Worker | TaskType::Ps | TaskType::Evaluator)) = cluster.task_type {
@@ -138,6 +145,7 @@ impl ParameterServerStrategyBuilder {
             });
         }
         let options = self.options;
+        job.secret = options.secret.clone().or(job.secret);
         options.updates.check()?;
         check_silence(options.silence)?;
         if let Some(wire) = options.wire.filter(|wire| !matches!(wire, DType::F16 | DType::BF16)) {

@@ -2,19 +2,18 @@
 //! number of servers and under any other strategy.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
-use bytes::Bytes;
-use distribute_optim::OptimizerDescription;
 use distribute_strategy::Strategy;
 use distribute_train::BoxError;
-use distribute_train::checkpoint::{CheckpointManager, Checkpointed, Snapshot};
+use distribute_train::checkpoint::{Checkpointed, PutBytes, Snapshot};
 use serde::{Deserialize, Serialize};
 
+use self::restore::Plan;
 use super::{Inner, ParameterServerStrategy};
 use crate::parameters::VariableInfo;
-use crate::wire::proto::CreateShard;
 use crate::{Error, Result};
+
+mod restore;
 
 /// The files of a checkpoint.
 const MODEL: &str = "model";
@@ -66,42 +65,53 @@ impl OptimizerStates {
     }
 }
 
-/// Saves all variables and slots. Workers may continue meanwhile: each shard is consistent in itself, but the shards of
-/// a checkpoint may be some steps apart, as they are in training. Call it after `join` for the values of one moment.
+/// Saves all variables and slots, and restores them, piece by piece: the coordinator holds a few pieces of 4 MiB,
+/// whatever the size of the variables. Workers may continue meanwhile: each shard is consistent in itself, but the
+/// shards of a checkpoint may be some steps apart, as they are in training. Call it after `join` for the values of one
+/// moment.
 impl Checkpointed for ParameterServerStrategy {
-    fn save(&self, _: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError> {
+    fn streams(&self) -> bool {
+        true
+    }
+
+    fn save(&self, strategy: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError> {
         let inner = &self.inner;
         inner.note_run(snapshot);
-        for variable in inner.parameters.table().variables.values() {
-            let bytes = inner.fetch(variable, "")?;
-            snapshot.put_bytes(MODEL, &variable.name, variable.dtype, &variable.shape, bytes);
-        }
+        let table = inner.parameters.table();
+        let variables: Vec<&VariableInfo> = table.variables.values().map(|variable| &**variable).collect();
+        let tensors: Vec<_> = variables.iter().map(|of| (of.name.as_str(), of.dtype, &of.shape[..])).collect();
+        snapshot.put_in_pieces(strategy, MODEL, &tensors, |index, put| inner.pass(variables[index], "", put))?;
         let optimizers = inner.made.lock().optimizers.clone();
-        let mut states = OptimizerStates::default();
+        let (mut states, mut slots) = (OptimizerStates::default(), BTreeMap::new());
         let steps = inner.parameters.block_on(inner.steps())?;
         for (number, (description, names)) in (0..).zip(optimizers) {
             states
                 .parameter_server
                 .insert(number, (steps.get(&number).copied().unwrap_or(0), description.learning_rate));
             for name in names {
-                let Some(variable) = inner.parameters.table().variables.get(&name).cloned() else { continue };
-                for slot in description.rule.slots() {
-                    let bytes = inner.fetch(&variable, slot)?;
-                    let name = format!("{name}/{slot}");
-                    snapshot.put_bytes(OPTIMIZER, &name, variable.dtype, &variable.shape, bytes);
-                }
+                let Some(variable) = table.variables.get(&name) else { continue };
+                // Optimizers of one variable share its slots.
+                slots.extend(description.rule.slots().iter().map(|slot| (format!("{name}/{slot}"), (variable, *slot))));
             }
         }
+        let slots: Vec<_> = slots.into_iter().collect();
+        let tensors: Vec<_> = slots.iter().map(|(name, (of, _))| (name.as_str(), of.dtype, &of.shape[..])).collect();
+        snapshot.put_in_pieces(strategy, OPTIMIZER, &tensors, |index, put| {
+            let (_, (variable, slot)) = slots[index];
+            inner.pass(variable, slot, put)
+        })?;
         snapshot.put_state(OPTIMIZER, &states.shared())?;
         Ok(())
     }
 
     fn load(&self, _: &Strategy, snapshot: &Snapshot) -> Result<(), BoxError> {
         let inner = &self.inner;
-        for server in 0..inner.parameters.servers() {
-            let restored = inner.parameters.block_on(inner.restore(server, snapshot));
-            // For example, the checkpoint is of another model.
-            restored.map_err(|error| inner.failed(error))?;
+        let plans = (0..inner.parameters.servers()).map(|server| inner.plan(server, snapshot));
+        // Before anything is overwritten: for example, the checkpoint is of another model.
+        let plans: Vec<Plan> = plans.collect::<Result<_>>().map_err(|error| boxed(inner.failed(error)))?;
+        for plan in plans {
+            let restored = inner.parameters.block_on(inner.restore(plan, snapshot));
+            restored.map_err(|error| boxed(inner.failed(error)))?;
         }
         inner.note_run(snapshot);
         Ok(())
@@ -116,8 +126,10 @@ impl Inner {
         }
     }
 
-    fn fetch(&self, variable: &VariableInfo, slot: &str) -> Result<Vec<u8>> {
-        self.parameters.block_on(self.parameters.whole(variable, slot))
+    /// Passes the elements of a variable, or of a slot, on to a checkpoint.
+    fn pass(&self, variable: &VariableInfo, slot: &str, put: &mut PutBytes<'_>) -> Result<(), BoxError> {
+        let mut show = |bytes: &[u8]| Ok(put(bytes)?);
+        self.parameters.block_on(self.parameters.in_pieces(variable, slot, &mut show)).map_err(boxed)
     }
 
     /// Returns how many steps each optimizer has made: the maximum over the servers.
@@ -129,81 +141,12 @@ impl Inner {
         }
         Ok(steps)
     }
-
-    /// Restores a restarted server's part from the newest checkpoint in a folder; returns its step.
-    pub(crate) async fn restore_from(&self, server: usize, folder: &Path) -> Result<u64> {
-        let lost = |why: String| Error::ServerLost {
-            server: server as u32,
-            address: self.parameters.address(server).to_owned(),
-            why: format!("it was started again and holds nothing, and {why}"),
-        };
-        // Damaged checkpoints are skipped with a warning.
-        let newest = CheckpointManager::new(folder).read_newest()?;
-        let snapshot = newest.ok_or_else(|| lost(format!("there is no checkpoint in {}", folder.display())))?;
-        // Parameters of different runs must not be mixed.
-        if snapshot.run() != self.made.lock().run {
-            let of = snapshot.run().map_or_else(|| "another run".to_owned(), |run| format!("run {run}"));
-            let (step, folder) = (snapshot.step(), folder.display());
-            return Err(lost(format!(
-                "the newest checkpoint in {folder}, of step {step}, is one of {of}, which this training has neither \
-                saved nor \
-                 restored"
-            )));
-        }
-        self.restore(server, &snapshot).await?;
-        Ok(snapshot.step())
-    }
-
-    /// Creates a server's shards and optimizers from a checkpoint.
-    async fn restore(&self, server: usize, snapshot: &Snapshot) -> Result<()> {
-        let (mine, optimizers) = {
-            let made = self.made.lock();
-            let mine: Vec<CreateShard> =
-                made.shards.iter().filter(|(of, _)| *of == server).map(|(_, shard)| shard.clone()).collect();
-            (mine, made.optimizers.clone())
-        };
-        let mut shards = Vec::new();
-        for shard in &mine {
-            shards.push(CreateShard { payload: part(snapshot, MODEL, &shard.variable, shard)?, ..shard.clone() });
-        }
-        self.create(server, shards).await?;
-        let states = snapshot.get_state::<OptimizerStates>(OPTIMIZER)?.unwrap_or_default().by_number();
-        let steps = states.iter().map(|(number, (steps, _))| (*number, *steps)).collect();
-        for (number, (description, names)) in (0..).zip(&optimizers) {
-            let requests = {
-                let mut made = self.made.lock();
-                if let (Some((_, rate)), Some((known, _))) =
-                    (states.get(&number), made.optimizers.get_mut(number as usize))
-                {
-                    *known = OptimizerDescription { learning_rate: *rate, ..*known };
-                }
-                self.optimizer_requests(&made, number, &steps)
-            };
-            self.set_optimizers(requests.into_iter().filter(|(of, _)| *of == server).collect()).await?;
-            let mut slots = Vec::new();
-            for shard in mine.iter().filter(|shard| names.contains(&shard.variable)) {
-                for slot in description.rule.slots() {
-                    let payload = part(snapshot, OPTIMIZER, &format!("{}/{slot}", shard.variable), shard)?;
-                    slots.push(CreateShard { slot: (*slot).to_owned(), payload, ..shard.clone() });
-                }
-            }
-            self.create(server, slots).await?;
-        }
-        Ok(())
-    }
 }
 
-/// Returns a shard's rows of a whole tensor.
-fn part(snapshot: &Snapshot, file: &str, name: &str, shard: &CreateShard) -> Result<Bytes> {
-    let wrong = |problem| distribute_train::Error::Restore { name: name.to_owned(), problem };
-    let found = snapshot.tensor(file, name);
-    let (dtype, shape, bytes) = found.ok_or_else(|| wrong(format!("the checkpoint's {file} has none of this name")))?;
-    let expected: Vec<usize> = shard.shape.iter().map(|extent| *extent as usize).collect();
-    if u32::from(dtype.code()) != shard.dtype || shape != expected {
-        let problem = format!("the checkpoint has {dtype} {shape:?}, and the program {expected:?}");
-        return Err(wrong(problem).into());
+/// Returns an error of reading or writing a checkpoint as it is, so that it keeps its class, and others as they are.
+fn boxed(error: Error) -> BoxError {
+    match error {
+        Error::Train(error) => error.into(),
+        error => error.into(),
     }
-    let row_bytes = expected.iter().skip(1).product::<usize>() * dtype.size_bytes();
-    let start = shard.first_row as usize * row_bytes;
-    Ok(Bytes::copy_from_slice(&bytes[start..start + shard.rows as usize * row_bytes]))
 }

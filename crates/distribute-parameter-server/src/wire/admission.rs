@@ -1,6 +1,10 @@
 //! Admission: the headers of a call, which are verified before its body is read.
 
-use distribute_cluster::{JobId, Task};
+use std::sync::Arc;
+
+use distribute_cluster::grpc::Credentials;
+use distribute_cluster::secret::{JOB_REMEDY, Terms};
+use distribute_cluster::{Acquaintance, ClusterResolver, Door, JobId, JobSecret, Task, printable};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tonic::Status;
 
@@ -11,10 +15,37 @@ const JOB_HEADER: &str = "distribute-job";
 const TASK_HEADER: &str = "distribute-task";
 const SESSION_HEADER: &str = "distribute-session";
 
+/// The job of this process: its identity, and the secret that its tasks prove to each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct OwnJob {
+    pub(crate) id: JobId,
+    pub(crate) secret: Option<JobSecret>,
+}
+
+impl OwnJob {
+    /// Reads both from the environment; the identity may be the cluster's.
+    ///
+    /// # Errors
+    /// If either is malformed.
+    pub(crate) fn from_env(cluster: &impl ClusterResolver) -> Result<OwnJob, distribute_cluster::Error> {
+        Ok(OwnJob { id: JobId::from_env(cluster)?, secret: JobSecret::from_env()? })
+    }
+
+    /// Returns what both sides of a connection agree on before they prove the secret.
+    fn terms(&self) -> Terms {
+        Terms::new("parameter server 2", self.id.header_text())
+    }
+
+    /// Returns what callers of a task have to prove before anything else of theirs is read.
+    pub(crate) fn door(&self, task: Task) -> Arc<Door> {
+        Arc::new(Door::new(task.to_string(), self.secret.clone(), self.terms(), JOB_REMEDY))
+    }
+}
+
 /// The task that a call is for, and the job and session that it belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Addressee {
-    pub(crate) job: JobId,
+    pub(crate) job: OwnJob,
     pub(crate) task: Task,
     pub(crate) session: u64,
 }
@@ -25,17 +56,23 @@ impl Addressee {
         let value = |text: String| HeaderValue::try_from(text).map_err(|error| Status::internal(error.to_string()));
         Ok(HeaderMap::from_iter([
             (HeaderName::from_static(VERSION_HEADER), VERSION.into()),
-            (HeaderName::from_static(JOB_HEADER), value(written(&self.job))?),
+            (HeaderName::from_static(JOB_HEADER), value(self.job.id.header_text())?),
             (HeaderName::from_static(TASK_HEADER), value(self.task.to_string())?),
             (HeaderName::from_static(SESSION_HEADER), self.session.into()),
         ]))
+    }
+
+    /// Returns what connections to it prove, if the job has a secret.
+    pub(super) fn credentials(&self) -> Option<Credentials> {
+        let secret = self.job.secret.clone()?;
+        Some(Credentials::new(secret, self.job.terms(), self.task.to_string(), JOB_REMEDY))
     }
 }
 
 /// The identity of this task, by which calls meant for others are refused.
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
-    pub(crate) job: JobId,
+    pub(crate) job: OwnJob,
     pub(crate) task: Task,
     /// Job and task in the form of the headers.
     written_job: String,
@@ -43,9 +80,29 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    pub(crate) fn new(job: JobId, task: Task) -> Identity {
-        let (written_job, written_task) = (written(&job), task.to_string());
+    pub(crate) fn new(job: OwnJob, task: Task) -> Identity {
+        let (written_job, written_task) = (job.id.header_text(), task.to_string());
         Identity { job, task, written_job, written_task }
+    }
+
+    /// Refuses a call on a connection that has not proved the job's secret, if there is one, or has proved it to
+    /// another task.
+    ///
+    /// # Errors
+    /// `unauthenticated`, or `permission_denied` for another task.
+    pub(super) fn check_proof(&self, door: &Door, caller: Option<&Acquaintance>) -> Result<(), Status> {
+        let Some(caller) = caller else {
+            return if door.is_locked() { Err(Status::unauthenticated("the caller is not known")) } else { Ok(()) };
+        };
+        match (door.refusal_of(caller), caller.claim()) {
+            (Some(reason), _) => Err(Status::unauthenticated(reason)),
+            (None, Some(called)) if called != self.written_task.as_bytes() => {
+                let called = printable(&String::from_utf8_lossy(called), 80);
+                let problem = format!("it is {}, and {called} was called; give every task the same cluster", self.task);
+                Err(Status::permission_denied(problem))
+            }
+            (None, _) => Ok(()),
+        }
     }
 
     /// Returns the session of a call that is meant for this task.
@@ -66,6 +123,7 @@ impl Identity {
                 format!("it speaks version {VERSION} and the caller {version}; run the same build on every task");
             return Err(Status::failed_precondition(problem));
         }
+        let job = &job.id;
         if of_caller != written_job {
             let of_caller = of_caller.split_once(' ').map_or(of_caller, |(_, name)| name);
             let problem = format!(
@@ -86,12 +144,6 @@ impl Identity {
     }
 }
 
-/// Formats a job for the headers: the digest that is compared, and its name for messages.
-fn written(job: &JobId) -> String {
-    let digest: String = job.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{digest} {job}")
-}
-
 #[cfg(test)]
 mod tests {
     use distribute_cluster::TaskType;
@@ -99,7 +151,8 @@ mod tests {
     use super::*;
 
     fn identity() -> Identity {
-        Identity::new(JobId::new("a").unwrap(), Task::new(TaskType::Ps, 1))
+        let job = OwnJob { id: JobId::new("a").unwrap(), secret: None };
+        Identity::new(job, Task::new(TaskType::Ps, 1))
     }
 
     fn admitted(change: impl FnOnce(&mut HeaderMap)) -> Result<u64, Status> {

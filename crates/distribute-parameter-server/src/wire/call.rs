@@ -1,12 +1,13 @@
 //! Calls to another task.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use distribute_cluster::grpc::{self, GrpcMessage, Inbox, body_of, outbox};
 use http::HeaderMap;
+use tonic::Status;
 use tonic::body::Body;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Status};
 
 use super::admission::Addressee;
 use super::attendance::{Attendance, beats};
@@ -41,7 +42,8 @@ impl Link {
             .initial_connection_window_size(2 * WINDOW_BYTES)
             .max_frame_size(HTTP_FRAME_BYTES)
             .http2_max_header_list_size(MAX_HEADERS_BYTES);
-        Ok(Link { channel: endpoint.connect_lazy(), headers: addressee.headers()?, silence })
+        let channel = grpc::channel(&endpoint, addressee.credentials().as_ref());
+        Ok(Link { channel, headers: addressee.headers()?, silence })
     }
 
     /// Attends to the task, and sends heartbeats for as long as the attendance lasts; returns the task's state.
@@ -109,6 +111,40 @@ impl Link {
         tokio::time::timeout(timeout, answer).await.unwrap_or_else(|_| Err(late(path, timeout)))
     }
 
+    /// Sends messages as `next` returns them, each of which the other side takes within `timeout`, and waits for the
+    /// answer. One message is held at a time, apart from those on their way.
+    ///
+    /// # Errors
+    /// The first error of `next`, after which the call is given up; inside, the other side's status, `unavailable` if
+    /// it cannot be reached, `deadline_exceeded` after `timeout`.
+    pub(crate) async fn send<M: GrpcMessage, R: GrpcMessage, E>(
+        &self,
+        path: &'static str,
+        mut next: impl FnMut() -> Option<Result<M, E>>,
+        timeout: Duration,
+    ) -> Result<Result<R, Status>, E> {
+        let (outbox, body) = outbox(1);
+        let mut answer = pin!(async { self.begin(path, body).await?.one::<R>().await });
+        while let Some(message) = next() {
+            let message = message?;
+            tokio::select! {
+                biased;
+                early = &mut answer => {
+                    let early = early.and_then(|_| Err(Status::internal("it answered before it had everything")));
+                    return Ok(early);
+                }
+                sent = tokio::time::timeout(timeout, outbox.send(message)) => match sent {
+                    Ok(true) => {}
+                    // The answer says why.
+                    Ok(false) => break,
+                    Err(_) => return Ok(Err(late(path, timeout))),
+                },
+            }
+        }
+        drop(outbox);
+        Ok(tokio::time::timeout(timeout, answer).await.unwrap_or_else(|_| Err(late(path, timeout))))
+    }
+
     async fn begin(&self, path: &'static str, body: Body) -> Result<Inbox, Status> {
         let reply = grpc::call(&mut self.channel.clone(), path, self.headers.clone(), body).await?;
         // Callers limit their waits themselves.
@@ -130,9 +166,4 @@ impl Replies {
 fn late(path: &str, timeout: Duration) -> Status {
     let what = path.rsplit('/').next().unwrap_or(path);
     Status::deadline_exceeded(format!("{what}: no answer within {:.1} s", timeout.as_secs_f64()))
-}
-
-/// Returns whether the status suggests that the task is gone, rather than that it refused.
-pub(crate) fn is_lost(status: &Status) -> bool {
-    matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown)
 }

@@ -48,6 +48,26 @@ impl Parts {
         Ok(())
     }
 
+    /// Returns the bytes that have arrived.
+    pub(crate) fn len(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// Copies the payload to memory of its length, and frees each part as soon as it is copied; returns whether the
+    /// length is this.
+    pub(crate) fn copy_to(self, target: &mut [u8]) -> bool {
+        if target.len() != self.len_bytes {
+            return false;
+        }
+        let mut rest = target;
+        for part in self.parts {
+            let (now, later) = rest.split_at_mut(part.len());
+            now.copy_from_slice(&part);
+            rest = later;
+        }
+        true
+    }
+
     /// Joins the payload, without a copy if it arrived in one part.
     pub(crate) fn join(mut self) -> Bytes {
         if self.parts.len() < 2 {
@@ -78,6 +98,11 @@ mod tests {
         let mut back = Parts::up_to(3);
         back.push(Bytes::from_static(b"ab")).unwrap();
         back.push(Bytes::from_static(b"c")).unwrap();
+        let mut again = Parts::up_to(3);
+        [&b"ab"[..], b"c"].into_iter().for_each(|part| again.push(Bytes::from_static(part)).unwrap());
+        let mut target = *b"....";
+        assert!(again.copy_to(&mut target[..3]) && target == *b"abc.");
+        assert!(!Parts::up_to(3).copy_to(&mut target));
         assert_eq!(back.join(), &b"abc"[..]);
     }
 }

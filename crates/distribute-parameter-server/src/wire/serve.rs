@@ -1,19 +1,13 @@
 //! Answering calls of other tasks.
 
-use std::convert::Infallible;
 use std::future::Future;
-use std::panic::AssertUnwindSafe;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use distribute_cluster::Acquaintance;
-use distribute_cluster::grpc::{self, GrpcMessage, Inbox, Outbox, outbox, reply_of};
-use futures_util::FutureExt;
+use distribute_cluster::grpc::{GrpcMessage, GrpcService, Inbox, Outbox, Routed, outbox, reply_of};
+use distribute_cluster::{Acquaintance, Door};
 use tonic::Status;
 use tonic::body::Body;
-use tonic::server::NamedService;
 
 use super::QUEUED_MESSAGES;
 use super::admission::Identity;
@@ -33,61 +27,39 @@ pub(crate) trait Methods: Send + Sync + 'static {
     fn call(self: Arc<Self>, method: String, inbox: Inbox) -> impl Future<Output = Result<Body, Status>> + Send;
 }
 
-/// A service for tonic's router.
-pub(crate) struct Router<M> {
+/// Returns the service of a task, which waits for the next message of a call for at most `timeout`.
+/// Callers come through `door`.
+pub(crate) fn service<M: Methods>(
+    methods: M,
+    identity: Identity,
+    door: Arc<Door>,
+    timeout: Duration,
+) -> Routed<impl GrpcService> {
+    Routed::new(Admitting { methods: Arc::new(methods), identity, door, timeout })
+}
+
+/// Methods behind the admission of callers.
+struct Admitting<M> {
     methods: Arc<M>,
-    identity: Arc<Identity>,
+    identity: Identity,
+    door: Arc<Door>,
     timeout: Duration,
 }
 
-impl<M: Methods> Router<M> {
-    /// Creates the service of a task, which waits for the next message of a call for at most `timeout`.
-    pub(crate) fn new(methods: M, identity: Identity, timeout: Duration) -> Router<M> {
-        Router { methods: Arc::new(methods), identity: Arc::new(identity), timeout }
-    }
+impl<M: Methods> GrpcService for Admitting<M> {
+    const NAME: &'static str = M::NAME;
 
-    async fn answer(self, request: http::Request<Body>) -> Result<Body, Status> {
+    async fn answer(self: Arc<Self>, request: http::Request<Body>) -> Result<Body, Status> {
         let session = self.identity.admit(request.headers())?;
-        if let Some(caller) = request.extensions().get::<Acquaintance>() {
+        let caller = request.extensions().get::<Acquaintance>();
+        self.identity.check_proof(&self.door, caller)?;
+        if let Some(caller) = caller {
             caller.known();
         }
         let method = request.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
         let limit_bytes = self.methods.admit(&method, session)?;
         let inbox = Inbox::new(request.into_body(), limit_bytes).with_timeout(self.timeout);
-        self.methods.call(method, inbox).await
-    }
-}
-
-impl<M> Clone for Router<M> {
-    fn clone(&self) -> Router<M> {
-        let Router { methods, identity, timeout } = self;
-        Router { methods: methods.clone(), identity: identity.clone(), timeout: *timeout }
-    }
-}
-
-impl<M: Methods> NamedService for Router<M> {
-    const NAME: &'static str = M::NAME;
-}
-
-impl<M: Methods> tower_service::Service<http::Request<Body>> for Router<M> {
-    type Response = http::Response<Body>;
-    type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        let router = self.clone();
-        Box::pin(async move {
-            // A panic would be a bug; it ends only the call that caused it.
-            let outcome = AssertUnwindSafe(router.answer(request))
-                .catch_unwind()
-                .await
-                .unwrap_or_else(|_| Err(Status::internal("it panicked while it answered; its log says where")));
-            Ok(grpc::reply(outcome))
-        })
+        Arc::clone(&self.methods).call(method, inbox).await
     }
 }
 

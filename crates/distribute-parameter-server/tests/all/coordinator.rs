@@ -190,6 +190,26 @@ fn what_a_worker_keeps_stays_from_call_to_call() {
     assert_eq!(coordinator.fetch::<u64>(&counts).unwrap(), [0, 1, 2]);
 }
 
+#[test]
+fn each_worker_looks_ids_up_in_a_table_of_its_own() {
+    let cluster = Cluster::start(1, 2);
+    let coordinator = cluster.coordinator();
+    let words = ["of", "the", "ship", "of"].map(str::to_owned).to_vec();
+    let (mut workers, mut answers) = (BTreeSet::new(), BTreeSet::new());
+    until("both workers have answered twice", || {
+        let values: Vec<_> = (0..4).map(|_| coordinator.schedule("ids", &words).unwrap()).collect();
+        for (worker, made, ids) in coordinator.fetch::<(usize, u64, Vec<i64>)>(&values).unwrap() {
+            assert_eq!(made, 1, "worker:{worker} has made it again");
+            workers.insert(worker);
+            answers.insert(ids);
+        }
+        workers.len() == 2
+    });
+    // The same on both, also for a word outside the vocabulary.
+    let [ids] = <[Vec<i64>; 1]>::try_from(answers.into_iter().collect::<Vec<_>>()).unwrap();
+    assert!([ids[0], ids[1], ids[3]] == [1, 0, 1] && (2..5).contains(&ids[2]), "{ids:?}");
+}
+
 /// Trains with this number of scheduled steps and returns the weights.
 fn trained(updates: Updates, steps: usize) -> Vec<f64> {
     let cluster = Cluster::start(2, 3);

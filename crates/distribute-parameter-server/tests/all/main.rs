@@ -4,6 +4,7 @@
 mod coordinator;
 mod faults;
 mod harness;
+mod large_tables;
 mod soak;
 mod strangers;
 mod variables;

@@ -1,8 +1,8 @@
 //! Callers that do not belong to the job, and invalid calls and messages.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use distribute_cluster::{ClusterResolver, ClusterSpec, JobId, SimpleResolver, Task, TaskType};
+use distribute_cluster::{ClusterResolver, ClusterSpec, FailureKind, JobId, JobSecret, SimpleResolver, Task, TaskType};
 use distribute_optim::{OptimizerDescription, UpdateRule};
 use distribute_parameter_server::{
     ClusterCoordinator, Error, FixedShardsPartitioner, ParameterServerStrategy, Program, Server, ServerOptions,
@@ -79,6 +79,51 @@ fn a_stranger_changes_nothing_of_a_job() {
     drop(coordinator);
     for task in [server(0), worker(0)] {
         assert!(cluster.end_of(task).contains("left"), "{task}");
+    }
+}
+
+#[test]
+fn tasks_without_the_jobs_secret_take_no_part() {
+    let secret = "the secret of this one job";
+    let mut cluster = Cluster::prepare(1, 1).env("DISTRIBUTE_JOB_SECRET", secret).begin_all();
+    let of = |text: &str| Some(JobSecret::new(text).unwrap());
+    let strategy = |secret: Option<JobSecret>| {
+        let options = Cluster::options().secret(secret);
+        ParameterServerStrategy::builder(&cluster.resolver()).options(options).build()
+    };
+    // Coordinators without it, which end at once.
+    let began = Instant::now();
+    for (given, words) in [
+        (of("the secret of another job"), "do not have the same secret; set DISTRIBUTE_JOB_SECRET_FILE"),
+        (None, "this process has no secret, and the other side has one; set DISTRIBUTE_JOB_SECRET_FILE"),
+    ] {
+        let error = strategy(given).unwrap_err();
+        assert!(matches!(error, Error::Secret { .. }) && error.to_string().contains(words), "{error}");
+        assert_eq!(error.failure_kind(), FailureKind::Configuration, "{error}");
+    }
+    assert!(began.elapsed() < SOON / 2, "{:?}", began.elapsed());
+    let of_job = strategy(of(secret)).unwrap();
+    of_job.untrained("total", &HostTensor::scalar(0.0)).unwrap();
+    let coordinator = ClusterCoordinator::new(&of_job, program()).unwrap();
+    drop(of_job);
+    coordinator.schedule("add", &1.0).unwrap();
+    coordinator.join().unwrap();
+    // A caller that knows everything of the job but its secret is refused before its body, which never arrives here.
+    let own = cluster.resolver().job_id().unwrap();
+    block_on(async {
+        for (task, method) in [(server(0), "ParameterServer/Push"), (worker(0), "Worker/Run")] {
+            let caller = Caller::new(&cluster.address(task), &task.to_string(), &own, 77);
+            let mut open = caller.open([&[0, 0x40, 0, 0, 0][..], &[7; 1000]].concat());
+            refused(caller.answer_to(method, &mut open).await, Code::Unauthenticated, "this process has no secret");
+        }
+    });
+    coordinator.schedule("add", &1.0).unwrap();
+    coordinator.join().unwrap();
+    assert_eq!(total(&coordinator), 2.0);
+    drop(coordinator);
+    for task in [server(0), worker(0)] {
+        let printed = cluster.end_of(task);
+        assert!(printed.contains("left") && !printed.contains(secret), "{task}: {printed}");
     }
 }
 

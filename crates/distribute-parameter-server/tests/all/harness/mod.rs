@@ -3,12 +3,13 @@
 #![allow(clippy::print_stdout, reason = "processes say how far they are")]
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 pub(crate) mod raw;
 
 use distribute_cluster::{ClusterSpec, SimpleResolver, Task, TaskType, TfConfigResolver};
-use distribute_input::{Array, Dataset, InputContext};
+use distribute_input::{Array, Dataset, InputContext, LookupTable, UnknownKeys};
 use distribute_parameter_server::{
     ClusterCoordinator, Error, EvaluationShard, Gradient, ParameterServerOptions, ParameterServerStrategy,
     PerWorkerIterator, Program, Server, ServerOptions, WorkerContext,
@@ -87,9 +88,10 @@ pub(crate) fn program() -> Program {
             worker.next(&data).map(drop)
         })
         .function("kept", |worker: &WorkerContext, (): ()| {
-            let count = worker.keep("count", || Ok::<_, Error>(std::sync::atomic::AtomicU64::new(0)))?;
-            Ok::<_, Error>(count.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
+            let count = worker.keep("count", || Ok::<_, Error>(AtomicU64::new(0)))?;
+            Ok::<_, Error>(count.fetch_add(1, Ordering::Relaxed))
         })
+        .function("ids", ids)
         .function("sum_of_part", |_: &WorkerContext, (part, until): (EvaluationShard, u64)| {
             std::thread::sleep(Duration::from_millis(20));
             Ok::<_, Error>((part.index as u64..until).step_by(part.of).sum::<u64>())
@@ -100,6 +102,18 @@ pub(crate) fn program() -> Program {
             Ok::<_, Error>(Dataset::range(first..first + 5))
         })
         .dataset("broken", |_: &InputContext| -> Result<Dataset<Array<i64>>, String> { Err("no such file".to_owned()) })
+}
+
+/// Looks words up in this worker's copy of a table. Returns the worker, the number of copies that it has made, and the
+/// ids.
+fn ids(worker: &WorkerContext, words: Vec<String>) -> Result<(usize, u64, Vec<i64>), Error> {
+    static MADE: AtomicU64 = AtomicU64::new(0);
+    let table = worker.keep("vocabulary", || {
+        MADE.fetch_add(1, Ordering::Relaxed);
+        LookupTable::<String>::vocabulary(["the", "of"])?.unknown(UnknownKeys::Buckets(3))
+    })?;
+    let ids = words.iter().map(|word| table.id(word)).collect::<Result<_, _>>()?;
+    Ok((worker.worker_index(), MADE.load(Ordering::Relaxed), ids))
 }
 
 /// Makes one step of y = w·x on the examples of that step; returns the loss.
