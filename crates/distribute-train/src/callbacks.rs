@@ -55,6 +55,8 @@ pub struct Training<'a> {
     /// Losses and metrics. After an epoch, those of all replicas, with the validation's under names that begin with
     /// `val_`; after a step, the mean loss of the epoch so far over this process's replicas only.
     pub values: &'a [(String, f64)],
+    /// Whether the epoch ends without the validation that there is after others.
+    pub without_validation: bool,
     /// The learning rate of the next step.
     pub learning_rate: &'a mut f64,
     /// Set this to end the training on all workers, with the reason: after this epoch, or after the next step.
@@ -117,6 +119,18 @@ impl Training<'_> {
         })
     }
 
+    /// Returns a value by its name after an epoch, or `None` if it is one of the validation, and there is
+    /// [none after this epoch](crate::trainer::Fit::validation_every).
+    ///
+    /// # Errors
+    /// [`Error::Monitor`] if there is no value of this name.
+    pub fn monitored(&self, name: &str) -> Result<Option<f64>> {
+        match self.value(name) {
+            Err(_) if self.without_validation && name.starts_with("val_") => Ok(None),
+            found => found.map(Some),
+        }
+    }
+
     /// Returns whether this process writes what must be written once.
     pub fn is_chief(&self) -> bool {
         self.strategy.is_chief()
@@ -174,6 +188,17 @@ pub trait Callback: Send {
         Ok(())
     }
 
+    /// Called in an elastic job when its members have met, and again whenever processes have joined or were lost: to
+    /// change the learning rate, for example, which must be set to the same value everywhere. `epoch_begin` is called
+    /// next, also within an epoch. Other members' callbacks have got the [`state`](Callback::state) of the one whose
+    /// process was furthest; decisions that must be the same everywhere may rest on nothing else.
+    ///
+    /// # Errors
+    /// An error ends training.
+    fn members_changed(&mut self, training: &mut Training<'_>) -> Result<()> {
+        Ok(())
+    }
+
     /// Called after a step, or after several that are run at once.
     ///
     /// # Errors
@@ -227,6 +252,10 @@ impl<C: Callback> Callback for Option<C> {
         self.as_mut().map_or(Ok(()), |callback| callback.epoch_begin(training))
     }
 
+    fn members_changed(&mut self, training: &mut Training<'_>) -> Result<()> {
+        self.as_mut().map_or(Ok(()), |callback| callback.members_changed(training))
+    }
+
     fn step_end(&mut self, training: &mut Training<'_>) -> Result<()> {
         self.as_mut().map_or(Ok(()), |callback| callback.step_end(training))
     }
@@ -251,6 +280,14 @@ impl<C: Callback> Callback for Option<C> {
         if let Some(callback) = self {
             callback.set_state(state);
         }
+    }
+}
+
+/// Returns an error for what an elastic job cannot do, if it was asked for.
+fn refuse_elastic(training: &Training<'_>, asked: bool, what: &'static str, why: &'static str) -> Result<()> {
+    match asked && training.strategy.elastic().is_some() {
+        true => Err(Error::Elastic { what, why }),
+        false => Ok(()),
     }
 }
 

@@ -65,6 +65,7 @@ mod names;
 mod open;
 mod optimizer;
 mod outflow;
+mod pieces;
 mod read;
 mod restore;
 mod run;
@@ -78,6 +79,7 @@ mod write;
 
 pub use export::write_safetensors;
 pub use manager::{CheckpointManager, Checkpointed};
+pub use pieces::{PutBytes, TensorPieces};
 pub use run::RunId;
 pub use snapshot::Snapshot;
 pub(crate) use task::bounded;

@@ -33,6 +33,27 @@ pub enum Error {
         /// The reason and the remedy.
         why: &'static str,
     },
+    /// Something was asked for that an elastic job cannot do.
+    #[cfg(feature = "checkpoint")]
+    #[error("{what} does not go with an elastic strategy: {why}")]
+    Elastic {
+        /// The setting or the callback.
+        what: &'static str,
+        /// The reason and the remedy.
+        why: &'static str,
+    },
+    /// The state of an elastic loop does not describe the steps that its optimizers have made.
+    #[cfg(feature = "checkpoint")]
+    #[error(
+        "the loop's state describes {described} steps of optimizers, and they have made {made}; change the state at \
+         once when run has returned, before other operations that may fail"
+    )]
+    Undescribed {
+        /// The steps that the state describes.
+        described: u64,
+        /// The steps that were made.
+        made: u64,
+    },
     /// Class weights were set for targets that are not classes.
     #[error(
         "a target is {target}, and class_weights are by class; give the number of each example's class as its target, \
@@ -258,8 +279,8 @@ pub enum Error {
     /// A tensor of a checkpoint is read after its parts were restored.
     #[cfg(feature = "checkpoint")]
     #[error(
-        "{name:?} is not in memory: under a strategy that shards, tensors are read while the parts of a checkpoint are \
-        loaded; read it there, or with Snapshot::read"
+        "{name:?} is not in memory: under a strategy that shards, and with parts that stream, such as parameter \
+        servers, tensors are read while the parts of a checkpoint are loaded; read it there, or with Snapshot::read"
     )]
     ReadLate {
         /// The tensor.

@@ -58,16 +58,26 @@ impl History {
 
 impl fmt::Display for History {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some((_, first)) = self.epochs.first() else { return Ok(()) };
+        let mut names: Vec<&str> = Vec::new();
+        for (name, _) in self.epochs.iter().flat_map(|(_, values)| values) {
+            if !names.contains(&name.as_str()) {
+                names.push(name);
+            }
+        }
+        if names.is_empty() {
+            return Ok(());
+        }
         let width = |name: &str| name.len().max(6);
         write!(f, "epoch")?;
-        first.iter().try_for_each(|(name, _)| write!(f, "  {name:>0$}", width(name)))?;
+        names.iter().try_for_each(|name| write!(f, "  {name:>0$}", width(name)))?;
         writeln!(f)?;
         for (epoch, values) in &self.epochs {
             write!(f, "{epoch:>5}")?;
-            for (name, _) in first {
-                let value = values.iter().find(|(known, _)| known == name).map(|(_, value)| *value);
-                write!(f, "  {:>1$.4}", value.unwrap_or(f64::NAN), width(name))?;
+            for name in &names {
+                match values.iter().find(|(known, _)| known == name) {
+                    Some((_, value)) => write!(f, "  {value:>0$.4}", width(name))?,
+                    None => write!(f, "  {:>1$}", "", width(name))?,
+                }
             }
             writeln!(f)?;
         }
@@ -78,6 +88,14 @@ impl fmt::Display for History {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_value_that_only_some_epochs_have_has_a_column() {
+        let mut history = History::default();
+        history.push(1, &[("loss".to_owned(), 0.5)]);
+        history.push(2, &[("loss".to_owned(), 0.25), ("val_loss".to_owned(), 0.75)]);
+        assert_eq!(history.to_string(), "epoch    loss  val_loss\n    1  0.5000          \n    2  0.2500    0.7500\n");
+    }
 
     #[test]
     fn values_that_are_no_numbers_survive_a_checkpoint() {

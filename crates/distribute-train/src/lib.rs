@@ -8,6 +8,8 @@
 //! [`progress`] reports the progress of a run in the form that suits the destination: a bar on a terminal, `key=value`
 //! or JSON lines in a file or pipe, messages to the launcher that draws one bar for all tasks.
 //!
+//! [`elastic`] continues a training loop when processes join it or are lost.
+//!
 //! [`metrics`] are sums over examples, whose values are the same under any number of replicas.
 //!
 //! [`preemption`] ends a run on all workers after the same step when one of them is told to stop.
@@ -45,6 +47,8 @@ pub mod callbacks;
 pub mod checkpoint;
 #[cfg(feature = "checkpoint")]
 mod chief;
+#[cfg(feature = "checkpoint")]
+pub mod elastic;
 mod environment;
 mod error;
 pub mod history;

@@ -83,6 +83,11 @@ impl PreemptionHandler {
     /// [`Error::Signal`] if a handler cannot be installed, [`Error::WatcherThread`] if the system gives no thread.
     pub fn install(strategy: &Strategy, config: TerminationConfig) -> Result<PreemptionHandler> {
         let first = if config.grace_period.is_zero() { Request::Leave } else { Request::Save };
+        // The members of an elastic job leave one by one, without asking the others.
+        let flag = |strategy: &Strategy, request| match strategy.elastic() {
+            Some(_) => Arc::default(),
+            None => strategy.request_flag(request),
+        };
         let (strategy, signalled) = (strategy.clone(), Arc::default());
         let (handlers, grace) = (Vec::new(), Mutex::default());
         let mut handler = PreemptionHandler { strategy, config, handlers, signalled, watching: None, grace };
@@ -93,15 +98,15 @@ impl PreemptionHandler {
             let ids = [
                 signal_hook::flag::register_conditional_default(signal, signalled.clone()),
                 signal_hook::flag::register(signal, signalled.clone()),
-                signal_hook::flag::register(signal, handler.strategy.request_flag(first)),
+                signal_hook::flag::register(signal, flag(&handler.strategy, first)),
             ];
             for id in ids {
                 handler.handlers.push(id.map_err(failed)?);
             }
         }
         if let Some(watcher) = &handler.config.watcher {
-            let request = handler.strategy.request_flag(first);
-            let leave = handler.strategy.request_flag(Request::Leave);
+            let request = flag(&handler.strategy, first);
+            let leave = flag(&handler.strategy, Request::Leave);
             handler.watching = Some(Watching::start(watcher, handler.config.watch_every, request, leave)?);
         }
         Ok(handler)
@@ -155,7 +160,7 @@ impl PreemptionHandler {
         let period = self.config.grace_period;
         let mut grace = self.grace.lock();
         grace.leaving |= self.strategy.take_request(Request::Leave);
-        let is_told = self.signalled.load(Ordering::Relaxed) || self.watching.as_ref().is_some_and(Watching::has_event);
+        let is_told = self.is_told();
         if !grace.leaving && !period.is_zero() && grace.is_over(is_told, period, Instant::now()) {
             self.strategy.request(Request::Leave);
         }
@@ -173,6 +178,14 @@ impl PreemptionHandler {
             exit.call(step);
         }
         Error::Preempted { step, exit_code: self.config.exit_code }
+    }
+}
+
+impl PreemptionHandler {
+    /// Returns whether this process itself was told to stop. In an elastic job it then leaves the others by
+    /// [`Strategy::leave_job`].
+    pub fn is_told(&self) -> bool {
+        self.signalled.load(Ordering::Relaxed) || self.watching.as_ref().is_some_and(Watching::has_event)
     }
 }
 

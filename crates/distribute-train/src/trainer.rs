@@ -6,6 +6,7 @@
 use distribute_collectives::ReduceOp;
 use distribute_optim::MemoryReport;
 use distribute_strategy::{DistributedDataset, Strategy};
+use distribute_types::ErrorClass;
 use distribute_values::{Axis, HostTensor, PerReplica, TensorStorage};
 
 use crate::checkpoint::Checkpointed;
@@ -24,7 +25,7 @@ pub trait Trainee: Sync {
     type Examples: Clone + Send + 'static;
 
     /// The error type of the library's adapter.
-    type Error: From<crate::Error> + From<distribute_input::Error> + From<distribute_strategy::Error>;
+    type Error: From<crate::Error> + From<distribute_strategy::Error> + ErrorClass;
 
     /// Returns the strategy under which the model was built.
     fn strategy(&self) -> &Strategy;
@@ -189,7 +190,7 @@ pub fn evaluate<T: Trainee>(
 ) -> Result<Vec<(String, f64)>, T::Error> {
     trainer.synchronize()?;
     let batching = Batching { batch_size: BATCH_SIZE, is_set: false, shuffle: false };
-    evaluate_distributed(trainer, &data.distribute(trainer.strategy(), batching)?.0, None)
+    evaluate_distributed(trainer, &data.distribute(trainer.strategy(), batching)?.0, None, 0)
 }
 
 /// Returns the parts of each replica in batches that follow each other.
@@ -208,9 +209,10 @@ fn evaluate_distributed<T: Trainee>(
     trainer: &T,
     data: &DistributedDataset<T::Examples>,
     steps: Option<usize>,
+    pass: u64,
 ) -> Result<Vec<(String, f64)>, T::Error> {
     let mut all = vec![sums(trainer.metrics()); trainer.strategy().num_local_replicas()];
-    for batch in data.iter().take(steps.unwrap_or(usize::MAX)) {
+    for batch in data.iter_epoch(pass).take(steps.unwrap_or(usize::MAX)) {
         fit::add(&mut all, trainer.evaluate_on(batch?)?);
     }
     Ok(results(trainer.metrics(), &sums_of_all(trainer.strategy(), &all)?))

@@ -15,12 +15,12 @@ use distribute_collectives::ReduceOp;
 use distribute_input::{Array, Dataset};
 use distribute_strategy::{DistributedDataset, MultiWorkerMirroredStrategy, Strategy};
 use distribute_testkit::{Job, Ports};
-use distribute_train::BoxError;
 use distribute_train::callbacks::KubeflowStatus;
 use distribute_train::checkpoint::{Checkpointed, Snapshot};
 use distribute_train::metrics::Metrics;
 use distribute_train::progress::{Form, Options, Progress, Summary};
 use distribute_train::trainer::{Batching, Fit, Part, Trainee, TrainingData, fit, sums};
+use distribute_train::{BoxError, Error};
 use distribute_values::PerReplica;
 
 use self::stand_in::{Answer, PATH, Seen, StandIn};
@@ -58,7 +58,7 @@ impl Checkpointed for Nothing {
 }
 
 impl Toy {
-    fn step(&self) -> Result<PerReplica<Vec<f64>>, BoxError> {
+    fn step(&self) -> Result<PerReplica<Vec<f64>>, Error> {
         self.strategy.run_with((), |context, ()| {
             std::thread::sleep(STEP);
             context.group().all_reduce(&mut [1.0f32], ReduceOp::Sum).map_err(distribute_strategy::Error::from)?;
@@ -71,7 +71,7 @@ impl Toy {
 
 impl Trainee for Toy {
     type Examples = Array<i64>;
-    type Error = BoxError;
+    type Error = Error;
 
     fn strategy(&self) -> &Strategy {
         &self.strategy
@@ -104,24 +104,20 @@ impl Trainee for Toy {
         batches: PerReplica<Vec<Part<Array<i64>>>>,
         _: usize,
         _: &[f32],
-    ) -> Result<PerReplica<Vec<f64>>, BoxError> {
+    ) -> Result<PerReplica<Vec<f64>>, Error> {
         assert!(batches.values().iter().all(|parts| parts.len() == 1));
         self.step()
     }
 
-    fn evaluate_on(&self, _: PerReplica<Array<i64>>) -> Result<PerReplica<Vec<f64>>, BoxError> {
+    fn evaluate_on(&self, _: PerReplica<Array<i64>>) -> Result<PerReplica<Vec<f64>>, Error> {
         self.step()
     }
 }
 
 struct Rows(Dataset<Array<i64>>);
 
-impl TrainingData<Array<i64>, BoxError> for Rows {
-    fn distribute(
-        &self,
-        strategy: &Strategy,
-        _: Batching,
-    ) -> Result<(DistributedDataset<Array<i64>>, usize), BoxError> {
+impl TrainingData<Array<i64>, Error> for Rows {
+    fn distribute(&self, strategy: &Strategy, _: Batching) -> Result<(DistributedDataset<Array<i64>>, usize), Error> {
         Ok((strategy.distribute_dataset(&self.0)?, self.0.batch_size().unwrap_or(1)))
     }
 }

@@ -1,7 +1,7 @@
 //! A CSV file with a row per epoch.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use super::{Callback, Training};
@@ -10,7 +10,8 @@ use crate::objects;
 use crate::{Error, Result};
 
 /// Appends a row for each epoch to a CSV file, after a header with the names. When training resumes, rows of epochs
-/// that it repeats are removed.
+/// that it repeats are removed. Values of a name that the header lacks get a column at its end; cells without a value
+/// are empty.
 ///
 /// # Source
 /// `tf.keras.callbacks.CSVLogger`.
@@ -56,36 +57,71 @@ impl Callback for CsvLogger {
 
 fn append(path: &Path, epoch: u32, values: &[(String, f64)]) -> io::Result<()> {
     if let Some(object) = objects::of(path)? {
-        let mut text = object.read(MOST_BYTES)?.unwrap_or_default();
-        let lines = rows(text.last().copied(), epoch, values);
-        text.extend_from_slice(lines.as_bytes());
-        return object.write(&text);
+        let text = object.read(MOST_BYTES)?.map(String::from_utf8).transpose();
+        let text = text.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?.unwrap_or_default();
+        let whole = match change(&text, epoch, values)? {
+            Change::Added(lines) => text + &lines,
+            Change::Whole(table) => table,
+        };
+        return object.write(whole.as_bytes());
     }
-    let mut file = OpenOptions::new().create(true).read(true).append(true).open(path)?;
-    let mut last = None;
-    if file.metadata()?.len() > 0 {
-        let mut byte = [0];
-        file.seek(SeekFrom::End(-1))?;
-        file.read_exact(&mut byte)?;
-        last = Some(byte[0]);
+    let text = match fs::read_to_string(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+        read => read?,
+    };
+    match change(&text, epoch, values)? {
+        Change::Added(lines) => OpenOptions::new().create(true).append(true).open(path)?.write_all(lines.as_bytes()),
+        Change::Whole(table) => replace(path, &table),
     }
-    file.write_all(rows(last, epoch, values).as_bytes())
 }
 
-/// Returns the row of an epoch, and before it the header of an empty table, which has no last byte.
-fn rows(last: Option<u8>, epoch: u32, values: &[(String, f64)]) -> String {
-    let mut lines = match last {
-        None => {
-            let names: Vec<&str> = values.iter().map(|(name, _)| name.as_str()).collect();
-            format!("epoch,{}\n", names.join(","))
+/// How a table gets another row.
+enum Change {
+    /// These lines are added to it.
+    Added(String),
+    /// It is replaced by this table, which has more columns.
+    Whole(String),
+}
+
+/// Adds the row of an epoch to a table. Values are in the columns of their names, and those of new names in new columns
+/// at the end; cells without a value are empty.
+fn change(text: &str, epoch: u32, values: &[(String, f64)]) -> io::Result<Change> {
+    let mut rows = Vec::new();
+    for row in csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(text.as_bytes()).records() {
+        rows.push(row.map_err(io::Error::other)?.iter().map(str::to_owned).collect::<Vec<_>>());
+    }
+    let is_new = rows.is_empty();
+    if is_new {
+        rows.push(vec!["epoch".to_owned()]);
+    }
+    let header = &mut rows[0];
+    let columns = header.len();
+    for (name, _) in values {
+        if !header[1..].contains(name) {
+            header.push(name.clone());
         }
+    }
+    let cell = |name: &String| values.iter().find(|(known, _)| known == name).map(|(_, value)| value.to_string());
+    let row = header[1..].iter().map(|name| cell(name).unwrap_or_default());
+    let row: Vec<String> = std::iter::once(epoch.to_string()).chain(row).collect();
+    if !is_new && header.len() == columns {
         // A killed process may have left an incomplete row, which must not run into the next one.
-        Some(last) if last != b'\n' => "\n".to_owned(),
-        Some(_) => String::new(),
-    };
-    let values: Vec<String> = values.iter().map(|(_, value)| value.to_string()).collect();
-    lines += &format!("{},{}\n", epoch, values.join(","));
-    lines
+        let end = if text.ends_with('\n') { "" } else { "\n" };
+        return Ok(Change::Added(format!("{end}{}", lines(&[row])?)));
+    }
+    rows.push(row);
+    let width = rows[0].len();
+    rows.iter_mut().for_each(|row| row.resize(width.max(row.len()), String::new()));
+    let table = lines(&rows)?;
+    Ok(if is_new { Change::Added(table) } else { Change::Whole(table) })
+}
+
+/// Formats rows, one line each.
+fn lines(rows: &[Vec<String>]) -> io::Result<String> {
+    let mut writer = csv::WriterBuilder::new().flexible(true).from_writer(Vec::new());
+    rows.iter().try_for_each(|row| writer.write_record(row)).map_err(io::Error::other)?;
+    let bytes = writer.into_inner().map_err(|error| io::Error::other(error.to_string()))?;
+    String::from_utf8(bytes).map_err(io::Error::other)
 }
 
 /// Removes the last rows, from the epoch `from` on.
@@ -103,14 +139,17 @@ fn cut(path: &Path, from: u32) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error),
     };
-    let Some(left) = without(&text, from) else { return Ok(()) };
-    // Written to a temporary file first, so that a crash cannot lose the whole table.
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(".tmp");
-    let mut file = File::create(&beside)?;
-    file.write_all(left.as_bytes())?;
+    without(&text, from).map_or(Ok(()), |left| replace(path, &left))
+}
+
+/// Writes a temporary file first, so that a crash cannot lose the whole table.
+fn replace(path: &Path, table: &str) -> io::Result<()> {
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(".tmp");
+    let mut file = File::create(&temporary)?;
+    file.write_all(table.as_bytes())?;
     file.sync_all()?;
-    fs::rename(&beside, path)
+    fs::rename(&temporary, path)
 }
 
 /// Returns a table without its last rows, from the epoch `from` on; `None` if it has no such rows.

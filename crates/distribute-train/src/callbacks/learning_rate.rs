@@ -5,7 +5,7 @@ use std::fmt;
 use serde_json::Value;
 
 use super::watch::Watch;
-use super::{Callback, Training};
+use super::{Callback, Training, refuse_elastic};
 use crate::Result;
 
 type Schedule = Box<dyn FnMut(u64, f64) -> f64 + Send>;
@@ -33,18 +33,20 @@ type Schedule = Box<dyn FnMut(u64, f64) -> f64 + Send>;
 pub struct LearningRateSchedule {
     schedule: Schedule,
     by_step: bool,
+    /// The epoch whose rate was set last: an epoch may begin again, after a restart or a change of processes.
+    epoch: u64,
 }
 
 impl LearningRateSchedule {
     /// Computes the rate from the number of the epoch that begins, from 1, and the current rate.
     pub fn new(mut schedule: impl FnMut(u32, f64) -> f64 + Send + 'static) -> LearningRateSchedule {
         let schedule = move |epoch, rate| schedule(u32::try_from(epoch).unwrap_or(u32::MAX), rate);
-        LearningRateSchedule { schedule: Box::new(schedule), by_step: false }
+        LearningRateSchedule { schedule: Box::new(schedule), by_step: false, epoch: 0 }
     }
 
     /// Computes the rate from the number of completed steps, over all epochs: 0 for the first step.
     pub fn by_step(mut schedule: impl FnMut(u64) -> f64 + Send + 'static) -> LearningRateSchedule {
-        LearningRateSchedule { schedule: Box::new(move |step, _| schedule(step)), by_step: true }
+        LearningRateSchedule { schedule: Box::new(move |step, _| schedule(step)), by_step: true, epoch: 0 }
     }
 
     fn set(&mut self, at: u64, training: &mut Training<'_>) -> Result<()> {
@@ -55,11 +57,24 @@ impl LearningRateSchedule {
 
 impl Callback for LearningRateSchedule {
     fn epoch_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
-        self.set(if self.by_step { training.step } else { u64::from(training.epoch) }, training)
+        let epoch = u64::from(training.epoch);
+        if self.by_step {
+            return self.set(training.step, training);
+        }
+        // The optimizer still has the rate of an epoch that continues.
+        if std::mem::replace(&mut self.epoch, epoch) == epoch { Ok(()) } else { self.set(epoch, training) }
     }
 
     fn step_end(&mut self, training: &mut Training<'_>) -> Result<()> {
         if self.by_step { self.set(training.step, training) } else { Ok(()) }
+    }
+
+    fn state(&self) -> Value {
+        self.epoch.into()
+    }
+
+    fn set_state(&mut self, state: &Value) {
+        self.epoch = state.as_u64().unwrap_or(0);
     }
 }
 
@@ -111,6 +126,12 @@ impl ScaleByReplicas {
 }
 
 impl Callback for ScaleByReplicas {
+    fn train_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
+        let why = "the number of replicas of an elastic job changes, and its global batch does not; set the rate in \
+                   members_changed";
+        refuse_elastic(training, true, "ScaleByReplicas", why)
+    }
+
     fn epoch_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
         self.set(training)
     }
@@ -167,7 +188,7 @@ impl ReduceLrOnPlateau {
 
 impl Callback for ReduceLrOnPlateau {
     fn epoch_end(&mut self, training: &mut Training<'_>) -> Result<()> {
-        let value = training.value(&self.watch.monitor)?;
+        let Some(value) = training.monitored(&self.watch.monitor)? else { return Ok(()) };
         if !self.watch.is_best(value) && self.watch.is_out_of_patience() {
             self.watch.seen.waited = 0;
             *training.learning_rate = (*training.learning_rate * self.factor).max(self.min_learning_rate);

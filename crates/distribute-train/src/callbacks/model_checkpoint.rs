@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::watch::Watch;
 use super::{Callback, Occasion, Training};
@@ -122,13 +122,17 @@ impl ModelCheckpoint {
 
 impl Callback for ModelCheckpoint {
     fn epoch_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
+        if let Every::Steps(steps) = &mut self.every {
+            // The same on processes that have joined others, or were restarted, as on those that have counted so far.
+            steps.last = steps.last.max(training.step);
+        }
         // Not earlier, since another callback may restore; not later, since a whole epoch could be lost.
         training.run.claim(&mut self.checkpoints)
     }
 
     fn epoch_end(&mut self, training: &mut Training<'_>) -> Result<()> {
         if let Some(watch) = &mut self.best {
-            self.is_best = watch.is_best(training.value(&watch.monitor)?);
+            self.is_best = training.monitored(&watch.monitor)?.is_some_and(|value| watch.is_best(value));
         }
         Ok(())
     }
@@ -150,12 +154,14 @@ impl Callback for ModelCheckpoint {
     }
 
     fn state(&self) -> Value {
-        self.best.as_ref().map_or(Value::Null, Watch::state)
+        self.best.as_ref().map_or(Value::Null, |watch| json!({ "watch": watch.state(), "is_best": self.is_best }))
     }
 
     fn set_state(&mut self, state: &Value) {
         if let Some(watch) = &mut self.best {
-            watch.set_state(state);
+            // Earlier versions saved the watch alone.
+            watch.set_state(state.get("watch").unwrap_or(state));
+            self.is_best = state.get("is_best").and_then(Value::as_bool).unwrap_or(false);
         }
     }
 }

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::watch::Watch;
-use super::{Callback, Training};
+use super::{Callback, Training, refuse_elastic};
 use crate::checkpoint::Snapshot;
 use crate::{Error, Result};
 
@@ -73,8 +73,14 @@ impl EarlyStopping {
 }
 
 impl Callback for EarlyStopping {
+    fn train_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
+        let why = "each process keeps the best model in its memory, and one that joins would not have it; use \
+                   ModelCheckpoint::best";
+        refuse_elastic(training, self.restores, "restore_best", why)
+    }
+
     fn epoch_end(&mut self, training: &mut Training<'_>) -> Result<()> {
-        let value = training.value(&self.watch.monitor)?;
+        let Some(value) = training.monitored(&self.watch.monitor)? else { return Ok(()) };
         if training.epoch < self.start_from_epoch {
             return Ok(());
         }

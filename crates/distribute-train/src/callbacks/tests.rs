@@ -89,6 +89,7 @@ impl Toy {
             step: *step,
             examples: *step * 10,
             values: &values,
+            without_validation: false,
             learning_rate,
             stop,
             strategy,
@@ -176,6 +177,32 @@ fn schedules_go_by_epoch_or_by_step() {
     assert_eq!(toy.learning_rate, 1.0 / 6.0);
     toy.train(&mut LearningRateSchedule::by_step(|step| step as f64), "x", &[1.0]);
     assert_eq!(toy.learning_rate, 12.0);
+}
+
+#[test]
+fn an_epoch_that_begins_again_keeps_its_rate() {
+    let halved = || LearningRateSchedule::new(|_, rate| rate / 2.0);
+    let (mut toy, mut schedule) = (Toy::new(), halved());
+    toy.train(&mut schedule, "x", &[1.0, 1.0]);
+    // In the same process, and in one that was restarted.
+    toy.show(&[], |training| schedule.epoch_begin(training)).unwrap();
+    let mut restarted = halved();
+    restarted.set_state(&schedule.state());
+    toy.show(&[], |training| restarted.epoch_begin(training)).unwrap();
+    assert_eq!(toy.learning_rate, 0.25);
+    toy.train(&mut restarted, "x", &[1.0]);
+    assert_eq!(toy.learning_rate, 0.125);
+}
+
+#[test]
+fn numbers_survive_json_to_the_last_bit() {
+    // Without `float_roundtrip`, serde_json is off by one in the last place for some.
+    let rates = [0.05 * 0.9f64.powi(7), 1e-3 / 3.0, 5e-324, f64::MAX, 2.2250738585072014e-308];
+    let many = (1..2000u64).map(|n| f64::from_bits(n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 2)).chain(rates);
+    for rate in many.filter(|rate| rate.is_finite()) {
+        let read: f64 = serde_json::from_str(&serde_json::to_string(&rate).unwrap()).unwrap();
+        assert_eq!(read.to_bits(), rate.to_bits(), "{rate:e}");
+    }
 }
 
 #[test]
@@ -302,6 +329,43 @@ fn a_table_has_each_epoch_once() {
     toy.epoch = 1;
     toy.train(&mut CsvLogger::new(&path), "val_loss", &[0.75]);
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "epoch,loss,val_loss\n1,1,1\n2,0.75,0.75\n");
+}
+
+#[test]
+fn values_are_in_the_columns_of_their_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("log.csv");
+    let mut toy = Toy::new();
+    // The program that resumes has other metrics.
+    toy.train(&mut CsvLogger::new(&path), "recall, of 3", &[1.0, 0.5]);
+    toy.train(&mut CsvLogger::new(&path), "val_loss", &[0.25]);
+    toy.train(&mut CsvLogger::new(&path), "recall, of 3", &[0.125]);
+    let expected = "epoch,loss,\"recall, of 3\",val_loss\n1,1,1,\n2,0.5,0.5,\n3,0.25,,0.25\n4,0.125,0.125,\n";
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), expected);
+    assert_eq!(kept(folder.path()), ["log.csv"]);
+}
+
+#[test]
+fn an_epoch_without_validation_does_not_count() {
+    let mut toy = Toy::new();
+    let (mut stopping, mut plateau) = (EarlyStopping::new("val_loss"), ReduceLrOnPlateau::new("val_loss").patience(0));
+    for (epoch, value) in [(1, None), (2, Some(1.0)), (3, None), (4, Some(1.0))] {
+        toy.epoch = epoch;
+        let values: Vec<(&str, f64)> = value.map(|value| ("val_loss", value)).into_iter().collect();
+        for callback in [&mut stopping as &mut dyn Callback, &mut plateau] {
+            let end = |training: &mut Training<'_>| {
+                training.without_validation = value.is_none();
+                callback.epoch_end(training)
+            };
+            toy.show(&values, end).unwrap();
+        }
+        assert_eq!((toy.stop.is_some(), toy.learning_rate < 1.0), (epoch == 4, epoch == 4), "epoch {epoch}");
+    }
+    let unknown = toy.show(&[("loss", 1.0)], |training| {
+        training.without_validation = true;
+        EarlyStopping::new("accuracy").epoch_end(training)
+    });
+    assert!(unknown.unwrap_err().to_string().contains("accuracy"));
 }
 
 #[test]

@@ -2,8 +2,8 @@
 //! records what it operates on, so that an error can name the operation in which a disk hangs.
 
 use std::ffi::OsString;
-use std::fs::{self, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::fs;
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,6 +27,9 @@ mod no_faults;
 #[cfg_attr(unix, path = "disk/unix.rs")]
 #[cfg_attr(not(unix), path = "disk/by_path.rs")]
 mod system;
+mod writing;
+
+pub(super) use writing::Writing;
 
 /// A disk as used by one writer or reader.
 #[derive(Clone, Debug, Default)]
@@ -152,61 +155,6 @@ impl Disk {
             Some(object) => object.join(TAKEN).create(temporary_suffix().as_bytes()),
             None => fs::create_dir(path),
         })
-    }
-
-    /// Writes a new file and syncs it. In a store, it replaces an object of the same name when it is complete.
-    pub(super) fn write(&self, path: &Path, bytes: &[u8]) -> Result<Entry> {
-        self.write_pieces(path, &[bytes])
-    }
-
-    /// Writes a new file like [`Disk::write`], of pieces that lie one after another in it.
-    pub(super) fn write_pieces(&self, path: &Path, pieces: &[&[u8]]) -> Result<Entry> {
-        let length: usize = pieces.iter().map(|piece| piece.len()).sum();
-        let crc32c = pieces.iter().fold(0, |crc, piece| crc32c::crc32c_append(crc, piece));
-        let entry = Entry { bytes: length as u64, crc32c };
-        if let Some(object) = self.object(path)? {
-            return self.write_object(&object, path, pieces, length).map(|()| entry);
-        }
-        let mut file = self.named("making", path, || OpenOptions::new().write(true).create_new(true).open(path))?;
-        let mut unsynced = 0;
-        // Written in parts, so that a slow disk can be told from one that hangs.
-        for part in pieces.iter().flat_map(|piece| piece.chunks(PART_BYTES)) {
-            let torn = self.faults.torn(part);
-            if let Some(torn) = torn {
-                drop(file.write_all(torn));
-            }
-            self.named("writing", path, || file.write_all(part))?;
-            unsynced += part.len();
-            if unsynced >= PART_BYTES {
-                self.named("syncing", path, || file.sync_data())?;
-                unsynced = 0;
-            }
-        }
-        self.named("syncing", path, || file.sync_all())?;
-        Ok(entry)
-    }
-
-    fn write_object(&self, object: &Object, path: &Path, pieces: &[&[u8]], length: usize) -> Result<()> {
-        if length <= objects::PART_BYTES {
-            return self.named("writing", path, || object.write(&pieces.concat()));
-        }
-        let mut upload = self.named("making", path, || object.upload())?;
-        let mut part = Vec::with_capacity(objects::PART_BYTES);
-        for mut piece in pieces.iter().copied() {
-            while !piece.is_empty() {
-                let (now, later) = piece.split_at(piece.len().min(objects::PART_BYTES - part.len()));
-                part.extend_from_slice(now);
-                piece = later;
-                if part.len() == objects::PART_BYTES {
-                    self.named("writing", path, || upload.push(&part))?;
-                    part.clear();
-                }
-            }
-        }
-        if !part.is_empty() {
-            self.named("writing", path, || upload.push(&part))?;
-        }
-        self.named("completing", path, || upload.finish())
     }
 
     /// Writes a small object that no other process has written before.

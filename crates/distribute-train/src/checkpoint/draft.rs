@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::disk::{Disk, Entry};
+use super::disk::{Disk, Entry, Writing};
 use super::folder::{self, Found, LATEST};
 use super::manifest::{FORMAT, MANIFEST, Manifest};
 use super::names::STATE;
@@ -99,8 +99,18 @@ impl<'a> Draft<'a> {
         let bytes = order.into_iter().map(|index| tensors[index].1);
         let pieces: Vec<&[u8]> = std::iter::once(&header[..]).chain(bytes).collect();
         let entry = self.disk.write_pieces(&path, &pieces)?;
-        self.manifest.files.insert(name.to_owned(), entry);
+        self.add(name, entry);
         Ok(())
+    }
+
+    /// Begins a file whose bytes come in pieces; [`Draft::add`] adds it to the checkpoint.
+    pub(super) fn begin_file(&self, name: &str) -> Result<Writing<'a>> {
+        self.disk.begin_file(&self.place.join(name))
+    }
+
+    /// Adds a file that was written.
+    pub(super) fn add(&mut self, name: &str, entry: Entry) {
+        self.manifest.files.insert(name.to_owned(), entry);
     }
 
     /// Writes the index of a group of tensors in several files, from the file of each, in Hugging Face's format.

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ use super::disk::Disk;
 use super::run::RunId;
 use super::stored::{Stored, zeros};
 use super::survey::{Place, Survey};
-use super::task::{Task, everywhere};
+use super::task::{Awaited, Task, everywhere};
 use super::tensor_file::{dtype_from, dtype_of};
 use crate::chief::bytes_from_chief;
 use crate::{Error, Result};
@@ -43,7 +44,8 @@ struct Listed {
 }
 
 struct Open {
-    strategy: Strategy,
+    /// `None` for a process that reads alone.
+    strategy: Option<Strategy>,
     disk: Disk,
     patience: Duration,
     /// The files, on the chief.
@@ -95,10 +97,21 @@ pub(super) fn begin(
             group.insert(name, Listed { dtype, shape, kept: OnceLock::new() });
         }
     }
-    let (strategy, disk, survey) = (strategy.clone(), disk.clone(), survey.map(Arc::new));
-    let open = Mutex::new(Some(Arc::new(Open { strategy, disk, patience, survey })));
-    let source = Source { tensors, open, failure: Mutex::new(None) };
-    Ok(Some(Inflow { step, run, state, source }))
+    let open = Open { strategy: Some(strategy.clone()), disk: disk.clone(), patience, survey: survey.map(Arc::new) };
+    Ok(Some(Inflow { step, run, state, source: Source::new(tensors, open) }))
+}
+
+/// Returns a checkpoint that this process alone reads.
+pub(super) fn alone(survey: Survey, disk: &Disk, patience: Duration) -> Inflow {
+    let listed = |(name, Place { dtype, shape, .. }): (&String, &Place)| {
+        (name.clone(), Listed { dtype: *dtype, shape: shape.clone(), kept: OnceLock::new() })
+    };
+    let of_group = |tensors: &BTreeMap<String, Place>| tensors.iter().map(listed).collect();
+    let found = &survey.found;
+    let tensors = found.tensors.iter().map(|(group, tensors)| (group.clone(), of_group(tensors))).collect();
+    let (step, run, state) = (found.step, found.run, found.state.clone());
+    let open = Open { strategy: None, disk: disk.clone(), patience, survey: Some(Arc::new(survey)) };
+    Inflow { step, run, state, source: Source::new(tensors, open) }
 }
 
 fn contents(survey: &Survey) -> Contents {
@@ -112,6 +125,16 @@ fn contents(survey: &Survey) -> Contents {
 }
 
 impl Source {
+    fn new(tensors: BTreeMap<String, BTreeMap<String, Listed>>, open: Open) -> Source {
+        Source { tensors, open: Mutex::new(Some(Arc::new(open))), failure: Mutex::new(None) }
+    }
+
+    /// Returns the type and the shape of a group's tensor.
+    pub(super) fn describe(&self, group: &str, name: &str) -> Option<(DType, &[usize])> {
+        let Listed { dtype, shape, .. } = self.tensors.get(group)?.get(name)?;
+        Some((*dtype, shape))
+    }
+
     /// Returns the names of a group's tensors.
     pub(super) fn names(&self, group: &str) -> Vec<&str> {
         self.tensors.get(group).map_or_else(Vec::new, |tensors| tensors.keys().map(String::as_str).collect())
@@ -128,16 +151,20 @@ impl Source {
         let open = self.open.lock().clone().ok_or_else(|| Error::ReadLate { name: name.to_owned() })?;
         let listed = self.tensors.get(group).and_then(|tensors| tensors.get(name));
         let checked = check(listed.map(|listed| (listed.dtype, &listed.shape[..])));
+        let whole = 0..listed.map_or(0, Listed::bytes);
         // Also if it is refused here, so that the others do not wait.
-        let asked = fnv1a_64(FNV64, group.bytes().chain([b'\n']).chain(name.bytes())).max(REFUSED + 1);
-        let agreed = open.agree(name, if checked.is_ok() { asked } else { REFUSED });
+        let agreed = open.agree(name, if checked.is_ok() { asked(group, name, &whole) } else { REFUSED });
         checked?;
         agreed?;
-        let listed = listed.ok_or_else(|| Error::Restore {
-            name: name.to_owned(),
-            problem: format!("the checkpoint's {group} has none of this name"),
-        })?;
-        open.read(group, name, listed)
+        let Listed { dtype, shape, .. } = listed.ok_or_else(|| none_of(group, name))?;
+        Ok(Stored { dtype: *dtype, shape: shape.clone(), bytes: open.read(group, name, whole)? })
+    }
+
+    /// Reads a range of a tensor's bytes. Every worker calls this, for the same ranges in the same order.
+    pub(super) fn read_range(&self, group: &str, name: &str, range: Range<usize>) -> Result<Vec<u8>> {
+        let open = self.open.lock().clone().ok_or_else(|| Error::ReadLate { name: name.to_owned() })?;
+        open.agree(name, asked(group, name, &range))?;
+        open.read(group, name, range)
     }
 
     /// Reads a tensor like [`Source::read`], and keeps it in memory; `None` if there is none of this name, or if it
@@ -169,10 +196,8 @@ impl Source {
 impl Open {
     /// Compares what all workers ask for.
     fn agree(&self, name: &str, asked: u64) -> Result<()> {
-        if self.strategy.topology().workers() == 1 {
-            return Ok(());
-        }
-        let groups = self.strategy.groups();
+        let Some(strategy) = self.of_several() else { return Ok(()) };
+        let groups = strategy.groups();
         let gathered = on_local_ranks::<_, Error>(&groups, |_, group| {
             Ok(group.start().all_gather(vec![asked], vec![0; group.world_size()])?)
         })?;
@@ -183,32 +208,35 @@ impl Open {
         Err(Error::LoadOrder { name: name.to_owned(), other: group.rank_name(Rank::of(other)).to_owned() })
     }
 
-    fn read(&self, group: &str, name: &str, listed: &Listed) -> Result<Stored> {
+    /// Returns the strategy if other workers read the same.
+    fn of_several(&self) -> Option<&Strategy> {
+        self.strategy.as_ref().filter(|strategy| strategy.topology().workers() > 1)
+    }
+
+    fn read(&self, group: &str, name: &str, range: Range<usize>) -> Result<Vec<u8>> {
+        let bytes = range.len();
         let task = self.survey.clone().map(|survey| {
             let what = format!("reading {name} of the checkpoint in {}", survey.path().display());
             let (group, name) = (group.to_owned(), name.to_owned());
-            Task::start(&self.disk, what, self.patience, move |disk| survey.read(disk, &group, &name))
+            Task::start(&self.disk, what, self.patience, move |disk| survey.read(disk, &group, &name, range))
         });
-        let read = everywhere(&self.strategy, task.transpose())?;
-        let Listed { dtype, shape, .. } = listed;
-        let bytes = match read {
-            Some(stored) => stored.bytes,
-            None => {
-                let bytes = shape.iter().product::<usize>() * dtype.size_bytes();
-                zeros(bytes).map_err(|_| {
-                    Error::Part(format!("{name:?} has {bytes} bytes, for which there is no memory here").into())
-                })?
-            }
+        let read = match &self.strategy {
+            Some(strategy) => everywhere(strategy, task.transpose())?,
+            None => task.transpose()?.map(Task::wait).transpose()?,
         };
-        Ok(Stored { dtype: *dtype, shape: shape.clone(), bytes: self.broadcast(bytes)? })
+        let bytes = match read {
+            Some(bytes) => bytes,
+            None => zeros(bytes).map_err(|_| {
+                Error::Part(format!("{bytes} bytes of {name:?} are read, for which there is no memory here").into())
+            })?,
+        };
+        self.broadcast(bytes)
     }
 
     /// Returns the chief's bytes on every worker.
     fn broadcast(&self, bytes: Vec<u8>) -> Result<Vec<u8>> {
-        if self.strategy.topology().workers() == 1 {
-            return Ok(bytes);
-        }
-        let groups = self.strategy.groups();
+        let Some(strategy) = self.of_several() else { return Ok(bytes) };
+        let groups = strategy.groups();
         let (mut bytes, last) = (Some(bytes), groups.len().saturating_sub(1));
         let all = on_local_ranks::<_, Error>(&groups, |local, group| {
             let own = if local == last { bytes.take() } else { bytes.clone() };
@@ -218,11 +246,28 @@ impl Open {
     }
 }
 
+impl Listed {
+    fn bytes(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.dtype.size_bytes()
+    }
+}
+
 impl fmt::Debug for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let count: usize = self.tensors.values().map(BTreeMap::len).sum();
         write!(f, "Source({count} tensors)")
     }
+}
+
+/// Returns the number by which workers compare what they ask for.
+fn asked(group: &str, name: &str, range: &Range<usize>) -> u64 {
+    let ends = [range.start, range.end].into_iter().flat_map(|end| (end as u64).to_le_bytes());
+    let bytes = group.bytes().chain([b'\n']).chain(name.bytes()).chain([b'\n']).chain(ends);
+    fnv1a_64(FNV64, bytes).max(REFUSED + 1)
+}
+
+fn none_of(group: &str, name: &str) -> Error {
+    Error::Restore { name: name.to_owned(), problem: format!("the checkpoint's {group} has none of this name") }
 }
 
 /// Stands for a tensor that a worker refuses to load.

@@ -4,18 +4,19 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use distribute_strategy::Strategy;
-use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::disk::Disk;
 use super::draft::SaveOptions;
 use super::folder::{self, Retention};
+use super::inflow;
 use super::lock::exclusively;
 use super::outflow::{self, Inlet, Sink};
 use super::restore::{newest, streams};
 use super::run::RunId;
 use super::snapshot::Snapshot;
+use super::survey::Survey;
 use super::task::{Awaited, TIMEOUT, Task, everywhere};
 use super::write;
 use crate::chief::from_chief;
@@ -33,6 +34,13 @@ pub trait Checkpointed {
     fn prepare(&self, strategy: &Strategy) -> Result<(), BoxError> {
         let _ = strategy;
         Ok(())
+    }
+
+    /// Returns whether the part's tensors may be larger than the memory of this process. If one part says so, a
+    /// checkpoint is saved and restored as under a strategy that shards: tensors are written as they are added, and
+    /// read when they are asked for. Every worker returns the same. Default: `false`.
+    fn streams(&self) -> bool {
+        false
     }
 
     /// Adds the state to a snapshot. Every worker calls this, outside `run`, in the same order. Under a strategy that
@@ -86,8 +94,8 @@ pub struct CheckpointManager {
     backup: bool,
     /// The run, once it is known: the same on all workers.
     run: Option<RunId>,
-    /// Whether the folder is known to belong to the run.
-    claimed: bool,
+    /// The strategy's [changes](Strategy::changes) when its processes found that the folder belongs to the run.
+    claimed: Option<u64>,
     /// Sequence numbers in the run of checkpoints that were found damaged.
     pub(super) damaged: Vec<u64>,
     writing: Option<Task<()>>,
@@ -126,7 +134,7 @@ impl CheckpointManager {
             sets_aside: false,
             backup: false,
             run: None,
-            claimed: false,
+            claimed: None,
             damaged: Vec::new(),
             writing: None,
             disk: Disk::default(),
@@ -147,7 +155,7 @@ impl CheckpointManager {
     }
 
     /// Sets the maximum size of a tensor file, beyond which it is split. A larger tensor has a file of its own.
-    /// Default: 5 GB; 1 GB under a strategy that shards, where the chief holds one file in memory.
+    /// Default: 5 GB; 1 GB for tensors of a strategy that shards, where the chief holds one file in memory.
     pub fn max_shard_bytes(mut self, bytes: usize) -> CheckpointManager {
         self.max_shard_bytes = Some(bytes.max(1));
         self
@@ -195,7 +203,7 @@ impl CheckpointManager {
     /// [`restore_from`](CheckpointManager::restore_from) has read. Every worker must call this with the same run.
     pub fn continue_run(&mut self, run: RunId) {
         if self.run != Some(run) {
-            (self.run, self.claimed) = (Some(run), false);
+            (self.run, self.claimed) = (Some(run), None);
         }
     }
 
@@ -208,7 +216,8 @@ impl CheckpointManager {
     /// cannot be read or written; [`Error::Chief`] or [`Error::ChiefsDisk`] on the other workers; [`Error::Collective`]
     /// if a worker is missing or fails.
     pub fn claim(&mut self, strategy: &Strategy) -> Result<RunId> {
-        if let Some(run) = self.run.filter(|_| self.claimed) {
+        let changes = strategy.changes();
+        if let Some(run) = self.run.filter(|_| self.claimed == Some(changes)) {
             return Ok(run);
         }
         let (root, run, sets_aside) = (self.root.clone(), self.run, self.sets_aside);
@@ -220,16 +229,17 @@ impl CheckpointManager {
             path: self.root.clone(),
             problem: "the chief has not said which run it belongs to".to_owned(),
         })?;
-        (self.run, self.claimed) = (Some(run), true);
+        (self.run, self.claimed) = (Some(run), Some(changes));
         Ok(run)
     }
 
     /// Takes a snapshot of all parts and starts writing it; returns as soon as the snapshot is taken. Every worker must
     /// call this.
     ///
-    /// Under a strategy that shards, tensors are written while the snapshot is taken, and the last file afterwards: the
-    /// chief never holds more than [`max_shard_bytes`](CheckpointManager::max_shard_bytes) and about three variables,
-    /// other workers one variable.
+    /// Under a strategy that shards, or if a part [`streams`](Checkpointed::streams), tensors are written while the
+    /// snapshot is taken, and the last file afterwards: the chief never holds more than
+    /// [`max_shard_bytes`](CheckpointManager::max_shard_bytes) and about three variables, other workers one variable.
+    /// The chief holds about three pieces of tensors that are [put in pieces](Snapshot::put_in_pieces).
     ///
     /// If the folder has been removed meanwhile, it is created again, with a warning. If its parent folder is also
     /// gone, for example because a disk has been unmounted, the save fails with [`Error::FolderGone`].
@@ -250,9 +260,9 @@ impl CheckpointManager {
     ) -> Result<()> {
         let run = self.claim(strategy)?;
         let mut snapshot = Snapshot { run: Some(run), ..Snapshot::new(step) };
-        if streams(strategy) {
+        if streams(strategy, parts) {
             self.finish_everywhere(strategy)?;
-            snapshot.sink = Some(Box::new(Mutex::new(self.sink(strategy, step, run))));
+            snapshot.sink = Some(self.sink(strategy, step, run).boxed());
         }
         for part in parts {
             part.prepare(strategy).map_err(of_part)?;
@@ -288,11 +298,11 @@ impl CheckpointManager {
             return Sink::default();
         }
         let (options, keep) = self.settings(run, MAX_SHARDED_FILE_BYTES);
-        let root = self.root.clone();
+        let (root, most_bytes) = (self.root.clone(), self.max_shard_bytes.unwrap_or(MAX_FILE_BYTES));
         let work = move |disk: &Disk, inlet: &Inlet| {
             exclusively(disk, &root, || outflow::save(disk, &root, inlet, (step, &options), &keep))
         };
-        Sink::start(&self.disk, named(step), self.write_timeout, work)
+        Sink::start(&self.disk, named(step), (self.write_timeout, most_bytes), work)
     }
 
     fn settings(&mut self, run: RunId, max_shard_bytes: usize) -> (SaveOptions, Retention) {
@@ -352,7 +362,7 @@ impl CheckpointManager {
 
     fn remove_of(&mut self, run: Option<RunId>, backups: bool) -> Result<()> {
         self.finish()?;
-        let was_claimed = std::mem::take(&mut self.claimed);
+        let was_claimed = self.claimed.take().is_some();
         self.alone("removing the checkpoints of", move |disk, root| {
             exclusively(disk, root, || {
                 if was_claimed && disk.exists(root)? {
@@ -400,6 +410,27 @@ impl CheckpointManager {
     pub fn read_newest(&self) -> Result<Option<Snapshot>> {
         self.alone("reading the newest checkpoint of", newest)
     }
+
+    /// Opens the newest whole checkpoint like [`read_newest`](CheckpointManager::read_newest), without its tensors: all
+    /// files are compared with their checksums, and a tensor, or a [piece](Snapshot::pieces) of one, is read when it is
+    /// asked for. The files stay in use as long as the snapshot.
+    ///
+    /// # Errors
+    /// The errors of [`read_newest`](CheckpointManager::read_newest) occur in the same cases.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_train::checkpoint::CheckpointManager;
+    /// # let folder = tempfile::tempdir()?;
+    /// let checkpoints = CheckpointManager::new(folder.path());
+    /// assert!(checkpoints.open_newest()?.is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn open_newest(&self) -> Result<Option<Snapshot>> {
+        let open = |disk: &Disk, root: &Path| Ok(folder::newest(disk, root, |path| Survey::of(disk, path))?.0);
+        let survey = self.alone("opening the newest checkpoint of", open)?;
+        Ok(survey.map(|survey| inflow::alone(survey, &self.disk, self.write_timeout).into()))
+    }
 }
 
 impl Drop for CheckpointManager {
@@ -415,9 +446,7 @@ impl Drop for CheckpointManager {
 pub(super) fn of_part(error: BoxError) -> Error {
     match error.downcast::<Error>() {
         Ok(error) => match *error {
-            own @ (Error::Restore { .. } | Error::Values(_) | Error::State { .. } | Error::Part(_)) => {
-                Error::Part(Box::new(own))
-            }
+            own @ (Error::Restore { .. } | Error::Values(_) | Error::State { .. }) => Error::Part(Box::new(own)),
             of_checkpoint => of_checkpoint,
         },
         Err(error) => Error::Part(error),

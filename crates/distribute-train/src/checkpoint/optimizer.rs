@@ -8,6 +8,7 @@ use distribute_optim::backend::TensorLibrary;
 use distribute_optim::{Optimizer, OptimizerState};
 use distribute_strategy::Strategy;
 use distribute_types::Classified;
+use distribute_values::{Host, HostTensor, TensorStorage};
 
 use super::{Checkpointed, OPTIMIZER, Snapshot};
 use crate::BoxError;
@@ -15,11 +16,11 @@ use crate::BoxError;
 /// The name under which the state of a tensor library's own optimizer is saved.
 const LIBRARY: &str = "library";
 
-/// Saves the slots, as whole tensors even if replicas keep parts of them, the count of steps, the learning rate and the
-/// loss scale.
+/// Saves the slots, as whole tensors even if replicas keep parts of them, the [slots of local
+/// updates](Optimizer::local_slots), the count of steps, the learning rate and the loss scale.
 impl<L: TensorLibrary> Checkpointed for Optimizer<L> {
     fn prepare(&self, strategy: &Strategy) -> Result<(), BoxError> {
-        Ok(self.synchronize(strategy).map_err(Classified::new)?)
+        Ok(self.synchronize_to_save(strategy).map_err(Classified::new)?)
     }
 
     fn save(&self, strategy: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError> {
@@ -31,6 +32,9 @@ impl<L: TensorLibrary> Checkpointed for Optimizer<L> {
         });
         if let ControlFlow::Break(error) = visited.map_err(Classified::new)? {
             return Err(error.into());
+        }
+        for (name, slot) in self.local_slots(strategy).map_err(Classified::new)? {
+            snapshot.put_whole::<Host, _>(strategy, OPTIMIZER, &name, Some(slot))?;
         }
         if let Some(state) = self.library_state(strategy).map_err(Classified::new)? {
             let shape = [state.len()];
@@ -50,6 +54,16 @@ impl<L: TensorLibrary> Checkpointed for Optimizer<L> {
         if !whole.is_empty() {
             self.set_sharded_slots(whole);
         }
+        let mut of_strategy = HashMap::new();
+        for (name, shape) in self.local_slot_names() {
+            // A checkpoint of another strategy has none, and the slots begin with the model's values.
+            if snapshot.names(OPTIMIZER).contains(&name.as_str()) {
+                let like = HostTensor::scalar(0.0f32);
+                let saved: HostTensor<f32> = snapshot.get_shaped(OPTIMIZER, &name, &like, &shape)?;
+                of_strategy.insert(name, saved.to_elements()?);
+            }
+        }
+        self.set_local_slots(of_strategy)?;
         if let Some(state) = snapshot.bytes(OPTIMIZER, LIBRARY)? {
             self.set_library_state(&state).map_err(Classified::new)?;
         }

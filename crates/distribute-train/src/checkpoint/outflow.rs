@@ -1,8 +1,9 @@
 //! Saving a model that no process holds whole: tensors go to the writer one by one, as they are gathered.
 //!
 //! The chief's thread passes each tensor to the thread that writes, which fills one file after another in memory and
-//! writes it when it is full. Names of files contain their number, which is known when the last one is written: until
-//! then they have temporary names.
+//! writes it when it is full. Tensors that come in pieces are announced, so that their files are written as the pieces
+//! come, and held in no memory. Names of files contain their number, which is known when the last one is written: until
+//! then they have temporary names, or those that they get if nothing else is added to their group.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -34,6 +35,8 @@ pub(super) struct Sink {
     failure: Option<Error>,
     /// The error that all workers know.
     told: Option<String>,
+    /// The most bytes of a file whose tensors come in pieces.
+    most_bytes: usize,
 }
 
 /// The writer's end.
@@ -46,20 +49,35 @@ pub(super) struct Inlet {
 #[derive(Debug)]
 enum Piece {
     Tensor { group: String, name: String, stored: Stored },
+    File(Announced),
+    Bytes(Vec<u8>),
     End { state: BTreeMap<String, Value> },
 }
 
+/// A file whose tensors come in pieces, in the order of the file.
+#[derive(Debug)]
+pub(super) struct Announced {
+    pub(super) group: String,
+    pub(super) names: Vec<String>,
+    pub(super) header: Vec<u8>,
+    /// The bytes of the tensors.
+    pub(super) bytes: u64,
+    /// Its number among the files that are announced together, from 1, and their number.
+    pub(super) place: (usize, usize),
+}
+
 impl Sink {
-    /// Starts the chief's writer.
+    /// Starts the chief's writer. Files whose tensors come in pieces have at most `most_bytes`, or one tensor.
     pub(super) fn start(
         disk: &Disk,
         what: String,
-        patience: Duration,
+        (patience, most_bytes): (Duration, usize),
         work: impl FnOnce(&Disk, &Inlet) -> Result<()> + Send + 'static,
     ) -> Sink {
         let ((pieces, receiver), (send, taken)) = (mpsc::sync_channel(1), mpsc::sync_channel(1));
         let inlet = Inlet { pieces: receiver, taken: send };
         let mut sink = Sink::default();
+        sink.most_bytes = most_bytes;
         match Task::start(disk, what, patience, move |disk| work(disk, &inlet)) {
             Ok(task) => (sink.pieces, sink.taken, sink.task) = (Some(pieces), Some(taken), Some(task)),
             Err(error) => sink.fail(error),
@@ -73,11 +91,30 @@ impl Sink {
         if self.pieces.is_none() {
             return;
         }
-        let outcome = Room(self).wait();
         let piece = Piece::Tensor { group: group.to_owned(), name: name.to_owned(), stored };
-        if let Err(error) = outcome.and_then(|()| self.send(piece)) {
+        if let Err(error) = self.pass(piece) {
             self.fail(error);
         }
+    }
+
+    /// Returns whether there is a writer.
+    pub(super) fn writes(&self) -> bool {
+        self.pieces.is_some()
+    }
+
+    /// Returns the most bytes of a file whose tensors come in pieces.
+    pub(super) fn most_bytes(&self) -> usize {
+        self.most_bytes
+    }
+
+    /// Announces a file whose bytes follow in order, by [`Sink::push_bytes`]. Waits for room before.
+    pub(super) fn announce(&mut self, file: Announced) -> Result<()> {
+        self.pass(Piece::File(file))
+    }
+
+    /// Passes the next bytes of the announced file to the writer, and waits for room before.
+    pub(super) fn push_bytes(&mut self, bytes: &[u8]) -> Result<()> {
+        self.pass(Piece::Bytes(bytes.to_vec()))
     }
 
     /// Ends with an error on the chief, which the next call of [`Sink::settle`] tells.
@@ -112,6 +149,12 @@ impl Sink {
             drop(pieces.send(Piece::End { state }));
         }
         Ok(self.task.take())
+    }
+
+    /// Sends a piece as soon as the writer has taken the last one.
+    fn pass(&mut self, piece: Piece) -> Result<()> {
+        Room(self).wait()?;
+        self.send(piece)
     }
 
     /// Sends a piece when there is room.
@@ -196,12 +239,13 @@ pub(super) fn save(
 ) -> Result<()> {
     ensure_folder(disk, root, options)?;
     let written = Draft::begin(disk, root, step, options)?.filled(|draft| {
-        let mut files = Files { groups: BTreeMap::new(), held: 0, most: options.max_shard_bytes };
+        let mut files = Files { step, groups: BTreeMap::new(), held: 0, most: options.max_shard_bytes };
         loop {
             match inlet.next(disk) {
                 Some(Piece::Tensor { group, name, stored }) => files.add(draft, group, name, stored)?,
+                Some(Piece::File(announced)) => files.receive(draft, disk, inlet, announced)?,
                 Some(Piece::End { state }) => return files.finish(draft).map(|()| state),
-                None => return Err(Error::Part(format!("the checkpoint of step {step} was given up").into())),
+                Some(Piece::Bytes(_)) | None => return Err(given_up(step)),
             }
         }
     });
@@ -211,6 +255,7 @@ pub(super) fn save(
 
 /// The files of a checkpoint that are being filled: one of each group.
 struct Files {
+    step: u64,
     groups: BTreeMap<String, Group>,
     /// Bytes of tensors that are not written yet.
     held: usize,
@@ -225,7 +270,8 @@ struct Group {
     held: usize,
     /// The numbers of the files of those that are, from 1.
     written: BTreeMap<String, usize>,
-    files: usize,
+    /// The names of the files so far.
+    files: Vec<String>,
     /// The bytes of all.
     bytes: usize,
 }
@@ -236,32 +282,64 @@ impl Files {
         while self.held > 0 && self.held + bytes > self.most {
             self.write_fullest(draft)?;
         }
-        if !self.groups.contains_key(&group) {
-            check_group(&group)?;
-        }
-        let file = self.groups.entry(group.clone()).or_default();
-        if file.written.contains_key(&name) || file.tensors.contains_key(&name) {
-            return Err(Error::PutTwice { file: group, name });
-        }
+        let file = self.group(&group)?;
+        file.check_new(&group, &name)?;
         file.tensors.insert(name, stored);
-        (self.held, file.held, file.bytes) = (self.held + bytes, file.held + bytes, file.bytes + bytes);
+        (file.held, file.bytes) = (file.held + bytes, file.bytes + bytes);
+        self.held += bytes;
         Ok(())
+    }
+
+    /// Writes a file as its bytes come.
+    fn receive(&mut self, draft: &mut Draft<'_>, disk: &Disk, inlet: &Inlet, announced: Announced) -> Result<()> {
+        let Announced { group, names, header, bytes, place: (number, count) } = announced;
+        let step = self.step;
+        let file = self.group(&group)?;
+        names.iter().try_for_each(|name| file.check_new(&group, name))?;
+        let next = file.files.len() + 1;
+        let name = if next == number { file_name(&group, number, count) } else { unnamed(&group, next) };
+        let mut writing = draft.begin_file(&name)?;
+        writing.push(&header)?;
+        let mut left = bytes;
+        while left > 0 {
+            match inlet.next(disk) {
+                Some(Piece::Bytes(piece)) if piece.len() as u64 <= left => {
+                    writing.push(&piece)?;
+                    left -= piece.len() as u64;
+                }
+                _ => return Err(given_up(step)),
+            }
+        }
+        draft.add(&name, writing.finish()?);
+        file.note(name, names);
+        file.bytes += bytes as usize;
+        Ok(())
+    }
+
+    fn group(&mut self, name: &str) -> Result<&mut Group> {
+        if !self.groups.contains_key(name) {
+            check_group(name)?;
+        }
+        Ok(self.groups.entry(name.to_owned()).or_default())
     }
 
     fn write_fullest(&mut self, draft: &mut Draft<'_>) -> Result<()> {
         let Some((name, group)) = self.groups.iter_mut().max_by_key(|(_, group)| group.held) else { return Ok(()) };
         self.held -= group.held;
-        group.write(draft, &unnamed(name, group.files + 1))
+        group.write(draft, unnamed(name, group.files.len() + 1))
     }
 
     fn finish(self, draft: &mut Draft<'_>) -> Result<()> {
         for (name, mut group) in self.groups {
-            let count = group.files + usize::from(!group.tensors.is_empty());
-            for index in 1..=group.files {
-                draft.rename(&unnamed(&name, index), file_name(&name, index, count))?;
+            let count = group.files.len() + usize::from(!group.tensors.is_empty());
+            for (index, file) in (1..).zip(&group.files) {
+                let lasting = file_name(&name, index, count);
+                if *file != lasting {
+                    draft.rename(file, lasting)?;
+                }
             }
             if !group.tensors.is_empty() {
-                group.write(draft, &file_name(&name, count, count))?;
+                group.write(draft, file_name(&name, count, count))?;
             }
             if count > 1 {
                 let file = |(tensor, index)| (tensor, file_name(&name, index, count));
@@ -273,17 +351,34 @@ impl Files {
 }
 
 impl Group {
+    fn check_new(&self, group: &str, name: &str) -> Result<()> {
+        match self.written.contains_key(name) || self.tensors.contains_key(name) {
+            true => Err(Error::PutTwice { file: group.to_owned(), name: name.to_owned() }),
+            false => Ok(()),
+        }
+    }
+
     /// Writes the tensors held to the next file, and frees them.
-    fn write(&mut self, draft: &mut Draft<'_>, file: &str) -> Result<()> {
+    fn write(&mut self, draft: &mut Draft<'_>, file: String) -> Result<()> {
         let tensors: Vec<(Described<'_>, &[u8])> =
             self.tensors.iter().map(|(name, stored)| (stored.described(name), &stored.bytes[..])).collect();
-        draft.write_tensors(file, &tensors)?;
-        self.files += 1;
-        let written = std::mem::take(&mut self.tensors).into_keys();
-        self.written.extend(written.map(|name| (name, self.files)));
+        draft.write_tensors(&file, &tensors)?;
+        let written = std::mem::take(&mut self.tensors).into_keys().collect();
+        self.note(file, written);
         self.held = 0;
         Ok(())
     }
+
+    /// Records a file that was written.
+    fn note(&mut self, file: String, tensors: Vec<String>) {
+        self.files.push(file);
+        self.written.extend(tensors.into_iter().map(|name| (name, self.files.len())));
+    }
+}
+
+/// The error of a snapshot that was dropped before its end.
+fn given_up(step: u64) -> Error {
+    Error::Part(format!("the checkpoint of step {step} was given up").into())
 }
 
 /// The name of a file whose number of files is not known yet.

@@ -38,9 +38,10 @@ impl CheckpointManager {
     /// this. Nothing in the folder is changed. To save for the same run afterwards, call
     /// [`continue_run`](CheckpointManager::continue_run) with the snapshot's [`run`](Snapshot::run).
     ///
-    /// Under a strategy that shards, the chief checks all files before anything is overwritten, and then sends one
-    /// tensor at a time; the returned snapshot has no tensors. If the disk fails between two of them, the parts are
-    /// restored in part: restore again.
+    /// Under a strategy that shards, or if a part [`streams`](Checkpointed::streams), the chief checks all files before
+    /// anything is overwritten, and then reads and sends one tensor, or one [piece](Snapshot::pieces), at a time; the
+    /// returned snapshot has no tensors. If the disk fails between two of them, the parts are restored in part: restore
+    /// again.
     ///
     /// # Errors
     /// [`Error::Damaged`] if the checkpoint is not whole, [`Error::Format`] for another version, [`Error::File`] or
@@ -54,7 +55,7 @@ impl CheckpointManager {
         parts: &[&dyn Checkpointed],
     ) -> Result<Snapshot> {
         let path = objects::resolved(checkpoint.to_owned());
-        let read = reader(strategy);
+        let read = reader(strategy, parts);
         let task = self.on_chief(strategy, "reading a checkpoint", move |disk| read(disk, &path));
         let found = everywhere(strategy, task)?;
         // The chief has read it, or all workers have got its error.
@@ -71,7 +72,7 @@ impl CheckpointManager {
     /// [`Error::NoneWhole`] if there are checkpoints and all are damaged; [`Error::SeveralRuns`] if they belong to
     /// several runs; otherwise the errors of [`restore_from`](CheckpointManager::restore_from).
     pub fn restore_newest(&self, strategy: &Strategy, parts: &[&dyn Checkpointed]) -> Result<Option<Snapshot>> {
-        let (root, read) = (self.root.clone(), reader(strategy));
+        let (root, read) = (self.root.clone(), reader(strategy, parts));
         let work = move |disk: &Disk| Ok(folder::newest(disk, &root, |path| read(disk, path))?.0);
         let task = self.on_chief(strategy, "reading the newest checkpoint", work);
         self.loaded(strategy, everywhere(strategy, task)?.flatten(), parts)
@@ -90,7 +91,7 @@ impl CheckpointManager {
         parts: &[&dyn Checkpointed],
     ) -> Result<Option<(u64, S)>> {
         self.finish_everywhere(strategy)?;
-        let (root, read) = (self.root.clone(), reader(strategy));
+        let (root, read) = (self.root.clone(), reader(strategy, parts));
         let work = move |disk: &Disk| {
             // Remove what killed processes have left; no other process writes.
             exclusively(disk, &root, || folder::clear(disk, &root))?;
@@ -121,7 +122,7 @@ impl CheckpointManager {
         let snapshot = match found {
             Some(Found::InMemory(snapshot)) => shared(strategy, Some(snapshot))?,
             Some(Found::OnDisk(survey)) => self.lazy(strategy, Some(survey))?,
-            None if streams(strategy) => self.lazy(strategy, None)?,
+            None if streams(strategy, parts) => self.lazy(strategy, None)?,
             None => shared(strategy, None)?,
         };
         let Some(snapshot) = snapshot else { return Ok(None) };
@@ -138,13 +139,13 @@ impl CheckpointManager {
 
     /// Returns a snapshot whose tensors are read when they are asked for.
     fn lazy(&self, strategy: &Strategy, survey: Option<Survey>) -> Result<Option<Snapshot>> {
-        let inflow = inflow::begin(strategy, survey, &self.disk, self.write_timeout)?;
-        Ok(inflow.map(|Inflow { step, run, state, source }| Snapshot {
-            run: Some(run),
-            state,
-            source: Some(Arc::new(source)),
-            ..Snapshot::new(step)
-        }))
+        Ok(inflow::begin(strategy, survey, &self.disk, self.write_timeout)?.map(Snapshot::from))
+    }
+}
+
+impl From<Inflow> for Snapshot {
+    fn from(Inflow { step, run, state, source }: Inflow) -> Snapshot {
+        Snapshot { run: Some(run), state, source: Some(Arc::new(source)), ..Snapshot::new(step) }
     }
 }
 
@@ -161,14 +162,14 @@ pub(super) fn newest(disk: &Disk, root: &Path) -> Result<Option<Snapshot>> {
     Ok(folder::newest(disk, root, |path| read::read(disk, path))?.0)
 }
 
-/// Returns whether tensors are read and written one by one under this strategy.
-pub(super) fn streams(strategy: &Strategy) -> bool {
-    strategy.sharding().is_some()
+/// Returns whether tensors are read and written one by one under this strategy, or because of these parts.
+pub(super) fn streams(strategy: &Strategy, parts: &[&dyn Checkpointed]) -> bool {
+    strategy.sharding().is_some() || parts.iter().any(|part| part.streams())
 }
 
 /// Returns how the chief reads a checkpoint.
-fn reader(strategy: &Strategy) -> fn(&Disk, &Path) -> Result<Found> {
-    match streams(strategy) {
+fn reader(strategy: &Strategy, parts: &[&dyn Checkpointed]) -> fn(&Disk, &Path) -> Result<Found> {
+    match streams(strategy, parts) {
         true => |disk, path| Survey::of(disk, path).map(Found::OnDisk),
         false => |disk, path| read::read(disk, path).map(Found::InMemory),
     }

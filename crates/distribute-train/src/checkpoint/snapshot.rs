@@ -31,7 +31,8 @@ use crate::{Error, Result};
 /// checkpoint. While one is saved, tensors leave the snapshot as they come: [`put_whole`](Snapshot::put_whole) passes
 /// them on. While one is restored, each is read when it is asked for, and sent to all workers: every worker must ask
 /// for the same tensors in the same order, and gets [`Error::LoadOrder`] otherwise. Afterwards they can no longer be
-/// read ([`Error::ReadLate`]), except those that [`tensor`](Snapshot::tensor) has returned.
+/// read ([`Error::ReadLate`]), except those that [`tensor`](Snapshot::tensor) has returned. The same holds for parts
+/// that [`stream`](super::Checkpointed::streams), whose tensors may be put and read in pieces.
 #[derive(Debug, Default)]
 pub struct Snapshot {
     pub(super) step: u64,
@@ -66,7 +67,7 @@ impl Snapshot {
     /// Returns the chief's snapshot on every worker, under a strategy that shards: the others have only those variables
     /// of which each replica has the whole. Every worker calls this.
     pub(crate) fn of_chief(self, strategy: &Strategy) -> Result<Snapshot> {
-        if !restore::streams(strategy) || strategy.topology().workers() == 1 {
+        if !restore::streams(strategy, &[]) || strategy.topology().workers() == 1 {
             return Ok(self);
         }
         let (chief, step) = (strategy.is_chief(), self.step);
@@ -266,7 +267,7 @@ impl Snapshot {
     }
 
     /// Serializes everything to one safetensors document, for other processes.
-    pub(super) fn to_bytes(&self) -> Result<Vec<u8>> {
+    pub(crate) fn to_bytes(&self) -> Result<Vec<u8>> {
         let tensors = self
             .files
             .iter()
@@ -281,7 +282,7 @@ impl Snapshot {
             .map_err(|error| Error::Damaged { path: "a snapshot".into(), problem: error.to_string() })
     }
 
-    pub(super) fn from_bytes(bytes: &[u8]) -> Result<Snapshot> {
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Snapshot> {
         let damaged = |problem: String| Error::Damaged { path: "the chief's snapshot".into(), problem };
         let (_, header) = SafeTensors::read_metadata(bytes).map_err(|error| damaged(error.to_string()))?;
         let metadata = header.metadata().clone().unwrap_or_default();

@@ -1,6 +1,7 @@
 //! A checkpoint whose files are checked, and whose tensors are read one by one.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use distribute_device::DType;
@@ -12,7 +13,7 @@ use super::manifest::Manifest;
 use super::names::{STATE, group_of};
 use super::open::{damaged, of_another_length, retried, state_of, unreadable};
 use super::run::RunId;
-use super::stored::{Stored, zeros};
+use super::stored::zeros;
 use super::tensor_file::{self, LENGTH_BYTES, Located};
 use crate::{Error, Result};
 
@@ -39,8 +40,8 @@ pub(super) struct Place {
     file: String,
     start: u64,
     bytes: usize,
-    /// The checksum of its bytes.
-    crc32c: u32,
+    /// The checksums of its blocks, which have [`BLOCK_BYTES`] each, the last one the rest.
+    blocks: Vec<u32>,
     pub(super) dtype: DType,
     pub(super) shape: Vec<usize>,
 }
@@ -60,25 +61,32 @@ impl Survey {
         &self.path
     }
 
-    /// Reads a tensor.
+    /// Reads a range of a tensor's bytes, and compares the blocks that contain it with their checksums.
     ///
     /// # Errors
-    /// [`Error::Damaged`] if it is no longer what it was when the files were checked, [`Error::File`] if it cannot be
-    /// read.
-    pub(super) fn read(&self, disk: &Disk, group: &str, name: &str) -> Result<Stored> {
+    /// [`Error::Damaged`] if they are no longer what they were when the files were checked, [`Error::File`] if they
+    /// cannot be read, [`Error::Restore`] for another tensor or range.
+    pub(super) fn read(&self, disk: &Disk, group: &str, name: &str, range: Range<usize>) -> Result<Vec<u8>> {
+        let wrong = |problem| Error::Restore { name: name.to_owned(), problem };
         let place = self.found.tensors.get(group).and_then(|tensors| tensors.get(name));
-        let place = place.ok_or_else(|| Error::Restore {
-            name: name.to_owned(),
-            problem: format!("the checkpoint's {group} has none of this name"),
-        })?;
-        let Place { file, start, dtype, shape, .. } = place;
-        let mut bytes = zeros(place.bytes).map_err(|source| Error::File { path: self.path.join(file), source })?;
-        let read = disk.read_at(&self.folder, &self.path, file, *start, &mut bytes);
+        let place = place.ok_or_else(|| wrong(format!("the checkpoint's {group} has none of this name")))?;
+        if range.start > range.end || range.end > place.bytes {
+            return Err(wrong(format!("it has {} bytes, and {range:?} are asked for", place.bytes)));
+        }
+        let Place { file, start, blocks, .. } = place;
+        let first = range.start / BLOCK_BYTES;
+        let from = first * BLOCK_BYTES;
+        let to = range.end.next_multiple_of(BLOCK_BYTES).min(place.bytes);
+        let mut bytes = zeros(to - from).map_err(|source| Error::File { path: self.path.join(file), source })?;
+        let read = disk.read_at(&self.folder, &self.path, file, start + from as u64, &mut bytes);
         read.map_err(|error| unreadable(&self.path, file, error))?;
-        if crc32c::crc32c(&bytes) != place.crc32c {
+        let found = bytes.chunks(BLOCK_BYTES).map(crc32c::crc32c);
+        if !found.eq(blocks.iter().copied().skip(first).take(bytes.len().div_ceil(BLOCK_BYTES))) {
             return Err(damaged(&self.path, file, format!("{name} has changed since the file was checked")));
         }
-        Ok(Stored { dtype: *dtype, shape: shape.clone(), bytes })
+        bytes.truncate(range.end - from);
+        bytes.drain(..range.start - from);
+        Ok(bytes)
     }
 }
 
@@ -132,8 +140,8 @@ impl Reader<'_> {
         let mut places = Vec::with_capacity(located.len());
         // They follow one another without gaps.
         for Located { name, dtype, shape, start, bytes } in located {
-            let crc32c = self.skip(bytes as u64)?;
-            places.push((name, Place { file: self.name.to_owned(), start, bytes, crc32c, dtype, shape }));
+            let blocks = self.skip(bytes as u64)?;
+            places.push((name, Place { file: self.name.to_owned(), start, bytes, blocks, dtype, shape }));
         }
         self.end()?;
         Ok(places)
@@ -146,17 +154,17 @@ impl Reader<'_> {
         Ok(all)
     }
 
-    /// Reads bytes, and returns their checksum.
-    fn skip(&mut self, bytes: u64) -> Result<u32> {
-        let (mut left, mut crc32c) = (bytes, 0);
-        let mut buffer = vec![0; usize::try_from(bytes).unwrap_or(usize::MAX).min(BUFFER_BYTES)];
+    /// Reads bytes, and returns the checksums of their blocks.
+    fn skip(&mut self, bytes: u64) -> Result<Vec<u32>> {
+        let (mut left, mut blocks) = (bytes, Vec::new());
+        let mut buffer = vec![0; usize::try_from(bytes).unwrap_or(usize::MAX).min(BLOCK_BYTES)];
         while left > 0 {
             let now = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
             self.fill(&mut buffer[..now])?;
-            crc32c = crc32c::crc32c_append(crc32c, &buffer[..now]);
+            blocks.push(crc32c::crc32c(&buffer[..now]));
             left -= now as u64;
         }
-        Ok(crc32c)
+        Ok(blocks)
     }
 
     fn fill(&mut self, bytes: &mut [u8]) -> Result<()> {
@@ -179,5 +187,6 @@ impl Reader<'_> {
     }
 }
 
-/// Bytes of a file that are in memory while it is checked.
-const BUFFER_BYTES: usize = 4 << 20;
+/// Bytes of a tensor that have a checksum of their own while a checkpoint is restored: the unit in which a part of a
+/// tensor is read, and the memory in which a file is checked.
+pub(super) const BLOCK_BYTES: usize = 4 << 20;

@@ -16,6 +16,7 @@ use crate::{BoxError, Error};
 
 mod faults;
 mod hostile;
+mod pieces;
 mod runs;
 mod sharded;
 #[cfg(feature = "object-store")]

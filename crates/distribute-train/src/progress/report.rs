@@ -90,6 +90,12 @@ pub struct Progress {
 }
 
 impl Progress {
+    /// Returns whether this task shows the progress of all.
+    #[cfg(feature = "checkpoint")]
+    pub(crate) fn is_chief(&self) -> bool {
+        self.options.is_chief
+    }
+
     /// Creates progress in the given form.
     ///
     /// # Errors

@@ -11,6 +11,7 @@ use super::{
 };
 use crate::callbacks::{Callback, Occasion, Run, Training};
 use crate::checkpoint::{CheckpointManager, Checkpointed, RunId};
+use crate::elastic::{self, Joined};
 use crate::history::History;
 use crate::preemption::PreemptionHandler;
 use crate::progress::{self, Activity, Form, Progress};
@@ -32,6 +33,35 @@ struct Standing {
     callbacks: Vec<Value>,
     /// The reason why training ended before the last epoch.
     ended: Option<String>,
+    /// Whether all steps of the current epoch have been made.
+    #[serde(default)]
+    all_steps: bool,
+    /// Whether the last epoch has ended, and callbacks have not saved after it.
+    #[serde(default)]
+    unsaved: bool,
+}
+
+/// The state of a process that trains, for one that joins it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Whole {
+    standing: Standing,
+    steps: u64,
+    examples: u64,
+    run: Option<RunId>,
+    stop: Option<String>,
+    commits: u64,
+}
+
+impl elastic::Standing for Whole {
+    fn commits(&self) -> u64 {
+        self.commits
+    }
+
+    fn progress(&self) -> u64 {
+        let Standing { epochs_done, steps, all_steps, unsaved, .. } = &self.standing;
+        // What happens to these, in the order in which it happens.
+        ((u64::from(*epochs_done) << 32) + (steps << 2)) + (u64::from(*all_steps) << 1) + u64::from(!unsaved)
+    }
 }
 
 /// Reads null, which JSON has for NaN and infinities, as NaN.
@@ -48,7 +78,15 @@ struct Session<'a, T: Trainee> {
     class_weights: Vec<f32>,
     /// The current pass.
     batches: Option<DistributedIterator<T::Examples>>,
+    /// The pass, and the position in it, after the last step; known in elastic jobs only.
+    after: (u64, Option<InputPosition>),
+    /// The strategy's commits after the last step.
+    commits: u64,
     standing: Standing,
+    /// Whether this process joins others, from which it has its state.
+    joins: bool,
+    /// Whether this process leaves others that train on.
+    leaves: bool,
     epoch: u32,
     epochs: u32,
     steps_per_epoch: Option<u64>,
@@ -59,6 +97,8 @@ struct Session<'a, T: Trainee> {
     sums: Vec<Vec<f64>>,
     /// The reason why training is to end, if this process requests it.
     stop: Option<String>,
+    /// Whether there is no validation after this epoch, but after others.
+    without_validation: bool,
     /// The run to which all checkpoints of this training run belong, once it is known.
     run: Option<RunId>,
 }
@@ -76,9 +116,12 @@ pub fn fit<T: Trainee>(
     data: &dyn TrainingData<T::Examples, T::Error>,
     mut fit: Fit<T::Examples, T::Error>,
 ) -> Result<History, T::Error> {
-    if let (Some(given), None) = (fit.validation_steps, &fit.validation) {
-        let why = "there are no data to validate on; call validation, or leave it out";
-        return Err(Error::WithoutEffect { setting: "validation_steps", given, why }.into());
+    let every = (fit.validation_every > 1).then_some(fit.validation_every as usize);
+    for (setting, given) in [("validation_steps", fit.validation_steps), ("validation_every", every)] {
+        if let (Some(given), None) = (given, &fit.validation) {
+            let why = "there are no data to validate on; call validation, or leave it out";
+            return Err(Error::WithoutEffect { setting, given, why }.into());
+        }
     }
     let strategy = trainer.strategy();
     let (set, batch_size) = (fit.batch_size.is_some(), fit.batch_size.unwrap_or(BATCH_SIZE));
@@ -91,14 +134,18 @@ pub fn fit<T: Trainee>(
         Some(validation) => Some(validation.distribute(strategy, unshuffled)?.0),
         None => None,
     };
-    let (callbacks, class_weights) = (&mut fit.callbacks, std::mem::take(&mut fit.class_weights));
+    let class_weights = std::mem::take(&mut fit.class_weights);
     let mut session = Session {
         trainer,
         data,
         batch_size,
         class_weights,
         batches: None,
+        after: (0, None),
+        commits: strategy.commits(),
         standing: Standing::default(),
+        joins: false,
+        leaves: false,
         epoch: 0,
         epochs: fit.epochs,
         steps_per_epoch,
@@ -106,71 +153,218 @@ pub fn fit<T: Trainee>(
         examples: 0,
         sums: zeros(trainer),
         stop: None,
+        without_validation: false,
         run: None,
     };
-    // Requests made to an earlier training run are void.
-    strategy.cancel_request(Request::End);
-    strategy.take_request(Request::End);
-    session.tell(callbacks, &[], |callback, training| callback.train_begin(training))?;
-    session.give_states(callbacks);
-    let preemption = match fit.termination.take() {
-        Some(config) => Some(PreemptionHandler::install(strategy, config)?),
-        None => None,
-    };
-    let mut is_memory_told = false;
-    let mut progress = show(trainer, fit.title.as_deref(), fit.epochs, steps_per_epoch)?;
-    while session.standing.epochs_done < fit.epochs && session.standing.ended.is_none() {
-        let epoch = session.standing.epochs_done + 1;
-        progress.epoch(epoch);
-        progress.continue_after(session.standing.steps);
-        session.begin_epoch(epoch);
-        session.tell(callbacks, &[], |callback, training| callback.epoch_begin(training))?;
-        let mut values = vec![("loss".to_owned(), 0.0)];
-        while session.execute(fit.steps_per_epoch, fit.steps_per_execution)? {
-            values[0].1 = session.loss_so_far();
-            progress.step(session.standing.steps, batch_size as u64, &[("loss", values[0].1)]);
-            session.tell(callbacks, &values, |callback, training| callback.step_end(training))?;
+    let mut course = Course { validation, preemption: None, progress: None, is_memory_told: false, fit };
+    if strategy.elastic().is_none() {
+        session.begin(&mut course)?;
+        session.train(&mut course)?;
+        return Ok(session.standing.history);
+    }
+    let mut stands = false;
+    loop {
+        let own = stands.then(|| session.whole(&course.fit.callbacks));
+        let joined = elastic::join(strategy, &[trainer.model(), trainer.optimizer()], own.as_ref())?;
+        let outcome = session.continue_with(joined, stands, &mut course).and_then(|()| {
+            stands = true;
+            session.train(&mut course)?;
+            Ok(strategy.end_job()?)
+        });
+        match outcome {
+            Ok(()) => return Ok(session.standing.history),
+            Err(error) if !session.leaves && elastic::is_of_members(&error) => tracing::warn!("{error}"),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// The settings of a training run, and what it has shown and watched so far.
+struct Course<T: Trainee> {
+    validation: Option<DistributedDataset<T::Examples>>,
+    preemption: Option<PreemptionHandler>,
+    progress: Option<Progress>,
+    is_memory_told: bool,
+    fit: Fit<T::Examples, T::Error>,
+}
+
+impl<T: Trainee> Session<'_, T> {
+    /// Begins training, from a checkpoint if a callback restores one.
+    fn begin(&mut self, course: &mut Course<T>) -> Result<(), T::Error> {
+        let (strategy, callbacks) = (self.trainer.strategy(), &mut course.fit.callbacks);
+        // Requests made to an earlier training run are void.
+        strategy.cancel_request(Request::End);
+        strategy.take_request(Request::End);
+        self.tell(callbacks, &[], |callback, training| callback.train_begin(training))?;
+        self.give_states(callbacks);
+        self.after = (self.standing.pass, self.standing.position.clone());
+        if let Some(config) = course.fit.termination.take() {
+            course.preemption = Some(PreemptionHandler::install(strategy, config)?);
+        }
+        Ok(())
+    }
+
+    /// Continues with the members of a generation; `stands` if this process has trained before.
+    fn continue_with(&mut self, joined: Joined<Whole>, stands: bool, course: &mut Course<T>) -> Result<(), T::Error> {
+        let has_adopted = joined.adopted.is_some();
+        if let Some(Whole { standing, steps, examples, run, stop, commits }) = joined.adopted {
+            self.commits = commits;
+            // This process's part of the sums is its own, as long as they are of the same epoch.
+            if standing.epochs_done != self.standing.epochs_done {
+                self.sums = zeros(self.trainer);
+            }
+            self.after = (standing.pass, standing.position.clone());
+            (self.standing, self.steps, self.examples, self.run, self.stop) = (standing, steps, examples, run, stop);
+        }
+        self.batches = None;
+        (self.standing.pass, self.standing.position) = self.after.clone();
+        if !stands {
+            self.joins = !joined.begins;
+            let begun = self.begin(course);
+            self.joins = false;
+            begun?;
+        } else if has_adopted {
+            self.give_states(&mut course.fit.callbacks);
+        }
+        self.tell(&mut course.fit.callbacks, &[], |callback, training| callback.members_changed(training))?;
+        Ok(())
+    }
+
+    /// Returns what a process needs that joins this one.
+    fn whole(&self, callbacks: &[Box<dyn Callback>]) -> Whole {
+        let Session { steps, examples, run, stop, commits, .. } = self;
+        let (steps, examples, run, stop, commits) = (*steps, *examples, *run, stop.clone(), *commits);
+        let mut standing = self.standing.clone();
+        (standing.pass, standing.position) = self.after.clone();
+        standing.callbacks = callbacks.iter().map(|callback| callback.state()).collect();
+        Whole { standing, steps, examples, run, stop, commits }
+    }
+
+    /// Trains until all epochs are over, or a callback ends it.
+    fn train(&mut self, course: &mut Course<T>) -> Result<(), T::Error> {
+        let (trainer, strategy) = (self.trainer, self.trainer.strategy());
+        let Course { validation, preemption, progress, is_memory_told, fit } = course;
+        let progress = match progress {
+            // Another process may have been the chief before.
+            Some(progress) if progress.is_chief() == strategy.is_chief() => progress,
+            other => other.insert(show(trainer, fit.title.as_deref(), fit.epochs, self.steps_per_epoch)?),
+        };
+        let (callbacks, batch_size) = (&mut fit.callbacks, self.batch_size);
+        if self.standing.unsaved {
+            let values = self.last_values();
+            self.epoch = self.standing.epochs_done;
+            self.save(callbacks, &values, Occasion::Epoch)?;
+            self.standing.unsaved = false;
+        }
+        while self.standing.epochs_done < fit.epochs && self.standing.ended.is_none() {
+            let epoch = self.standing.epochs_done + 1;
+            progress.epoch(epoch);
+            progress.continue_after(self.standing.steps);
+            self.begin_epoch(epoch);
+            let is_validated = epoch.is_multiple_of(fit.validation_every);
+            self.without_validation = validation.is_some() && !is_validated;
+            self.tell(callbacks, &[], |callback, training| callback.epoch_begin(training))?;
+            let mut values = vec![("loss".to_owned(), 0.0)];
+            while !self.standing.all_steps && self.execute(fit.steps_per_epoch, fit.steps_per_execution)? {
+                values[0].1 = self.loss_so_far();
+                progress.step(self.standing.steps, batch_size as u64, &[("loss", values[0].1)]);
+                self.tell(callbacks, &values, |callback, training| callback.step_end(training))?;
+                progress.activity(Activity::Checkpointing);
+                self.save(callbacks, &values, Occasion::Step)?;
+                progress.activity(Activity::Training);
+                if let Some(preemption) = &preemption {
+                    self.heed(preemption, callbacks, &values)?;
+                }
+                if self.stop.is_some() {
+                    strategy.request(Request::End);
+                }
+                if strategy.take_request(Request::End) {
+                    self.end();
+                    break;
+                }
+            }
+            self.standing.all_steps = true;
+            let before = (callbacks.iter().map(|callback| callback.state()).collect(), trainer.learning_rate());
+            let validated = validation.as_ref().filter(|_| is_validated).map(|validation| Validated {
+                data: validation,
+                steps: fit.validation_steps,
+                pass: u64::from(epoch / fit.validation_every - 1),
+            });
+            let values = match self.end_epoch(progress, callbacks, validated) {
+                Ok(values) => values,
+                Err(error) => {
+                    // The epoch may end once more, with other processes.
+                    self.take_back(callbacks, before);
+                    return Err(error);
+                }
+            };
+            if !std::mem::replace(is_memory_told, true) {
+                tell_memory(trainer);
+            }
+            self.close_epoch(epoch, &values);
             progress.activity(Activity::Checkpointing);
-            session.save(callbacks, &values, Occasion::Step)?;
-            progress.activity(Activity::Training);
-            if let Some(preemption) = &preemption {
-                session.heed(preemption, callbacks, &values)?;
-            }
-            if session.stop.is_some() {
-                strategy.request(Request::End);
-            }
-            if strategy.take_request(Request::End) {
-                session.end();
-                break;
+            self.save(callbacks, &values, Occasion::Epoch)?;
+            self.standing.unsaved = false;
+            if let Some(why) = self.stop.as_ref().filter(|_| strategy.is_chief()) {
+                tracing::info!("training ends after epoch {epoch}: {why}");
             }
         }
-        let mut values = session.end_epoch()?;
+        let last = self.last_values();
+        self.tell(callbacks, &last, |callback, training| callback.train_end(training))?;
+        Ok(())
+    }
+
+    /// Computes the values of an epoch whose steps have been made, and tells callbacks.
+    fn end_epoch(
+        &mut self,
+        progress: &mut Progress,
+        callbacks: &mut [Box<dyn Callback>],
+        validated: Option<Validated<'_, T>>,
+    ) -> Result<Vec<(String, f64)>, T::Error> {
+        let trainer = self.trainer;
+        self.settle()?;
+        let whole = sums_of_all(trainer.strategy(), &self.sums)?;
+        let mut values = results(trainer.metrics(), &whole);
         trainer.synchronize()?;
-        if let Some(validation) = &validation {
+        if let Some(Validated { data, steps, pass }) = validated {
             progress.activity(Activity::Validating);
-            let of_validation = evaluate_distributed(trainer, validation, fit.validation_steps)?;
+            let of_validation = evaluate_distributed(trainer, data, steps, pass)?;
             values.extend(of_validation.into_iter().map(|(name, value)| (format!("val_{name}"), value)));
         }
         let shown: Vec<(&str, f64)> = values.iter().map(|(name, value)| (name.as_str(), *value)).collect();
         progress.end_epoch(&shown);
-        if !is_memory_told {
-            tell_memory(trainer);
-            is_memory_told = true;
-        }
-        session.tell(callbacks, &values, |callback, training| callback.epoch_end(training))?;
-        session.agree()?;
-        session.standing.history.push(epoch, &values);
-        session.standing.epochs_done = epoch;
-        session.standing.ended.clone_from(&session.stop);
-        progress.activity(Activity::Checkpointing);
-        session.save(callbacks, &values, Occasion::Epoch)?;
-        if let Some(why) = session.stop.as_ref().filter(|_| strategy.is_chief()) {
-            tracing::info!("training ends after epoch {epoch}: {why}");
-        }
+        self.tell(callbacks, &values, |callback, training| callback.epoch_end(training))?;
+        self.agree()?;
+        Ok(values)
     }
-    let last = session.standing.history.epochs.last().map(|(_, values)| values.clone()).unwrap_or_default();
-    session.tell(callbacks, &last, |callback, training| callback.train_end(training))?;
-    Ok(session.standing.history)
+
+    /// Takes an epoch into the history. Nothing that can fail lies between the changes.
+    fn close_epoch(&mut self, epoch: u32, values: &[(String, f64)]) {
+        let standing = &mut self.standing;
+        standing.history.push(epoch, values);
+        (standing.epochs_done, standing.steps) = (epoch, 0);
+        (standing.all_steps, standing.unsaved) = (false, true);
+        standing.ended.clone_from(&self.stop);
+        self.sums = zeros(self.trainer);
+    }
+
+    /// Gives callbacks the states, and the optimizer the learning rate, of before the end of the epoch.
+    fn take_back(&mut self, callbacks: &mut [Box<dyn Callback>], (states, rate): (Vec<Value>, f64)) {
+        callbacks.iter_mut().zip(&states).for_each(|(callback, state)| callback.set_state(state));
+        self.trainer.set_learning_rate(rate);
+    }
+
+    fn last_values(&self) -> Vec<(String, f64)> {
+        self.standing.history.epochs.last().map(|(_, values)| values.clone()).unwrap_or_default()
+    }
+}
+
+/// The data on which a model is evaluated at the end of an epoch.
+struct Validated<'a, T: Trainee> {
+    data: &'a DistributedDataset<T::Examples>,
+    steps: Option<usize>,
+    /// The number of the pass over them, from 0.
+    pass: u64,
 }
 
 /// Logs the memory of the chief, after the first epoch, when everything has been allocated.
@@ -222,7 +416,6 @@ impl<T: Trainee> Session<'_, T> {
 
     fn begin_epoch(&mut self, epoch: u32) {
         self.epoch = epoch;
-        self.sums = zeros(self.trainer);
         if self.trainer.strategy().is_chief() {
             // The sums saved before a restart are counted on one replica only.
             self.sums[0].iter_mut().zip(&self.standing.sums).for_each(|(sum, before)| *sum += before);
@@ -232,7 +425,8 @@ impl<T: Trainee> Session<'_, T> {
 
     /// Runs the next steps of the epoch. Returns whether there were any.
     fn execute(&mut self, steps_per_epoch: Option<u64>, at_once: usize) -> Result<bool, T::Error> {
-        let mut batches = Vec::new();
+        let (mut batches, mut positions) = (Vec::new(), Vec::new());
+        let is_elastic = self.trainer.strategy().elastic().is_some();
         // Whether this call has started the pass, and no batch has been read from it yet.
         let mut is_new = false;
         while batches.len() < at_once
@@ -254,12 +448,18 @@ impl<T: Trainee> Session<'_, T> {
                 Some(batch) => {
                     batches.push(batch?);
                     is_new = false;
+                    if is_elastic {
+                        positions.push((self.standing.pass, Some(DistributedIterator::position(pass)?)));
+                    }
                 }
                 // The pass ends with the epoch, after the last steps have run; it may have to be saved before that.
                 None if steps_per_epoch.is_none() && !batches.is_empty() => break,
                 None => {
                     self.batches = None;
                     self.standing.pass += 1;
+                    if batches.is_empty() {
+                        self.after = (self.standing.pass, None);
+                    }
                     match steps_per_epoch {
                         None => break,
                         Some(_) if is_new => return Err(Error::NoExamples { what: "train on" }.into()),
@@ -270,11 +470,24 @@ impl<T: Trainee> Session<'_, T> {
         }
         let count = batches.len() as u64;
         if count > 0 {
-            let batches = by_replica(batches, self.trainer.strategy().num_local_replicas());
-            add(&mut self.sums, self.trainer.train_on(batches, self.batch_size, &self.class_weights)?);
-            self.steps += count;
-            self.standing.steps += count;
-            self.examples += count * self.batch_size as u64;
+            let strategy = self.trainer.strategy();
+            let (batches, before) = (by_replica(batches, strategy.num_local_replicas()), strategy.commits());
+            let outcome = self.trainer.train_on(batches, self.batch_size, &self.class_weights);
+            let made = match outcome {
+                Ok(_) => count,
+                // Steps that were made before another failed count, except in the sums.
+                Err(_) => strategy.commits().saturating_sub(before).min(count),
+            };
+            self.commits = strategy.commits();
+            self.steps += made;
+            self.standing.steps += made;
+            self.examples += made * self.batch_size as u64;
+            if let Some(after) =
+                usize::try_from(made).ok().and_then(|made| positions.into_iter().take(made).next_back())
+            {
+                self.after = after;
+            }
+            add(&mut self.sums, outcome?);
         }
         Ok(count > 0)
     }
@@ -294,15 +507,6 @@ impl<T: Trainee> Session<'_, T> {
     fn settle(&mut self) -> Result<()> {
         add(&mut self.sums, self.trainer.settle().map_err(Error::Part)?);
         Ok(())
-    }
-
-    /// Returns the values of the epoch over all replicas.
-    fn end_epoch(&mut self) -> Result<Vec<(String, f64)>> {
-        self.settle()?;
-        let whole = sums_of_all(self.trainer.strategy(), &self.sums)?;
-        self.standing.steps = 0;
-        self.sums = zeros(self.trainer);
-        Ok(results(self.trainer.metrics(), &whole))
     }
 
     /// Makes the decisions of callbacks at the end of an epoch the same everywhere: any worker can end training, and
@@ -345,12 +549,16 @@ impl<T: Trainee> Session<'_, T> {
                 step: self.steps,
                 examples: self.examples,
                 values,
+                without_validation: self.without_validation,
                 learning_rate: &mut learning_rate,
                 stop: &mut stop,
                 strategy,
                 run: self,
             };
-            hook(callback.as_mut(), &mut training)?;
+            if let Err(error) = hook(callback.as_mut(), &mut training) {
+                self.stop = stop;
+                return Err(error);
+            }
             // A callback may have restored a checkpoint, which has set the learning rate too.
             if learning_rate.to_bits() != before.to_bits() {
                 trainer.set_learning_rate(learning_rate);
@@ -383,6 +591,9 @@ impl<T: Trainee> Session<'_, T> {
         callbacks: &mut [Box<dyn Callback>],
         values: &[(String, f64)],
     ) -> Result<()> {
+        if self.trainer.strategy().elastic().is_some() {
+            return self.leave(preemption, callbacks, values);
+        }
         if preemption.should_save() {
             self.save(callbacks, values, Occasion::Notice)?;
         }
@@ -398,6 +609,27 @@ impl<T: Trainee> Session<'_, T> {
     }
 }
 
+impl<T: Trainee> Session<'_, T> {
+    /// Leaves the other members of an elastic job, which have all of this process's state, if it was told to stop.
+    fn leave(
+        &mut self,
+        preemption: &PreemptionHandler,
+        callbacks: &mut [Box<dyn Callback>],
+        values: &[(String, f64)],
+    ) -> Result<()> {
+        let strategy = self.trainer.strategy();
+        if !preemption.is_told() {
+            return Ok(());
+        }
+        if strategy.topology().workers() == 1 {
+            self.save(callbacks, values, Occasion::Leaving)?;
+        }
+        self.leaves = true;
+        strategy.leave_job()?;
+        Err(preemption.ended(self.steps))
+    }
+}
+
 impl<T: Trainee> Run for Session<'_, T> {
     fn model(&self) -> &dyn Checkpointed {
         self.trainer.model()
@@ -406,6 +638,10 @@ impl<T: Trainee> Run for Session<'_, T> {
     fn claim(&mut self, checkpoints: &mut CheckpointManager) -> Result<()> {
         if let Some(run) = self.run {
             checkpoints.continue_run(run);
+        }
+        if self.joins {
+            // The others have claimed the folder; all do again before the next checkpoint.
+            return Ok(());
         }
         self.run = Some(checkpoints.claim(self.trainer.strategy())?);
         Ok(())
@@ -423,13 +659,19 @@ impl<T: Trainee> Run for Session<'_, T> {
             _ => sums_of_all(self.trainer.strategy(), &self.sums)?,
         };
         let (strategy, model, optimizer) = (self.trainer.strategy(), self.trainer.model(), self.trainer.optimizer());
+        let unsaved = std::mem::take(&mut self.standing.unsaved);
         let outcome = checkpoints.save(strategy, self.steps, &[model, optimizer], &self.standing);
+        self.standing.unsaved = unsaved;
         // Both are only for restoring; this run continues with its own pass and sums.
         (self.standing.position, self.standing.sums) = (None, Vec::new());
         outcome
     }
 
     fn restore(&mut self, checkpoints: &mut CheckpointManager) -> Result<Option<u64>> {
+        if self.joins {
+            // From the others, not from a file.
+            return Ok(Some(self.steps));
+        }
         let (strategy, model, optimizer) = (self.trainer.strategy(), self.trainer.model(), self.trainer.optimizer());
         let restored = checkpoints.restore(strategy, &[model, optimizer])?;
         Ok(restored.map(|(steps, standing)| {

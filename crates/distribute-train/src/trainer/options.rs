@@ -24,6 +24,7 @@ pub struct Fit<B, E> {
     pub(super) class_weights: Vec<f32>,
     pub(super) validation: Option<Box<dyn TrainingData<B, E>>>,
     pub(super) validation_steps: Option<usize>,
+    pub(super) validation_every: u32,
     pub(super) callbacks: Vec<Box<dyn Callback>>,
     pub(super) termination: Option<TerminationConfig>,
     pub(super) title: Option<String>,
@@ -55,6 +56,7 @@ impl<B, E> Fit<B, E> {
             class_weights: Vec::new(),
             validation: None,
             validation_steps: None,
+            validation_every: 1,
             callbacks: Vec::new(),
             termination: None,
             title: None,
@@ -106,6 +108,16 @@ impl<B, E> Fit<B, E> {
     /// Limits validation to this many batches. Default: all.
     pub fn validation_steps(mut self, steps: usize) -> Fit<B, E> {
         self.validation_steps = Some(steps);
+        self
+    }
+
+    /// Validates after each epoch whose number is a multiple of this one. Default: 1. Callbacks that monitor a value of
+    /// the validation count these epochs alone.
+    ///
+    /// # Source
+    /// `validation_freq` of `tf.keras.Model.fit`.
+    pub fn validation_every(mut self, epochs: u32) -> Fit<B, E> {
+        self.validation_every = epochs.max(1);
         self
     }
 

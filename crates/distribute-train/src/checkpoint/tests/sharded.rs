@@ -111,7 +111,7 @@ fn one_device() -> Strategy {
 }
 
 /// Returns a folder in memory if there is such a one, since it is synced some thousand times.
-fn folder_in_memory() -> tempfile::TempDir {
+pub(super) fn folder_in_memory() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
 
@@ -133,7 +133,7 @@ fn restore_in(
 }
 
 /// Runs two workers with two replicas each, of which the first is the chief.
-fn two_workers<T: Send>(work: impl Fn(u32, &Strategy) -> T + Sync) -> [T; 2] {
+pub(super) fn two_workers<T: Send>(work: impl Fn(u32, &Strategy) -> T + Sync) -> [T; 2] {
     let address = format!("127.0.0.1:{}", Ports::reserve(1).unwrap().release()[0]);
     let worker = &|rank: u32| {
         let strategy = FullyShardedStrategy::builder()
@@ -291,6 +291,7 @@ fn early_stopping_restores_the_best_parts_on_all_workers() {
                 step: u64::from(epoch),
                 examples: 0,
                 values: &values,
+                without_validation: false,
                 learning_rate: &mut learning_rate,
                 stop: &mut stop,
                 strategy,

@@ -3,12 +3,14 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use distribute_device::DType;
 use distribute_storage::Location;
 use distribute_types::ErrorClass;
 
 use super::super::disk::{Fault, Faults};
 use super::super::folder::Retention;
 use super::super::run::RunId;
+use super::pieces::Tables;
 use super::*;
 
 /// Returns a folder that no other test uses.
@@ -94,6 +96,29 @@ fn damaged_ones_are_named_and_the_one_before_is_used() {
         assert_eq!(restored(&root), Some((3, 30, vec![30.0; 3])));
         assert_eq!(below(&root).iter().filter(|name| name.starts_with("step-00000003")).count(), 4);
     }
+}
+
+#[test]
+fn tensors_in_pieces_are_uploaded_in_parts_under_their_names() {
+    let tables = |seed| {
+        let mut tables = Tables::small(true, seed);
+        tables.add("large", DType::U8, &[17 << 20], seed);
+        tables
+    };
+    let (root, faults) = (place(), Faults::default());
+    // Two files of small tensors are less than a part each, and one file is more.
+    let mut manager = CheckpointManager::new(&root).max_shard_bytes(10_000).with_disk(Disk::with(&faults));
+    manager.claim(&strategy()).unwrap();
+    faults.set(Fault::None);
+    manager.save(&strategy(), 1, &[&tables(1)], &()).unwrap();
+    manager.finish().unwrap();
+    let log = faults.log();
+    let of_tensors = |verb: &str| log.iter().filter(|op| op.starts_with(verb) && op.ends_with(".safetensors")).count();
+    // The store does not copy what has its name from the start.
+    assert_eq!(["making", "writing", "completing", "copying"].map(of_tensors), [1, 4, 1, 0], "{log:#?}");
+    let restored = tables(2);
+    manager.restore::<()>(&strategy(), &[&restored]).unwrap().unwrap();
+    assert!(*restored.values.lock() == *tables(1).values.lock());
 }
 
 #[test]
