@@ -2,9 +2,9 @@
 //!
 //! - [`BurnStrategy::scope`] builds a [`Model`]: a module that is built once per replica, with equal initial values on
 //!   all replicas.
-//! - [`Sgd`], [`Adam`], [`AdamW`], [`Adagrad`], [`RmsProp`] and [`Lamb`] are descriptions; `build(&model)` makes the
-//!   [`Optimizer`]. [`ReplicaOptimizer::minimize`] runs backward, reduces gradients in buckets meanwhile, and updates
-//!   every replica's copy in place.
+//! - [`Sgd`], [`Adam`], [`AdamW`], [`Adagrad`], [`RmsProp`], [`Lamb`], [`Adadelta`], [`Adamax`], [`Nadam`] and [`Ftrl`]
+//!   are descriptions; `build(&model)` makes the [`Optimizer`]. [`ReplicaOptimizer::minimize`] runs backward,
+//!   reduces gradients in buckets meanwhile, and updates every replica's copy in place.
 //! - [`Model::optimizer`] makes the same of one of burn's own optimizers.
 //! - [`Optimizer`] also clips, compresses, scales losses ([`LossScale`]), accumulates, and shards its state; [`Ema`]
 //!   averages parameters; [`Model::freeze`] excludes parameters from training.
@@ -69,8 +69,8 @@ mod visit;
 pub use context::BurnContext;
 pub use data::{FromElement, ToArray};
 pub use distribute_optim::{
-    Adagrad, Adam, AdamW, Clip, ColumnParallelOptions, Lamb, LossScale, MemoryReport, RmsProp, RowParallelOptions, Sgd,
-    StepTimes,
+    Adadelta, Adagrad, Adam, AdamW, Adamax, Clip, ColumnParallelOptions, Ftrl, Lamb, LossScale, MemoryReport, Nadam,
+    RmsProp, RowParallelOptions, Sgd, StepTimes,
 };
 pub use error::{Error, Result};
 pub use items::Items;

@@ -355,6 +355,7 @@ impl<M: Module + Sync + 'static> Model<M> {
         for (variable, value) in converted {
             variable.overwrite(&value)?;
         }
+        self.parameters().note_loaded();
         self.write_statistics();
         Ok(())
     }

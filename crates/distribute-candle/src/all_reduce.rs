@@ -5,10 +5,12 @@ use candle_core::{CpuStorage, CudaStorage, CustomOp1, Layout, Result, Shape, Ten
 use distribute_collectives::{ProcessGroup, ReduceOp};
 use distribute_strategy::ReplicaContext;
 
+use crate::gpu;
+
 /// Returns the elementwise sum of every replica's `x` on every replica. Backward sums the replicas' gradients in the
 /// same way, because each replica's `x` contributes to the losses of all.
 ///
-/// Every replica must call this. If one replica runs backward through the result, all must.
+/// Every replica must call this, with `x` on its own device. If one replica runs backward through the result, all must.
 ///
 /// # Errors
 /// [`candle_core::Error`] if candle refuses the tensor; it wraps the collective's error if a replica is missing or
@@ -88,12 +90,18 @@ impl CustomOp1 for OverReplicas {
     }
 
     fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        // Every replica asks where it is reduced, also one in host memory.
+        self.context.graph_device_group().map_err(candle_core::Error::wrap)?;
         let group = self.context.graph_group().map_err(candle_core::Error::wrap)?;
         Ok((reduced(self.name(), &group, self.op, storage, layout)?, layout.shape().clone()))
     }
 
-    /// Copies through the host.
+    /// Reduces in the memory of the GPUs; through the host if a replica is not on a GPU.
     fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        let on_gpus = gpu::reduced(&self.context, self.op, storage, layout).map_err(candle_core::Error::wrap)?;
+        if let Some(sum) = on_gpus {
+            return Ok((sum, layout.shape().clone()));
+        }
         let (sum, shape) = self.cpu_fwd(&storage.to_cpu_storage()?, layout)?;
         Ok((storage.device().storage_from_cpu_storage_owned(sum)?, shape))
     }
@@ -154,6 +162,12 @@ pub fn gather_over_replicas(context: &ReplicaContext, x: &Tensor, axis: usize) -
     x.apply_op1(GatherOverReplicas { context: context.clone(), rows })?.transpose(0, axis)?.contiguous()
 }
 
+/// Returns the numbers of all replicas, one row each, without a gradient. All have equally many.
+pub(crate) fn gather_numbers(context: &ReplicaContext, own: &Tensor) -> Result<Tensor> {
+    let rows = vec![1; context.num_replicas_in_sync()];
+    own.detach().unsqueeze(0)?.contiguous()?.apply_op1(GatherOverReplicas { context: context.clone(), rows })
+}
+
 /// A concatenation along the first axis.
 struct GatherOverReplicas {
     context: ReplicaContext,
@@ -167,6 +181,7 @@ impl CustomOp1 for GatherOverReplicas {
     }
 
     fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        self.context.graph_device_group().map_err(candle_core::Error::wrap)?;
         let group = self.context.graph_group().map_err(candle_core::Error::wrap)?;
         let Some((start, end)) = layout.contiguous_offsets() else {
             candle_core::bail!("{}: the tensor is not contiguous", self.name())
@@ -192,8 +207,16 @@ impl CustomOp1 for GatherOverReplicas {
         Ok((gathered, Shape::from(dims)))
     }
 
-    /// Copies through the host.
+    /// Gathers in the memory of the GPUs; through the host if a replica is not on a GPU, or numbers of rows differ.
     fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        if self.rows.iter().all(|rows| *rows == self.rows[0]) {
+            let on_gpus = gpu::gathered(&self.context, storage, layout).map_err(candle_core::Error::wrap)?;
+            if let Some(all) = on_gpus {
+                let mut dims = layout.dims().to_vec();
+                dims[0] = self.rows.iter().sum();
+                return Ok((all, Shape::from(dims)));
+            }
+        }
         let (all, shape) = self.cpu_fwd(&storage.to_cpu_storage()?, layout)?;
         Ok((storage.device().storage_from_cpu_storage_owned(all)?, shape))
     }

@@ -1,11 +1,11 @@
 //! Batch normalisation over the batches of all replicas.
 
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CudaStorage, CustomOp2, D, DType, Error, Layout, Result, Shape, Tensor, Var};
+use candle_core::{CpuStorage, CudaStorage, CustomOp2, D, DType, Device, Error, Layout, Result, Shape, Tensor, Var};
 use candle_nn::{BatchNormConfig, Init, ModuleT, VarBuilder};
-use distribute_collectives::ReduceOp;
 use distribute_strategy::{ReplicaContext, get_replica_context};
 
+use crate::all_reduce::{gather_numbers, sum_over_replicas};
 use crate::statistics::keeps_common;
 use crate::tensor::is_short;
 
@@ -14,8 +14,9 @@ use crate::tensor::is_short;
 /// Each replica computes the count, the mean and the sum of squared deviations of each channel. In training, forward
 /// gathers these from all replicas in one collective and merges them in f64, in the order of replicas, so that a large
 /// mean loses no precision and all replicas hold equal bits. Backward sums two numbers for each channel in one
-/// collective. A replica without [examples](distribute_strategy::ReplicaContext::has_examples) has no weight. Inputs of
-/// 16 bits are normalised in f32, and running statistics are kept in f32 or f64.
+/// collective. If all replicas are on GPUs, both are done in their memory, and the host exchanges the counts alone. A
+/// replica without [examples](distribute_strategy::ReplicaContext::has_examples) has no weight. Inputs of 16 bits are
+/// normalised in f32, and running statistics are kept in f32 or f64.
 ///
 /// Outside replicas it is plain batch normalisation. In evaluation it uses the running statistics, which are equal on
 /// all replicas.
@@ -98,16 +99,14 @@ impl SyncBatchNorm {
     /// Updates the running statistics with those of a global batch.
     fn remember(&self, batch: &Moments) -> Result<()> {
         let momentum = self.config.momentum;
-        let blend = |old: &Var, new: &mut dyn Iterator<Item = f64>| -> Result<()> {
-            let values: Vec<f64> = host(old.as_tensor())?;
-            let blended: Vec<f64> =
-                values.into_iter().zip(new).map(|(old, new)| old * (1.0 - momentum) + new * momentum).collect();
-            old.set(&Tensor::new(blended, old.device())?.to_dtype(old.dtype())?)
+        let blend = |old: &Var, new: &Tensor| -> Result<()> {
+            let kept = (old.as_detached_tensor().to_dtype(DType::F64)? * (1.0 - momentum))?;
+            let blended = (kept + (new.to_device(old.device())? * momentum)?)?;
+            old.set(&blended.to_dtype(old.dtype())?)
         };
-        blend(&self.running_mean, &mut batch.means())?;
+        blend(&self.running_mean, &batch.means()?)?;
         // The unbiased estimate of the population's variance.
-        let unbiased = f64::max(batch.count - 1.0, 1.0);
-        blend(&self.running_var, &mut batch.deviations.iter().map(|sum| sum / unbiased))
+        blend(&self.running_var, &(&batch.deviations / f64::max(batch.count - 1.0, 1.0))?)
     }
 }
 
@@ -150,77 +149,86 @@ impl ModuleT for SyncBatchNorm {
     }
 }
 
-/// The moments of each channel over a set of elements.
+/// The moments of each channel over a set of elements: tensors of f64, on the device of the elements.
 #[derive(Clone, Debug)]
 struct Moments {
     /// The number of elements of a channel.
     count: f64,
     /// One element of each channel. The mean is stored as its difference from this element, so that a large mean loses
     /// no precision.
-    origins: Vec<f64>,
+    origins: Tensor,
     /// The means minus the origins.
-    offsets: Vec<f64>,
+    offsets: Tensor,
     /// Sums of squared deviations from the mean.
-    deviations: Vec<f64>,
+    deviations: Tensor,
 }
 
 impl Moments {
     /// Returns the moments of an empty batch.
-    fn none(channels: usize) -> Moments {
-        let zeros = || vec![0.0; channels];
-        Moments { count: 0.0, origins: zeros(), offsets: zeros(), deviations: zeros() }
+    fn none(channels: usize, device: &Device) -> Result<Moments> {
+        let zeros = Tensor::zeros(channels, DType::F64, device)?;
+        Ok(Moments { count: 0.0, origins: zeros.clone(), offsets: zeros.clone(), deviations: zeros })
     }
 
     /// Returns the moments of a non-empty tensor of shape (channels, elements).
     fn of(flat: &Tensor) -> Result<Moments> {
-        let (channels, count) = flat.dims2()?;
+        let (_, count) = flat.dims2()?;
         let origin = flat.narrow(1, 0, 1)?.squeeze(1)?;
         let near = flat.broadcast_sub(&origin.unsqueeze(1)?)?;
         let offset = (near.sum(D::Minus1)? / count as f64)?;
         let deviations = near.broadcast_sub(&offset.unsqueeze(1)?)?.sqr()?.sum(D::Minus1)?;
-        let mut numbers = host(&Tensor::cat(&[origin, offset, deviations], 0)?)?.into_iter();
-        let mut next = || numbers.by_ref().take(channels).collect();
-        Ok(Moments { count: count as f64, origins: next(), offsets: next(), deviations: next() })
+        let wide = |numbers: Tensor| numbers.to_dtype(DType::F64);
+        let (origins, offsets, deviations) = (wide(origin)?, wide(offset)?, wide(deviations)?);
+        Ok(Moments { count: count as f64, origins, offsets, deviations })
     }
 
     /// Merges the moments of two sets of elements.
     ///
     /// # Source
     /// Chan, Golub and LeVeque, 1979, equations 2.1.
-    fn merge(mut self, other: Moments) -> Moments {
+    fn merge(self, other: Moments) -> Result<Moments> {
         if self.count == 0.0 {
-            return other;
+            return Ok(other);
         }
         if other.count == 0.0 {
-            return self;
+            return Ok(self);
         }
         let count = self.count + other.count;
-        for channel in 0..self.origins.len() {
-            let apart =
-                (other.origins[channel] - self.origins[channel]) + other.offsets[channel] - self.offsets[channel];
-            self.offsets[channel] += apart * (other.count / count);
-            self.deviations[channel] +=
-                other.deviations[channel] + apart * apart * (self.count * (other.count / count));
-        }
-        Moments { count, ..self }
+        let apart = (((other.origins - &self.origins)? + other.offsets)? - &self.offsets)?;
+        let offsets = (self.offsets + (&apart * (other.count / count))?)?;
+        let between = (apart.sqr()? * (self.count * (other.count / count)))?;
+        let deviations = (self.deviations + (other.deviations + between)?)?;
+        Ok(Moments { count, origins: self.origins, offsets, deviations })
     }
 
     /// Merges the moments of all replicas. Every replica calls this, and each gets the same bits.
     fn over_replicas(self, context: &ReplicaContext) -> Result<Moments> {
-        let group = context.graph_group().map_err(Error::wrap)?;
-        let channels = self.origins.len();
-        let own = [vec![self.count], self.origins, self.offsets, self.deviations].concat();
-        let mut all = vec![0.0; own.len() * group.world_size()];
-        group.all_gather(&own, &mut all).map_err(Error::wrap)?;
-        let parts = all.chunks_exact(own.len()).map(|part| {
-            let numbers = |at: usize| part[1 + at * channels..1 + (at + 1) * channels].to_vec();
-            Moments { count: part[0], origins: numbers(0), offsets: numbers(1), deviations: numbers(2) }
-        });
-        Ok(parts.fold(Moments::none(channels), Moments::merge))
+        let (channels, device) = (self.origins.dim(0)?, self.origins.device().clone());
+        let count = Tensor::new(&[self.count], &device)?;
+        let own = Tensor::cat(&[&count, &self.origins, &self.offsets, &self.deviations], 0)?;
+        let all = gather_numbers(context, &own)?;
+        let counts: Vec<f64> = match context.graph_device_group().map_err(Error::wrap)? {
+            // The host knows its count without waiting for the GPU.
+            Some(_) => {
+                let group = context.graph_group().map_err(Error::wrap)?;
+                let mut counts = vec![0.0; group.world_size()];
+                group.all_gather(&[self.count], &mut counts).map_err(Error::wrap)?;
+                counts
+            }
+            None => all.narrow(1, 0, 1)?.flatten_all()?.to_vec1()?,
+        };
+        let mut merged = Moments::none(channels, &device)?;
+        for (replica, count) in counts.into_iter().enumerate() {
+            let row = all.get(replica)?;
+            let numbers = |at: usize| row.narrow(0, 1 + at * channels, channels);
+            let (origins, offsets, deviations) = (numbers(0)?, numbers(1)?, numbers(2)?);
+            merged = merged.merge(Moments { count, origins, offsets, deviations })?;
+        }
+        Ok(merged)
     }
 
-    fn means(&self) -> impl Iterator<Item = f64> {
-        self.origins.iter().zip(&self.offsets).map(|(origin, offset)| origin + offset)
+    fn means(&self) -> Result<Tensor> {
+        &self.origins + &self.offsets
     }
 }
 
@@ -233,9 +241,9 @@ struct Batch {
     /// The moments of all replicas' elements.
     moments: Moments,
     /// One element of each channel of this replica, which is subtracted from elements before the rest of the mean.
-    near: Vec<f64>,
+    near: Tensor,
     /// One divided by the standard deviation.
-    scales: Vec<f64>,
+    scales: Tensor,
 }
 
 impl Batch {
@@ -243,14 +251,13 @@ impl Batch {
         let channels = x.dim(1)?;
         // A row that stands in for missing examples does not belong to the batch.
         let counts = x.elem_count() > 0 && context.as_ref().is_none_or(ReplicaContext::has_examples);
-        let own = if counts { Moments::of(&channels_first(x)?)? } else { Moments::none(channels) };
+        let own = if counts { Moments::of(&channels_first(x)?)? } else { Moments::none(channels, x.device())? };
         let near = own.origins.clone();
         let moments = match &context {
             Some(context) => own.over_replicas(context)?,
             None => own,
         };
-        let count = moments.count.max(1.0);
-        let scales = moments.deviations.iter().map(|sum| (sum / count + epsilon).sqrt().recip()).collect();
+        let scales = ((&moments.deviations / moments.count.max(1.0))? + epsilon)?.sqrt()?.recip()?;
         Ok(Batch { context, remove_mean, counts, moments, near, scales })
     }
 
@@ -268,41 +275,41 @@ impl Batch {
 
     /// Returns the deviation of each element from its channel's mean.
     fn centred(&self, wide: &Tensor) -> Result<Tensor> {
-        let Moments { origins, offsets, .. } = &self.moments;
-        let rest = origins.iter().zip(offsets).zip(&self.near).map(|((origin, offset), near)| (origin - near) + offset);
-        let rest: Vec<f64> = rest.collect();
+        let rest = ((&self.moments.origins - &self.near)? + &self.moments.offsets)?;
         wide.broadcast_sub(&vector(&self.near, wide)?)?.broadcast_sub(&vector(&rest, wide)?)
     }
 
     /// Returns the gradient of the sum of all replicas' losses with respect to this replica's `x`.
     fn gradient(&self, x: &Tensor, gradient: &Tensor) -> Result<Tensor> {
-        let channels = self.scales.len();
-        let mut sums = vec![0.0; 2 * channels];
+        let channels = self.scales.dim(0)?;
+        let gradient = &gradient.detach();
         let centred = match self.counts {
             true => Some(self.centred(&x.detach().to_dtype(widened(x.dtype()))?)?),
             false => None,
         };
-        if let Some(centred) = &centred {
-            let of_channels = |tensor: &Tensor| channels_first(tensor)?.sum(D::Minus1);
-            sums = host(&Tensor::cat(&[of_channels(gradient)?, of_channels(&(gradient * centred)?)?], 0)?)?;
-        }
+        let mut sums = match &centred {
+            Some(centred) => {
+                let of_channels = |tensor: &Tensor| channels_first(tensor)?.sum(D::Minus1)?.to_dtype(DType::F64);
+                Tensor::cat(&[of_channels(gradient)?, of_channels(&(gradient * centred)?)?], 0)?
+            }
+            None => Tensor::zeros(2 * channels, DType::F64, x.device())?,
+        };
         if let Some(context) = &self.context {
-            let group = context.graph_group().map_err(Error::wrap)?;
-            group.all_reduce(&mut sums, ReduceOp::Sum).map_err(Error::wrap)?;
+            sums = sum_over_replicas(context, &sums)?;
         }
         let Some(centred) = centred else { return x.zeros_like() };
-        let (of_gradient, of_product) = sums.split_at(channels);
+        let (of_gradient, of_product) = (sums.narrow(0, 0, channels)?, sums.narrow(0, channels, channels)?);
         let n = self.moments.count;
         // The gradient through the variance, and through the mean if it was removed.
-        let spread = self.moments.means().enumerate().map(|(channel, mean)| {
-            let taken = if self.remove_mean { 0.0 } else { mean };
-            self.scales[channel].powi(3) * (of_product[channel] + taken * of_gradient[channel]) / n
-        });
-        let spread: Vec<f64> = spread.collect();
+        let product = match self.remove_mean {
+            true => of_product,
+            false => (of_product + (self.moments.means()? * &of_gradient)?)?,
+        };
+        let spread = ((self.scales.sqr()? * &self.scales)? * (product / n)?)?;
         let scaled = gradient.broadcast_mul(&vector(&self.scales, x)?)?;
         let changed = (scaled - centred.broadcast_mul(&vector(&spread, x)?)?)?;
         let changed = if self.remove_mean {
-            let shift: Vec<f64> = self.scales.iter().zip(of_gradient).map(|(scale, sum)| scale * sum / n).collect();
+            let shift = ((&self.scales * &of_gradient)? / n)?;
             changed.broadcast_sub(&vector(&shift, x)?)?
         } else {
             changed
@@ -354,12 +361,6 @@ fn per_channel(numbers: &Tensor, rank: usize) -> Result<Tensor> {
 }
 
 /// Returns one number per channel in the shape and the type in which they combine with `x`.
-fn vector(numbers: &[f64], x: &Tensor) -> Result<Tensor> {
-    let tensor = Tensor::from_slice(numbers, numbers.len(), x.device())?;
-    per_channel(&tensor.to_dtype(widened(x.dtype()))?, x.rank())
-}
-
-/// Copies one number per channel to host memory.
-fn host(numbers: &Tensor) -> Result<Vec<f64>> {
-    numbers.to_dtype(DType::F64)?.to_vec1()
+fn vector(numbers: &Tensor, x: &Tensor) -> Result<Tensor> {
+    per_channel(&numbers.to_dtype(widened(x.dtype()))?, x.rank())
 }

@@ -2,9 +2,10 @@
 //!
 //! - [`CandleStrategy::scope`] builds a [`Model`]: a candle model that is built once per replica through a
 //!   `VarBuilder`, with equal initial values on all replicas.
-//! - [`Sgd`], [`Adam`], [`AdamW`], [`Adagrad`], [`RmsProp`] and [`Lamb`] are descriptions; `build(&model)` makes the
-//!   [`Optimizer`], whose slots are distributed variables. [`ReplicaOptimizer::minimize`] runs backward, reduces
-//!   gradients in buckets meanwhile, and updates every replica's copy in place.
+//! - [`Sgd`], [`Adam`], [`AdamW`], [`Adagrad`], [`RmsProp`], [`Lamb`], [`Adadelta`], [`Adamax`], [`Nadam`] and [`Ftrl`]
+//!   are descriptions; `build(&model)` makes the [`Optimizer`], whose slots are distributed variables.
+//!   [`ReplicaOptimizer::minimize`] runs backward, reduces gradients in buckets meanwhile, and updates every
+//!   replica's copy in place.
 //! - [`Optimizer`] also clips, compresses, scales losses ([`LossScale`]), accumulates, and shards its state; [`Ema`]
 //!   averages parameters; [`Model::freeze`] excludes parameters from training.
 //! - [`Sharded`] is a block whose parameters are gathered while it runs, under a strategy that shards them;
@@ -69,13 +70,15 @@ mod sums;
 mod tensor;
 mod tensor_parallel;
 mod trainer;
+#[cfg(feature = "data-service")]
+mod transfer;
 
 pub use all_reduce::{gather_over_replicas, mean_over_replicas, sum_over_replicas};
 pub use batch_norm::{SyncBatchNorm, sync_batch_norm};
 pub use context::{CandleContext, cross_entropy_per_example, nll_per_example};
 pub use distribute_optim::{
-    Adagrad, Adam, AdamW, Clip, ColumnParallelOptions, Lamb, LossScale, MemoryReport, RmsProp, RowParallelOptions, Sgd,
-    StepTimes,
+    Adadelta, Adagrad, Adam, AdamW, Adamax, Clip, ColumnParallelOptions, Ftrl, Lamb, LossScale, MemoryReport, Nadam,
+    RmsProp, RowParallelOptions, Sgd, StepTimes,
 };
 pub use error::{Error, Result};
 pub use losses::{

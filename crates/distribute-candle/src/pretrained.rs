@@ -197,6 +197,7 @@ impl<M> Model<M> {
                 None => variable.overwrite(&value)?,
             }
         }
+        self.parameters.note_loaded();
         report.unused = unused.into_iter().collect();
         Ok((report, sharded))
     }

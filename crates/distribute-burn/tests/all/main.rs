@@ -3,6 +3,7 @@
 
 mod common;
 mod data;
+mod elastic;
 mod equality;
 mod failures;
 mod mixed_precision;

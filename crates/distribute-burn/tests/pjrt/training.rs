@@ -3,8 +3,8 @@
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use distribute_burn::{
-    Adagrad, Adam, AdamW, BurnTensor, Clip, Error, Fit, FromElement, Inputs, Lamb, Loss, LossScale, Model, Optimizer,
-    RmsProp, Sgd, SparseCategoricalCrossentropy, Targets, Trainer, TrainingData,
+    Adadelta, Adagrad, Adam, AdamW, Adamax, BurnTensor, Clip, Error, Fit, FromElement, Ftrl, Inputs, Lamb, Loss,
+    LossScale, Model, Nadam, Optimizer, RmsProp, Sgd, SparseCategoricalCrossentropy, Targets, Trainer, TrainingData,
 };
 use distribute_collectives::Compression;
 use distribute_input::{Array, Dataset};
@@ -151,13 +151,17 @@ fn a_transformer_trains_alike() {
 
 #[test]
 fn every_optimizer_trains_alike() {
-    let optimizers: [(&str, MakeOptimizer<Mlp>); 9] = [
+    let optimizers: [(&str, MakeOptimizer<Mlp>); 13] = [
         ("Sgd", |model| Sgd::new(0.1).build(model)),
         ("Nesterov", |model| Sgd::new(0.1).momentum(0.9).nesterov().build(model)),
         ("AdamW", |model| AdamW::new(0.01, 0.1).build(model)),
         ("Adagrad", |model| Adagrad::new(0.1).build(model)),
         ("RmsProp", |model| RmsProp::new(0.01).momentum(0.5).centered().build(model)),
         ("Lamb", |model| Lamb::new(0.01).build(model)),
+        ("Adadelta", |model| Adadelta::new(1.0).build(model)),
+        ("Adamax", |model| Adamax::new(0.01).build(model)),
+        ("Nadam", |model| Nadam::new(0.01).build(model)),
+        ("Ftrl", |model| Ftrl::new(0.1).regularization(0.01, 0.01).build(model)),
         ("Clip::Value", |model| Sgd::new(0.1).build(model)?.clip(Clip::Value(0.01))),
         ("Clip::Norm", |model| Sgd::new(0.1).build(model)?.clip(Clip::Norm(0.05))),
         ("Clip::GlobalNorm", |model| Sgd::new(0.1).build(model)?.clip(Clip::GlobalNorm(0.1))),

@@ -8,23 +8,26 @@
 #![expect(unsafe_code, reason = "memory of candle's tensors is lent by its address")]
 
 use std::any::Any;
-use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use candle_core::backend::BackendStorage;
+use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::cuda_backend::CudaStorageSlice;
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr};
-use candle_core::{DType as CandleType, Device, Storage, Tensor};
-use distribute_collectives::{BucketPlan, DeviceGroup, FusedDeviceAllReduce, FusedDeviceStep, Options, ReduceOp};
-use distribute_device::cuda::{CudaDevice, CudaStream, FusedStep, StepTensor};
+use candle_core::{CudaStorage, Device, Layout, Shape, Storage, Tensor};
+use distribute_collectives::{
+    BucketPlan, Compression, DeviceGroup, FusedDeviceAllReduce, FusedDeviceStep, Options, ReduceOp,
+};
+use distribute_device::cuda::{CudaDevice, CudaStream};
 use distribute_device::{DType, Device as _, DeviceBuffer, Stream};
-use distribute_optim::backend::{DeviceExchange, DeviceUpdate, Parameters, Plan, Reduced, is_short};
-use distribute_optim::{AdamFactors, UpdateRule};
+use distribute_optim::backend::{
+    DeviceExchange, DeviceOutcome, DeviceUpdate, GpuUpdater, GpuVariable, Parameters, Plan, Reduced, is_short,
+};
 use distribute_strategy::{ReplicaContext, Strategy};
 
 use crate::device::candle_device;
 use crate::tensor::dtype_of;
-use crate::{Candle, Error, Result};
+use crate::{Candle, Result};
 
 /// The minimum size of buckets on a GPU if no other size is set: smaller operations leave its links idle.
 const BUCKET_BYTES: usize = 16 << 20;
@@ -41,11 +44,13 @@ struct Gpu {
 pub struct Gpus {
     gpu: Gpu,
     fused: Arc<FusedDeviceAllReduce>,
+    updater: Arc<GpuUpdater>,
 }
 
 /// One step's gradients, which are being reduced.
 pub struct GpuStep {
     gpu: Gpu,
+    updater: Arc<GpuUpdater>,
     group: Arc<DeviceGroup>,
     context: ReplicaContext,
     step: FusedDeviceStep,
@@ -54,6 +59,9 @@ pub struct GpuStep {
 /// One step's gradients, summed over all replicas: parts of the buckets.
 pub struct GpuSum {
     gpu: Gpu,
+    updater: Arc<GpuUpdater>,
+    /// How long the norm of the gradients may take.
+    timeout: Duration,
     /// The variables that got a gradient on some replica, by index.
     gradients: Vec<(usize, DeviceBuffer)>,
 }
@@ -77,7 +85,19 @@ impl Gpu {
         let (storage, layout) = tensor.storage_and_layout();
         let refuse = |problem: &str| Err(candle_core::Error::Msg(problem.to_owned()).into());
         let Storage::Cuda(storage) = &*storage else { return refuse("a tensor of a GPU's replica is not on the GPU") };
-        let Some((start, end)) = layout.contiguous_offsets() else { return refuse("a tensor is not contiguous") };
+        let Some(range) = layout.contiguous_offsets() else { return refuse("a tensor is not contiguous") };
+        self.lend_range(storage, range, Arc::new(tensor.clone()))
+    }
+
+    /// Returns the memory of elements of a storage, which lives as long as `owner` or is released in the order of
+    /// candle's stream.
+    fn lend_range(
+        &self,
+        storage: &CudaStorage,
+        (start, end): (usize, usize),
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Result<DeviceBuffer> {
+        let refuse = |problem: &str| Err(candle_core::Error::Msg(problem.to_owned()).into());
         let stream = storage.device().cuda_stream();
         fn address<T>(slice: &CudaSlice<T>, stream: &candle_core::cuda_backend::cudarc::driver::CudaStream) -> u64 {
             // candle computes on this stream only, so the access has nothing to wait for.
@@ -90,11 +110,10 @@ impl Gpu {
             CudaStorageSlice::BF16(slice) => address(slice, &stream),
             _ => return refuse("only floating-point tensors are trained on GPUs"),
         };
-        let size = tensor.dtype().size_in_bytes();
-        let owner = Arc::new(tensor.clone());
-        // SAFETY: the range is inside the tensor's storage, which lives as long as the tensor. Operations on it run on
-        // candle's stream, or on streams for which candle's stream waits before the tensor is dropped
-        // (`FusedDeviceStep`).
+        let size = storage.dtype().size_in_bytes();
+        // SAFETY: the range is inside the storage. Operations on it run on candle's stream, or on streams for which
+        // candle's stream waits before the storage is dropped (`FusedDeviceStep`, `DeviceGroup`); candle frees its
+        // memory in the order of that stream.
         Ok(unsafe { self.device.lend(address + (start * size) as u64, (end - start) * size, owner) })
     }
 }
@@ -103,7 +122,12 @@ impl DeviceExchange<Candle> for Gpus {
     type Step = GpuStep;
     type Sum = GpuSum;
 
-    fn new(context: &ReplicaContext, parameters: &Parameters<Candle>, plan: &Plan) -> Result<Option<Gpus>> {
+    fn new(
+        context: &ReplicaContext,
+        parameters: &Parameters<Candle>,
+        plan: &Plan,
+        compression: &Compression,
+    ) -> Result<Option<Gpus>> {
         let Some(gpu) = Gpu::of(context.strategy(), context.local_replica_id())? else { return Ok(None) };
         let group = context.device_group()?;
         let tensors = &plan.buckets().tensors()[..parameters.variables().len()];
@@ -113,13 +137,18 @@ impl DeviceExchange<Candle> for Gpus {
         let chosen = context.group().bytes_per_pack(total);
         let bucket_bytes = if chosen == Options::default().bytes_per_pack { BUCKET_BYTES } else { chosen };
         let buckets = BucketPlan::new(tensors, &order, bucket_bytes);
-        let fused = Arc::new(FusedDeviceAllReduce::new(&group, buckets, ReduceOp::Sum)?);
-        Ok(Some(Gpus { gpu, fused }))
+        let fused = Arc::new(FusedDeviceAllReduce::new(&group, buckets, ReduceOp::Sum)?.compress(compression)?);
+        let updater = Arc::new(GpuUpdater::new(gpu.device.clone(), gpu.stream.clone()));
+        Ok(Some(Gpus { gpu, fused, updater }))
+    }
+
+    fn take_back(&self) {
+        self.fused.take_back();
     }
 
     fn begin(&self, context: &ReplicaContext) -> Result<GpuStep> {
-        let (gpu, group, step) = (self.gpu.clone(), context.device_group()?, self.fused.begin());
-        Ok(GpuStep { gpu, group, context: context.clone(), step })
+        let (gpu, updater, step) = (self.gpu.clone(), self.updater.clone(), self.fused.begin());
+        Ok(GpuStep { gpu, updater, group: context.device_group()?, context: context.clone(), step })
     }
 
     fn has(step: &GpuStep, index: usize) -> bool {
@@ -132,11 +161,12 @@ impl DeviceExchange<Candle> for Gpus {
     }
 
     /// Orders later operations after the reductions, without waiting for them; the host exchanges the flags.
-    fn finish(GpuStep { gpu, context, step, .. }: GpuStep, mut flags: Vec<u32>) -> Result<(GpuSum, Vec<u32>)> {
+    fn finish(GpuStep { gpu, updater, context, step, .. }: GpuStep, mut flags: Vec<u32>) -> Result<(GpuSum, Vec<u32>)> {
         context.group().all_reduce(&mut flags, ReduceOp::Sum)?;
         let gradients = step.finish(&*gpu.stream)?;
         let gradients = gradients.into_iter().filter(|(index, _)| flags[*index] > 0).collect();
-        Ok((GpuSum { gpu, gradients }, flags))
+        let timeout = context.group().options().timeout;
+        Ok((GpuSum { gpu, updater, timeout, gradients }, flags))
     }
 
     fn variables(sum: &GpuSum) -> Vec<usize> {
@@ -144,7 +174,7 @@ impl DeviceExchange<Candle> for Gpus {
     }
 
     fn into_tensors(sum: GpuSum, parameters: &Parameters<Candle>, local: usize) -> Result<Vec<Reduced<Candle>>> {
-        let GpuSum { gpu, gradients } = sum;
+        let GpuSum { gpu, gradients, .. } = sum;
         gradients
             .into_iter()
             .map(|(index, part)| {
@@ -156,80 +186,73 @@ impl DeviceExchange<Candle> for Gpus {
             .collect()
     }
 
-    fn apply(sum: &GpuSum, update: &DeviceUpdate<'_, Candle>) -> Result<bool> {
-        sum.apply(update)
+    fn apply(sum: &GpuSum, update: &DeviceUpdate<'_, Candle>) -> Result<DeviceOutcome> {
+        let DeviceUpdate { parameters, local, counts, slots, step } = update;
+        let variables = sum.gradients.iter().map(|(index, gradients)| {
+            let parameter = &parameters.variables()[*index].components()[*local];
+            let dtype = dtype_of(parameter.dtype())?;
+            let lend = |tensor: &Tensor| sum.gpu.lend(tensor);
+            let mut slots = slots(*index).iter().map(lend).collect::<Result<Vec<DeviceBuffer>>>()?;
+            let master = slots.pop_if(|_| is_short(dtype));
+            let (parameters, gradients) = (lend(parameter)?, gradients.clone());
+            Ok(GpuVariable { step: counts.of(*index), dtype, parameters, gradients, slots, master })
+        });
+        let variables = variables.collect::<Result<Vec<GpuVariable>>>()?;
+        let outcome = sum.updater.apply(step, &variables, Instant::now() + sum.timeout);
+        Ok(outcome.map_err(distribute_strategy::Error::from)?)
     }
 }
 
-impl GpuSum {
-    /// Updates all parameters of a replica in few launches. Returns false if the rule has no kernel.
-    fn apply(&self, update: &DeviceUpdate<'_, Candle>) -> Result<bool> {
-        let DeviceUpdate { parameters, local, rule, counts, learning_rate: rate, slots } = *update;
-        // Variables with equal step counts are updated together. Counts differ only if some variables get gradients in
-        // some steps only.
-        let step_of = |index: usize| if rule.counts_steps() { counts.of(index) } else { 1 };
-        let steps: BTreeSet<u64> = self.gradients.iter().map(|(index, _)| step_of(*index)).collect();
-        let Some(steps) =
-            steps.into_iter().map(|step| Some((step, fused(rule, step, rate)?))).collect::<Option<Vec<_>>>()
-        else {
-            return Ok(false);
-        };
-        let stream = &self.gpu.stream;
-        let device = |error| Error::from(distribute_strategy::Error::from(error));
-        for ((number, fused), dtype) in
-            steps.into_iter().flat_map(|step| [DType::F32, DType::F64].map(|dtype| (step, dtype)))
-        {
-            let mut tensors: Vec<(DeviceBuffer, DeviceBuffer, Vec<DeviceBuffer>)> = Vec::new();
-            let mut rounded: Vec<(DeviceBuffer, DType, DeviceBuffer)> = Vec::new();
-            for (index, gradient) in &self.gradients {
-                let parameter = &parameters.variables()[*index].components()[local];
-                let short = is_short(dtype_of(parameter.dtype())?);
-                let computed = if parameter.dtype() == CandleType::F64 { DType::F64 } else { DType::F32 };
-                if computed != dtype || step_of(*index) != number {
-                    continue;
-                }
-                let mut kept = slots(*index);
-                let lent = self.gpu.lend(parameter)?;
-                let (target, gradient) = match kept.pop_if(|_| short) {
-                    Some(master) => {
-                        let from = dtype_of(parameter.dtype())?;
-                        let wide = self.gpu.device.allocate(4 * parameter.elem_count()).map_err(device)?;
-                        stream.cast(from, gradient, DType::F32, &wide).map_err(device)?;
-                        let master = self.gpu.lend(&master)?;
-                        rounded.push((master.clone(), from, lent));
-                        (master, wide)
-                    }
-                    None => (lent, gradient.clone()),
-                };
-                let kept = kept.iter().map(|slot| self.gpu.lend(slot)).collect::<Result<Vec<DeviceBuffer>>>()?;
-                tensors.push((target, gradient, kept));
-            }
-            let slots: Vec<Vec<&DeviceBuffer>> = tensors.iter().map(|(_, _, kept)| kept.iter().collect()).collect();
-            let all: Vec<StepTensor<'_>> = tensors
-                .iter()
-                .zip(&slots)
-                .map(|((parameters, gradients, _), slots)| StepTensor { parameters, gradients, slots })
-                .collect();
-            stream.step(fused, dtype, &all).map_err(device)?;
-            for (master, to, parameter) in &rounded {
-                stream.cast(DType::F32, master, *to, parameter).map_err(device)?;
-            }
-        }
-        Ok(true)
-    }
+/// Returns a contiguous tensor's elements, reduced over the replicas in the memory of their GPUs; `None` if a replica
+/// is not on a GPU, or there are no elements. Every replica calls this.
+pub(crate) fn reduced(
+    context: &ReplicaContext,
+    op: ReduceOp,
+    storage: &CudaStorage,
+    layout: &Layout,
+) -> Result<Option<CudaStorage>> {
+    in_graph(context, storage, layout, 1, |group, [_, all], dtype, stream| group.all_reduce(all, dtype, op, stream))
 }
 
-/// Returns the kernel of one step of a rule, if there is one.
-fn fused(rule: UpdateRule, step: u64, rate: f64) -> Option<FusedStep> {
-    match rule {
-        UpdateRule::Sgd { momentum, nesterov } => Some(FusedStep::Sgd { rate, momentum, nesterov }),
-        UpdateRule::Adam { beta1, beta2, epsilon, weight_decay } => {
-            let factors = AdamFactors::new(step, rate, [beta1, beta2], epsilon, weight_decay);
-            let AdamFactors { rate, scale, keep, beta1, rest1, beta2, rest2, epsilon } = factors;
-            Some(FusedStep::Adam { rate, scale, keep, beta1, rest1, beta2, rest2, epsilon })
-        }
-        _ => None,
+/// Returns the elements of every replica's contiguous tensor, all of one size, in the order of replicas; `None` as for
+/// [`reduced`]. Every replica calls this.
+pub(crate) fn gathered(
+    context: &ReplicaContext,
+    storage: &CudaStorage,
+    layout: &Layout,
+) -> Result<Option<CudaStorage>> {
+    let replicas = context.num_replicas_in_sync();
+    in_graph(context, storage, layout, replicas, |group, [own, all], dtype, stream| {
+        group.all_gather(own, all, dtype, stream)
+    })
+}
+
+/// Copies a tensor's elements into memory for `parts` times as many, at the replica's place if there are several, and
+/// runs `collective` on that place and on the whole.
+fn in_graph(
+    context: &ReplicaContext,
+    storage: &CudaStorage,
+    layout: &Layout,
+    parts: usize,
+    collective: impl FnOnce(&DeviceGroup, [&DeviceBuffer; 2], DType, &dyn Stream) -> distribute_collectives::Result<()>,
+) -> Result<Option<CudaStorage>> {
+    let Some(group) = context.graph_device_group()? else { return Ok(None) };
+    let Some(gpu) = Gpu::of(context.strategy(), context.local_replica_id())? else { return Ok(None) };
+    let count = layout.shape().elem_count();
+    if count == 0 {
+        return Ok(None);
     }
+    let Some(range) = layout.contiguous_offsets() else {
+        return Err(candle_core::Error::Msg("a tensor is not contiguous".to_owned()).into());
+    };
+    let result = storage.device().zeros_impl(&Shape::from(parts * count), storage.dtype())?;
+    let (given, all) =
+        (gpu.lend_range(storage, range, Arc::new(()))?, gpu.lend_range(&result, (0, parts * count), Arc::new(()))?);
+    let start = if parts > 1 { context.replica_id() * given.len_bytes() } else { 0 };
+    let own = all.slice(start..start + given.len_bytes()).map_err(distribute_strategy::Error::from)?;
+    gpu.stream.copy(&given, &own).map_err(distribute_strategy::Error::from)?;
+    collective(&group, [&own, &all], dtype_of(storage.dtype())?, &*gpu.stream)?;
+    Ok(Some(result))
 }
 
 impl std::fmt::Debug for Gpus {

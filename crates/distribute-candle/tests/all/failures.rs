@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{BatchNorm, BatchNormConfig, Linear, ModuleT, VarBuilder, batch_norm, linear};
 use distribute_candle::{
-    Adagrad, Adam, AdamW, CandleContext, CandleStrategy, Clip, Error, Lamb, LossScale, Model, Optimizer, RmsProp,
-    ScopeOptions, Sgd, SyncBatchNorm, cross_entropy_per_example, sync_batch_norm,
+    Adadelta, Adagrad, Adam, AdamW, Adamax, CandleContext, CandleStrategy, Clip, Error, Ftrl, Lamb, LossScale, Model,
+    Nadam, Optimizer, RmsProp, ScopeOptions, Sgd, SyncBatchNorm, cross_entropy_per_example, sync_batch_norm,
 };
 use distribute_collectives::Compression;
 use distribute_strategy::{
@@ -59,6 +59,10 @@ const OPTIMIZERS: &[(&str, DType, Build)] = &[
     ("rmsprop", DType::F32, |model| RmsProp::new(0.01).build(model)),
     ("rmsprop with all", DType::F32, |model| RmsProp::new(0.01).momentum(0.9).centered().build(model)),
     ("lamb", DType::F32, |model| Lamb::new(0.01).build(model)),
+    ("adadelta", DType::F32, |model| Adadelta::new(1.0).build(model)),
+    ("adamax", DType::F32, |model| Adamax::new(0.01).build(model)),
+    ("nadam", DType::F32, |model| Nadam::new(0.01).build(model)),
+    ("ftrl", DType::F32, |model| Ftrl::new(0.1).build(model)),
     ("clipped", DType::F32, |model| Adam::new(0.01).build(model)?.clip(Clip::GlobalNorm(0.1))),
     ("scaled", DType::F32, |model| Adam::new(0.01).build(model)?.scale_losses(LossScale::dynamic().interval(2))),
     ("sharded", DType::F32, |model| Adam::new(0.01).build(model)?.zero1()),

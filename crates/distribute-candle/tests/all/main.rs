@@ -4,6 +4,8 @@
 mod batch_norm;
 mod checkpoints;
 mod common;
+mod diloco;
+mod elastic;
 mod empty_replicas;
 mod failures;
 mod local_updates;

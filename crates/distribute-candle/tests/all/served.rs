@@ -22,6 +22,7 @@ use distribute_train::checkpoint::{CheckpointManager, Checkpointed};
 use distribute_train::history::History;
 use distribute_train::metrics::{Accuracy, Metric, Metrics, Predictions};
 use distribute_train::preemption::TerminationConfig;
+use distribute_train::trainer::Trainee;
 
 use crate::common::{Mlp, data, mirrored, serve};
 
@@ -274,6 +275,8 @@ fn checkpoints_of_servers_continue_under_other_strategies_and_back() {
     let mut other = training().under(&Strategy::default_strategy().unwrap()).unwrap();
     let history = backed_up(&mut other, to.path(), 100, None).unwrap();
     assert_same(&history, &expected, 1e-5);
+    // The coordinator holds some pieces of the model.
+    assert!(trainer.model().streams() && !other.model().streams());
     drop((trainer, strategy));
 
     assert!(backed_up(&mut alone(), from.path(), 100, Some(2)).is_none());

@@ -436,6 +436,18 @@ fn the_memory_of_a_replica_is_that_of_its_tensors() {
 }
 
 #[test]
+fn a_validation_after_every_second_epoch_trains_as_one_after_each() {
+    let strategy = mirrored(2);
+    let of = |every: u32| {
+        let fit = Fit::epochs(5).validation(&data()).validation_every(every).callback(EarlyStopping::new("val_loss"));
+        trainer(&strategy).fit(&data(), fit).unwrap()
+    };
+    let (each, second) = (of(1), of(2));
+    assert_eq!(second.of("loss"), each.of("loss"));
+    assert_eq!(second.of("val_loss"), [each.of("val_loss")[1], each.of("val_loss")[3]]);
+}
+
+#[test]
 fn a_batch_size_for_data_that_are_batched_already_and_steps_of_no_validation_are_refused() {
     let strategy = mirrored(1);
     // The default size too, if it is set.
@@ -445,6 +457,8 @@ fn a_batch_size_for_data_that_are_batched_already_and_steps_of_no_validation_are
     }
     let error = trainer(&strategy).fit(&data(), Fit::epochs(1).validation_steps(2)).unwrap_err().to_string();
     assert!(error.contains("validation_steps(2) has no effect"), "{error}");
+    let error = trainer(&strategy).fit(&data(), Fit::epochs(4).validation_every(2)).unwrap_err().to_string();
+    assert!(error.contains("validation_every(2) has no effect"), "{error}");
     // It is for the training data; those of the validation have a size of their own.
     let fit = Fit::epochs(1).batch_size(8).validation(&data());
     trainer(&strategy).fit(&examples(), fit).unwrap();

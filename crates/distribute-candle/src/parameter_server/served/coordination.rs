@@ -239,6 +239,10 @@ impl<M: ModuleT + Send + Sync + 'static> Coordination<M> {
 
 /// Variables, slots and step counts, which the servers hold together.
 impl<M: ModuleT + Send + Sync + 'static> Checkpointed for Coordination<M> {
+    fn streams(&self) -> bool {
+        self.strategy.streams()
+    }
+
     fn save(&self, strategy: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError> {
         self.drain()?;
         self.strategy.save(strategy, snapshot)
