@@ -7,6 +7,7 @@ use clap::builder::FalseyValueParser;
 use clap::{Parser, Subcommand, value_parser};
 use distribute_collectives::TransportKind;
 
+use crate::elastic::{Elastic, MAX_RESTARTS};
 use crate::error::Error;
 use crate::manifest::args::Manifest;
 
@@ -30,8 +31,8 @@ pub(crate) enum Command {
     /// Reads the flight records that every rank of a failing process group writes to the folder that
     /// DISTRIBUTE_FLIGHT_DIR names: what each rank had called, where their calls part, and who left no record.
     ///
-    /// Of a checkpoint it reads names and sizes only, and prints the memory that each replica needs for parameters,
-    /// gradients and optimizer state under several strategies.
+    /// For a checkpoint, prints the memory that each replica needs for parameters, gradients and optimizer state under
+    /// several strategies; only names and sizes are read.
     Explain {
         /// The folder with rank_NNNNN.json files; or a .safetensors file, a checkpoint, or a folder of them
         path: PathBuf,
@@ -46,6 +47,7 @@ pub(crate) enum Command {
     /// Write a new crate that trains at once
     New(New),
     Manifest(Manifest),
+    DataService(Box<DataService>),
     /// Print the completions of a shell
     ///
     /// For bash: distribute completions bash > ~/.local/share/bash-completion/completions/distribute
@@ -75,20 +77,33 @@ pub(crate) enum Command {
 /// Run a program as several tasks, on this machine or on several
 ///
 /// Each task finds its place in TF_CONFIG and in RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
-/// MASTER_PORT and DISTRIBUTE_PORT, and the job's identity in DISTRIBUTE_JOB_ID. When one fails, the others are stopped
-/// and the first cause is named.
+/// MASTER_PORT and DISTRIBUTE_PORT, the job's identity in DISTRIBUTE_JOB_ID, and on one machine a secret in
+/// DISTRIBUTE_JOB_SECRET_FILE, by which tasks know each other. When one fails, the others are stopped and the first
+/// cause is named; with --elastic, a worker that is lost is started again while the others train.
 #[derive(Debug, clap::Args)]
-#[command(after_help = AFTER_HELP, override_usage = "distribute run -n <N> [OPTIONS] -- <PROGRAM> [ARGS]...")]
+#[command(
+    after_help = AFTER_HELP,
+    override_usage = "distribute run <-n <N>|--elastic <MIN:MAX>> [OPTIONS] -- <PROGRAM> [ARGS]..."
+)]
 pub(crate) struct Run {
     /// Number of workers, dealt to the hosts in blocks
     #[arg(short = 'n', long, value_name = "N", env = "DISTRIBUTE_WORKERS", hide_env = true)]
-    #[arg(value_parser = value_parser!(u32).range(1..=100_000), required_unless_present = "workers_per_node")]
+    #[arg(value_parser = value_parser!(u32).range(1..=100_000))]
+    #[arg(required_unless_present_any = ["workers_per_node", "elastic"])]
     pub(crate) workers: Option<u32>,
 
     /// Number of workers on each host
     #[arg(long, value_name = "N", env = "DISTRIBUTE_WORKERS_PER_NODE", hide_env = true, conflicts_with = "workers")]
     #[arg(value_parser = value_parser!(u32).range(1..=1024), visible_alias = "nproc-per-node")]
     pub(crate) workers_per_node: Option<u32>,
+
+    /// Start MAX workers on this host, of which MIN suffice: one that is lost is started again, the others train on
+    ///
+    /// For programs whose strategy is elastic. A worker that a signal ends, or that ends with a code of 128 or more, is
+    /// lost; 143 says that it was told to stop. Other codes than 0 stop the job. The workers find each other by the
+    /// folder that DISTRIBUTE_GENERATIONS names.
+    #[arg(long, value_name = "MIN:MAX", env = "DISTRIBUTE_ELASTIC", hide_env = true)]
+    pub(crate) elastic: Option<Elastic>,
 
     /// Tasks of the job `chief`, in addition to the workers
     #[arg(long, value_name = "0|1", env = "DISTRIBUTE_CHIEF", hide_env = true, default_value_t = 0)]
@@ -145,14 +160,14 @@ pub(crate) struct Run {
     #[arg(default_missing_value = SSH, requires = "hosts", help_heading = "Several hosts")]
     pub(crate) ssh: Option<String>,
 
-    /// How often the job may be started again after a failure
-    #[arg(long, value_name = "N", env = "DISTRIBUTE_MAX_RESTARTS", hide_env = true, default_value_t = 0)]
+    /// How often the job may be started again after a failure [default: 0]; with --elastic, each worker [default: 3]
+    #[arg(long, value_name = "N", env = "DISTRIBUTE_MAX_RESTARTS", hide_env = true)]
     #[arg(help_heading = "Restarts")]
-    pub(crate) max_restarts: u32,
+    pub(crate) max_restarts: Option<u32>,
 
-    /// Restarts that are longer ago do not count
+    /// Restarts that are longer ago do not count [default: all count; with --elastic, 600]
     #[arg(long, value_name = "SECONDS", env = "DISTRIBUTE_RESTART_WINDOW", hide_env = true)]
-    #[arg(help_heading = "Restarts", requires = "max_restarts")]
+    #[arg(help_heading = "Restarts")]
     pub(crate) restart_window: Option<u32>,
 
     /// Pause before the first restart; each further one doubles it, up to 60 s
@@ -200,6 +215,11 @@ impl Run {
         self.hosts.as_ref().map_or(self.nnodes as usize, Vec::len)
     }
 
+    /// Returns how often the job, or each worker of an elastic one, may be started again.
+    pub(crate) fn max_restarts(&self) -> u32 {
+        self.max_restarts.unwrap_or(if self.elastic.is_some() { MAX_RESTARTS } else { 0 })
+    }
+
     /// Returns the command that starts launchers on other hosts.
     pub(crate) fn ssh_command(&self) -> String {
         self.ssh.clone().unwrap_or_else(|| SSH.to_owned())
@@ -245,12 +265,76 @@ impl Run {
             let expected = format!("a number below --nnodes {}", self.nnodes);
             return wrong("--node-rank is the number of no host", rank.to_string(), &expected);
         }
-        Ok(())
+        if let (Some(window), None, None) = (self.restart_window, self.max_restarts, self.elastic) {
+            let given = format!("--restart-window {window}");
+            return wrong("--restart-window counts restarts, and none are allowed", given, "--max-restarts N too");
+        }
+        self.elastic.map_or(Ok(()), |elastic| elastic.check(self))
     }
 }
 
 /// The command by which other hosts are reached: without questions, and not for ever.
 const SSH: &str = "ssh -o BatchMode=yes -o ConnectTimeout=10";
+
+/// Serve datasets that other processes read and transform for a training job
+///
+/// Runs the dispatcher, which knows the data workers, and prints its address as DISTRIBUTE_DATA_SERVICE=HOST:PORT. With
+/// --workers, it also starts that many data workers on this host, which find the address in the same variable, and
+/// starts those again that fail. SIGTERM and Ctrl-C end all of them.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = DATA_SERVICE_AFTER_HELP,
+    override_usage = "distribute data-service [OPTIONS] [--workers <N> -- <PROGRAM> [ARGS]...]"
+)]
+pub(crate) struct DataService {
+    /// Address to listen at; port 0 is a free one
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:0")]
+    pub(crate) bind: String,
+
+    /// Name of the service, which its data workers and consumers share; others are refused
+    #[arg(long, value_name = "ID", env = "DISTRIBUTE_DATA_SERVICE_ID", hide_env = true)]
+    pub(crate) id: Option<String>,
+
+    /// Number of data workers on this host
+    #[arg(short = 'n', long, value_name = "N", value_parser = value_parser!(u32).range(1..=1024), requires = "program")]
+    pub(crate) workers: Option<u32>,
+
+    /// How often each data worker may be started again after a failure
+    #[arg(long, value_name = "N", default_value_t = 3, help_heading = "Restarts")]
+    pub(crate) max_restarts: u32,
+
+    /// Restarts that are longer ago do not count
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, help_heading = "Restarts")]
+    pub(crate) restart_window: u32,
+
+    /// Also write what each data worker prints to DIR/attempt-0/data-worker-0/{stdout,stderr}.log
+    #[arg(long, value_name = "DIR")]
+    pub(crate) log_dir: Option<PathBuf>,
+
+    /// Put the time (UTC) before each line
+    #[arg(long)]
+    pub(crate) timestamps: bool,
+
+    /// Time that data workers get to stop before they are killed
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = value_parser!(u32).range(0..=86_400))]
+    pub(crate) grace: u32,
+
+    /// Show nothing that the data workers print
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+
+    /// The program and its arguments
+    #[arg(trailing_var_arg = true, value_name = "PROGRAM", requires = "workers")]
+    pub(crate) program: Vec<OsString>,
+}
+
+const DATA_SERVICE_AFTER_HELP: &str = "\
+Exit code: 0 when it was told to stop, that of the first data worker that failed when none is left, 2 when flags are \
+wrong.
+
+Examples:
+  distribute data-service --bind 10.0.0.7:5050
+  distribute data-service --bind 10.0.0.7:5050 --workers 4 -- ./data_worker";
 
 /// Write a new crate that trains at once
 ///
@@ -308,11 +392,12 @@ Example:
 const AFTER_HELP: &str = "\
 Every option can be given as DISTRIBUTE_<OPTION>, such as DISTRIBUTE_LOG_DIR.
 
-Exit code: 0 when all tasks end with 0, else that of the first cause (128 + n when signal n killed it), \
-2 when nothing could be started.
+Exit code: 0 when all tasks end with 0 (of an elastic job, all that are left), else that of the first cause \
+(128 + n when signal n killed it), 2 when nothing could be started.
 
 Examples:
   distribute run -n 2 -- target/release/examples/mnist --epochs 5
+  distribute run --elastic 2:4 -- ./train
   distribute run --nnodes 2 --rendezvous node1:29400 --workers-per-node 8 --max-restarts 3 -- ./train
   distribute run --hosts node1,node2 --ssh --workers-per-node 8 -- ./train";
 
@@ -364,6 +449,13 @@ mod tests {
             (&["--hosts", "a,b,a", "--ssh"], "names a host twice"),
             (&["--hosts", "a,,b", "--ssh"], "an entry that is not a host"),
             (&["--hosts=-oProxyCommand=x", "--ssh"], "an entry that is not a host"),
+            (&["--restart-window", "60"], "--max-restarts N too"),
+            (&["--elastic", "2:5"], "--elastic 2:5 and --workers 4"),
+            (&["--elastic", "2:4", "--hosts", "a", "--ssh"], "an elastic job runs on one host"),
+            (&["--elastic", "2:4", "--nnodes", "2", "--rendezvous", "a:1"], "--elastic 2:4 and --nnodes 2"),
+            (&["--elastic", "2:4", "--chief", "1"], "an elastic job has workers only"),
+            (&["--elastic", "2:4", "--ps", "1"], "--elastic without --ps"),
+            (&["--elastic", "2:4", "--evaluator", "1"], "--elastic without --evaluator"),
         ] {
             let run = run(&[&["-n", "4"], args, &["--", "train"]].concat()).unwrap();
             let error = run.check().unwrap_err();
@@ -372,6 +464,17 @@ mod tests {
         }
         let hosts = run(&["--workers-per-node", "2", "--hosts", "a,b", "--ssh", "--", "train"]).unwrap();
         assert!(hosts.check().is_ok() && hosts.nodes() == 2 && hosts.ssh_command() == SSH);
+        let per_node = run(&["--elastic", "1:2", "--workers-per-node", "1", "--", "train"]).unwrap();
+        assert!(crate::report::error(&per_node.check().unwrap_err()).contains("--workers-per-node 1"));
+        let elastic = |args: &[&str]| run(&[args, &["--", "train"]].concat()).unwrap();
+        for (args, restarts) in [
+            (&["--elastic", "2:4", "-n", "4", "--restart-window", "60"][..], 3),
+            (&["--elastic", "2:4", "--max-restarts", "0"], 0),
+            (&["-n", "4"], 0),
+        ] {
+            let run = elastic(args);
+            assert!(run.check().is_ok() && run.max_restarts() == restarts, "{args:?}");
+        }
         let own = run(&["-n", "2", "--hosts", "a", "--ssh=sh -c", "--", "train"]).unwrap();
         assert_eq!(own.ssh_command(), "sh -c");
         assert!(run(&["-n", "2", "--workers-per-node", "2", "--", "train"]).is_err());
@@ -386,6 +489,7 @@ mod tests {
             &["-n", "0", "--", "train"],
             &["-n", "two", "--", "train"],
             &["-n", "2", "--chief", "2", "--", "train"],
+            &["--elastic", "4:2", "--", "train"],
             &["-n", "2", "--wrokers", "2", "--", "train"],
         ] {
             assert_eq!(run(args).unwrap_err().exit_code(), 2, "{args:?}");

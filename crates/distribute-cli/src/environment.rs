@@ -13,6 +13,18 @@ pub(crate) fn is(name: &str, value: &str) -> bool {
     std::env::var(name).is_ok_and(|given| given.trim().eq_ignore_ascii_case(value))
 }
 
+/// Returns whether the user has given the job a secret.
+pub(crate) fn gives_secret() -> bool {
+    let given = |name| std::env::var_os(name).is_some_and(|value| !value.to_string_lossy().trim().is_empty());
+    secret_file().is_some() || given("DISTRIBUTE_JOB_SECRET")
+}
+
+/// Returns the path of the file with the job's secret, if the user has given one.
+pub(crate) fn secret_file() -> Option<String> {
+    let given = std::env::var("DISTRIBUTE_JOB_SECRET_FILE").ok()?;
+    Some(given.trim().to_owned()).filter(|path| !path.is_empty())
+}
+
 /// Returns all variables.
 pub(crate) fn all(text: impl Fn(OsString) -> String) -> BTreeMap<String, String> {
     std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect()

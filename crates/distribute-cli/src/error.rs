@@ -23,6 +23,8 @@ pub(crate) enum Error {
     #[error("cannot serve the status page: {problem}")]
     #[cfg_attr(not(feature = "status"), expect(dead_code, reason = "the page is a feature"))]
     Status { given: String, problem: String },
+    #[error("cannot serve: {problem}")]
+    DataService { problem: String },
     #[error("cannot {what}: {source}")]
     System { what: &'static str, source: io::Error },
     #[error("{problem}")]
@@ -165,7 +167,8 @@ impl Error {
                 format!("try the same by hand, such as ssh {host} true; keys must work without a question"),
             )],
             Self::Ssh { .. } => vec![("expected", "text in UTF-8, with balanced quotes in --ssh".into())],
-            Self::Interrupted { .. } => Vec::new(),
+            // The problem has a remedy.
+            Self::Interrupted { .. } | Self::DataService { .. } => Vec::new(),
             Self::Start { .. } | Self::System { .. } => {
                 vec![("remedy", "look at the limits of processes and open files: ulimit -a".into())]
             }
@@ -175,6 +178,7 @@ impl Error {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Program { .. }
+            | Self::DataService { .. }
             | Self::Only { .. }
             | Self::LogDir { .. }
             | Self::Status { .. }

@@ -7,12 +7,12 @@ use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded, never, select, unbounded};
+use distribute_cluster::JobSecret;
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use tempfile::TempDir;
 
-use crate::args::Run;
-use crate::cores::Cores;
+use crate::cores::{Cores, Place};
 use crate::environment;
 use crate::error::Error;
 use crate::guardian::Guardian;
@@ -34,8 +34,26 @@ pub(crate) struct Host {
     guardian: Guardian,
     screen: Screen,
     progress: Option<Progress>,
-    /// Where tasks write the errors that end them.
+    /// Where tasks write the errors that end them, and read the job's secret. Its owner alone can read it.
     errors: TempDir,
+    /// The file of the secret that the launcher has drawn for the job.
+    secret: Option<PathBuf>,
+}
+
+/// How a launcher starts and shows tasks.
+#[derive(Debug, Default)]
+pub(crate) struct Settings {
+    pub(crate) program: Vec<OsString>,
+    pub(crate) log_dir: Option<PathBuf>,
+    /// The only task whose output is shown.
+    pub(crate) only: Option<String>,
+    pub(crate) quiet: bool,
+    pub(crate) timestamps: bool,
+    pub(crate) cpus_per_worker: Option<u32>,
+    /// Whether tasks report progress.
+    pub(crate) progress: bool,
+    /// Whether the job gets a secret, unless the user has set one.
+    pub(crate) draws_secret: bool,
 }
 
 /// A start of a job's tasks.
@@ -51,9 +69,10 @@ pub(crate) struct Start {
 
 impl Host {
     /// Takes over signals, and starts what shows the job to the user.
-    pub(crate) fn new(args: &Run, tasks: &[Task]) -> Result<Host, Error> {
-        let only = args.only.as_deref().map(|given| job::find(tasks, given)).transpose()?;
-        if let Some(folder) = &args.log_dir {
+    pub(crate) fn new(settings: Settings, tasks: &[Task]) -> Result<Host, Error> {
+        let Settings { program, log_dir, only, quiet, timestamps, cpus_per_worker, progress, draws_secret } = settings;
+        let only = only.as_deref().map(|given| job::find(tasks, given)).transpose()?;
+        if let Some(folder) = &log_dir {
             let refused = |source| Error::LogDir { path: folder.clone(), source };
             fs::create_dir_all(folder).map_err(refused)?;
         }
@@ -61,19 +80,27 @@ impl Host {
         let signals = signals().map_err(Error::system("handle signals"))?;
         process::adopt_orphans().map_err(Error::system("adopt orphaned processes"))?;
         let guardian = Guardian::start().map_err(Error::system("start the guardian process"))?;
-        let look = Look::from_streams(tasks, args.timestamps);
+        let look = Look::from_streams(tasks, timestamps);
         let screen = Screen::start(look).map_err(Error::system("start a thread"))?;
-        let progress = match environment::is_set("DISTRIBUTE_PROGRESS") {
-            true => None,
-            false => {
+        let progress = match progress && !environment::is_set("DISTRIBUTE_PROGRESS") {
+            false => None,
+            true => {
                 let started = Progress::start(tasks, screen.output(), screen.notes());
                 Some(started.map_err(Error::system("listen for progress"))?)
             }
         };
         let errors = tempfile::tempdir().map_err(Error::system("make a temporary folder"))?;
-        let cores = args.cpus_per_worker.map(Cores::of_this_host).transpose()?;
-        let (program, log_dir, quiet) = (args.program.clone(), args.log_dir.clone(), args.quiet);
-        Ok(Host { program, log_dir, only, quiet, cores, signals, guardian, screen, progress, errors })
+        let cores = cpus_per_worker.map(Cores::of_this_host).transpose()?;
+        let secret = match draws_secret && !environment::gives_secret() {
+            true => {
+                let file = errors.path().join("secret");
+                let drawn = JobSecret::create_file(&file).map_err(std::io::Error::other);
+                drawn.map_err(Error::system("write the job's secret"))?;
+                Some(file)
+            }
+            false => None,
+        };
+        Ok(Host { program, log_dir, only, quiet, cores, signals, guardian, screen, progress, errors, secret })
     }
 
     pub(crate) fn signals(&self) -> &Receiver<i32> {
@@ -106,42 +133,78 @@ impl Host {
             Some(folder) => Some(open_logs(&folder.join(format!("attempt-{attempt}")), &own)?.into_iter()),
             None => None,
         };
-        let places = match &self.cores {
-            Some(cores) => cores.places(own.len())?.into_iter().map(Some).collect(),
-            None => vec![None; own.len()],
-        };
+        let places = self.places(own.len())?;
         let shared = self.shared_environment(job, *attempt, own.len());
         let (done, followed) = bounded(0);
         let mut local = Local::new(&self.guardian, followed);
         for (task, place) in own.into_iter().zip(places) {
-            let error_file = self.errors.path().join(format!("{attempt}-{task}.json"));
             let place_of_task = job::environment(tasks, task, addresses).ok_or(Error::Addresses)?;
             let mut env = place_of_task;
             env.extend(shared.iter().map(|(name, value)| (*name, Some(value.clone()))));
             env.extend(reports_to.as_ref().map(|address| ("DISTRIBUTE_STATUS_ADDR", Some(address.clone()))));
-            env.push(("TORCHELASTIC_ERROR_FILE", Some(error_file.to_string_lossy().into_owned())));
-            let pinned = place.as_ref().map(|place| place.pin()).transpose()?;
-            let started = process::spawn(&self.program, env, &self.guardian);
-            drop(pinned);
-            let started = started.map_err(|source| Error::start(task, &self.program[0], source))?;
-            let tail = Tail::default();
-            local.add(Running::new(task.rank, started.pid, tail.clone(), error_file));
-            let [out_log, err_log] = logs.as_mut().and_then(Iterator::next).map_or([None, None], |it| it.map(Some));
-            let follow = |stream, log| Follow {
-                rank: Some(task.rank),
-                stream,
-                tail: tail.clone(),
-                log,
-                show: self.shows(task.rank).then(|| self.screen.output()),
-                note: self.screen.notes(),
-                done: done.clone(),
-            };
-            let out = follow(Stream::Stdout, out_log).start(format!("{task}-stdout"), started.stdout);
-            let err =
-                out.and_then(|()| follow(Stream::Stderr, err_log).start(format!("{task}-stderr"), started.stderr));
-            err.map_err(Error::system("start a thread"))?;
+            let logs = logs.as_mut().and_then(Iterator::next);
+            local.add(self.start_task(task, *attempt, env, logs, place.as_ref(), &done)?);
         }
         Ok(local)
+    }
+
+    /// Returns the cores of each of `tasks` tasks, if they are pinned.
+    pub(crate) fn places(&self, tasks: usize) -> Result<Vec<Option<Place>>, Error> {
+        match &self.cores {
+            Some(cores) => Ok(cores.places(tasks)?.into_iter().map(Some).collect()),
+            None => Ok(vec![None; tasks]),
+        }
+    }
+
+    /// Starts one task without the others of its attempt, with these variables besides the launcher's own.
+    pub(crate) fn start_alone(
+        &self,
+        task: &Task,
+        attempt: u32,
+        env: Vec<(&'static str, Option<String>)>,
+        place: Option<&Place>,
+    ) -> Result<Local<'_>, Error> {
+        let logs = match &self.log_dir {
+            Some(folder) => open_logs(&folder.join(format!("attempt-{attempt}")), &[task])?.pop(),
+            None => None,
+        };
+        let (done, followed) = bounded(0);
+        let mut local = Local::new(&self.guardian, followed);
+        local.add(self.start_task(task, attempt, env, logs, place, &done)?);
+        Ok(local)
+    }
+
+    /// Starts a task, and shows and keeps what it prints.
+    fn start_task(
+        &self,
+        task: &Task,
+        attempt: u32,
+        mut env: Vec<(&'static str, Option<String>)>,
+        logs: Option<[(PathBuf, File); 2]>,
+        place: Option<&Place>,
+        done: &Sender<()>,
+    ) -> Result<Running, Error> {
+        let error_file = self.errors.path().join(format!("{attempt}-{task}.json"));
+        env.push(("TORCHELASTIC_ERROR_FILE", Some(error_file.to_string_lossy().into_owned())));
+        let pinned = place.map(|place| place.pin()).transpose()?;
+        let started = process::spawn(&self.program, env, &self.guardian);
+        drop(pinned);
+        let started = started.map_err(|source| Error::start(task, &self.program[0], source))?;
+        let tail = Tail::default();
+        let [out_log, err_log] = logs.map_or([None, None], |logs| logs.map(Some));
+        let follow = |stream, log| Follow {
+            rank: Some(task.rank),
+            stream,
+            tail: tail.clone(),
+            log,
+            show: self.shows(task.rank).then(|| self.screen.output()),
+            note: self.screen.notes(),
+            done: done.clone(),
+        };
+        let out = follow(Stream::Stdout, out_log).start(format!("{task}-stdout"), started.stdout);
+        let err = out.and_then(|()| follow(Stream::Stderr, err_log).start(format!("{task}-stderr"), started.stderr));
+        err.map_err(Error::system("start a thread"))?;
+        Ok(Running::new(task.rank, started.pid, tail, error_file))
     }
 
     /// Ends the screen once everything is written.
@@ -157,8 +220,11 @@ impl Host {
     }
 
     /// Returns the variables that are the same for all tasks of the host.
-    fn shared_environment(&self, job: &str, attempt: u32, tasks: usize) -> Vec<(&'static str, String)> {
+    pub(crate) fn shared_environment(&self, job: &str, attempt: u32, tasks: usize) -> Vec<(&'static str, String)> {
         let mut env = vec![("DISTRIBUTE_JOB_ID", job.to_owned()), ("DISTRIBUTE_RESTART_COUNT", attempt.to_string())];
+        if let Some(file) = &self.secret {
+            env.push(("DISTRIBUTE_JOB_SECRET_FILE", file.to_string_lossy().into_owned()));
+        }
         if let Some(progress) = &self.progress {
             env.push(("DISTRIBUTE_PROGRESS", "launcher".to_owned()));
             env.push(("DISTRIBUTE_PROGRESS_ADDR", progress.address().to_string()));
@@ -177,7 +243,7 @@ impl Host {
 }
 
 /// Returns the launcher's signals, except those that its parent made it ignore, as `nohup` does.
-fn signals() -> std::io::Result<Receiver<i32>> {
+pub(crate) fn signals() -> std::io::Result<Receiver<i32>> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
     let ignored = |signal: &i32| ignored.unwrap_or(0) >> (signal - 1) & 1 == 1;

@@ -4,12 +4,13 @@
 //! - `args`: flags; `job`: the tasks and their environment; `ports`: the ports they listen on; `cores`: those that they
 //!   are pinned to.
 //! - `supervisor`: decides which tasks are stopped when, and which failure was the first cause; `restart`: whether the
-//!   job is started again. Neither does input or output.
+//!   job is started again; `revival`: which task alone is. None of them does input or output.
 //! - `process`, `guardian`, `local`: starting tasks so that none outlives the launcher.
 //! - `hosts`, `ssh`: the launchers of several hosts.
 //! - `output`, `progress`, `report`: everything that is shown to the user; `host`: this host's part of the above.
 //! - `status`: the page that shows the state of the job.
-//! - `run`, `attempt`: combine these.
+//! - `run`, `attempt`: combine these; `elastic`, `data_service`: the same for workers of elastic jobs and for data
+//!   workers, each of which is started again alone.
 //!
 //! `explain` reads the flight records of a failed job, or a checkpoint; `doctor` reports what a job would find on this
 //! machine; `new` writes a crate; `manifest` writes job files for clusters; `pages` writes completions and manual
@@ -20,7 +21,9 @@
 mod args;
 mod attempt;
 mod cores;
+mod data_service;
 mod doctor;
+mod elastic;
 mod environment;
 mod error;
 mod guardian;
@@ -39,6 +42,7 @@ mod process;
 mod progress;
 mod report;
 mod restart;
+mod revival;
 mod run;
 mod ssh;
 mod status;
@@ -59,6 +63,7 @@ fn main() -> ExitCode {
         Command::Explain { path, replicas } => explain(&path, replicas),
         Command::Doctor(args) => ExitCode::from(doctor::run(&args)),
         Command::New(args) => ended(new::run(&args)),
+        Command::DataService(args) => data_service::run(&args).map_or_else(|error| failed(&error), ExitCode::from),
         Command::Manifest(args) => ended(manifest::run(&args)),
         Command::Completions { shell } => ended(Ok(pages::completions(shell))),
         Command::Man { folder } => ended(pages::manual(&folder)),

@@ -124,7 +124,9 @@ impl Verdict {
         match self {
             Self::Success => 0,
             // A manager takes 143 for a job that has saved; one that had to be killed may not have.
-            Self::Interrupted(SIGTERM) if outcomes.iter().any(|outcome| outcome.exit == Exit::Signal(SIGKILL)) => {
+            Self::Interrupted(SIGTERM)
+                if outcomes.iter().any(|outcome| outcome.exit == Exit::Signal(SIGKILL) && !outcome.forgiven) =>
+            {
                 Exit::Signal(SIGKILL).code()
             }
             Self::Interrupted(signal) => Exit::Signal(signal).code(),

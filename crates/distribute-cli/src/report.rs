@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use console::Style;
 use distribute_train::progress::colors_allowed;
+use signal_hook::consts::SIGTERM;
 
 use crate::error::Error;
 use crate::hosts::Last;
@@ -20,14 +21,16 @@ pub(crate) struct Line<'a> {
     pub(crate) host: Option<String>,
     pub(crate) pid: Option<i32>,
     pub(crate) outcome: Outcome,
+    /// How often it was started, if tasks are started again one by one.
+    pub(crate) starts: Option<u32>,
     pub(crate) last: &'a Last,
 }
 
-/// Formats the table of all tasks and the first cause; empty after a success.
+/// Formats the table of all tasks and the first cause; empty after a success, unless tasks may have been started again.
 pub(crate) fn report(lines: &[Line<'_>], verdict: Verdict) -> String {
     let mut text = match verdict {
-        Verdict::Success => return String::new(),
-        Verdict::Interrupted(_) | Verdict::Cause(_) => table(lines, verdict),
+        Verdict::Success if lines.iter().all(|line| line.starts.is_none()) => return String::new(),
+        Verdict::Success | Verdict::Interrupted(_) | Verdict::Cause(_) => table(lines, verdict),
     };
     let block = match verdict {
         Verdict::Cause(rank) => cause(&lines[rank]),
@@ -73,7 +76,7 @@ pub(crate) fn note(note: &Note, tasks: &[Task], grace: Duration) -> String {
 }
 
 fn table(lines: &[Line<'_>], verdict: Verdict) -> String {
-    let mut rows = vec![["task", "host", "exit", "time", "note"].map(str::to_owned)];
+    let mut rows = vec![["task", "host", "exit", "time", "starts", "note"].map(str::to_owned)];
     let coordinated = lines.iter().any(|line| line.task.job == "ps");
     for line in lines {
         let Outcome { exit, at, .. } = line.outcome;
@@ -84,16 +87,19 @@ fn table(lines: &[Line<'_>], verdict: Verdict) -> String {
             note = note.replace(": ", "");
         }
         let host = line.host.clone().unwrap_or_default();
-        rows.push([line.task.to_string(), host, exit.to_string(), seconds(at), note]);
+        let starts = line.starts.map(|starts| starts.to_string()).unwrap_or_default();
+        rows.push([line.task.to_string(), host, exit.to_string(), seconds(at), starts, note]);
     }
     let several = lines.iter().any(|line| line.host.is_some());
-    let columns: Vec<usize> = (0..4).filter(|column| several || *column != 1).collect();
+    let one_by_one = lines.iter().any(|line| line.starts.is_some());
+    let is_shown = |column: &usize| (several || *column != 1) && (one_by_one || *column != 4);
+    let columns: Vec<usize> = (0..5).filter(is_shown).collect();
     let widths: Vec<usize> =
         columns.iter().map(|column| rows.iter().map(|row| row[*column].len()).max().unwrap_or(0)).collect();
     let mut text = String::new();
     for (at, row) in rows.iter().enumerate() {
         let cells = columns.iter().zip(&widths).map(|(column, width)| format!("{:<width$}  ", row[*column]));
-        let row = cells.collect::<String>() + &row[4];
+        let row = cells.collect::<String>() + &row[5];
         let row = row.trim_end();
         let style = match (at, verdict) {
             (0, _) => style().dim(),
@@ -146,7 +152,7 @@ fn block(sentence: &str, details: &[(&str, String)]) -> String {
     text
 }
 
-fn ended(exit: Exit) -> String {
+pub(crate) fn ended(exit: Exit) -> String {
     match exit {
         Exit::Code(code) => format!("ended with exit code {code}"),
         Exit::Signal(_) => format!("was killed by {exit}"),
@@ -160,6 +166,7 @@ fn meaning(line: &Line<'_>, coordinated: bool) -> &'static str {
     let outcome = line.outcome;
     match outcome.exit {
         Exit::Code(0) => "",
+        exit if outcome.forgiven && !coordinated && exit.answers(SIGTERM) => "told to stop",
         _ if outcome.forgiven => "the others continued",
         Exit::Code(INFRASTRUCTURE) => "lost another task, or a deadline passed",
         Exit::Code(143) if !coordinated || line.task.job == "chief" => "stopped, checkpoint saved",
@@ -198,7 +205,7 @@ pub(crate) fn seconds(time: Duration) -> String {
     }
 }
 
-fn count(count: usize, thing: &str) -> String {
+pub(crate) fn count(count: usize, thing: &str) -> String {
     format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
 }
 
@@ -227,8 +234,14 @@ mod tests {
             outcome(Exit::Code(0), 123_000, false),
         ];
         let last = Last { lines: vec!["step 1".to_owned(), "step 2".to_owned()], ..Last::default() };
-        let line =
-            |(task, outcome): (&Task, Outcome)| Line { task: *task, host: None, pid: Some(4711), outcome, last: &last };
+        let line = |(task, outcome): (&Task, Outcome)| Line {
+            task: *task,
+            host: None,
+            pid: Some(4711),
+            outcome,
+            starts: None,
+            last: &last,
+        };
         let lines: Vec<_> = tasks.iter().zip(outcomes).map(line).collect();
         let expected = "\
 task      exit     time        note
@@ -253,7 +266,7 @@ error: worker-0 (pid 4711) was killed by SIGKILL after 9.7 s
         let last = Last { error: Some("the disk is full".to_owned()), ..Last::default() };
         let line = |(task, outcome): (&Task, Outcome)| {
             let host = Some(["node-a", "b"][task.node].to_owned());
-            Line { task: *task, host, pid: None, outcome, last: &last }
+            Line { task: *task, host, pid: None, outcome, starts: None, last: &last }
         };
         let lines: Vec<_> = tasks.iter().zip(outcomes).map(line).collect();
         let expected = "\

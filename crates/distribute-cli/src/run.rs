@@ -12,8 +12,9 @@ use signal_hook::consts::SIGCHLD;
 
 use crate::args::Run;
 use crate::attempt::{Attempt, Ended};
+use crate::environment;
 use crate::error::Error;
-use crate::host::Host;
+use crate::host::{Host, Settings};
 use crate::hosts::{Command, Door, Hello, Hosts, Member, Role, find_role};
 use crate::job::{LOOPBACK, Roles, Task};
 use crate::outcome::{Exit, Verdict};
@@ -27,6 +28,9 @@ use crate::status::{Reports, Status};
 /// Runs a job to its end; returns the launcher's exit code.
 pub(crate) fn run(args: &Run) -> Result<u8, Error> {
     args.check()?;
+    if let Some(elastic) = args.elastic {
+        return crate::elastic::run(args, elastic);
+    }
     let nodes = args.nodes();
     let workers = args.workers.unwrap_or_else(|| args.workers_per_node.unwrap_or(1) * nodes as u32);
     let roles = Roles { chief: args.chief.max(args.ps.min(1)), workers, ps: args.ps, evaluator: args.evaluator };
@@ -34,7 +38,7 @@ pub(crate) fn run(args: &Run) -> Result<u8, Error> {
         return Err(Error::FewWorkers { workers, nodes });
     }
     let tasks = roles.tasks(nodes);
-    let host = Host::new(args, &tasks)?;
+    let host = Host::new(settings(args), &tasks)?;
     let ended = match (args.hosts.as_deref(), args.rendezvous.as_deref()) {
         (Some(_), _) => over_ssh(args, &host, &tasks, roles),
         (None, Some(address)) if nodes > 1 => at_rendezvous(args, &host, &tasks, roles, address),
@@ -49,8 +53,34 @@ pub(crate) fn run(args: &Run) -> Result<u8, Error> {
     Ok(code)
 }
 
+/// Returns how the tasks of a job are started and shown.
+pub(crate) fn settings(args: &Run) -> Settings {
+    Settings {
+        program: args.program.clone(),
+        log_dir: args.log_dir.clone(),
+        only: args.only.clone(),
+        quiet: args.quiet,
+        timestamps: args.timestamps,
+        cpus_per_worker: args.cpus_per_worker,
+        progress: true,
+        // Launchers of several hosts have no protected channel by which they could share one.
+        draws_secret: args.hosts.is_none() && args.nodes() == 1,
+    }
+}
+
+/// Says what protects the connections of a job on several hosts.
+fn note_secret(host: &Host) {
+    if !environment::gives_secret() {
+        host.note(
+            "the job has no secret, so that any process that reaches its ports can join it: set \
+             DISTRIBUTE_JOB_SECRET_FILE on every host, or run it in a private network"
+                .to_owned(),
+        );
+    }
+}
+
 /// Starts the status page, if it is wanted.
-fn status(args: &Run, host: &Host, tasks: &[Task], reports: Reports) -> Result<Status, Error> {
+pub(crate) fn status(args: &Run, host: &Host, tasks: &[Task], reports: Reports) -> Result<Status, Error> {
     Status::start(&args.status, tasks, &args.program[0], reports, &host.notes())
 }
 
@@ -67,6 +97,7 @@ fn at_rendezvous(args: &Run, host: &Host, tasks: &[Task], roles: Roles, address:
             let (command, reached_at) = (hello.command.clone(), own_address.clone());
             let own = Hello { address: Some(own_address), ..hello };
             host.note(format!("this host leads the job at {address}"));
+            note_secret(host);
             let mut hosts = Hosts::new(door, Some(own), command, Vec::new(), host.notes());
             let ended = Job { args, host, tasks, shells: Shells::default(), status, reached_at: &reached_at }
                 .run(Some(&mut hosts));
@@ -75,7 +106,7 @@ fn at_rendezvous(args: &Run, host: &Host, tasks: &[Task], roles: Roles, address:
         Role::Member => {
             let patience = Duration::from_secs(args.join_timeout.into());
             let grace = Duration::from_secs(args.grace.into());
-            let rejoins = args.max_restarts > 0;
+            let rejoins = args.max_restarts() > 0;
             let code = Member { host, tasks, hello, address, patience, grace, rejoins }.serve()?;
             Ok((code, String::new()))
         }
@@ -107,7 +138,10 @@ fn over_ssh(args: &Run, host: &Host, tasks: &[Task], roles: Roles) -> Result<(u8
     let id = id.map_err(Error::system("name the job"))?.name().to_owned();
     let folder = std::env::current_dir().map_err(Error::system("read the current folder"))?;
     let program = ssh::own_program().map_err(Error::system("find this program's own file"))?;
-    let mut shells = Shells::new(&args.ssh_command(), &folder, &remote_command(args, program, &address, &id))?;
+    note_secret(host);
+    let remote = remote_command(args, program, &address, &id);
+    let secret_file = environment::secret_file();
+    let mut shells = Shells::new(&args.ssh_command(), &folder, &remote, secret_file.as_deref())?;
     for (node, name) in names.iter().enumerate() {
         shells.start(host, name, node)?;
     }
@@ -158,7 +192,7 @@ fn remote_command(args: &Run, program: OsString, address: &str, id: &str) -> Vec
         ("evaluator", args.evaluator),
         ("grace", args.grace),
         ("join-timeout", args.join_timeout),
-        ("max-restarts", args.max_restarts),
+        ("max-restarts", args.max_restarts()),
     ] {
         option(name, value.to_string());
     }
@@ -229,7 +263,7 @@ impl Job<'_> {
     fn run(&mut self, mut hosts: Option<&mut Hosts>) -> Result<(u8, String), Error> {
         let seconds = |seconds: u32| Duration::from_secs(seconds.into());
         let window = self.args.restart_window.map(seconds);
-        let mut budget = Budget::new(self.args.max_restarts, window, seconds(self.args.restart_backoff));
+        let mut budget = Budget::new(self.args.max_restarts(), window, seconds(self.args.restart_backoff));
         let begun = Instant::now();
         for number in 0.. {
             let ended = self.attempt(number, hosts.as_deref_mut());
@@ -303,6 +337,7 @@ impl Job<'_> {
             host: names.get(task.node).cloned(),
             pid: ended.pids[at],
             outcome: ended.outcomes[at],
+            starts: None,
             last: &ended.lasts[at],
         };
         let lines: Vec<_> = self.tasks.iter().enumerate().map(line).collect();

@@ -22,6 +22,9 @@ pub(crate) struct Shells {
     /// The folder that the hosts run it in, and what they run, both as a shell reads them.
     folder: String,
     command: String,
+    /// The variable with the path of the job's secret, and a space after it. The secret itself is never a part of a
+    /// command, which other users of a host can see.
+    secret: String,
     shells: Vec<Shell>,
 }
 
@@ -34,11 +37,17 @@ struct Shell {
 }
 
 impl Shells {
-    /// Describes the command for every host: `program` in the folder that the launcher is in.
+    /// Describes the command for every host: `program` in the folder that the launcher is in. `secret_file` is the path
+    /// of the job's secret on every host, if the user has given one.
     ///
     /// # Errors
     /// [`Error::Ssh`] if a part cannot be written for a shell.
-    pub(crate) fn new(ssh: &str, folder: &Path, command: &[OsString]) -> Result<Shells, Error> {
+    pub(crate) fn new(
+        ssh: &str,
+        folder: &Path,
+        command: &[OsString],
+        secret_file: Option<&str>,
+    ) -> Result<Shells, Error> {
         let unusable = |given: &str| Error::Ssh { given: given.to_owned() };
         let program = shlex::split(ssh).filter(|parts| !parts.is_empty()).ok_or_else(|| unusable(ssh))?;
         let text =
@@ -47,7 +56,11 @@ impl Shells {
         let quoted = |parts: &[&str]| shlex::try_join(parts.iter().copied()).map_err(|_| unusable(&parts.join(" ")));
         let folder = quoted(&[&text(folder.as_os_str())?])?;
         let parts: Vec<&str> = parts.iter().map(|part| &part[..]).collect();
-        Ok(Shells { program, folder, command: quoted(&parts)?, shells: Vec::new() })
+        let secret = match secret_file {
+            Some(path) => format!("{} ", quoted(&[&format!("DISTRIBUTE_JOB_SECRET_FILE={path}")])?),
+            None => String::new(),
+        };
+        Ok(Shells { program, folder, command: quoted(&parts)?, secret, shells: Vec::new() })
     }
 
     /// Starts the launcher of a host, and tells it its number.
@@ -57,7 +70,9 @@ impl Shells {
     pub(crate) fn start(&mut self, this: &Host, host: &str, node: usize) -> Result<(), Error> {
         let mut program: Vec<OsString> = self.program.iter().map(OsString::from).collect();
         let (folder, command) = (&self.folder, &self.command);
-        program.extend([host.into(), format!("cd {folder} && exec env DISTRIBUTE_NODE_RANK={node} {command}").into()]);
+        let secret = &self.secret;
+        let remote = format!("cd {folder} && exec env DISTRIBUTE_NODE_RANK={node} {secret}{command}");
+        program.extend([host.into(), remote.into()]);
         let started = process::spawn(&program, Vec::new(), this.guardian());
         let started =
             started.map_err(|source| Error::start(&format!("the launcher of {host}"), &program[0], source))?;

@@ -178,6 +178,18 @@ impl Supervisor {
         self.kill(|task| task.next.is_some_and(|(at, step)| step == Step::Kill && at <= now), false, now);
     }
 
+    /// Stops all tasks, with the grace after which they are killed.
+    pub(crate) fn stop(&mut self, signal: i32, now: Duration) {
+        self.phase = Phase::Stopping;
+        for task in &mut self.tasks {
+            task.next = Some((now + self.grace, Step::Kill));
+        }
+        self.send(signal);
+        // A stopped task, for example in a debugger, must be continued to be able to end.
+        let living = self.tasks.iter().enumerate().filter(|(_, task)| !task.gone);
+        self.actions.extend(living.map(|(rank, _)| Action::Signal { rank, signal: SIGCONT }));
+    }
+
     /// Returns the next action.
     pub(crate) fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
@@ -220,17 +232,6 @@ impl Supervisor {
         self.stop(SIGTERM, now);
     }
 
-    fn stop(&mut self, signal: i32, now: Duration) {
-        self.phase = Phase::Stopping;
-        for task in &mut self.tasks {
-            task.next = Some((now + self.grace, Step::Kill));
-        }
-        self.send(signal);
-        // A stopped task, for example in a debugger, must be continued to be able to end.
-        let living = self.tasks.iter().enumerate().filter(|(_, task)| !task.gone);
-        self.actions.extend(living.map(|(rank, _)| Action::Signal { rank, signal: SIGCONT }));
-    }
-
     fn kill(&mut self, which: impl Fn(&Task) -> bool, asked: bool, now: Duration) {
         let chosen = |(rank, task): (usize, &Task)| (!task.gone && which(task)).then_some(rank);
         let ranks: Vec<_> = self.tasks.iter().enumerate().filter_map(chosen).collect();
@@ -258,7 +259,7 @@ impl Supervisor {
 const LINGER: Duration = Duration::from_secs(2);
 
 /// How long a task that another one blames, or may blame, gets to end by itself.
-const SETTLE: Duration = Duration::from_secs(1);
+pub(crate) const SETTLE: Duration = Duration::from_secs(1);
 
 /// A killed process ends at once, unless the kernel holds it.
 const UNKILLABLE: Duration = Duration::from_secs(10);

@@ -222,8 +222,9 @@ fn launchers_are_started_on_listed_hosts() {
     let folder = tempfile::tempdir().unwrap();
     let ssh = format!("--ssh={}", fake_ssh(folder.path()));
     let flags = ["--hosts", "127.0.0.1,localhost", &ssh, "--workers-per-node", "2"];
-    let outcome =
-        launcher(&flags, r#"echo "$RANK of $WORLD_SIZE in $(pwd)'""#).start().unwrap().wait(0, DEADLINE).unwrap();
+    let job = launcher(&flags, r#"echo "$RANK of $WORLD_SIZE in $(pwd)'"; echo "$DISTRIBUTE_JOB_SECRET_FILE""#);
+    let job = job.env("DISTRIBUTE_JOB_SECRET_FILE", "/a secret").env("DISTRIBUTE_JOB_SECRET", "not on command lines");
+    let outcome = job.start().unwrap().wait(0, DEADLINE).unwrap();
     assert!(outcome.success(), "{outcome:?}");
     let here = std::env::current_dir().unwrap();
     for rank in 0..4 {
@@ -232,10 +233,17 @@ fn launchers_are_started_on_listed_hosts() {
     }
     let calls = fs::read_to_string(folder.path().join("calls")).unwrap();
     assert!(calls.contains("127.0.0.1: ") && calls.contains("localhost: "), "{calls}");
+    // Of the secret, other hosts get the path; without one, it is said that the job is open.
+    assert_eq!(calls.matches("'DISTRIBUTE_JOB_SECRET_FILE=/a secret'").count(), 2, "{calls}");
+    assert!(!calls.contains("not on command lines"), "{calls}");
+    assert_eq!(outcome.stdout.matches("│ /a secret\n").count(), 4, "{outcome:?}");
+    assert!(!outcome.stderr.contains("the job has no secret"), "{outcome:?}");
 
     let failing = ["--hosts", "127.0.0.1,nowhere", &ssh, "-n", "2"];
-    let outcome = launcher(&failing, "true").start().unwrap().wait(0, DEADLINE).unwrap();
+    let open = launcher(&failing, "true").without_env("DISTRIBUTE_JOB_SECRET_FILE");
+    let outcome = open.start().unwrap().wait(0, DEADLINE).unwrap();
     assert_eq!(outcome.code, Some(138), "{outcome:?}");
+    assert!(outcome.stderr.contains("the job has no secret"), "{outcome:?}");
     assert!(outcome.stderr.contains("cannot start the launcher on nowhere"), "{outcome:?}");
     assert!(outcome.stderr.contains("no route to nowhere"), "{outcome:?}");
 }

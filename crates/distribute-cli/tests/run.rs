@@ -56,6 +56,27 @@ fn every_job_has_an_identity_of_its_own() {
 }
 
 #[test]
+fn every_job_has_a_secret_of_its_own_that_ends_with_it() {
+    let script = r#"
+        echo "$DISTRIBUTE_JOB_SECRET_FILE"; stat -c %a "$DISTRIBUTE_JOB_SECRET_FILE"
+        cat "$DISTRIBUTE_JOB_SECRET_FILE"; tr '\0' ' ' < /proc/$PPID/cmdline; echo"#;
+    let jobs = [(); 2].map(|()| {
+        let launcher = launcher(&["-n", "2"], script).without_env("DISTRIBUTE_JOB_SECRET_FILE");
+        let outcome = launcher.start().unwrap().wait(0, DEADLINE).unwrap();
+        let (first, second) = (lines_of(&outcome, "worker-0"), lines_of(&outcome, "worker-1"));
+        assert!(first[..3] == second[..3] && first[1] == "600" && first[2].len() == 64, "{outcome:?}");
+        assert!(!first[3].is_empty() && !first[3].contains(first[2]), "the secret is in a command line: {outcome:?}");
+        assert!(!fs::exists(first[0]).unwrap());
+        first[2].to_owned()
+    });
+    assert_ne!(jobs[0], jobs[1]);
+    let own = launcher(&["-n", "1"], r#"echo "$DISTRIBUTE_JOB_SECRET ${DISTRIBUTE_JOB_SECRET_FILE:-none}""#);
+    let own = own.without_env("DISTRIBUTE_JOB_SECRET_FILE").env("DISTRIBUTE_JOB_SECRET", "the secret of the user");
+    let outcome = own.start().unwrap().wait(0, DEADLINE).unwrap();
+    assert!(outcome.stdout.contains("the secret of the user none"), "{outcome:?}");
+}
+
+#[test]
 fn parameter_servers_come_with_a_chief_and_one_lost_worker_ends_no_job() {
     let script = r#"
         case "$TF_CONFIG" in *'"type":"worker","index":1'*|*'"index":1,"type":"worker"'*) exit 3;; esac

@@ -84,13 +84,20 @@ const PREFIX: &str = "DISTRIBUTE_";
 const TESTS: &str = "DISTRIBUTE_TEST";
 
 /// Read by the libraries.
-const OURS: [&str; 22] = [
+const OURS: [&str; 29] = [
     "DISTRIBUTE_ALGORITHM",
     "DISTRIBUTE_ALONE",
+    "DISTRIBUTE_DATA_SERVICE",
+    "DISTRIBUTE_DATA_SERVICE_ID",
+    "DISTRIBUTE_DATA_SERVICE_SECRET",
+    "DISTRIBUTE_DATA_SERVICE_SECRET_FILE",
     "DISTRIBUTE_FLIGHT_DIR",
+    "DISTRIBUTE_GENERATIONS",
     "DISTRIBUTE_HOST_ID",
     "DISTRIBUTE_INTERFACE",
     "DISTRIBUTE_JOB_ID",
+    "DISTRIBUTE_JOB_SECRET",
+    "DISTRIBUTE_JOB_SECRET_FILE",
     "DISTRIBUTE_KERNEL_CACHE",
     "DISTRIBUTE_LINK",
     "DISTRIBUTE_LOG",
@@ -181,10 +188,12 @@ mod tests {
         let seen = Seen::variables_only(&[
             ("HTTPS_PROXY", "http://me:hunter2@proxy:3128"),
             ("JAX_API_TOKEN", "hunter2"),
+            ("DISTRIBUTE_JOB_SECRET", "hunter2 and more"),
             ("NO_PROXY", "10.0.0.0/8"),
         ]);
         let check = variables(&seen);
         assert!(!format!("{check:?}").contains("hunter2"), "{check:?}");
+        assert!(check.found.contains("DISTRIBUTE_JOB_SECRET=(not shown)"), "{check:?}");
         assert!(
             check.found.contains("HTTPS_PROXY=http://(not shown)@proxy:3128 JAX_API_TOKEN=(not shown) NO_PROXY=10")
         );

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use distribute_cluster::{Coordination, CoordinationOptions, Membership};
+use distribute_cluster::{Coordination, CoordinationOptions, JobSecret, Membership};
 use distribute_collectives::{Options, ProcessGroup, ReduceOp, TransportKind};
 use parking_lot::Mutex;
 
@@ -42,7 +42,8 @@ fn end_in_time(doing: &Arc<Mutex<String>>) {
 /// Returns whether every transport passed on every rank.
 fn reduce(transports: &[TransportKind], doing: &Mutex<String>) -> Result<bool, Box<dyn Error>> {
     let membership = Membership::from_env()?.ok_or("the launcher has described no job")?;
-    let options = CoordinationOptions::default().join_timeout(STEP);
+    let secret = JobSecret::from_env()?.ok_or("the launcher has given the job no secret")?;
+    let options = CoordinationOptions::default().join_timeout(STEP).secret(secret);
     let coordination = Arc::new(Coordination::start(&membership, options)?);
     let mut all_passed = true;
     for kind in transports {

@@ -1,0 +1,175 @@
+//! Starts the tasks that a [`Revival`] decides for, and tells it of their ends.
+
+use std::time::{Duration, Instant};
+
+use signal_hook::consts::SIGCHLD;
+
+use super::{Action, Revival};
+use crate::cores::Place;
+use crate::error::Error;
+use crate::host::{Host, TICK};
+use crate::hosts::Last;
+use crate::job::Task;
+use crate::local::{Event, Local};
+use crate::outcome::{Outcome, tells_of_another};
+use crate::process;
+use crate::status::Status;
+
+/// Variables for a start of a task; one without a value is removed.
+pub(crate) type Environment = Vec<(&'static str, Option<String>)>;
+
+/// Tasks of this host that are started again one by one.
+pub(crate) struct Runner<'a, E> {
+    host: &'a Host,
+    tasks: &'a [Task],
+    revival: Revival,
+    grace: Duration,
+    places: Vec<Option<Place>>,
+    environment: E,
+    status: Option<&'a mut Status>,
+    begun: Instant,
+    /// The newest start of each task.
+    locals: Vec<Option<Local<'a>>>,
+    /// The error of the first task that could not be started.
+    failure: Option<Error>,
+}
+
+/// The end of all tasks.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    /// With the newest end of each task.
+    pub(crate) revival: Revival,
+    /// One element per task, like the other one.
+    pub(crate) pids: Vec<Option<i32>>,
+    pub(crate) lasts: Vec<Last>,
+}
+
+impl<'a, E: FnMut(&Task, u32) -> Result<Environment, Error>> Runner<'a, E> {
+    /// Prepares tasks, which all belong to this host; `environment` returns the variables of a task for its start with
+    /// this number, counted from 0.
+    ///
+    /// # Errors
+    /// [`Error::Cores`] if there are too few.
+    pub(crate) fn new(
+        host: &'a Host,
+        tasks: &'a [Task],
+        revival: Revival,
+        grace: Duration,
+        environment: E,
+    ) -> Result<Self, Error> {
+        let (places, locals) = (host.places(tasks.len())?, tasks.iter().map(|_| None).collect());
+        let (status, begun, failure) = (None, Instant::now(), None);
+        Ok(Self { host, tasks, revival, grace, places, environment, status, begun, locals, failure })
+    }
+
+    /// Shows the tasks on the job's page.
+    pub(crate) fn with_status(self, status: &'a mut Status) -> Self {
+        Self { status: Some(status), ..self }
+    }
+
+    /// Runs the tasks until none is left and none is started again.
+    ///
+    /// # Errors
+    /// If a task cannot be started; the others have been stopped then.
+    pub(crate) fn run(mut self) -> Result<Ended, Error> {
+        loop {
+            self.reap();
+            self.revival.handle_timeout(self.begun.elapsed());
+            while let Some(action) = self.revival.poll_action() {
+                self.act(action);
+            }
+            if let Some(status) = &mut self.status {
+                status.poll();
+            }
+            if self.revival.is_done() {
+                return self.finish();
+            }
+            let timeout = self.revival.poll_timeout().map(|at| at.saturating_sub(self.begun.elapsed()));
+            match self.host.signals().recv_timeout(timeout.unwrap_or(TICK).min(TICK)) {
+                Ok(SIGCHLD) | Err(_) => {}
+                Ok(signal) => self.revival.handle_signal(signal, self.begun.elapsed()),
+            }
+        }
+    }
+
+    fn finish(self) -> Result<Ended, Error> {
+        if let Some(failure) = self.failure {
+            return Err(failure);
+        }
+        let of_task = |(rank, local): (usize, &Option<Local<'_>>)| {
+            let local = local.as_ref();
+            let pid = local.and_then(|local| local.pids().next()).map(|(_, pid)| pid);
+            let last = local.and_then(|local| local.lasts().pop()).unwrap_or(Last { rank, ..Last::default() });
+            (pid, last)
+        };
+        let (pids, lasts) = self.locals.iter().enumerate().map(of_task).unzip();
+        Ok(Ended { revival: self.revival, pids, lasts })
+    }
+
+    fn reap(&mut self) {
+        while let Some((pid, exit)) = process::reap() {
+            let event = self.locals.iter_mut().flatten().find_map(|local| local.ended(pid, exit));
+            if let Some(Event::Exit { rank, exit, leftover }) = event {
+                if let Some(status) = &mut self.status {
+                    status.ended(rank, exit);
+                }
+                self.revival.handle_exit(rank, exit, leftover, self.begun.elapsed());
+            }
+        }
+        for event in self.locals.iter_mut().flatten().flat_map(Local::gone) {
+            if let Event::Gone { rank } = event {
+                self.revival.handle_gone(rank);
+            }
+        }
+    }
+
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::Start { rank, attempt } => {
+                // None is started after one that could not be.
+                if self.failure.is_none() {
+                    self.failure = self.start(rank, attempt).err();
+                }
+                if self.failure.is_some() {
+                    self.revival.handle_unstarted(rank, self.begun.elapsed());
+                }
+            }
+            Action::Signal { rank, signal } => {
+                if let Some(status) = &mut self.status {
+                    status.signalled(rank, signal);
+                }
+                self.signal(rank, signal, false);
+            }
+            Action::SignalLeader { rank, signal } => self.signal(rank, signal, true),
+            Action::Note(note) => self.host.note(note.text(self.tasks, self.grace)),
+        }
+    }
+
+    fn start(&mut self, rank: usize, attempt: u32) -> Result<(), Error> {
+        let task = &self.tasks[rank];
+        let env = (self.environment)(task, attempt)?;
+        let local = self.host.start_alone(task, attempt, env, self.places[rank].as_ref())?;
+        if let Some(status) = &mut self.status {
+            local.tails().for_each(|(rank, pid, tail)| status.started(rank, pid, Some(tail)));
+        }
+        self.locals[rank] = Some(local);
+        Ok(())
+    }
+
+    fn signal(&self, rank: usize, signal: i32, leader_only: bool) {
+        if let Some(local) = &self.locals[rank] {
+            local.signal(rank, signal, leader_only);
+        }
+    }
+}
+
+impl Ended {
+    /// Returns the newest end of each task, with what its output says of others.
+    pub(crate) fn outcomes(&self) -> Vec<Outcome> {
+        let mut outcomes = self.revival.outcomes();
+        for (outcome, last) in outcomes.iter_mut().zip(&self.lasts) {
+            outcome.told = tells_of_another(&last.lines);
+        }
+        outcomes
+    }
+}

@@ -1,0 +1,119 @@
+//! `distribute run --elastic`, with shell scripts as programs.
+
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use distribute_testkit::{Job, JobBuilder, Outcome, Signal};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Builds `distribute run FLAGS -- PROGRAM`.
+fn launcher(flags: &[&str], program: &[&str]) -> JobBuilder {
+    let job = Job::builder(env!("CARGO_BIN_EXE_distribute")).arg("run").args(flags).arg("--").args(program);
+    job.without_env("DISTRIBUTE_GENERATIONS")
+}
+
+fn run(flags: &[&str], script: &str) -> Outcome {
+    launcher(flags, &["sh", "-c", script]).start().unwrap().wait(0, DEADLINE).unwrap()
+}
+
+/// Returns the lines that a worker printed, without their prefix.
+fn lines_of<'a>(outcome: &'a Outcome, task: &str) -> Vec<&'a str> {
+    let of_task = |line: &'a str| line.split_once(" │ ").filter(|(name, _)| *name == task);
+    outcome.stdout.lines().filter_map(of_task).map(|(_, text)| text).collect()
+}
+
+/// Returns the row of the summary with a worker's exit, time, starts and note.
+fn row<'a>(outcome: &'a Outcome, task: &str) -> &'a str {
+    outcome.stderr.lines().find(|line| line.starts_with(&format!("{task}  "))).unwrap()
+}
+
+#[test]
+fn a_lost_worker_is_started_again_while_the_others_run() {
+    // Worker 1 kills itself once the others are there, and they end once it is there again.
+    let script = r#"
+        folder=${DISTRIBUTE_GENERATIONS#file:}; touch "$folder/$RANK-$DISTRIBUTE_RESTART_COUNT"
+        echo "$DISTRIBUTE_GENERATIONS $DISTRIBUTE_JOB_ID $TF_CONFIG"; echo "pid $$ of start $DISTRIBUTE_RESTART_COUNT"
+        case $RANK-$DISTRIBUTE_RESTART_COUNT in
+        1-0) until [ -e "$folder/0-0" ] && [ -e "$folder/2-0" ]; do sleep 0.02; done; kill -9 $$;;
+        1-1) ;;
+        *) until [ -e "$folder/1-1" ]; do sleep 0.02; done;;
+        esac"#;
+    let logs = tempfile::tempdir().unwrap();
+    let flags = ["--elastic", "2:3", "--restart-backoff", "0", "--log-dir", logs.path().to_str().unwrap()];
+    let outcome = run(&flags, script);
+    assert!(outcome.success(), "{outcome:?}");
+    let lines = ["worker-0", "worker-1", "worker-2"].map(|task| lines_of(&outcome, task));
+    assert_eq!(lines.each_ref().map(Vec::len), [2, 4, 2], "{outcome:?}");
+    assert!(lines[1][0] == lines[1][2] && lines[1][1] != lines[1][3] && lines[1][3].ends_with("of start 1"));
+    let folder = lines[0][0].split(' ').next().unwrap().strip_prefix("file:").unwrap();
+    assert!(Path::new(folder).is_absolute() && !Path::new(folder).exists(), "{folder}");
+    let note = "; starting it again in 0 s (1 of 3), the others train on";
+    assert!(outcome.stderr.lines().any(|line| line.contains("worker-1 was killed by SIGKILL") && line.ends_with(note)));
+    let starts = ["worker-0", "worker-1", "worker-2"].map(|task| row(&outcome, task).rsplit(' ').next().unwrap());
+    assert_eq!(starts, ["1", "2", "1"], "{outcome:?}");
+    let log = fs::read_to_string(logs.path().join("attempt-1/worker-1/stdout.log")).unwrap();
+    assert!(log.contains("of start 1"), "{log}");
+}
+
+#[test]
+fn a_failure_that_a_restart_would_not_change_stops_the_others() {
+    let script = r#"
+        echo "$DISTRIBUTE_GENERATIONS"; trap 'echo stopped; exit 143' TERM
+        if [ $RANK = 2 ]; then sleep 0.2; echo "disk full" >&2; exit 1; fi
+        while :; do sleep 0.05; done"#;
+    let job = launcher(&["-n", "3"], &["sh", "-c", script]).env("DISTRIBUTE_ELASTIC", "1:3");
+    let outcome = job.env("DISTRIBUTE_GENERATIONS", "file:/elsewhere").start().unwrap().wait(0, DEADLINE).unwrap();
+    assert_eq!(outcome.code, Some(1), "{outcome:?}");
+    assert_eq!((lines_of(&outcome, "worker-0"), lines_of(&outcome, "worker-1")), {
+        let both = vec!["file:/elsewhere", "stopped"];
+        (both.clone(), both)
+    });
+    assert!(row(&outcome, "worker-2").contains("← first cause"), "{outcome:?}");
+    assert!(outcome.stderr.contains("its last 2 lines\n    file:/elsewhere\n    disk full\n"), "{outcome:?}");
+}
+
+#[test]
+fn a_job_ends_by_a_signal_or_with_too_few_workers() {
+    let script = "trap 'exit 143' TERM; echo \"$DISTRIBUTE_GENERATIONS\" \"$$.\"; while :; do sleep 0.05; done";
+    let start = |flags: &[&str]| {
+        let job = launcher(flags, &["sh", "-c", script]).start().unwrap();
+        let lines = [0, 1].map(|rank| job.wait_for_line(0, &format!("worker-{rank} │ file:"), DEADLINE).unwrap());
+        let folder = lines[0].split("file:").nth(1).unwrap().split(' ').next().unwrap().to_owned();
+        assert!(Path::new(&folder).is_dir(), "{folder}");
+        (job, folder, lines[1].rsplit(' ').next().unwrap().trim_end_matches('.').to_owned())
+    };
+    let (mut job, folder, _) = start(&["--elastic", "1:2"]);
+    job.kill(0, Signal::TERM).unwrap();
+    let outcome = job.wait(0, DEADLINE).unwrap();
+    assert_eq!(outcome.code, Some(143), "{outcome:?}");
+    assert!(!Path::new(&folder).exists(), "{folder}");
+
+    let (mut job, _, second) = start(&["--elastic", "2:2", "--max-restarts", "0"]);
+    assert!(std::process::Command::new("kill").args(["-9", &second]).status().unwrap().success());
+    let outcome = job.wait(0, DEADLINE).unwrap();
+    assert_eq!(outcome.code, Some(137), "{outcome:?}");
+    assert!(outcome.stderr.contains("1 worker is left, and the job needs 2; stopping it"), "{outcome:?}");
+    assert!(outcome.stderr.ends_with("stopped with fewer workers than --elastic 2:2 needs\n"), "{outcome:?}");
+    assert!(row(&outcome, "worker-1").contains("← first cause") && row(&outcome, "worker-0").contains("143"));
+    job.family().wait_gone(DEADLINE).unwrap();
+}
+
+#[test]
+fn others_are_stopped_where_a_worker_cannot_be_started_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("train");
+    let script = "#!/bin/sh\ntrap 'echo stopped; exit 143' TERM; echo ready\n\
+                  if [ $RANK = 1 ]; then sleep 0.2; rm \"$0\"; kill -9 $$; fi\nwhile :; do sleep 0.05; done\n";
+    fs::write(&program, script).unwrap();
+    let executable = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+    fs::set_permissions(&program, executable).unwrap();
+    let flags = ["--elastic", "1:2", "--restart-backoff", "0"];
+    let mut job = launcher(&flags, &[program.to_str().unwrap()]).start().unwrap();
+    let outcome = job.wait(0, DEADLINE).unwrap();
+    assert!(outcome.code == Some(2) && outcome.stderr.contains("there is no such file"), "{outcome:?}");
+    assert_eq!(lines_of(&outcome, "worker-0"), ["ready", "stopped"], "{outcome:?}");
+}
