@@ -1,7 +1,9 @@
-//! `cargo xtask attack`: attacks on the examples `mnist` and `parameter_server`, as real processes on loopback.
+//! `cargo xtask attack`: attacks on the examples `mnist`, `parameter_server` and `elastic`, as real processes on
+//! loopback.
 
 mod checkpoints;
 mod containers;
+mod elastic;
 mod environment;
 mod jobs;
 mod kills;
@@ -84,6 +86,13 @@ const ATTACKS: &[Attack] = &[
     attack("kill-worker", 15, kills::worker, "SIGKILL of a worker within an epoch"),
     attack("kill-chief", 15, kills::chief, "SIGKILL of the chief within an epoch"),
     attack("stop-worker", 20, kills::stopped, "SIGSTOP of a worker, with a deadline of 4 s"),
+    attack(
+        "elastic-killed",
+        90,
+        elastic::killed,
+        "SIGKILL of one of 4 elastic workers every 2 s, the chief among them",
+    ),
+    attack("elastic-frozen", 90, elastic::frozen, "SIGKILL and SIGSTOP of elastic workers in turns"),
     attack("checkpoints-of-two-runs", 15, checkpoints::two_runs, "a folder with higher steps of another run"),
     attack("kill-saving", 25, checkpoints::killed, "SIGKILL while checkpoints are written, three times"),
     attack("disk-full", 10, checkpoints::full, "checkpoints on a file system of 1 MiB"),
@@ -152,7 +161,7 @@ fn programs(flags: &Flags) -> Result<PathBuf, String> {
     if !flags.no_build {
         let mut command = Command::new("cargo");
         command.args(["build", "--locked", "--package", "distribute", "--features", "full", "--example", "mnist"]);
-        command.args(["--example", "parameter_server"]).args(release.then_some("--release"));
+        command.args(["--example", "parameter_server", "--example", "elastic"]).args(release.then_some("--release"));
         match command.status() {
             Ok(status) if status.success() => {}
             Ok(status) => return Err(format!("cargo build of the examples failed: {status}")),
@@ -162,7 +171,7 @@ fn programs(flags: &Flags) -> Result<PathBuf, String> {
     let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
     let target = target.unwrap_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target")));
     let folder = target.join(if release { "release" } else { "debug" }).join("examples");
-    match ["mnist", "parameter_server"].into_iter().find(|name| !folder.join(name).is_file()) {
+    match ["mnist", "parameter_server", "elastic"].into_iter().find(|name| !folder.join(name).is_file()) {
         None => Ok(folder),
         Some(name) => Err(format!("{name} is not in {}; run without --no-build", folder.display())),
     }

@@ -22,7 +22,7 @@ const CRATES: [(&str, &str); 4] = [
     ("distribute-collectives", "grpc"),
     ("distribute-input", "csv,tfrecord"),
     ("distribute-estimator", ""),
-    ("distribute", "parameter-server,estimator,grpc,prometheus"),
+    ("distribute", "data-service,parameter-server,estimator,grpc,prometheus"),
 ];
 
 pub(crate) fn run(flags: &Flags) -> Result<(), String> {

@@ -1,7 +1,9 @@
-//! The strategies that the scenarios run under.
+//! The strategies that the scenarios run under, and clusters of parameter servers.
 
 use distribute::prelude::*;
 use distribute::strategy::TpuStrategy;
+
+use crate::place::Place;
 
 /// A strategy and its replicas.
 pub(crate) struct Arrangement {
@@ -27,6 +29,10 @@ enum Kind {
     FullySharded,
     /// On the devices of XLA's plugin for CPUs.
     Tpu,
+    /// Two servers and as many workers, with `ranks` replicas each.
+    ParameterServer {
+        workers: usize,
+    },
 }
 
 impl Arrangement {
@@ -48,7 +54,7 @@ impl Arrangement {
         Arrangement { kind: Kind::FullySharded, ..self }
     }
 
-    pub(crate) const ALL: [Arrangement; 18] = [
+    pub(crate) const ALL: [Arrangement; 21] = [
         Arrangement::alone("Default", "default", Kind::Default, 1),
         Arrangement::alone("OneDevice", "one device", Kind::OneDevice, 1),
         Arrangement::alone("Mirrored 1", "mirrored 1", Kind::Mirrored, 1),
@@ -63,6 +69,9 @@ impl Arrangement {
         Arrangement::alone("FullySharded 2", "sharded 2", Kind::FullySharded, 2),
         Arrangement::alone("FullySharded 4", "sharded 4", Kind::FullySharded, 4),
         Arrangement::workers("FullySharded 2x1", "sharded 2×1", 2, 1).sharded(),
+        Arrangement::alone("ParameterServer 1x1", "servers 1×1", Kind::ParameterServer { workers: 1 }, 1),
+        Arrangement::alone("ParameterServer 1x2", "servers 1×2", Kind::ParameterServer { workers: 1 }, 2),
+        Arrangement::alone("ParameterServer 2x1", "servers 2×1", Kind::ParameterServer { workers: 2 }, 1),
         Arrangement::alone("Tpu 1", "tpu 1", Kind::Tpu, 1),
         Arrangement::alone("Tpu 2", "tpu 2", Kind::Tpu, 2),
         Arrangement::alone("Tpu 4", "tpu 4", Kind::Tpu, 4),
@@ -79,9 +88,10 @@ impl Arrangement {
         }
     }
 
-    pub(crate) fn strategy(&self) -> distribute::Result<Strategy> {
+    pub(crate) fn place(&self) -> distribute::Result<Place> {
         let devices: Vec<String> = (0..self.ranks).map(|index| format!("CPU:{index}")).collect();
-        Ok(match self.kind {
+        let strategy = match self.kind {
+            Kind::ParameterServer { workers } => return Ok(Place::Servers { workers, replicas: self.ranks }),
             Kind::Default => Strategy::default_strategy()?,
             Kind::OneDevice => OneDeviceStrategy::builder("CPU:0").build()?,
             Kind::Mirrored => MirroredStrategy::builder().devices(devices).tensor_parallel(self.tensor).build()?,
@@ -91,6 +101,7 @@ impl Arrangement {
             }
             Kind::Tpu => TpuStrategy::builder().replicas(self.ranks).build()?,
             Kind::FullySharded => FullyShardedStrategy::builder().devices(devices).mirror_below(1).build()?,
-        })
+        };
+        Ok(Place::Strategy(strategy))
     }
 }

@@ -1,13 +1,15 @@
 //! The promises that every strategy makes: one body per promise, run under each strategy by `cargo xtask conformance`.
 //!
 //! Strategies of one process run in this process, a new one for each scenario; those of several processes run in
-//! processes of this program, started anew for each scenario.
+//! processes of this program, started anew for each scenario. Parameter servers and their workers are threads of this
+//! process, with sockets between them.
 #![expect(clippy::print_stdout, reason = "the suite prints its table")]
 
 mod arrangement;
 mod check;
 mod conditions;
 mod library;
+mod place;
 mod scenarios;
 
 use std::process::ExitCode;
@@ -102,8 +104,8 @@ fn main() -> ExitCode {
 
 fn run(arrangement: &Arrangement, (name, scenario): (&str, &Scenario)) -> Outcome {
     match arrangement.workers {
-        None => match arrangement.strategy() {
-            Ok(strategy) => scenario.run(&strategy),
+        None => match arrangement.place() {
+            Ok(place) => scenario.run(&place),
             Err(error) => Outcome::Failed(format!("the strategy cannot be made: {error}")),
         },
         Some(workers) => run_processes(arrangement, name, workers).unwrap_or_else(Outcome::Failed),
@@ -131,8 +133,8 @@ fn member(arrangement: &str, scenario: &str) -> ExitCode {
     let arrangement = Arrangement::ALL.iter().find(|known| known.name == arrangement);
     let scenario = Suite::scenarios().find(|(name, _)| name == scenario);
     let outcome = match arrangement.zip(scenario) {
-        Some((arrangement, (_, scenario))) => match arrangement.strategy() {
-            Ok(strategy) => scenario.run(&strategy),
+        Some((arrangement, (_, scenario))) => match arrangement.place() {
+            Ok(place) => scenario.run(&place),
             Err(error) => Outcome::Failed(format!("the strategy cannot be made: {error}")),
         },
         None => Outcome::Failed("unknown arrangement or scenario".to_owned()),

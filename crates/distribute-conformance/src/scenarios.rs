@@ -8,6 +8,7 @@ use distribute::prelude::*;
 
 use crate::check::{Outcome, Stop};
 use crate::library::{Burn, Candle, Library};
+use crate::place::Place;
 
 mod contexts;
 mod data;
@@ -18,6 +19,7 @@ mod optimizers;
 mod pretrained;
 mod random;
 mod rows;
+mod served;
 mod structures;
 mod trainers;
 mod values;
@@ -26,19 +28,37 @@ mod variables;
 /// A promise and the body that checks it.
 pub(crate) struct Scenario {
     name: &'static str,
-    body: fn(&Strategy) -> Result<(), Stop>,
+    body: Body,
+}
+
+enum Body {
+    /// A promise of strategies whose replicas train in step.
+    OfStrategies(fn(&Strategy) -> Result<(), Stop>),
+    /// A promise that parameter servers make, too.
+    OfAll(fn(&Place) -> Result<(), Stop>),
 }
 
 impl Scenario {
     const fn new(name: &'static str, body: fn(&Strategy) -> Result<(), Stop>) -> Scenario {
-        Scenario { name, body }
+        Scenario { name, body: Body::OfStrategies(body) }
     }
 
-    pub(crate) fn run(&self, strategy: &Strategy) -> Outcome {
-        match catch_unwind(AssertUnwindSafe(|| (self.body)(strategy))) {
+    const fn of_all(name: &'static str, body: fn(&Place) -> Result<(), Stop>) -> Scenario {
+        Scenario { name, body: Body::OfAll(body) }
+    }
+
+    pub(crate) fn run(&self, place: &Place) -> Outcome {
+        let run = || match (&self.body, place) {
+            (Body::OfAll(body), place) => body(place),
+            (Body::OfStrategies(body), Place::Strategy(strategy)) => body(strategy),
+            (Body::OfStrategies(_), Place::Servers { .. }) => {
+                Err(Stop::NotApplicable("it is about replicas that train in step; workers of parameter servers do not"))
+            }
+        };
+        match catch_unwind(AssertUnwindSafe(run)) {
             Ok(Ok(())) => Outcome::Passed,
             Ok(Err(Stop::NotApplicable(why))) => Outcome::NotApplicable(why.to_owned()),
-            Ok(Err(Stop::Wrong(how))) => match refused_in_programs(strategy, &how) {
+            Ok(Err(Stop::Wrong(how))) => match refused_in_programs(place, &how) {
                 true => Outcome::NotApplicable(how),
                 false => Outcome::Failed(how),
             },
@@ -48,14 +68,15 @@ impl Scenario {
 }
 
 /// Returns whether an error is the refusal, in words, of what a compiled program does not do.
-fn refused_in_programs(strategy: &Strategy, error: &str) -> bool {
+fn refused_in_programs(place: &Place, error: &str) -> bool {
     const REFUSALS: [&str; 4] = [
         "does not go with a step in one compiled program",
         "candle computes on CPUs and GPUs",
         "running statistics, such as those of batch normalisation, is used in run_step",
         "computes something else than replica 0",
     ];
-    strategy.name() == "Tpu" && REFUSALS.iter().any(|refusal| error.contains(refusal))
+    let is_compiled = matches!(place, Place::Strategy(strategy) if strategy.name() == "Tpu");
+    is_compiled && REFUSALS.iter().any(|refusal| error.contains(refusal))
 }
 
 fn said(panic: &(dyn Any + Send)) -> String {
@@ -111,6 +132,7 @@ const OF_STRATEGIES: &[Scenario] = &[
     Scenario::new("the mean over rows is over all replicas' rows", structures::rows),
     Scenario::new("nested structures are split, returned and reduced leaf by leaf", structures::nested),
     Scenario::new("structures of other forms are an error in words", structures::of_other_forms),
+    Scenario::new("rows with indices are reduced, also in a nest with dense values", structures::indexed_rows),
     Scenario::new("a value is broadcast to every replica", structures::broadcast),
     Scenario::new("an on-write variable is written outside on every replica", variables::on_write_outside),
     Scenario::new("an on-write variable takes the sum of what replicas write", variables::on_write_sum),
@@ -162,7 +184,7 @@ impl<L: Library> Of<L> {
         Scenario::new("two inputs through one layer train as on one replica", models::siamese::<L>),
         Scenario::new("batch normalisation of each replica's own keeps parameters equal", models::normed_apart::<L>),
         Scenario::new("uneven batches train as on one replica", models::uneven::<L>),
-        Scenario::new("200 steps are those of replicas emulated one by one, bit for bit", models::emulated::<L>),
+        Scenario::new("steps are those of replicas emulated one by one, bit for bit", models::emulated::<L>),
         Scenario::new("sharded optimizer state gives the same parameters, bit for bit", models::sharded::<L>),
         Scenario::new("copies of a trained model are equal", models::copies::<L>),
         Scenario::new("every optimizer trains as on one replica", optimizers::every_kind::<L>),
@@ -175,6 +197,7 @@ impl<L: Library> Of<L> {
         Scenario::new("a copy of a parameter that differs is named", optimizers::diverged::<L>),
         Scenario::new("averages of parameters are equal on all replicas", optimizers::averages::<L>),
         Scenario::new("replicas that train apart become their mean", local_updates::averaged::<L>),
+        Scenario::new("replicas that train apart make outer steps together", local_updates::outer_steps::<L>),
         Scenario::new(
             "a checkpoint of the chief's is restored on all workers, and training continues",
             optimizers::restored::<L>,
@@ -218,6 +241,8 @@ const OF_CANDLE: &[Scenario] = &[
     Scenario::new("gradients go back through a sum over replicas", optimizers::through_a_sum),
     Scenario::new("gradients go back through a mean over replicas", optimizers::through_a_mean),
     Scenario::new("gradients go back through a concatenation over replicas", optimizers::through_a_gather),
+    Scenario::of_all("a described training fits, evaluates and predicts as on one replica", served::fitted),
+    Scenario::of_all("a described training resumes from its backup, under another strategy, too", served::backed_up),
 ];
 
 const OF_BURN: &[Scenario] = &[

@@ -6,17 +6,19 @@ mod nccl;
 mod optimizers;
 mod packing;
 mod streams;
+mod updates;
 
 use crate::Check;
 use crate::check::Entry;
 
 /// Returns all checks, simple ones first.
 pub fn checks() -> Vec<Check> {
-    let all: [&[Entry]; 6] = [
+    let all: [&[Entry]; 7] = [
         &streams::CHECKS,
         &kernels::CHECKS,
         &packing::CHECKS,
         &optimizers::CHECKS,
+        &updates::CHECKS,
         &collectives::CHECKS,
         &nccl::CHECKS,
     ];

@@ -17,7 +17,11 @@ pub(crate) struct Random {
 impl Random {
     /// Creates a generator with a new seed.
     pub(crate) fn fresh() -> Random {
-        let seed = RandomState::new().build_hasher().finish();
+        Random::with(RandomState::new().build_hasher().finish())
+    }
+
+    /// Creates a generator with a given seed.
+    pub(crate) fn with(seed: u64) -> Random {
         Random { seed, numbers: ChaCha8Rng::seed_from_u64(seed) }
     }
 

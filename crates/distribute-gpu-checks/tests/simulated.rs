@@ -2,6 +2,11 @@
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 #![expect(clippy::print_stdout, reason = "a test says what it has checked")]
 
+#[path = "simulated/gpu_library.rs"]
+mod gpu_library;
+#[path = "simulated/optimizers.rs"]
+mod optimizers;
+
 use distribute_gpu_checks::{Gpus, Outcome, checks};
 use distribute_testkit::skipped;
 
@@ -140,6 +145,12 @@ fn replicas_of_a_strategy_reduce_in_the_memory_of_their_parts_of_a_gpu() {
             stream.copy_from_host(HostBuffer::from_slice(&mine)?, 0, &values)?;
             group.all_reduce(&values, DType::F32, ReduceOp::Sum, &*stream)?;
             let sum = stream.copy_to_host(&values, device.allocate_host(8)?, 0)?.wait(deadline)?;
+            // The group of the model's graph is another one.
+            let Some(graph) = context.graph_device_group()? else { panic!("no group of the graph") };
+            assert!(graph.chosen().contains("kernels"), "{}", graph.chosen());
+            graph.all_reduce(&values, DType::F32, ReduceOp::Max, &*stream)?;
+            let most = stream.copy_to_host(&values, device.allocate_host(8)?, 0)?.wait(deadline)?;
+            assert_eq!(most.as_slice::<f32>()?, sum.as_slice::<f32>()?);
             Ok::<_, Error>(sum.as_slice::<f32>()?.to_vec())
         });
         for sum in strategy.local_results(&sums.unwrap()) {
@@ -157,6 +168,10 @@ fn replicas_of_a_strategy_reduce_in_the_memory_of_their_parts_of_a_gpu() {
         let told = failed.unwrap_err().to_string();
         assert!(told.contains("as this test wants it"), "{told}");
     }
+    // All replicas know that one of them is in host memory.
+    let mixed = MirroredStrategy::builder().devices(["GPU:0", "CPU:0"]).build().unwrap();
+    let groups = mixed.run_with((), |context, ()| Ok::<_, Error>(context.graph_device_group()?.is_some()));
+    assert_eq!(groups.unwrap().values(), [false, false]);
 }
 
 /// Rows of a dataset, in host memory or on the device that they were copied to.

@@ -3,7 +3,8 @@
 //! A small decoder-only transformer is trained on this project's own documentation, or on any files: `-- --text PATH
 //! PATH`. As two processes: `distribute run --workers 2 -- target/release/examples/char_lm`. With the layers of each
 //! replica split between two devices: `-- --devices CPU:0,CPU:1 --tensor-parallel 2`. With parts of them on all
-//! replicas: `-- --devices CPU:0,CPU:1 --sharded`, which goes with `--tensor-parallel` too.
+//! replicas: `-- --devices CPU:0,CPU:1 --sharded`, which goes with `--tensor-parallel` too. With replicas that train
+//! apart for 50 steps at a time: `-- --devices CPU:0,CPU:1 --diloco 50`.
 #![expect(clippy::print_stdout, reason = "it prints what it has learnt to write")]
 
 use std::f64::consts::{LN_2, PI};
@@ -22,6 +23,7 @@ use distribute::candle::{
 };
 use distribute::input::Array;
 use distribute::prelude::*;
+use distribute::strategy::{DilocoStrategy, Wire};
 use distribute::train::progress::{Options, Progress, Summary};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -48,6 +50,12 @@ struct Flags {
     /// Gives each replica a part of every large parameter, gradient and average; layers are gathered one at a time.
     #[arg(long)]
     sharded: bool,
+    /// Lets replicas train apart for this many steps between outer steps (DiLoCo).
+    #[arg(long)]
+    diloco: Option<u64>,
+    /// Sends the changes of `--diloco` in eight bits.
+    #[arg(long, requires = "diloco")]
+    eight_bits: bool,
     /// Passes over the text.
     #[arg(long, default_value_t = 10)]
     epochs: u32,
@@ -215,6 +223,11 @@ fn run(flags: &Flags) -> distribute::Result<()> {
         let heads = flags.heads;
         return Err(Error::program(format!("--heads {heads} cannot be divided among --tensor-parallel {ranks}")));
     }
+    let wire = if flags.eight_bits { Wire::Int8 } else { Wire::F32 };
+    let strategy = match flags.diloco {
+        Some(inner_steps) => DilocoStrategy::builder().inner_steps(inner_steps).wire(wire).over(strategy)?,
+        None => strategy,
+    };
     train(&strategy, flags, &Text::read(&flags.text)?)
 }
 
@@ -247,6 +260,7 @@ fn train(strategy: &Strategy, flags: &Flags, text: &Text) -> distribute::Result<
             steps += 1;
             progress.step(step, batch as u64, &[("loss", sum / step as f64)]);
         }
+        optimizer.synchronize(strategy)?;
         let loss = evaluate(strategy, &model, &validation)?;
         bits = loss / LN_2;
         progress.end_epoch(&[("val_loss", loss), ("val_perplexity", loss.exp()), ("val_bits", bits)]);

@@ -13,6 +13,7 @@ use distribute::candle::Model;
 use distribute::collectives::Compression;
 use distribute::input::InputPosition;
 use distribute::prelude::*;
+use distribute::strategy::{DilocoStrategy, Wire};
 use distribute::train::metrics::{Accuracy, CrossEntropy, Metrics, Predictions, Targets};
 use distribute::train::preemption::{PreemptionHandler, TerminationConfig};
 use distribute::train::progress::{Options, Progress, Summary};
@@ -57,6 +58,12 @@ struct Flags {
     /// Shards the optimizer's state over the replicas (ZeRO stage 1).
     #[arg(long)]
     zero1: bool,
+    /// Lets replicas train apart for this many steps between outer steps (DiLoCo).
+    #[arg(long)]
+    diloco: Option<u64>,
+    /// Sends the changes of `--diloco` in eight bits.
+    #[arg(long, requires = "diloco")]
+    eight_bits: bool,
     /// Saves checkpoints in this folder, and resumes from the newest one in it.
     #[arg(long)]
     checkpoints: Option<PathBuf>,
@@ -147,13 +154,18 @@ fn main() -> ExitCode {
 fn choose(flags: &Flags) -> distribute::Result<Strategy> {
     let devices = flags.devices.clone();
     let several_processes = distribute::cluster::Membership::from_env()?.is_some();
-    Ok(match flags.strategy {
+    let strategy = match flags.strategy {
         Kind::Default => Strategy::default_strategy()?,
         Kind::OneDevice => OneDeviceStrategy::builder(&devices[0]).build()?,
         Kind::CentralStorage => CentralStorageStrategy::builder().compute_devices(devices).build()?,
         Kind::Auto if several_processes => MultiWorkerMirroredStrategy::builder().devices(devices).build()?,
         Kind::MultiWorkerMirrored => MultiWorkerMirroredStrategy::builder().devices(devices).build()?,
         Kind::Auto | Kind::Mirrored => MirroredStrategy::builder().devices(devices).build()?,
+    };
+    let wire = if flags.eight_bits { Wire::Int8 } else { Wire::F32 };
+    Ok(match flags.diloco {
+        Some(inner_steps) => DilocoStrategy::builder().inner_steps(inner_steps).wire(wire).over(strategy)?,
+        None => strategy,
     })
 }
 
@@ -230,6 +242,7 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
         (run.epochs_done, run.steps, run.loss_sum, run.position) = (epoch, 0, 0.0, None);
         training_time += started.elapsed();
         waited += batches.waited();
+        optimizer.synchronize(strategy)?;
         let measured = evaluate(strategy, &model, &test)?;
         accuracy = measured[0].1;
         progress.end_epoch(&[("test_accuracy", accuracy)]);

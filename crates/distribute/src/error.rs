@@ -40,6 +40,10 @@ pub enum Error {
     #[cfg(feature = "estimator")]
     #[error(transparent)]
     Estimator(distribute_estimator::Error),
+    /// A data service, or a consumer of one, failed.
+    #[cfg(feature = "data-service")]
+    #[error(transparent)]
+    DataService(#[from] distribute_data_service::Error),
     /// A parameter server, or a worker or coordinator that uses one, failed.
     #[cfg(feature = "parameter-server")]
     #[error(transparent)]
@@ -93,6 +97,8 @@ impl ErrorClass for Error {
             Error::Candle(_) => Class::PERMANENT,
             #[cfg(feature = "estimator")]
             Error::Estimator(error) => error.class(),
+            #[cfg(feature = "data-service")]
+            Error::DataService(error) => error.class(),
             #[cfg(feature = "parameter-server")]
             Error::ParameterServer(error) => error.class(),
             Error::Strategy(error) => error.class(),

@@ -56,6 +56,8 @@ pub mod prelude;
 pub use distribute_candle as candle;
 pub use distribute_cluster as cluster;
 pub use distribute_collectives as collectives;
+#[cfg(feature = "data-service")]
+pub use distribute_data_service as data_service;
 pub use distribute_device as device;
 #[cfg(feature = "estimator")]
 pub use distribute_estimator as estimator;

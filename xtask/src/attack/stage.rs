@@ -51,6 +51,10 @@ impl Stage {
         Task::new(self.programs.join("parameter_server"), args)
     }
 
+    pub(super) fn elastic(&self, args: &[&str]) -> Task {
+        Task::new(self.programs.join("elastic"), args)
+    }
+
     /// Workers of one job with TF_CONFIG, one for each list of arguments. The first one is the chief; its address is
     /// returned.
     pub(super) fn workers(&self, args: &[&[&str]]) -> Result<(Vec<Task>, String), String> {

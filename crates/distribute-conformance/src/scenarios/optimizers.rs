@@ -5,7 +5,7 @@ use distribute::backend::TensorLibrary;
 use distribute::candle::{gather_over_replicas, mean_over_replicas, sum_over_replicas};
 use distribute::collectives::{CrossDeviceOps, HierarchicalCopyAllReduce, NcclAllReduce, ReductionToOneDevice};
 use distribute::device::DType;
-use distribute::optim::{Adagrad, Adam, AdamW, Clip, Ema, Lamb, LossScale, RmsProp, Sgd};
+use distribute::optim::{Adagrad, Adam, AdamW, Clip, Ema, Ftrl, Lamb, LossScale, Nadam, RmsProp, Sgd};
 use distribute::prelude::{Axis, CheckpointManager, CommunicationOptions, MirroredStrategy, ReduceOp, Strategy};
 use distribute::values::TensorStorage;
 
@@ -21,7 +21,7 @@ pub(super) fn apart(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
-fn every_build<L: Library>() -> [(&'static str, Build<L>); 7] {
+fn every_build<L: Library>() -> [(&'static str, Build<L>); 9] {
     [
         ("SGD", |model| Sgd::new(0.1).build(model)),
         ("Nesterov", |model| Sgd::new(0.1).momentum(0.9).nesterov().build(model)),
@@ -30,6 +30,8 @@ fn every_build<L: Library>() -> [(&'static str, Build<L>); 7] {
         ("Adagrad", |model| Adagrad::new(0.1).build(model)),
         ("RMSprop", |model| RmsProp::new(0.01).build(model)),
         ("LAMB", |model| Lamb::new(0.01).build(model)),
+        ("Nadam", |model| Nadam::new(0.01).build(model)),
+        ("FTRL", |model| Ftrl::new(0.1).regularization(0.01, 0.01).build(model)),
     ]
 }
 

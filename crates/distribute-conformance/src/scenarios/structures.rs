@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use distribute::prelude::*;
-use distribute::values::{HostTensor, TensorStorage};
+use distribute::values::{HostTensor, IndexedRows, TensorStorage};
 
 use crate::check::{Fault, Stop, check, check_eq};
 use crate::conditions::{in_one_process, with_several_replicas};
@@ -79,6 +79,40 @@ pub(crate) fn rows(strategy: &Strategy) -> Result<(), Stop> {
     check_eq!(mean.to_elements::<f64>()?, [1.5], "the mean over rows");
     let sum = strategy.reduce(ReduceOp::Sum, &values, Axis::At(0))?;
     check_eq!(sum.to_elements::<f64>()?, [3.0 * strategy.num_replicas_in_sync() as f64], "the sum over rows");
+    Ok(())
+}
+
+pub(crate) fn indexed_rows(strategy: &Strategy) -> Result<(), Stop> {
+    // Replica r has r + 1 rows of index 7 and one of index 100 + r, each of the elements r and 1.
+    let of_replica = |context: &ReplicaContext| {
+        let id = context.replica_id() as i64;
+        let mut indices = vec![7; context.replica_id() + 1];
+        indices.push(100 + id);
+        let elements = indices.iter().flat_map(|_| [id as f32, 1.0]).collect();
+        Ok::<_, Fault>(IndexedRows { rows: HostTensor::new(&[indices.len(), 2], elements)?, indices })
+    };
+    let nests = strategy.run_with((), |context, ()| {
+        let nest = BTreeMap::from([("table", of_replica(context)?)]);
+        // With a dense value, in one call.
+        let (within, one) = context.all_reduce(ReduceOp::Mean, &(nest.clone(), 1.0))?;
+        check_eq!(one, 1.0, "the dense value of the nest");
+        Ok::<_, Fault>((nest, within))
+    })?;
+    let n = strategy.num_replicas_in_sync();
+    let ids = (0..n).map(|id| id as f32);
+    let mut expected: Vec<f32> =
+        vec![ids.clone().map(|id| id * (id + 1.0)).sum(), ids.clone().map(|id| id + 1.0).sum()];
+    expected.extend(ids.flat_map(|id| [id, 1.0]));
+    let indices: Vec<i64> = [7].into_iter().chain((0..n as i64).map(|id| 100 + id)).collect();
+    let (own, within) = strategy.reduce(ReduceOp::Sum, &nests, Axis::None)?;
+    check_eq!(own["table"].indices, indices, "the indices");
+    check_eq!(own["table"].rows.shape(), [n + 1, 2], "the shape");
+    check_eq!(own["table"].rows.to_elements::<f32>()?, expected, "the sums");
+    // Every replica has the same means.
+    check_eq!(within["table"].indices, indices, "the indices of the means");
+    let means = within["table"].rows.to_elements::<f32>()?;
+    let apart = means.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    check!(apart < 1e-5, "the sums of all replicas' means are {means:?}, and the sums {expected:?}");
     Ok(())
 }
 

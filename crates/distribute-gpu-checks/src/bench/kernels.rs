@@ -1,6 +1,6 @@
 //! Kernels, relative to a copy of the same number of bytes.
 
-use distribute_device::cuda::{Combine, CudaDevice, CudaStream, FusedStep, StepTensor};
+use distribute_device::cuda::{Combine, CudaDevice, CudaStream, FusedStep, GradientChange, StepTensor};
 use distribute_device::{DType, Device, DeviceBuffer};
 
 use super::{Effort, Measurement, median, mib, turns};
@@ -125,7 +125,7 @@ impl Bench<'_> {
             self.note(format!("{name} on {} of f32", mib(size)), moved * size, |turn| {
                 let set: Vec<&DeviceBuffer> = sets[turn % sets.len()].iter().collect();
                 let tensor = StepTensor { parameters: set[0], gradients: set[1], slots: &set[2..] };
-                Ok(stream.step(step, DType::F32, &[tensor])?)
+                Ok(stream.step(step, &GradientChange::default(), DType::F32, &[tensor])?)
             })?;
         }
         Ok(())

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use distribute_collectives::{
-    BucketPlan, DeviceGroup, DeviceImplementation, FusedDeviceAllReduce, FusedTensor, Options, ProcessGroup, Rank,
-    ReduceOp,
+    BucketPlan, Compression, DeviceGroup, DeviceImplementation, FusedDeviceAllReduce, FusedTensor, Options,
+    ProcessGroup, Rank, ReduceOp,
 };
 use distribute_device::cuda::{CudaDevice, CudaStream};
 use distribute_device::{DType, Device, DeviceBuffer, Stream};
@@ -15,12 +15,13 @@ use crate::gpu::{Gpus, deadline, get, put};
 use crate::values::{Random, compare, compare_terms, from_wide, integers, same, wide, wrapped};
 use crate::{Error, Result};
 
-pub(super) const CHECKS: [Entry; 6] = [
+pub(super) const CHECKS: [Entry; 7] = [
     ("collectives: parts of one GPU reduce by kernels", by_kernels),
     ("collectives: parts of one GPU reduce through the host", by_host),
     ("collectives: several GPUs reduce by kernels", several),
     ("collectives: values are broadcast, gathered and scattered", others),
     ("collectives: tensors are reduced in buckets as they come", buckets),
+    ("collectives: buckets are sent in 16 bits, and nothing is lost over many steps", compressed),
     ("collectives: calls that differ are an error on all ranks", differing),
 ];
 
@@ -208,6 +209,86 @@ fn buckets(gpus: &Gpus) -> Result<Outcome> {
         outcomes.into_iter().collect::<Result<()>>()?;
     }
     passed("five rounds, by kernels and through the host")
+}
+
+/// Compares buckets in 16 bits with sums of rounded values, bit for bit; between them a step is taken back.
+fn compressed(gpus: &Gpus) -> Result<Outcome> {
+    const LENGTHS: [usize; 3] = [5, 1000, 3001];
+    let devices = gpus.on_first(2, None)?;
+    let random = Random::fresh();
+    let (seed, same_random) = (random.seed, |seed| Random::with(seed));
+    for (asked, compression, short) in [
+        (DeviceImplementation::Kernels, Compression::F16, DType::F16),
+        (DeviceImplementation::Kernels, Compression::Bf16, DType::BF16),
+        (DeviceImplementation::Host, Compression::Bf16, DType::BF16),
+    ] {
+        let outcomes = on_ranks(&devices, asked, |group, device, stream| {
+            let of = |index: usize, dtype| FusedTensor::new(dtype, [LENGTHS[index]]);
+            // Tensors of f64 are sent as they are.
+            let layers = [of(0, DType::F32), of(1, DType::F32), of(2, DType::F32), of(1, DType::F64)];
+            let plan = BucketPlan::new(&layers, &[3, 2, 1, 0], 4000);
+            let fused = FusedDeviceAllReduce::new(group, plan, ReduceOp::Sum)?.compress(&compression)?;
+            let fused = Arc::new(fused);
+            // Every rank draws the values of both.
+            let mut random = same_random(seed);
+            let mut errors = vec![LENGTHS.map(|len| vec![0.0f32; len]); 2];
+            for round in 0..6 {
+                let all: Vec<Vec<Vec<u8>>> = (0..2)
+                    .map(|_| layers.iter().map(|layer| random.elements(layer.dtype, layer.len())).collect())
+                    .collect();
+                let mut sent = [Vec::new(), Vec::new()];
+                let before = errors.clone();
+                for (rank, sent) in sent.iter_mut().enumerate() {
+                    for (index, errors) in errors[rank].iter_mut().enumerate() {
+                        let values = wide(DType::F32, &all[rank][index]);
+                        let values: Vec<f32> = values.iter().zip(&*errors).map(|(x, e)| e + *x as f32).collect();
+                        let rounded =
+                            wide(short, &from_wide(short, &values.iter().copied().map(f64::from).collect::<Vec<_>>()));
+                        errors.iter_mut().zip(&values).zip(&rounded).for_each(|((e, x), r)| *e = x - *r as f32);
+                        sent.push(rounded);
+                    }
+                }
+                let mut step = fused.begin();
+                for index in [3, 2, 1, 0] {
+                    step.push(group, index, put(device, stream, &all[group.rank().index()][index])?, stream)?;
+                }
+                for (index, reduced) in step.finish(stream)? {
+                    let what = format!("tensor {index} in {short}, round {round}, seed {seed}");
+                    let found = get(device, stream, &reduced)?;
+                    let expected: Vec<f64> = match index {
+                        3 => [0, 1]
+                            .map(|rank: usize| wide(DType::F64, &all[rank][3]))
+                            .iter()
+                            .fold(vec![0.0; LENGTHS[1]], |sum, own| sum.iter().zip(own).map(|(a, b)| a + b).collect()),
+                        _ => sent[0][index].iter().zip(&sent[1][index]).map(|(a, b)| a + b).collect(),
+                    };
+                    let expected = match index {
+                        3 => from_wide(DType::F64, &expected),
+                        _ => from_wide(DType::F32, &wide(short, &from_wide(short, &expected))),
+                    };
+                    same(&what, &found, &expected)?;
+                }
+                if round % 2 == 1 {
+                    fused.take_back();
+                    // A second time without a step changes nothing.
+                    fused.take_back();
+                    errors = before;
+                }
+            }
+            Ok(())
+        })?;
+        outcomes.into_iter().collect::<Result<()>>()?;
+    }
+    let refused = on_ranks(&devices, DeviceImplementation::Kernels, |group, _, _| {
+        let plan = || BucketPlan::new(&[FusedTensor::new(DType::F32, [1])], &[0], 1);
+        let sum = FusedDeviceAllReduce::new(group, plan(), ReduceOp::Sum)?.compress(&Compression::TopK(0.5));
+        let mean = FusedDeviceAllReduce::new(group, plan(), ReduceOp::Mean)?.compress(&Compression::Bf16);
+        Ok([sum, mean].map(|outcome| outcome.err().map_or(String::new(), |error| error.to_string())))
+    })?;
+    for told in refused.into_iter().collect::<Result<Vec<_>>>()?.concat() {
+        ensure(told.starts_with("compression"), || format!("a compression without kernels: {told:?}"))?;
+    }
+    passed("f16 and bf16, by kernels and through the host, six steps of which three are taken back")
 }
 
 fn differing(gpus: &Gpus) -> Result<Outcome> {

@@ -5,6 +5,7 @@ mod burn;
 mod burn_sharded;
 mod checkpoints;
 mod derive;
+mod elastic;
 mod estimator;
 mod examples;
 mod mnist;

@@ -1,7 +1,9 @@
 //! References in f64: the formulas of the papers, element by element.
 
 use distribute::backend::TensorLibrary;
-use distribute::optim::{Adagrad, Adam, AdamW, Lamb, Optimizer, RmsProp, Sgd, Trainable};
+use distribute::optim::{
+    Adadelta, Adagrad, Adam, AdamW, Adamax, Ftrl, Lamb, Nadam, Optimizer, RmsProp, Sgd, Trainable,
+};
 
 /// Optimizers, with settings that expose rounding errors.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -17,12 +19,16 @@ pub(super) enum Kind {
     RmsProp,
     CenteredRmsProp,
     Lamb,
+    Adadelta,
+    Adamax,
+    Nadam,
+    Ftrl,
 }
 
 const RATE: f64 = 0.01;
 
 impl Kind {
-    pub(super) const ALL: [Kind; 10] = [
+    pub(super) const ALL: [Kind; 14] = [
         Kind::Sgd,
         Kind::Momentum,
         Kind::Nesterov,
@@ -33,6 +39,10 @@ impl Kind {
         Kind::RmsProp,
         Kind::CenteredRmsProp,
         Kind::Lamb,
+        Kind::Adadelta,
+        Kind::Adamax,
+        Kind::Nadam,
+        Kind::Ftrl,
     ];
 
     pub(super) fn build<M: Trainable>(
@@ -50,6 +60,10 @@ impl Kind {
             Kind::RmsProp => RmsProp::new(RATE).rho(0.99).momentum(0.5).build(model),
             Kind::CenteredRmsProp => RmsProp::new(RATE).rho(0.9).centered().build(model),
             Kind::Lamb => Lamb::new(RATE).build(model),
+            Kind::Adadelta => Adadelta::new(1.0).epsilon(1e-4).build(model),
+            Kind::Adamax => Adamax::new(RATE).build(model),
+            Kind::Nadam => Nadam::new(RATE).build(model),
+            Kind::Ftrl => Ftrl::new(RATE).regularization(0.01, 0.1).l2_shrinkage(0.1).beta(1.0).build(model),
         }
     }
 }
@@ -66,7 +80,8 @@ pub(super) struct Reference {
 impl Reference {
     pub(super) fn new(kind: Kind, parameter: Vec<f64>) -> Reference {
         let zeros = vec![0.0; parameter.len()];
-        let second = if kind == Kind::Adagrad { vec![0.1; parameter.len()] } else { zeros.clone() };
+        let sums = matches!(kind, Kind::Adagrad | Kind::Ftrl);
+        let second = if sums { vec![0.1; parameter.len()] } else { zeros.clone() };
         Reference { kind, parameter, first: zeros, second, steps: 0 }
     }
 
@@ -124,6 +139,34 @@ impl Reference {
                 let ratio = norm(parameter) / norm(&direction);
                 parameter.iter_mut().zip(direction).for_each(|(p, d)| *p -= RATE * ratio * d);
             }
+            Kind::Adadelta => elements.for_each(|(((p, g), changes), v)| {
+                *v = 0.95 * *v + (1.0 - 0.95) * g * g;
+                let change = ((*changes + 1e-4) / (*v + 1e-4)).sqrt() * g;
+                *changes = 0.95 * *changes + (1.0 - 0.95) * change * change;
+                *p -= change;
+            }),
+            Kind::Adamax => elements.for_each(|(((p, g), m), u)| {
+                *m = 0.9 * *m + (1.0 - 0.9) * g;
+                *u = (0.999 * *u).max(g.abs());
+                *p -= RATE * *m / ((1.0 - 0.9f64.powi(n)) * (*u + 1e-7));
+            }),
+            Kind::Nadam => {
+                let momentum = |n: i32| 0.9 * (1.0 - 0.5 * 0.96f64.powi(n));
+                let so_far: f64 = (1..=n).map(momentum).product();
+                elements.for_each(|(((p, g), m), v)| {
+                    *m = 0.9 * *m + (1.0 - 0.9) * g;
+                    *v = 0.999 * *v + (1.0 - 0.999) * g * g;
+                    let ahead = momentum(n + 1) * *m / (1.0 - so_far * momentum(n + 1));
+                    let mean = ahead + (1.0 - momentum(n)) * g / (1.0 - so_far);
+                    *p -= RATE * mean / ((*v / (1.0 - 0.999f64.powi(n))).sqrt() + 1e-7);
+                });
+            }
+            Kind::Ftrl => elements.for_each(|(((p, g), z), sum)| {
+                let before = sum.sqrt();
+                *sum += g * g;
+                *z += g + 2.0 * 0.1 * *p - (sum.sqrt() - before) / RATE * *p;
+                *p = (z.clamp(-0.01, 0.01) - *z) / ((1.0 + sum.sqrt()) / RATE + 2.0 * 0.1);
+            }),
         }
     }
 }
