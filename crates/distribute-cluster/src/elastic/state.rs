@@ -90,12 +90,15 @@ impl Shared {
 
     /// Adds a callback, and calls it if a newer generation is known than the newest that has this process.
     pub(super) fn on_change(&self, callback: Arc<Callback>) {
-        self.callbacks.lock().push(callback.clone());
-        let state = self.state.lock();
-        let (known, own) = (state.known, state.own.as_ref().map_or(0, |own| own.number));
-        drop(state);
-        if known > own {
-            call(&*callback, known);
+        let due = {
+            let mut callbacks = self.callbacks.lock();
+            callbacks.push(callback.clone());
+            let state = self.state.lock();
+            let own = state.own.as_ref().map_or(0, |own| own.number);
+            (state.known > own).then_some(state.known)
+        };
+        if let Some(number) = due {
+            call(&*callback, number);
         }
     }
 
@@ -150,5 +153,52 @@ impl Shared {
 fn call(callback: &Callback, number: u64) {
     if catch_unwind(AssertUnwindSafe(|| callback(number))).is_err() {
         tracing::warn!("the on_change callback of the elastic job panicked at generation {number}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::thread;
+
+    use super::*;
+
+    fn generation(number: u64) -> Arc<Generation> {
+        Arc::new(Generation { number, members: Vec::new(), next_join: 0 })
+    }
+
+    #[test]
+    fn a_callback_is_not_told_of_a_generation_that_its_process_has_seen() {
+        for _ in 0..300 {
+            let (shared, told) = (Arc::new(Shared::new()), Arc::new(AtomicU64::new(0)));
+            let deciding = thread::spawn({
+                let shared = shared.clone();
+                move || shared.decided(generation(1), Some(1))
+            });
+            shared.wait(0, Duration::from_secs(10)).expect("it is decided");
+            let telling = told.clone();
+            shared.on_change(Arc::new(move |number| telling.store(number, Ordering::SeqCst)));
+            deciding.join().expect("it does not panic");
+            assert_eq!(told.load(Ordering::SeqCst), 0);
+            shared.decided(generation(2), None);
+            assert_eq!(told.load(Ordering::SeqCst), 2);
+        }
+    }
+
+    #[test]
+    fn a_callback_is_told_once_of_a_generation_without_its_process() {
+        for _ in 0..300 {
+            let (shared, calls) = (Arc::new(Shared::new()), Arc::new(AtomicU64::new(0)));
+            let deciding = thread::spawn({
+                let shared = shared.clone();
+                move || shared.decided(generation(1), None)
+            });
+            let counting = calls.clone();
+            shared.on_change(Arc::new(move |_| {
+                counting.fetch_add(1, Ordering::SeqCst);
+            }));
+            deciding.join().expect("it does not panic");
+            assert_eq!(calls.load(Ordering::SeqCst), 1);
+        }
     }
 }
