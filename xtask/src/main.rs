@@ -1,6 +1,6 @@
 //! The workspace's own commands: `cargo xtask ci`, `test`, `multiprocess`, `conformance`, `attack`, `loom`, `miri`,
-//! `layers`, `prose`, `docs`, `protos`, `api`, `powerset`, `package`, `platforms`, `dist`, `bench`, `gpu`, `pjrt`,
-//! `hosts`, `schedule`, `schedulers` and `simulate`.
+//! `layers`, `prose`, `docs`, `protos`, `api`, `powerset`, `package`, `platforms`, `dist`, `bench`, `goodput`, `gpu`,
+//! `pjrt`, `hosts`, `schedule`, `schedulers` and `simulate`.
 #![expect(clippy::print_stdout, reason = "a command prints its results")]
 
 mod api;
@@ -66,6 +66,8 @@ enum Command {
     Dist(dist::Flags),
     /// The links of all pages, and the site where mdBook is installed.
     Docs(docs::Flags),
+    /// The share of a cluster's chips that train when chips fail, in virtual time: restarts, elastic jobs, groups apart.
+    Goodput(simulate::goodput::Flags),
     /// Checks of GPUs, here or in a folder to carry to one.
     Gpu(gpu::Flags),
     /// Jobs on three hosts, which are network namespaces of this machine: launch, a lost host, restarts.
@@ -120,6 +122,7 @@ fn run(command: Command) -> Result<(), String> {
         Command::Attack(flags) => attack::run(&flags),
         Command::Bench { bench } => bench.run(),
         Command::Dist(flags) => dist::run(&flags),
+        Command::Goodput(flags) => simulate::goodput::run(&flags),
         Command::Gpu(flags) => gpu::run(&flags),
         Command::Hosts(flags) => hosts::run(&flags),
         Command::Layers(flags) => layers::run(&flags),

@@ -6,6 +6,7 @@
 //! other.
 
 mod check;
+pub(crate) mod goodput;
 mod network;
 
 use clap::Args;

@@ -20,6 +20,7 @@ use candle_core::{Device, Module, Tensor};
 use candle_nn::linear;
 use clap::Parser;
 use distribute::Error;
+use distribute::cluster::JobSecret;
 use distribute::input::InputPosition;
 use distribute::prelude::*;
 use distribute::train::elastic::{self, Standing};
@@ -90,6 +91,8 @@ impl Standing for Loop {
 }
 
 const BATCH: usize = 48;
+/// The file of the workers' secret, which others of the machine's users cannot read.
+const SECRET: &str = "secret";
 const EXAMPLES: usize = 4800;
 
 fn main() -> ExitCode {
@@ -209,6 +212,7 @@ fn disturb(flags: &Flags) -> distribute::Result<()> {
         signal_hook::flag::register(signal, interrupted.clone()).map_err(Error::program)?;
     }
     let folder = tempfile::tempdir().map_err(Error::program)?;
+    JobSecret::create_file(folder.path().join(SECRET))?;
     let (sender, lines) = channel();
     let mut workers = Vec::new();
     let port = free_port()?;
@@ -453,6 +457,7 @@ impl Worker {
         command.arg("--worker").arg(folder).args(["--workers", &flags.workers.to_string()]);
         command.args(["--heartbeat", &flags.heartbeat.to_string(), "--pause", &flags.pause.to_string()]);
         command.env("DISTRIBUTE_JOB_ID", "elastic-example").env("RAYON_NUM_THREADS", "1");
+        command.env("DISTRIBUTE_JOB_SECRET_FILE", folder.join(SECRET));
         Ok(command)
     }
 
