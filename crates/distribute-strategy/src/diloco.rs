@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use distribute_cluster::SimpleResolver;
-use distribute_collectives::ReduceOp;
 use distribute_device::DType;
 use distribute_input::InputOptions;
 use distribute_values::VariableOptions;
@@ -14,10 +13,12 @@ use crate::{
 };
 
 mod fragments;
+mod in_flight;
 mod int8;
 mod outer;
 
-use fragments::{Schedule, divide};
+use fragments::{Schedule, Turn, divide};
+use in_flight::{InFlight, Reduced, Reduction};
 pub use outer::OuterNesterov;
 
 /// Replicas of another strategy that train apart, for networks that are too slow for a sum of gradients in every step.
@@ -26,16 +27,17 @@ pub use outer::OuterNesterov;
 /// examples, without communication. Then all make an outer step: the mean over all replicas of how far their variables
 /// have moved is the gradient of the [outer optimizer](OuterNesterov), whose result replaces the variables of all.
 ///
-/// The outer parameters, their momentum and what was lost in eight bits are state of the optimizer: they are saved in
-/// its checkpoints, and take 4 bytes of host memory each per parameter and replica. The inner optimizer's state, such
-/// as Adam's, stays each replica's own between outer steps.
+/// The outer parameters, their momentum, what was lost in eight bits and, with [`overlap`](DilocoBuilder::overlap),
+/// changes that are being reduced are state of the optimizer: they are saved in its checkpoints, and take 4 bytes of
+/// host memory each per parameter and replica. The inner optimizer's state, such as Adam's, stays each replica's own
+/// between outer steps.
 ///
 /// # Before the model is read or saved
 /// Between outer steps there are several models. [`LocalOccasion::Read`] sets variables to their mean, and
 /// [`LocalOccasion::Save`] the inner optimizer's state and the lost remainders too, in f32; both leave outer parameters
 /// and schedule as they are, and the mean of the replicas' changes. Trainers and checkpoints do so themselves, a loop
 /// calls `Optimizer::synchronize` before it evaluates. This costs a sum of all variables, so evaluate and save rarely,
-/// or after outer steps.
+/// or after outer steps. Reductions that overlap with inner steps when the model is saved are made a second time.
 ///
 /// # Cost
 /// Per outer step and parameter, each of n replicas sends 8 (n - 1) / n bytes with [`Wire::F32`] (an all-reduce), and
@@ -64,14 +66,20 @@ pub use outer::OuterNesterov;
 ///
 /// # Source
 /// Douillard and others, "DiLoCo: distributed low-communication training of language models", arXiv 2311.08105, and
-/// "Streaming DiLoCo with overlapping communication", arXiv 2501.18512, for fragments. The paper's four bits, and the
-/// overlap of communication and inner steps, do not exist here.
+/// "Streaming DiLoCo with overlapping communication", arXiv 2501.18512, for fragments and overlap. The paper's four
+/// bits do not exist here.
 pub struct DilocoStrategy {
     over: Strategy,
     schedule: Schedule,
     outer: OuterNesterov,
     wire: Wire,
+    /// The share of inner parameters in those after an outer step; 0 without overlap.
+    mixing: f32,
     slots: Vec<LocalSlot>,
+    /// The indices of those slots that not all settings need.
+    momentum: Option<usize>,
+    residual: Option<usize>,
+    sent: Option<usize>,
 }
 
 /// How the changes of variables are sent.
@@ -95,12 +103,15 @@ pub struct DilocoBuilder {
     fragments: usize,
     outer: OuterNesterov,
     wire: Wire,
+    overlap: u64,
+    mixing: Option<f64>,
 }
 
 impl DilocoStrategy {
-    /// Returns a builder: 100 inner steps, one fragment, the outer optimizer of the paper, changes in f32.
+    /// Returns a builder: 100 inner steps, one fragment, the outer optimizer of the paper, changes in f32, no overlap.
     pub fn builder() -> DilocoBuilder {
-        DilocoBuilder { inner_steps: 100, fragments: 1, outer: OuterNesterov::default(), wire: Wire::F32 }
+        let (outer, wire) = (OuterNesterov::default(), Wire::F32);
+        DilocoBuilder { inner_steps: 100, fragments: 1, outer, wire, overlap: 0, mixing: None }
     }
 }
 
@@ -128,6 +139,23 @@ impl DilocoBuilder {
         DilocoBuilder { wire, ..self }
     }
 
+    /// Lets replicas make this many inner steps while the changes of a fragment are reduced, instead of waiting. The
+    /// outer step is made by the changes from before these steps; its result is then
+    /// [mixed](DilocoBuilder::mixing) with the parameters that each replica has by then. Below the number of inner
+    /// steps; 0 is no overlap, which is the default.
+    ///
+    /// A run that fails meanwhile drops the reduction; it is made without overlap when it is due.
+    pub fn overlap(self, inner_steps: u64) -> DilocoBuilder {
+        DilocoBuilder { overlap: inner_steps, ..self }
+    }
+
+    /// Sets the share of a replica's own parameters in its parameters after an outer step with
+    /// [overlap](DilocoBuilder::overlap), from 0, which discards the steps that it has made meanwhile, to below 1. The
+    /// rest are the outer parameters. Default: 0.5, as in the paper.
+    pub fn mixing(self, share_of_own: f64) -> DilocoBuilder {
+        DilocoBuilder { mixing: Some(share_of_own), ..self }
+    }
+
     /// Builds the strategy over the replicas of another one, which programs then use through this one alone. Processes
     /// with different settings get an error that names them in the first step.
     ///
@@ -135,7 +163,7 @@ impl DilocoBuilder {
     /// [`Error::LocalUpdates`] if a setting is out of range, or the other strategy's replicas do not have whole
     /// variables of their own that they update themselves.
     pub fn over(self, over: Strategy) -> Result<Strategy> {
-        let DilocoBuilder { inner_steps, fragments, outer, wire } = self;
+        let DilocoBuilder { inner_steps, fragments, outer, wire, overlap, mixing } = self;
         let refuse = |problem: String| Err(Error::LocalUpdates { problem });
         if inner_steps == 0 || fragments == 0 {
             return refuse(format!("{inner_steps} inner steps and {fragments} fragments were given; give at least 1"));
@@ -147,21 +175,39 @@ impl DilocoBuilder {
                 inner_steps.next_multiple_of(fragments as u64)
             ));
         }
+        if overlap >= inner_steps {
+            return refuse(format!(
+                "reductions overlap with {overlap} of {inner_steps} inner steps; give fewer, since a fragment has one \
+                 reduction at a time"
+            ));
+        }
+        match mixing {
+            Some(_) if overlap == 0 => {
+                return refuse("mixing acts with overlap alone; set overlap, or leave mixing out".to_owned());
+            }
+            Some(share) if !(0.0..1.0).contains(&share) => {
+                return refuse(format!("the share of own parameters is {share}; give one from 0 to below 1"));
+            }
+            _ => {}
+        }
         outer.check()?;
         if let Some(why) = unsupported(&over) {
             return refuse(format!("DilocoStrategy cannot be used over {}: {why}", over.describe()));
         }
-        let schedule = Schedule { inner_steps, fragments };
-        over.declare("DiLoCo", format!("{schedule:?}, {outer:?}, changes in {wire:?}"));
-        let slot = |name, initial, is_own| LocalSlot { name, initial, is_own };
-        let mut slots = vec![slot("outer", LocalInitial::Variable, false)];
-        if outer.momentum > 0.0 {
-            slots.push(slot("outer_momentum", LocalInitial::Zeros, false));
-        }
-        if wire == Wire::Int8 {
-            slots.push(slot("residual", LocalInitial::Zeros, true));
-        }
-        Ok(Strategy::new(DilocoStrategy { over, schedule, outer, wire, slots }))
+        let schedule = Schedule { inner_steps, fragments, overlap };
+        let mixing = if overlap == 0 { 0.0 } else { mixing.unwrap_or(DEFAULT_MIXING) as f32 };
+        over.declare("DiLoCo", format!("{schedule:?}, {outer:?}, changes in {wire:?}, own share {mixing}"));
+        let mut slots = vec![LocalSlot { name: "outer", initial: LocalInitial::Variable, is_own: false }];
+        let mut add = |wanted: bool, name, is_own| {
+            wanted.then(|| {
+                slots.push(LocalSlot { name, initial: LocalInitial::Zeros, is_own });
+                slots.len() - 1
+            })
+        };
+        let momentum = add(outer.momentum > 0.0, "outer_momentum", false);
+        let residual = add(wire == Wire::Int8, "residual", true);
+        let sent = add(overlap > 0, "sent", true);
+        Ok(Strategy::new(DilocoStrategy { over, schedule, outer, wire, mixing, slots, momentum, residual, sent }))
     }
 }
 
@@ -187,37 +233,113 @@ fn unsupported(over: &Strategy) -> Option<&'static str> {
 }
 
 impl DilocoStrategy {
-    /// Makes an outer step of a range of variables.
-    fn outer_step(&self, replica: &dyn LocalReplica, variables: Range<usize>) -> Result<()> {
-        let mut lens = Vec::with_capacity(variables.len());
-        let mut changes: Vec<f32> = Vec::new();
-        replica.read_slots(variables.clone(), &mut |_, inner, slots| {
+    /// Takes what fragments have in progress, and does what they are due to do after a number of steps.
+    fn take_turns(&self, replica: &dyn LocalReplica, fragments: &[Range<usize>], steps: u64) -> Result<()> {
+        let (group, mut in_flight) = (replica.group(), InFlight::of(replica));
+        for turn in self.schedule.turns(steps) {
+            match turn {
+                Turn::Synchronize(fragment) => {
+                    let (lens, changes) = self.changes(replica, fragments[fragment].clone())?;
+                    let reduced = Reduction::start(group, self.wire, &lens, changes)?.finish(group)?;
+                    self.outer_step(replica, fragments[fragment].clone(), &reduced)?;
+                }
+                Turn::Begin(fragment) => {
+                    let (lens, changes) = self.note_changes(replica, fragments[fragment].clone())?;
+                    in_flight.put(fragment, Reduction::start(group, self.wire, &lens, changes)?);
+                }
+                Turn::Combine(fragment) => {
+                    if let Some(reduction) = in_flight.take(fragment) {
+                        in_flight.put(fragment, reduction.combine(group)?);
+                    }
+                }
+                Turn::Finish(fragment) => {
+                    let reduction = match in_flight.take(fragment) {
+                        Some(reduction) => reduction,
+                        // It was dropped, on all replicas.
+                        None => {
+                            let (lens, changes) = self.noted_changes(replica, fragments[fragment].clone())?;
+                            Reduction::start(group, self.wire, &lens, changes)?
+                        }
+                    };
+                    let reduced = reduction.finish(group)?;
+                    // Nothing was noted, for instance before a checkpoint of other settings was restored.
+                    if reduced.means.iter().any(|mean| *mean != 0.0) {
+                        self.outer_step(replica, fragments[fragment].clone(), &reduced)?;
+                    }
+                }
+            }
+        }
+        in_flight.keep(replica);
+        Ok(())
+    }
+
+    /// Returns how far a range of variables has moved since the last outer step, with what was lost then, and their
+    /// numbers of elements.
+    fn changes(&self, replica: &dyn LocalReplica, variables: Range<usize>) -> Result<(Vec<usize>, Vec<f32>)> {
+        let (mut lens, mut changes) = (Vec::with_capacity(variables.len()), Vec::new());
+        replica.read_slots(variables, &mut |_, inner, slots| {
             lens.push(inner.len());
-            let of_variable = changes.len();
-            changes.extend(slots[OUTER].iter().zip(inner).map(|(outer, inner)| outer - inner));
-            if let Some(residual) = self.residual(slots.len()) {
-                changes[of_variable..].iter_mut().zip(&slots[residual]).for_each(|(change, left)| *change += left);
+            self.append_changes(inner, slots, &mut changes);
+            Ok(())
+        })?;
+        Ok((lens, changes))
+    }
+
+    /// Returns the [`changes`](DilocoStrategy::changes), and keeps them in a slot.
+    fn note_changes(&self, replica: &dyn LocalReplica, variables: Range<usize>) -> Result<(Vec<usize>, Vec<f32>)> {
+        let (mut lens, mut changes) = (Vec::with_capacity(variables.len()), Vec::new());
+        replica.change_slots(variables, &mut |_, inner, slots| {
+            lens.push(inner.len());
+            let begin = changes.len();
+            self.append_changes(inner, slots, &mut changes);
+            if let Some(sent) = self.sent {
+                slots[sent].copy_from_slice(&changes[begin..]);
             }
             Ok(())
         })?;
-        let (means, left) = match self.wire {
-            Wire::F32 => {
-                replica.group().all_reduce(&mut changes, ReduceOp::Mean)?;
-                (changes, Vec::new())
-            }
-            Wire::Int8 => int8::mean(replica.group(), &lens, changes)?,
-        };
+        Ok((lens, changes))
+    }
+
+    /// Returns the changes that were kept.
+    fn noted_changes(&self, replica: &dyn LocalReplica, variables: Range<usize>) -> Result<(Vec<usize>, Vec<f32>)> {
+        let (mut lens, mut changes) = (Vec::with_capacity(variables.len()), Vec::new());
+        replica.read_slots(variables, &mut |_, inner, slots| {
+            lens.push(inner.len());
+            changes.extend(self.sent.iter().flat_map(|sent| &slots[*sent]));
+            Ok(())
+        })?;
+        Ok((lens, changes))
+    }
+
+    fn append_changes(&self, inner: &[f32], slots: &[Vec<f32>], changes: &mut Vec<f32>) {
+        let begin = changes.len();
+        changes.extend(slots[OUTER].iter().zip(inner).map(|(outer, inner)| outer - inner));
+        if let Some(residual) = self.residual {
+            changes[begin..].iter_mut().zip(&slots[residual]).for_each(|(change, left)| *change += left);
+        }
+    }
+
+    /// Makes an outer step of a range of variables.
+    fn outer_step(&self, replica: &dyn LocalReplica, variables: Range<usize>, reduced: &Reduced) -> Result<()> {
         let mut begin = 0;
         replica.change_slots(variables, &mut |_, inner, slots| {
             let range = begin..begin + inner.len();
             begin = range.end;
-            if let Some(residual) = self.residual(slots.len()) {
+            if let (Some(residual), Some(left)) = (self.residual, &reduced.left) {
                 slots[residual].copy_from_slice(&left[range.clone()]);
             }
+            if let Some(sent) = self.sent {
+                slots[sent].fill(0.0);
+            }
             let (outer, others) = slots.split_at_mut(OUTER + 1);
-            let momentum = others.first_mut().filter(|_| self.outer.momentum > 0.0);
-            self.outer.step(&mut outer[OUTER], momentum.map(Vec::as_mut_slice), &means[range]);
-            inner.copy_from_slice(&outer[OUTER]);
+            let momentum = self.momentum.map(|momentum| others[momentum - (OUTER + 1)].as_mut_slice());
+            self.outer.step(&mut outer[OUTER], momentum, &reduced.means[range]);
+            if self.mixing == 0.0 {
+                inner.copy_from_slice(&outer[OUTER]);
+            } else {
+                let mix = |(inner, outer): (&mut f32, &f32)| *inner = outer + self.mixing * (*inner - outer);
+                inner.iter_mut().zip(&outer[OUTER]).for_each(mix);
+            }
             Ok(())
         })
     }
@@ -226,11 +348,6 @@ impl DilocoStrategy {
     fn fragments(&self, variables: &[LocalVariable]) -> Vec<Range<usize>> {
         let bytes: Vec<usize> = variables.iter().map(|variable| variable.len * variable.dtype.size_bytes()).collect();
         divide(&bytes, self.schedule.fragments)
-    }
-
-    /// Returns the slot of what was lost in eight bits, which is the last one.
-    fn residual(&self, slots: usize) -> Option<usize> {
-        (self.wire == Wire::Int8).then(|| slots.saturating_sub(1))
     }
 
     /// Returns the bytes that each replica sends per parameter and outer step.
@@ -248,9 +365,13 @@ impl DilocoStrategy {
 /// The slot of the outer parameters.
 const OUTER: usize = 0;
 
+/// The share of a replica's own parameters after an outer step with overlap: that of the paper's experiments.
+const DEFAULT_MIXING: f64 = 0.5;
+
 impl LocalUpdates for DilocoStrategy {
     fn is_due(&self, steps: u64) -> bool {
-        self.schedule.due(steps).is_some()
+        let acts = |turn: Turn| !matches!((turn, self.wire), (Turn::Combine(_), Wire::F32));
+        self.schedule.turns(steps).any(acts)
     }
 
     fn synchronize_for(&self, occasion: LocalOccasion, replica: &dyn LocalReplica) -> Result<LocalExtent> {
@@ -258,17 +379,17 @@ impl LocalUpdates for DilocoStrategy {
             LocalOccasion::Due { steps } => {
                 let variables = replica.variables()?;
                 let fragments = self.fragments(&variables);
-                let due = self.schedule.due(steps).and_then(|fragment| fragments.get(fragment));
-                if let Some(fragment) = due {
-                    self.outer_step(replica, fragment.clone())?;
-                }
-                Ok(if fragments.len() == 1 { LocalExtent::Variables } else { LocalExtent::Some })
+                self.take_turns(replica, &fragments, steps)?;
+                let are_equal = fragments.len() == 1 && self.schedule.overlap == 0;
+                Ok(if are_equal { LocalExtent::Variables } else { LocalExtent::Some })
             }
             LocalOccasion::Read => {
                 replica.average_variables()?;
                 Ok(LocalExtent::Variables)
             }
             LocalOccasion::Save => {
+                // What is in progress is of single replicas' changes, and a resumed run has their means alone.
+                InFlight::of(replica).abandon(replica.group())?;
                 self.synchronize(replica)?;
                 Ok(LocalExtent::All)
             }
@@ -321,8 +442,12 @@ impl StrategyExtended for DilocoStrategy {
             Wire::F32 => "f32",
             Wire::Int8 => "8 bits",
         };
+        let overlap = match self.schedule.overlap {
+            0 => String::new(),
+            overlap => format!(", reduced during {overlap} steps"),
+        };
         format!(
-            "Diloco every {} steps{fragments}, {:.2} bytes sent per parameter in {wire}, over {}",
+            "Diloco every {} steps{fragments}{overlap}, {:.2} bytes sent per parameter in {wire}, over {}",
             self.schedule.inner_steps,
             self.bytes_per_parameter(),
             self.over.describe()

@@ -1,5 +1,6 @@
 //! Replicas that update their variables by their own gradients, and synchronize from time to time.
 
+use std::any::Any;
 use std::ops::Range;
 
 use distribute_collectives::ProcessGroup;
@@ -228,4 +229,15 @@ pub trait LocalReplica {
     /// [`read_slots`](LocalReplica::read_slots); and the first error of `body`, after which the replica gets the values
     /// and the slots of another one.
     fn change_slots(&self, variables: Range<usize>, body: &mut ChangeSlots<'_>) -> Result<()>;
+
+    /// Keeps what this replica has in progress, such as a started operation of the [`group`](LocalReplica::group),
+    /// until a later synchronization [takes](LocalReplica::take_in_progress) it; replaces what was kept before.
+    ///
+    /// It is no state: it is never saved, and it is dropped on all replicas if a run fails, or if values are loaded
+    /// into the model or the optimizer. Slots must have what is needed to do the same without it.
+    fn keep_in_progress(&self, work: Box<dyn Any + Send>);
+
+    /// Returns what this replica has [kept](LocalReplica::keep_in_progress), which is then no longer kept; `None` if
+    /// there is nothing, or if it was dropped. All replicas get the same answer.
+    fn take_in_progress(&self) -> Option<Box<dyn Any + Send>>;
 }

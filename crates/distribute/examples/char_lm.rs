@@ -56,6 +56,9 @@ struct Flags {
     /// Sends the changes of `--diloco` in eight bits.
     #[arg(long, requires = "diloco")]
     eight_bits: bool,
+    /// Lets replicas make this many steps while the changes of `--diloco` are reduced.
+    #[arg(long, requires = "diloco", default_value_t = 0)]
+    overlap: u64,
     /// Passes over the text.
     #[arg(long, default_value_t = 10)]
     epochs: u32,
@@ -225,7 +228,9 @@ fn run(flags: &Flags) -> distribute::Result<()> {
     }
     let wire = if flags.eight_bits { Wire::Int8 } else { Wire::F32 };
     let strategy = match flags.diloco {
-        Some(inner_steps) => DilocoStrategy::builder().inner_steps(inner_steps).wire(wire).over(strategy)?,
+        Some(inner_steps) => {
+            DilocoStrategy::builder().inner_steps(inner_steps).wire(wire).overlap(flags.overlap).over(strategy)?
+        }
         None => strategy,
     };
     train(&strategy, flags, &Text::read(&flags.text)?)

@@ -57,11 +57,21 @@ impl Callback for Dies {
 
 #[test]
 fn a_trainer_resumes_amid_inner_steps_as_if_it_had_not_been_ended() {
+    resumes(0, 6);
+}
+
+#[test]
+fn a_trainer_resumes_amid_reductions_that_overlap_with_inner_steps() {
+    // Checkpoints are written after five steps of six, with a reduction in progress since the fourth.
+    resumes(3, 8);
+}
+
+fn resumes(overlap: u64, expected_slots: usize) {
     let fit = |folder: &Path, dies: Option<u32>| {
         // Three replicas, and fragments that take turns every four steps of epochs of six.
         let outer = OuterNesterov { learning_rate: 0.7, momentum: 0.3 };
         let builder = DilocoStrategy::builder().inner_steps(8).fragments(2).outer(outer).wire(Wire::Int8);
-        let strategy = builder.over(mirrored(3)).unwrap();
+        let strategy = builder.overlap(overlap).over(mirrored(3)).unwrap();
         let mut trainer = trainer(&strategy);
         let fit =
             Fit::epochs(4).validation(&data()).callback(BackupAndRestore::new(folder).every_steps(5).keep_at_end());
@@ -76,7 +86,7 @@ fn a_trainer_resumes_amid_inner_steps_as_if_it_had_not_been_ended() {
     };
     let calm = tempfile::tempdir().unwrap();
     let expected = fit(calm.path(), None).unwrap();
-    assert_eq!(expected.1.len(), 6);
+    assert_eq!(expected.1.len(), expected_slots);
     let folder = tempfile::tempdir().unwrap();
     assert_eq!(fit(folder.path(), Some(1)), None);
     assert_eq!(fit(folder.path(), Some(3)), None);
@@ -124,9 +134,39 @@ fn workers_have_equal_copies_after_outer_steps() {
             }
         }
     }
+    // Reductions go on while the workers train.
+    let [one, other] = in_two(|rank| overlapping(rank, &address));
+    assert!(one == other && one.iter().any(|weights| weights != &one[0]), "{one:?}");
     // Workers with different settings would wait for each other.
     let [one, other] = in_two(|rank| worker(rank, Wire::F32, 2 + u64::from(rank)).unwrap_err());
     assert!(one.contains("inner_steps: 2") && other.contains("inner_steps: 3"), "{one} / {other}");
+}
+
+/// Trains two replicas of a worker, without outer momentum, and returns the outer parameters after each step.
+fn overlapping(rank: u32, address: &str) -> Vec<Vec<Vec<f32>>> {
+    let over = MultiWorkerMirroredStrategy::builder()
+        .devices(["CPU:0", "CPU:1"])
+        .membership(Membership::new(rank, 2, address).unwrap())
+        .communication(CommunicationOptions::default().timeout(Duration::from_secs(30)))
+        .build()
+        .unwrap();
+    let outer = OuterNesterov { learning_rate: 0.7, momentum: 0.0 };
+    let builder = DilocoStrategy::builder().inner_steps(3).outer(outer).wire(Wire::Int8).overlap(2);
+    let strategy = builder.over(over).unwrap();
+    let model = strategy.scope_seeded(3, layer).unwrap();
+    let optimizer = Sgd::new(0.1).build(&model).unwrap();
+    let mut steps = Vec::new();
+    for step in 0..9 {
+        strategy
+            .run_with((&model, &optimizer), |context, (layer, optimizer)| {
+                let x = Tensor::full((context.replica_id() + step) as f32 * 0.3 - 1.0, (1, 3), &Device::Cpu)?;
+                optimizer.minimize(context, &candle_core::Module::forward(layer, &x)?.sqr()?.mean_all()?)
+            })
+            .unwrap();
+        let slots = optimizer.local_slots(&strategy).unwrap().into_iter().map(elements);
+        steps.push(slots.filter(|(name, _)| name.ends_with("/outer")).map(|(_, values)| values).collect());
+    }
+    steps
 }
 
 fn in_two<T: Send>(worker: impl Fn(u32) -> T + Sync) -> [T; 2] {

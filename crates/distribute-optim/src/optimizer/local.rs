@@ -1,5 +1,6 @@
 //! Steps of replicas that update their variables by their own gradients, and their synchronization.
 
+use std::any::Any;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -398,6 +399,16 @@ impl<L: TensorLibrary> LocalReplica for Synchronizing<'_, L> {
             }
             Ok(())
         })
+    }
+
+    fn keep_in_progress(&self, work: Box<dyn Any + Send>) {
+        self.optimizer.states.watch(self.context.strategy());
+        let earlier = self.optimizer.states.each[self.local].lock().in_progress.replace(work);
+        drop(earlier);
+    }
+
+    fn take_in_progress(&self) -> Option<Box<dyn Any + Send>> {
+        self.optimizer.states.each[self.local].lock().in_progress.take()
     }
 }
 

@@ -92,8 +92,12 @@ impl<L: TensorLibrary> Optimizer<L> {
             let of_variable = wanted.iter().map(|slot| initial::<L>(variable, &tensor, slot, &restored));
             values.push(of_variable.collect::<Result<_, L::Error>>()?);
         }
-        let local_slots = &mut self.states.each[local].lock().local;
-        *local_slots = LocalSlots { values: Some(values), loads, restored: None };
+        let in_progress = {
+            let mut state = self.states.each[local].lock();
+            state.local = LocalSlots { values: Some(values), loads, restored: None };
+            state.in_progress.take()
+        };
+        drop(in_progress);
         Ok(())
     }
 

@@ -1,11 +1,12 @@
 //! The state that replicas keep for an optimizer, and its recovery after a failed run.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use distribute_collectives::FusedAllReduce;
-use distribute_strategy::{Recoverable, RecoveryError};
+use distribute_strategy::{Recoverable, RecoveryError, Strategy};
 use distribute_values::DistributedVariable;
 use parking_lot::Mutex;
 
@@ -31,6 +32,8 @@ pub(super) struct States<L: TensorLibrary> {
     pub(super) each: Vec<Mutex<ReplicaState<L>>>,
     /// Like the parameters' `torn`, for the slots.
     torn: AtomicBool,
+    /// Whether every failed run takes this state back, also one that makes no step.
+    is_watched: AtomicBool,
 }
 
 pub(super) struct ReplicaState<L: TensorLibrary> {
@@ -54,6 +57,8 @@ pub(super) struct ReplicaState<L: TensorLibrary> {
     pub(super) times: StepTimes,
     /// The slots of [local updates](distribute_strategy::LocalUpdates).
     pub(super) local: LocalSlots,
+    /// Operations of local updates that a later synchronization waits for.
+    pub(super) in_progress: Option<Box<dyn Any + Send>>,
     /// Whether local updates have changed slots of this replica since those of all were equal.
     pub(super) is_apart: bool,
 }
@@ -104,6 +109,7 @@ impl<L: TensorLibrary> Default for ReplicaState<L> {
             restored: None,
             times: StepTimes::default(),
             local: LocalSlots::default(),
+            in_progress: None,
             is_apart: false,
         }
     }
@@ -135,7 +141,17 @@ impl<L: TensorLibrary> States<L> {
             parts_order: Mutex::default(),
             each: parameters.tapes.iter().map(|_| Mutex::default()).collect(),
             torn: AtomicBool::new(false),
+            is_watched: AtomicBool::new(false),
         })
+    }
+
+    /// Lets every failed run take this state back, also one that makes no step: it aborts the group in which operations
+    /// are in progress.
+    pub(super) fn watch(self: &Arc<Self>, strategy: &Strategy) {
+        if !self.is_watched.swap(true, Ordering::Relaxed) {
+            let weak = Arc::downgrade(self);
+            strategy.recover(weak);
+        }
     }
 
     /// Applies `look` to the first replica's state.
@@ -191,6 +207,9 @@ impl<L: TensorLibrary> States<L> {
             (state.change, state.undecided) = (Change::Whole, false);
             state.standing.accumulated.clear();
             state.is_apart = false;
+            let in_progress = state.in_progress.take();
+            drop(state);
+            drop(in_progress);
         }
     }
 
@@ -284,9 +303,14 @@ impl<L: TensorLibrary> Recoverable for States<L> {
     }
 
     fn take_back(&self, local: usize) -> Result<(), RecoveryError> {
-        let mut state = self.each[local].lock();
-        state.standing = state.noted.clone();
-        state.forget_step();
+        let in_progress = {
+            let mut state = self.each[local].lock();
+            state.standing = state.noted.clone();
+            state.forget_step();
+            state.in_progress.take()
+        };
+        // It waits for operations, which end at once in a group that a failure has aborted.
+        drop(in_progress);
         Ok(())
     }
 

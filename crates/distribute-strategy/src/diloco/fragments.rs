@@ -9,15 +9,44 @@ pub(super) struct Schedule {
     pub(super) inner_steps: u64,
     /// Above 0.
     pub(super) fragments: usize,
+    /// The number of steps for which the reduction of a fragment goes on, fewer than `inner_steps`; 0 if replicas wait
+    /// for it.
+    pub(super) overlap: u64,
+}
+
+/// What the fragment with an index does after a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// Its changes are reduced, and it makes an outer step.
+    Synchronize(usize),
+    /// The reduction of its changes begins.
+    Begin(usize),
+    /// The reduction is half over: parts were sent to those that add them.
+    Combine(usize),
+    /// The reduction is over, and the fragment makes an outer step.
+    Finish(usize),
 }
 
 impl Schedule {
-    /// Returns the fragment that synchronizes after a number of steps, if one does: fragment `p` when `steps + p *
+    /// Returns what fragments do after a number of steps, in this order.
+    pub(super) fn turns(self, steps: u64) -> impl Iterator<Item = Turn> {
+        let begun = move |before: u64| steps.checked_sub(before).and_then(|steps| self.due(steps));
+        let turns = match self.overlap {
+            0 => [begun(0).map(Turn::Synchronize), None, None],
+            overlap => {
+                let half = begun(overlap.div_ceil(2)).map(Turn::Combine);
+                [half, begun(overlap).map(Turn::Finish), begun(0).map(Turn::Begin)]
+            }
+        };
+        turns.into_iter().flatten()
+    }
+
+    /// Returns the fragment whose reduction begins after a number of steps, if one does: fragment `p` when `steps + p *
     /// inner_steps / fragments` is a multiple of `inner_steps`.
-    pub(super) fn due(self, steps: u64) -> Option<usize> {
+    fn due(self, steps: u64) -> Option<usize> {
         let distance = self.inner_steps / self.fragments as u64;
         let left = (self.inner_steps - steps % self.inner_steps) % self.inner_steps;
-        left.is_multiple_of(distance).then(|| (left / distance) as usize)
+        (steps > 0 && left.is_multiple_of(distance)).then(|| (left / distance) as usize)
     }
 }
 
@@ -47,17 +76,40 @@ mod tests {
 
     #[test]
     fn fragments_take_turns_at_equal_distances() {
-        let schedule = Schedule { inner_steps: 12, fragments: 4 };
+        let schedule = Schedule { inner_steps: 12, fragments: 4, overlap: 0 };
         let due: Vec<(u64, usize)> =
             (1..=24).filter_map(|step| schedule.due(step).map(|fragment| (step, fragment))).collect();
         assert_eq!(due, [(3, 3), (6, 2), (9, 1), (12, 0), (15, 3), (18, 2), (21, 1), (24, 0)]);
         for (step, fragment) in due {
             assert_eq!((step + fragment as u64 * 3) % 12, 0);
         }
-        let whole = Schedule { inner_steps: 5, fragments: 1 };
+        let whole = Schedule { inner_steps: 5, fragments: 1, overlap: 0 };
         assert_eq!((1..=10).filter(|step| whole.due(*step) == Some(0)).collect::<Vec<_>>(), [5, 10]);
-        let each = Schedule { inner_steps: 2, fragments: 2 };
+        let each = Schedule { inner_steps: 2, fragments: 2, overlap: 0 };
         assert_eq!([each.due(1), each.due(2)], [Some(1), Some(0)]);
+        assert_eq!(each.turns(1).collect::<Vec<_>>(), [Turn::Synchronize(1)]);
+        assert_eq!(each.turns(0).count(), 0);
+    }
+
+    #[test]
+    fn every_reduction_that_begins_is_combined_and_finished_in_order() {
+        for (inner_steps, fragments, overlap) in [(1, 1, 0), (2, 1, 1), (4, 2, 1), (4, 2, 3), (6, 3, 5), (12, 4, 7)] {
+            let schedule = Schedule { inner_steps, fragments, overlap };
+            // For each fragment when its reduction began, and whether it is combined.
+            let mut begun: Vec<Option<(u64, bool)>> = vec![None; fragments];
+            for (steps, turn) in (0..60).flat_map(|steps| schedule.turns(steps).map(move |turn| (steps, turn))) {
+                match turn {
+                    Turn::Synchronize(_) => assert_eq!(overlap, 0),
+                    Turn::Begin(fragment) => assert_eq!(begun[fragment].replace((steps, false)), None),
+                    Turn::Combine(fragment) => {
+                        let (since, is_combined) = begun[fragment].unwrap();
+                        assert_eq!((steps - since, is_combined), (overlap.div_ceil(2), false));
+                        begun[fragment] = Some((since, true));
+                    }
+                    Turn::Finish(fragment) => assert_eq!(begun[fragment].take(), Some((steps - overlap, true))),
+                }
+            }
+        }
     }
 
     #[test]

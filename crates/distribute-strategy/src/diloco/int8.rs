@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use distribute_collectives::ProcessGroup;
 use distribute_collectives::schedule::part;
+use distribute_collectives::{ProcessGroup, Work};
 
 use crate::{Error, Result};
 
@@ -13,40 +13,107 @@ pub(super) const BLOCK: usize = 256;
 /// The greatest magnitude of a value in eight bits. -128 is not used, so that the range is symmetric.
 const LIMIT: f32 = 127.0;
 
-/// Returns the mean of all replicas' changes of variables with these numbers of elements, the same bits on every
-/// replica, and what of this replica's changes has not been sent. Every replica calls this.
+/// Starts the mean of all replicas' changes of variables with these numbers of elements. Every replica calls this.
 ///
 /// Each replica sends its changes in eight bits, of which every other gets a part of the blocks. It adds those of all
 /// replicas in rank order in f32, and sends the mean, in eight bits again, to all. What that loses is added to what
 /// this replica has not sent, times the number of replicas, so that the mean of what replicas have not sent is what the
 /// mean lacks.
-pub(super) fn mean(group: &ProcessGroup, lens: &[usize], mut changes: Vec<f32>) -> Result<(Vec<f32>, Vec<f32>)> {
-    let (replicas, me) = (group.world_size(), group.rank().index());
-    let blocks = blocks(lens);
-    let parts: Vec<Range<usize>> = (0..replicas).map(|rank| part(blocks.len(), replicas, rank)).collect();
-    let counts: Vec<usize> = parts.iter().map(|part| message_len(&blocks[part.clone()])).collect();
-    let own = &blocks[parts[me].clone()];
-    let begin: usize = blocks[..parts[me].start].iter().sum();
-
-    let mut message = Vec::with_capacity(counts.iter().sum());
-    encode(&mut changes, &blocks, &mut message);
-    let mut received = vec![0u8; counts[me] * replicas];
-    group.parts(&counts).all_to_all(&message, &mut received, &vec![counts[me]; replicas])?;
-    let mut mean = vec![0.0f32; own.iter().sum()];
-    for message in received.chunks_exact(counts[me].max(1)) {
-        add_decoded(message, own, &mut mean)?;
+pub(super) fn start(group: &ProcessGroup, lens: &[usize], mut changes: Vec<f32>) -> Result<Parts> {
+    let replicas = group.world_size();
+    let layout = Layout::new(lens, replicas);
+    let mut message = Vec::with_capacity(replicas * layout.message_bytes);
+    for rank in 0..replicas {
+        let blocks = layout.blocks_of(rank);
+        encode(&mut changes[layout.values_of(rank)], blocks, &mut message);
+        message.resize((rank + 1) * layout.message_bytes, 0);
     }
-    mean.iter_mut().for_each(|sum| *sum /= replicas as f32);
+    let received = vec![0; message.len()];
+    let work = group.start().all_to_all(message, received)?;
+    Ok(Parts { layout, changes, work })
+}
 
-    let mut message = Vec::with_capacity(counts[me]);
-    encode(&mut mean, own, &mut message);
-    let own_changes = &mut changes[begin..begin + mean.len()];
-    own_changes.iter_mut().zip(&mean).for_each(|(left, lost)| *left += lost * replicas as f32);
-    let mut all = vec![0u8; counts.iter().sum()];
-    group.parts(&counts).all_gather(&message, &mut all)?;
-    let mut means = vec![0.0f32; changes.len()];
-    add_decoded(&all, &blocks, &mut means)?;
-    Ok((means, changes))
+/// Exchanges of parts of the changes, in progress.
+pub(super) struct Parts {
+    layout: Layout,
+    /// This replica's changes, without what was sent of them.
+    changes: Vec<f32>,
+    work: Work<[Vec<u8>; 2]>,
+}
+
+impl Parts {
+    /// Waits for the parts of all replicas, adds them, and starts to send their mean to all. Every replica calls this.
+    pub(super) fn combine(self, group: &ProcessGroup) -> Result<Means> {
+        let Parts { layout, mut changes, work } = self;
+        let (replicas, me) = (group.world_size(), group.rank().index());
+        let [_, received] = work.wait()?;
+        let (own, values) = (layout.blocks_of(me), layout.values_of(me));
+        let mut mean = vec![0.0f32; values.len()];
+        for message in received.chunks_exact(layout.message_bytes.max(1)) {
+            add_decoded(message, own, &mut mean)?;
+        }
+        mean.iter_mut().for_each(|sum| *sum /= replicas as f32);
+        let mut message = Vec::with_capacity(layout.message_bytes);
+        encode(&mut mean, own, &mut message);
+        message.resize(layout.message_bytes, 0);
+        changes[values].iter_mut().zip(&mean).for_each(|(left, lost)| *left += lost * replicas as f32);
+        let all = vec![0; replicas * layout.message_bytes];
+        let work = group.start().all_gather(message, all)?;
+        Ok(Means { layout, changes, work })
+    }
+}
+
+/// Means of parts of the changes, on their way to all replicas.
+pub(super) struct Means {
+    layout: Layout,
+    changes: Vec<f32>,
+    work: Work<[Vec<u8>; 2]>,
+}
+
+impl Means {
+    /// Waits for the means of all changes, the same bits on every replica. Also returns what of this replica's changes
+    /// has not been sent.
+    pub(super) fn finish(self) -> Result<(Vec<f32>, Vec<f32>)> {
+        let Means { layout, changes, work } = self;
+        let [_, all] = work.wait()?;
+        let mut means = vec![0.0f32; changes.len()];
+        for (rank, message) in all.chunks_exact(layout.message_bytes.max(1)).enumerate() {
+            add_decoded(message, layout.blocks_of(rank), &mut means[layout.values_of(rank)])?;
+        }
+        Ok((means, changes))
+    }
+}
+
+/// The blocks of all changes, and how they are divided among replicas.
+struct Layout {
+    /// The numbers of values of the blocks.
+    blocks: Vec<usize>,
+    /// For each replica the blocks that it adds.
+    parts: Vec<Range<usize>>,
+    /// For each replica the values of these blocks.
+    values: Vec<Range<usize>>,
+    /// The bytes of a message with the blocks of one replica. Shorter ones are filled up with zeros, since all parts of
+    /// an exchange have one length.
+    message_bytes: usize,
+}
+
+impl Layout {
+    fn new(lens: &[usize], replicas: usize) -> Layout {
+        let blocks = blocks(lens);
+        let parts: Vec<Range<usize>> = (0..replicas).map(|rank| part(blocks.len(), replicas, rank)).collect();
+        let message_bytes = parts.iter().map(|part| message_len(&blocks[part.clone()])).max().unwrap_or(0);
+        let begin = |part: usize| blocks[..part].iter().sum::<usize>();
+        let values = parts.iter().map(|part| begin(part.start)..begin(part.end)).collect();
+        Layout { blocks, parts, values, message_bytes }
+    }
+
+    fn blocks_of(&self, rank: usize) -> &[usize] {
+        &self.blocks[self.parts[rank].clone()]
+    }
+
+    fn values_of(&self, rank: usize) -> Range<usize> {
+        self.values[rank].clone()
+    }
 }
 
 /// Returns the numbers of values of all blocks. None spans two variables, whose values may differ much in magnitude.
@@ -87,13 +154,13 @@ fn encode(values: &mut [f32], blocks: &[usize], message: &mut Vec<u8>) {
     }
 }
 
-/// Adds the values of a message to `sum`.
+/// Adds the values of a message, which may be filled up with zeros, to `sum`.
 ///
 /// # Errors
-/// [`Error::LocalUpdates`] if the message has another length, which no replica with the same model sends.
+/// [`Error::LocalUpdates`] if the message is too short, which that of no replica with the same model is.
 fn add_decoded(message: &[u8], blocks: &[usize], sum: &mut [f32]) -> Result<()> {
     let expected = message_len(blocks);
-    if message.len() != expected || sum.len() != blocks.iter().sum::<usize>() {
+    if message.len() < expected || sum.len() != blocks.iter().sum::<usize>() {
         let problem = format!("a replica sent {} bytes of changes, and {expected} were expected", message.len());
         return Err(Error::LocalUpdates { problem });
     }
@@ -152,8 +219,11 @@ mod tests {
             let groups = ProcessGroup::local(replicas).unwrap();
             let lens = &lens;
             let all: Vec<(Vec<f32>, Vec<f32>)> = std::thread::scope(|scope| {
-                let on_rank =
-                    |group: ProcessGroup| move || mean(&group, lens, changes(group.rank().index()).collect()).unwrap();
+                let mean = |group: &ProcessGroup| {
+                    let parts = start(group, lens, changes(group.rank().index()).collect())?;
+                    parts.combine(group)?.finish()
+                };
+                let on_rank = |group: ProcessGroup| move || mean(&group).unwrap();
                 let ranks: Vec<_> = groups.into_iter().map(|group| scope.spawn(on_rank(group))).collect();
                 ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
             });

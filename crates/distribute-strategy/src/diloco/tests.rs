@@ -20,6 +20,13 @@ fn what_it_cannot_be_built_over_is_refused() {
     assert!(told(builder().inner_steps(10).fragments(4), mirrored(1)).contains("such as 12"));
     assert!(told(builder().inner_steps(0), mirrored(1)).contains("at least 1"));
     assert!(told(builder().fragments(0), mirrored(1)).contains("at least 1"));
+    let overlapped = told(builder().inner_steps(10).overlap(10), mirrored(1));
+    assert!(overlapped.contains("overlap with 10 of 10 inner steps"), "{overlapped}");
+    assert!(told(builder().inner_steps(1).overlap(1), mirrored(1)).contains("give fewer"));
+    assert!(told(builder().mixing(0.5), mirrored(1)).contains("set overlap, or leave mixing out"));
+    for share in [-0.1, 1.0, f64::NAN] {
+        assert!(told(builder().overlap(5).mixing(share), mirrored(1)).contains("from 0 to below 1"));
+    }
     let outer = OuterNesterov { learning_rate: -1.0, momentum: 0.0 };
     assert!(told(builder().outer(outer), mirrored(1)).contains("outer learning rate"));
 }
@@ -35,4 +42,6 @@ fn bytes_are_described() {
     );
     assert!(described(4, Wire::F32).contains(" 6.00 bytes sent per parameter in f32"));
     assert!(described(1, Wire::Int8).contains(" 0.00 bytes"));
+    let overlapped = DilocoStrategy::builder().inner_steps(8).overlap(3).over(mirrored(2)).unwrap().describe();
+    assert!(overlapped.starts_with("Diloco every 8 steps, reduced during 3 steps, 4.00 bytes"), "{overlapped}");
 }
