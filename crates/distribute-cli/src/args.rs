@@ -83,7 +83,7 @@ pub(crate) enum Command {
     Guardian,
 }
 
-/// Show what the tasks of a running job do, and who waits for whom
+/// Show what the tasks of a running job do, and which ranks others wait for
 ///
 /// For each task its state, its steps, for how long it waits, and its memory; for each collective in which ranks are
 /// blocked the operation, since when, and the ranks that have not entered it. Without arguments, shows the jobs of this
@@ -99,7 +99,7 @@ pub(crate) struct Top {
     #[arg(long, value_name = "PID", conflicts_with = "address")]
     pub(crate) pid: Option<u32>,
 
-    /// Print the state once; also if standard output is no terminal
+    /// Print the state once; also if standard output is not a terminal
     #[arg(long)]
     pub(crate) once: bool,
 

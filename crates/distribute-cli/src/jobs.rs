@@ -54,7 +54,7 @@ pub(crate) fn own_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Returns the user to whom a process belongs, if it runs.
+/// Returns the user of a process, if it runs.
 pub(crate) fn user_of(process: u32) -> Option<u32> {
     fs::metadata(format!("/proc/{process}")).ok().map(|found| found.uid())
 }
@@ -73,7 +73,7 @@ pub(crate) fn folders(user: u32) -> Vec<PathBuf> {
     }
 }
 
-/// Creates a folder if it is not there, and checks that nobody else can enter it.
+/// Creates a folder if it is not there, and checks that no other user can enter it.
 fn prepare(folder: &Path) -> io::Result<()> {
     match fs::DirBuilder::new().mode(0o700).create(folder) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),

@@ -13,9 +13,9 @@
 //! - `run`, `attempt`: combine these; `elastic`, `data_service`: the same for workers of elastic jobs and for data
 //!   workers, each of which is started again alone.
 //!
-//! `top` shows who waits for whom in a running job; `explain` reads the flight records of a failed job, or a checkpoint; `doctor` reports what a job would find on this
-//! machine; `new` writes a crate; `manifest` writes job files for clusters; `pages` writes completions and manual
-//! pages.
+//! `top` shows which ranks others wait for in a running job; `explain` reads the flight records of a failed job, or a
+//! checkpoint; `doctor` reports what a job would find on this machine; `new` writes a crate; `manifest` writes job
+//! files for clusters; `pages` writes completions and manual pages.
 //!
 //! The program does not depend on training: tasks learn their place from the environment, and report progress over TCP.
 

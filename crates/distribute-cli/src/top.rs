@@ -1,4 +1,4 @@
-//! `distribute top`: what the tasks of a running job do, and who waits for whom.
+//! `distribute top`: what the tasks of a running job do, and which ranks others wait for.
 
 mod answer;
 mod screen;
@@ -72,7 +72,7 @@ fn sources(args: &Top) -> Result<Vec<Source>, Error> {
     match jobs::of_user(user).into_iter().find(|job| job.launcher == pid) {
         Some(job) => Ok(vec![source(job)]),
         None => Err(Error::Top {
-            problem: format!("process {pid} is no launcher that can be asked"),
+            problem: format!("process {pid} is not a launcher that can be asked"),
             remedy:
                 "give the id of a process `distribute run`, not of a task; `distribute top` alone finds all of them"
                     .to_owned(),
@@ -168,7 +168,7 @@ fn stacks(source: &Source, answer: &Answer, task: Option<&str>) -> Result<String
         None => blamed(answer),
     };
     if tasks.is_empty() {
-        return Ok("\nnobody waits for anybody: name a task, as in --stacks worker:1\n".to_owned());
+        return Ok("\nno rank waits for another: name a task, as in --stacks worker:1\n".to_owned());
     }
     let mut all = String::new();
     for task in &tasks {

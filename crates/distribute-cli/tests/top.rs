@@ -224,7 +224,7 @@ fn a_rank_that_is_stopped_is_missing_and_its_silence_is_shown() {
     assert!(stacks.contains("stacks of worker:1") && stacks.contains("is stopped by a signal"), "{stacks}");
     let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     assert_eq!(state.rsplit_once(')').unwrap().1.split_whitespace().next(), Some("T"));
-    // It goes on once it may.
+    // It continues once it may.
     let stuck = fetch(&["--json"])["tasks"][1]["steps"].as_u64();
     assert!(Command::new("kill").args(["-CONT", &pid]).status().unwrap().success());
     let begun = Instant::now();
@@ -249,7 +249,7 @@ fn what_cannot_be_asked_is_a_sentence() {
     assert!(refusal.contains("not the address of a status page"), "{refusal}");
     let own = std::process::id().to_string();
     let refusal = jobs.refused(&["--pid", &own]);
-    assert!(refusal.contains("is no launcher that can be asked"), "{refusal}");
+    assert!(refusal.contains("is not a launcher that can be asked"), "{refusal}");
     let refusal = jobs.refused(&["--pid", "4194304"]);
     assert!(refusal.contains("no process has the id 4194304"), "{refusal}");
     // A server of something else.

@@ -341,7 +341,8 @@ impl ProcessGroup {
         }
     }
 
-    /// Numbers a call and lends its memory to the engine; `blocks` tells whether the caller waits for it at once. From here on the rank must wait for the operation.
+    /// Numbers a call and lends its memory to the engine; `blocks` tells whether the caller waits for it at once. From
+    /// here on the rank must wait for the operation.
     fn deposit(&self, request: Request, buffers: Buffers, blocks: bool) -> Result<(Arc<Operation>, RecordToken)> {
         self.check(&request)?;
         let mut next = lock(&self.next);

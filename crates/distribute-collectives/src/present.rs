@@ -1,4 +1,4 @@
-//! What the ranks of this process do at this moment in their groups.
+//! The present calls of the ranks of this process.
 
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::engine::Engine;
 use crate::sync::lock;
 use crate::{Kind, Rank};
 
-/// What one rank of this process does at this moment in one of its groups.
+/// The activity of one rank of this process in one of its groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Presence {
@@ -114,6 +114,6 @@ fn of_engine(engine: &Engine) -> Vec<Presence> {
         let world_size = context.world_size();
         Presence { group, members, world_size, rank: context.rank(local), name, calls, call, last }
     };
-    // A rank that has dropped its handle is no member any more.
+    // A rank that has dropped its handle has left.
     (0..context.local_ranks).filter(|local| !engine.has_left(*local)).map(of_rank).collect()
 }

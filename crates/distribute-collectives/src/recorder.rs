@@ -26,8 +26,8 @@ pub use explain::explain;
 const KEPT: usize = 2_000;
 const KEPT_FOR_TRACE: usize = 200_000;
 
-/// Number of operations among which [`Recorder::present`] searches for one that has not ended, which bounds the time for
-/// which it holds the lock.
+/// Number of operations among which [`Recorder::present`] searches for one that has not ended, which bounds the time
+/// for which it holds the lock.
 const SEARCHED: u64 = 512;
 
 /// The variable with the folder to which failing groups write their records.

@@ -373,7 +373,7 @@ pub enum Error {
     NoAnswer {
         /// The address, or the path of the socket.
         place: String,
-        /// What went wrong.
+        /// The failure.
         source: std::io::Error,
     },
     /// A job's status server refuses a question.

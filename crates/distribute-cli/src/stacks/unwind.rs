@@ -60,7 +60,7 @@ struct Modules {
 #[derive(Debug, Clone)]
 struct Mapped {
     end: u64,
-    /// What is added to the addresses in the file.
+    /// Added to the addresses in the file.
     bias: u64,
     /// The path under which the file is read.
     file: String,

@@ -28,7 +28,7 @@ pub(crate) struct Options {
     status: Option<String>,
 }
 
-/// What is known of the job, and those who serve it.
+/// The state of the job, and the threads that serve it.
 #[derive(Debug)]
 pub(crate) struct Status {
     board: Board,

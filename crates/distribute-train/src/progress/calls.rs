@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// What one rank of a task does in one process group, as part of its [vital signs](super::Vitals).
+/// The activity of one rank of a task in one process group, as part of its [vital signs](super::Vitals).
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GroupCall {

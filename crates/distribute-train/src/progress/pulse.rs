@@ -27,7 +27,7 @@ pub(crate) trait Link: Send {
     }
 }
 
-/// What the vital signs are read from, besides the steps.
+/// The sources of the vital signs, besides the steps.
 #[derive(Clone, Default)]
 pub(crate) struct Sources {
     pub(crate) waits: WaitSource,

@@ -38,7 +38,7 @@ pub struct Vitals {
     pub input_wait_s: Option<f64>,
     /// Resident memory of the process, in bytes.
     pub memory_bytes: Option<u64>,
-    /// What the ranks of the process do in their process groups.
+    /// The calls of process groups that the ranks of the process are in.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub calls: Vec<GroupCall>,
 }

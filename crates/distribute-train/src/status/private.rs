@@ -19,7 +19,7 @@ use super::server::{self, CONNECTIONS, Routes};
 use super::{Board, View};
 use crate::{Error, Result};
 
-/// A Unix socket on which a job answers processes of its own user and of the superuser, and nobody else.
+/// A Unix socket on which a job answers processes of its own user and of the superuser only.
 ///
 /// | path | answer |
 /// |---|---|

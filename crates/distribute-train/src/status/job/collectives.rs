@@ -1,4 +1,4 @@
-//! Who waits for whom in which collective, from what all tasks report of their calls.
+//! The collectives in which ranks wait, and the ranks they wait for, from what all tasks report of their calls.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,7 +6,7 @@ use super::peers::finite;
 use crate::progress::{CallNow, GroupCall};
 use crate::status::{CollectiveView, RankView, State, TaskView};
 
-/// What a task has last reported of its calls.
+/// The calls that a task has last reported.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reported<'a> {
     pub(super) task: &'a TaskView,
