@@ -84,7 +84,7 @@ const PREFIX: &str = "DISTRIBUTE_";
 const TESTS: &str = "DISTRIBUTE_TEST";
 
 /// Read by the libraries.
-const OURS: [&str; 29] = [
+const OURS: [&str; 30] = [
     "DISTRIBUTE_ALGORITHM",
     "DISTRIBUTE_ALONE",
     "DISTRIBUTE_DATA_SERVICE",
