@@ -147,6 +147,10 @@ fn a_rank_that_sleeps_is_named_with_the_operation_the_time_and_its_stack() {
     assert!(text.starts_with("toy · training · "), "{text}");
 
     let launcher = job.pid(0).unwrap().to_string();
+    let socket = std::fs::metadata(jobs.folder().join(format!("{launcher}.sock"))).unwrap();
+    let folder = std::fs::metadata(jobs.folder()).unwrap();
+    let mode = |found: std::fs::Metadata| std::os::unix::fs::PermissionsExt::mode(&found.permissions()) & 0o777;
+    assert_eq!((mode(socket), mode(folder)), (0o600, 0o700), "for its user only");
     let json = jobs.top(&["--json", "--pid", &launcher]);
     let view: Value = serde_json::from_slice(&json.stdout).unwrap();
     let collective = &view["collectives"][0];
