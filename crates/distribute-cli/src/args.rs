@@ -46,6 +46,8 @@ pub(crate) enum Command {
     Doctor(Doctor),
     /// Write a new crate that trains at once
     New(New),
+    #[cfg(feature = "status")]
+    Top(Top),
     Manifest(Manifest),
     DataService(Box<DataService>),
     /// Print the completions of a shell
@@ -60,6 +62,13 @@ pub(crate) enum Command {
         /// The folder for distribute.1 and a page for each command; it is created
         folder: PathBuf,
     },
+    /// Prints the stacks of a task's processes; the launcher starts it itself.
+    #[cfg(feature = "status")]
+    #[command(hide = true)]
+    Stacks {
+        /// The task's process
+        pid: i32,
+    },
     /// One process of `doctor --run`.
     #[command(hide = true)]
     SelfTest {
@@ -72,6 +81,48 @@ pub(crate) enum Command {
     /// Kills the tasks when the launcher is killed; the launcher starts it itself.
     #[command(hide = true)]
     Guardian,
+}
+
+/// Show what the tasks of a running job do, and which ranks others wait for
+///
+/// For each task its state, its steps, for how long it waits, and its memory; for each collective in which ranks are
+/// blocked the operation, since when, and the ranks that have not entered it. Without arguments, shows the jobs of this
+/// user on this host. In a terminal it refreshes until q is pressed.
+#[cfg(feature = "status")]
+#[derive(Debug, clap::Args)]
+pub(crate) struct Top {
+    /// Address of the job's status page, such as 127.0.0.1:8080, for a job of another host or user
+    #[arg(value_name = "[HOST:]PORT")]
+    pub(crate) address: Option<String>,
+
+    /// Process id of the job's launcher
+    #[arg(long, value_name = "PID", conflicts_with = "address")]
+    pub(crate) pid: Option<u32>,
+
+    /// Print the state once; also if standard output is not a terminal
+    #[arg(long)]
+    pub(crate) once: bool,
+
+    /// Print the state once as JSON, one object for each job
+    #[arg(long, conflicts_with = "stacks")]
+    pub(crate) json: bool,
+
+    /// Print once also where the threads of a task are; by default, of the tasks that others wait for
+    ///
+    /// Stops each thread for a moment. For tasks of this host.
+    #[arg(long, value_name = "TASK", num_args = 0..=1)]
+    pub(crate) stacks: Option<Option<String>>,
+
+    /// Time between two refreshes
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = interval)]
+    pub(crate) interval: f64,
+}
+
+/// Reads the time between two refreshes.
+#[cfg(feature = "status")]
+fn interval(given: &str) -> Result<f64, String> {
+    let seconds = given.trim().parse::<f64>().ok().filter(|seconds| (0.2..=3600.0).contains(seconds));
+    seconds.ok_or_else(|| "expected seconds from 0.2 to 3600".to_owned())
 }
 
 /// Run a program as several tasks, on this machine or on several

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+#[cfg(feature = "status")]
+use std::path::PathBuf;
 
 /// Returns whether a variable is set, to any value.
 pub(crate) fn is_set(name: &str) -> bool {
@@ -23,6 +25,12 @@ pub(crate) fn gives_secret() -> bool {
 pub(crate) fn secret_file() -> Option<String> {
     let given = std::env::var("DISTRIBUTE_JOB_SECRET_FILE").ok()?;
     Some(given.trim().to_owned()).filter(|path| !path.is_empty())
+}
+
+/// Returns the folder for the sockets of this user's jobs, if the user has named one.
+#[cfg(feature = "status")]
+pub(crate) fn jobs_folder() -> Option<PathBuf> {
+    std::env::var_os("DISTRIBUTE_JOBS_DIR").filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
 /// Returns all variables.

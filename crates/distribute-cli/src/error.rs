@@ -23,6 +23,9 @@ pub(crate) enum Error {
     #[error("cannot serve the status page: {problem}")]
     #[cfg_attr(not(feature = "status"), expect(dead_code, reason = "the page is a feature"))]
     Status { given: String, problem: String },
+    #[error("{problem}")]
+    #[cfg_attr(not(feature = "status"), expect(dead_code, reason = "running jobs are asked with the feature"))]
+    Top { problem: String, remedy: String },
     #[error("cannot serve: {problem}")]
     DataService { problem: String },
     #[error("cannot {what}: {source}")]
@@ -118,6 +121,7 @@ impl Error {
                 ("expected", "an address of this machine and a free port, such as 127.0.0.1:8080, or port 0".into()),
                 ("remedy", "give another --status".into()),
             ],
+            Self::Top { remedy, .. } => vec![("remedy", remedy.clone())],
             Self::Ports { .. } => {
                 vec![("remedy", "end programs that listen on many ports, or start fewer tasks".into())]
             }
@@ -200,7 +204,7 @@ impl Error {
             | Self::HostLost { .. } => INFRASTRUCTURE as u8,
             Self::Remote { code, .. } => *code,
             Self::Interrupted { signal } => u8::try_from(128 + signal).unwrap_or(1),
-            Self::Ports { .. } | Self::Start { .. } | Self::System { .. } | Self::Write { .. } => 1,
+            Self::Top { .. } | Self::Ports { .. } | Self::Start { .. } | Self::System { .. } | Self::Write { .. } => 1,
         }
     }
 }

@@ -8,13 +8,14 @@
 //! - `process`, `guardian`, `local`: starting tasks so that none outlives the launcher.
 //! - `hosts`, `ssh`: the launchers of several hosts.
 //! - `output`, `progress`, `report`: everything that is shown to the user; `host`: this host's part of the above.
-//! - `status`: the page that shows the state of the job.
+//! - `status`: what is known of the running job, for its page and for `top`; `jobs`: where launchers are found;
+//!   `stacks`: the functions in which a task's threads are.
 //! - `run`, `attempt`: combine these; `elastic`, `data_service`: the same for workers of elastic jobs and for data
 //!   workers, each of which is started again alone.
 //!
-//! `explain` reads the flight records of a failed job, or a checkpoint; `doctor` reports what a job would find on this
-//! machine; `new` writes a crate; `manifest` writes job files for clusters; `pages` writes completions and manual
-//! pages.
+//! `top` shows which ranks others wait for in a running job; `explain` reads the flight records of a failed job, or a
+//! checkpoint; `doctor` reports what a job would find on this machine; `new` writes a crate; `manifest` writes job
+//! files for clusters; `pages` writes completions and manual pages.
 //!
 //! The program does not depend on training: tasks learn their place from the environment, and report progress over TCP.
 
@@ -30,6 +31,8 @@ mod guardian;
 mod host;
 mod hosts;
 mod job;
+#[cfg(feature = "status")]
+mod jobs;
 mod local;
 mod manifest;
 mod memory;
@@ -45,8 +48,12 @@ mod restart;
 mod revival;
 mod run;
 mod ssh;
+#[cfg(feature = "status")]
+mod stacks;
 mod status;
 mod supervisor;
+#[cfg(feature = "status")]
+mod top;
 
 use std::io::Write;
 use std::path::Path;
@@ -67,6 +74,10 @@ fn main() -> ExitCode {
         Command::Manifest(args) => ended(manifest::run(&args)),
         Command::Completions { shell } => ended(Ok(pages::completions(shell))),
         Command::Man { folder } => ended(pages::manual(&folder)),
+        #[cfg(feature = "status")]
+        Command::Top(args) => top::run(&args).map_or_else(|error| failed(&error), |()| ExitCode::SUCCESS),
+        #[cfg(feature = "status")]
+        Command::Stacks { pid } => stacks::print(pid),
         Command::SelfTest { transports } => doctor::self_test_rank(&transports),
         Command::ProbePjrt => doctor::probe_pjrt(),
         Command::Run(args) => run::run(&args).map_or_else(|error| failed(&error), ExitCode::from),

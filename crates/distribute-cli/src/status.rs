@@ -1,4 +1,5 @@
-//! The status page of a job: what the tasks report of themselves, and what the launcher knows of their processes.
+//! The state of a job, for `distribute top` and on a page: what the tasks report of themselves, and what the launcher
+//! knows of their processes.
 
 #[cfg(not(feature = "status"))]
 mod absent;

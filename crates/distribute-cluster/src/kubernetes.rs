@@ -18,6 +18,8 @@ use crate::{ClusterResolver, ClusterSpec, Error, JobId, Result, Task, TaskType, 
 use self::api::{Api, Change, Pods};
 use self::cluster::Cluster;
 use self::follow::{Follower, News};
+#[cfg(feature = "coordination")]
+pub use self::lease::LeaseRegister;
 pub use self::options::{KubernetesAccess, KubernetesLocation, KubernetesOptions};
 use self::pod::Pod;
 use self::trouble::{Refusal, Trouble};
@@ -26,6 +28,8 @@ mod access;
 mod api;
 mod cluster;
 mod follow;
+#[cfg(feature = "coordination")]
+mod lease;
 mod natural;
 mod options;
 mod own;
@@ -123,7 +127,8 @@ impl KubernetesResolver {
         let options = options.checked()?;
         let job = JobId::from_vars(&variable)?;
         let variables = Variables::read(&variable);
-        let (cluster, task) = on_a_thread(options, variables)?;
+        let limit = options.wait + options.request_timeout;
+        let (cluster, task) = on_a_thread(limit, async move || find(&options, &variables).await)?;
         Ok(KubernetesResolver { spec: cluster.spec, task, job })
     }
 }
@@ -146,9 +151,12 @@ impl ClusterResolver for KubernetesResolver {
     }
 }
 
-/// Finds the cluster on a thread with an event loop of its own, as the caller's may run one already.
-fn on_a_thread(options: KubernetesOptions, variables: Variables) -> Result<(Cluster, Option<Task>)> {
-    let limit = options.wait + options.request_timeout;
+/// Asks the API server on a thread with an event loop of its own, as the caller's may run one already. `ask` ends
+/// within the limit by itself.
+fn on_a_thread<T: Send + 'static, F: Future<Output = Result<T>>>(
+    limit: Duration,
+    ask: impl FnOnce() -> F + Send + 'static,
+) -> Result<T> {
     let failed = |problem: String| Error::Kubernetes {
         server: "of Kubernetes".to_owned(),
         problem,
@@ -159,7 +167,7 @@ fn on_a_thread(options: KubernetesOptions, variables: Variables) -> Result<(Clus
     let body = move || {
         let outcome = match Builder::new_current_thread().enable_all().build() {
             Ok(runtime) => {
-                let outcome = runtime.block_on(find(&options, &variables));
+                let outcome = runtime.block_on(ask());
                 // A name lookup that hangs is detached.
                 runtime.shutdown_background();
                 outcome
@@ -181,12 +189,17 @@ fn on_a_thread(options: KubernetesOptions, variables: Variables) -> Result<(Clus
     }
 }
 
-/// Finds the cluster and this process's task.
-async fn find(options: &KubernetesOptions, variables: &Variables) -> Result<(Cluster, Option<Task>)> {
+/// Lets rustls use ring, unless the program has chosen another provider.
+fn provide_cryptography() {
     if rustls::crypto::CryptoProvider::get_default().is_none() {
         // Another thread may have installed one in between.
         let _ = rustls::crypto::ring::default_provider().install_default();
     }
+}
+
+/// Finds the cluster and this process's task.
+async fn find(options: &KubernetesOptions, variables: &Variables) -> Result<(Cluster, Option<Task>)> {
+    provide_cryptography();
     let access = options.chosen_access();
     let config = access::config(options, variables).await?;
     let (server, namespace) = (config.cluster_url.to_string(), config.default_namespace.clone());

@@ -104,6 +104,8 @@ pub use http::{AccessToken, RequestOptions};
 pub use incoming::{Acquaintance, Connection, Door, Incoming};
 pub use interface::InterfaceChoice;
 pub use job::{Incarnation, JobId};
+#[cfg(all(feature = "coordination", feature = "kubernetes"))]
+pub use kubernetes::LeaseRegister;
 #[cfg(feature = "kubernetes")]
 pub use kubernetes::{KubernetesAccess, KubernetesLocation, KubernetesOptions, KubernetesResolver};
 pub use local_place::LocalPlace;

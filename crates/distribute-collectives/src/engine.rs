@@ -107,7 +107,7 @@ impl Engine {
         inter_process: Option<InterProcess>,
     ) -> Arc<Engine> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Arc::new_cyclic(|engine: &Weak<Engine>| {
+        let engine = Arc::new_cyclic(|engine: &Weak<Engine>| {
             let engine = engine.clone();
             Engine {
                 context: GroupContext::new(name.to_owned(), names, first_rank, local_ranks),
@@ -124,7 +124,9 @@ impl Engine {
                 polled: Mutex::new(Vec::new()),
                 recorders: (0..local_ranks).map(|_| CachePadded::new(Recorder::from_env())).collect(),
             }
-        })
+        });
+        crate::present::add(&engine);
+        engine
     }
 
     /// Returns the stage that exchanges values with other processes, if there are any.

@@ -272,7 +272,7 @@ impl ProcessGroup {
         if let Some(outcome) = self.fast_path(request, &borrowed.buffers) {
             return outcome;
         }
-        let (operation, token) = self.deposit(request, borrowed.buffers)?;
+        let (operation, token) = self.deposit(request, borrowed.buffers, true)?;
         // The caller's memory stays borrowed until no other thread accesses it, whatever happens in between.
         let _hold = Hold { engine: &self.engine, local: self.local, operation: &operation };
         let began = Instant::now();
@@ -285,7 +285,7 @@ impl ProcessGroup {
     /// Starts a call on memory that the returned work owns.
     fn begin<B: OwnedBuffers>(&self, request: Request, buffers: Buffers, owned: B) -> Result<Work<B>> {
         let _span = self.span(&request).entered();
-        let (operation, token) = self.deposit(request, buffers)?;
+        let (operation, token) = self.deposit(request, buffers, false)?;
         // From here on dropping the work waits for the operation.
         let work = Work::new(self.engine.clone(), self.local, operation.clone(), token, owned);
         self.engine.start(&operation, false);
@@ -321,7 +321,7 @@ impl ProcessGroup {
             let call = request.numbered(*next);
             *next += 1;
             let started = Instant::now();
-            (call, self.engine.recorders[self.local].issue(call, started), started)
+            (call, self.engine.recorders[self.local].issue(call, started, true), started)
         };
         let outcome = self.engine.fast_path(call, buffers, started, self.options.timeout);
         if let Err(error) = &outcome {
@@ -341,13 +341,14 @@ impl ProcessGroup {
         }
     }
 
-    /// Numbers a call and lends its memory to the engine. From here on the rank must wait for the operation.
-    fn deposit(&self, request: Request, buffers: Buffers) -> Result<(Arc<Operation>, RecordToken)> {
+    /// Numbers a call and lends its memory to the engine; `blocks` tells whether the caller waits for it at once. From
+    /// here on the rank must wait for the operation.
+    fn deposit(&self, request: Request, buffers: Buffers, blocks: bool) -> Result<(Arc<Operation>, RecordToken)> {
         self.check(&request)?;
         let mut next = lock(&self.next);
         let call = request.numbered(*next);
         let started = Instant::now();
-        let token = self.engine.recorders[self.local].issue(call, started);
+        let token = self.engine.recorders[self.local].issue(call, started, blocks);
         let operation = self.engine.deposit(self.local, call, buffers, started, self.options.timeout);
         let operation = operation.inspect_err(|error| self.finish(token, &Err(error.clone()), None))?;
         *next += 1;

@@ -47,6 +47,7 @@ mod group;
 mod kernel;
 mod op;
 mod options;
+mod present;
 mod recorder;
 mod reduction;
 pub mod schedule;
@@ -70,6 +71,7 @@ pub use group::{
 };
 pub use op::ReduceOp;
 pub use options::Options;
+pub use present::{EndedCall, Presence, PresentCall, present};
 pub use recorder::{FlightRecord, RecordedOperation, RecordedState, explain};
 pub use reduction::{Operator, Reduction};
 pub use schedule::Algorithm;

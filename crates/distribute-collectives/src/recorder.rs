@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::call::Call;
 use crate::environment;
+use crate::present::{EndedCall, PresentCall};
 use crate::sync::lock;
 use crate::{Error, Rank};
 
@@ -24,6 +25,10 @@ pub use explain::explain;
 /// Number of operations that are kept, without and with a trace.
 const KEPT: usize = 2_000;
 const KEPT_FOR_TRACE: usize = 200_000;
+
+/// Number of operations among which [`Recorder::present`] searches for one that has not ended, which bounds the time
+/// for which it holds the lock.
+const SEARCHED: u64 = 512;
 
 /// The variable with the folder to which failing groups write their records.
 const FLIGHT_DIR: &str = "DISTRIBUTE_FLIGHT_DIR";
@@ -115,6 +120,8 @@ struct Ring {
 struct Entry {
     call: Call,
     issued: Instant,
+    /// Since when a thread of the rank is blocked in the operation; `None` while it runs in the background.
+    blocked: Option<Instant>,
     finished: Option<Instant>,
     error: Option<String>,
 }
@@ -144,9 +151,9 @@ impl Recorder {
         Recorder { ring: Mutex::new(ring), began: Instant::now(), began_at: SystemTime::now(), flight_dir, trace }
     }
 
-    /// Records that this rank has called an operation.
-    pub(crate) fn issue(&self, call: Call, issued: Instant) -> RecordToken {
-        let entry = Entry { call, issued, finished: None, error: None };
+    /// Records that this rank has called an operation, and whether the caller is blocked until its end.
+    pub(crate) fn issue(&self, call: Call, issued: Instant, blocks: bool) -> RecordToken {
+        let entry = Entry { call, issued, blocked: blocks.then_some(issued), finished: None, error: None };
         let mut ring = lock(&self.ring);
         let token = ring.count;
         let place = (token % ring.kept as u64) as usize;
@@ -156,6 +163,15 @@ impl Recorder {
         }
         ring.count += 1;
         RecordToken(token)
+    }
+
+    /// Records that a thread waits from now on for an operation that was called earlier.
+    pub(crate) fn block(&self, token: RecordToken, since: Instant) {
+        let mut ring = lock(&self.ring);
+        let (count, kept) = (ring.count, ring.kept as u64);
+        if count - token.0 <= kept {
+            ring.entries[(token.0 % kept) as usize].blocked = Some(since);
+        }
     }
 
     /// Records how an operation has ended, and since when a thread was blocked in it, if one was.
@@ -193,6 +209,31 @@ impl Recorder {
         self.write(header);
     }
 
+    /// Returns the number of calls so far, the call in which the rank is, and the last one that has ended.
+    pub(crate) fn present(&self) -> (u64, Option<PresentCall>, Option<EndedCall>) {
+        let now = Instant::now();
+        let ago = |at: Instant| now.saturating_duration_since(at);
+        let ring = lock(&self.ring);
+        let first = ring.count.saturating_sub(SEARCHED.min(ring.kept as u64));
+        let tokens = first..ring.count;
+        let entries = || tokens.clone().filter_map(|token| ring.entries.get((token % ring.kept as u64) as usize));
+        let calls = entries().next_back().map_or(0, |entry| entry.call.sequence + 1);
+        // The oldest call that blocks; else the oldest one in the background.
+        let pending = |entry: &&Entry| entry.finished.is_none();
+        let blocking = entries().find(|entry| pending(entry) && entry.blocked.is_some());
+        let call = blocking.or_else(|| entries().find(pending)).map(|entry| PresentCall {
+            kind: entry.call.kind,
+            sequence: entry.call.sequence,
+            call: entry.call.to_string(),
+            bytes: entry.bytes(),
+            since: ago(entry.issued),
+            blocked: entry.blocked.map(ago),
+        });
+        let ended = entries().rev().find_map(|entry| Some((entry, entry.finished?)));
+        let last = ended.map(|(entry, at)| EndedCall { call: entry.call.to_string(), ago: ago(at) });
+        (calls, call, last)
+    }
+
     /// Returns the time for which this rank's threads were blocked in operations.
     pub(crate) fn waited(&self) -> Duration {
         lock(&self.ring).waited
@@ -217,7 +258,7 @@ impl Recorder {
                 sequence: entry.call.sequence,
                 kind: entry.call.kind.name().to_owned(),
                 call: entry.call.to_string(),
-                bytes: entry.call.count * entry.call.dtype.size_bytes() as u64,
+                bytes: entry.bytes(),
                 state: match (&entry.error, entry.finished) {
                     (Some(_), _) => RecordedState::Failed,
                     (None, Some(_)) => RecordedState::Done,
@@ -247,6 +288,13 @@ impl Recorder {
         if let Err(error) = trace::append(path, &record) {
             tracing::warn!("the trace {} cannot be written: {error}", path.display());
         }
+    }
+}
+
+impl Entry {
+    /// Returns the bytes of the rank's values; a barrier has none.
+    fn bytes(&self) -> u64 {
+        self.call.count.saturating_mul(self.call.dtype.size_bytes() as u64)
     }
 }
 

@@ -365,6 +365,28 @@ pub enum Error {
         /// The operating system's error.
         source: std::io::Error,
     },
+    /// A job's status server does not answer.
+    #[cfg(feature = "status")]
+    #[error(
+        "no job answers at {place}: {source}; the job may have ended, or the address is not that of its status page"
+    )]
+    NoAnswer {
+        /// The address, or the path of the socket.
+        place: String,
+        /// The failure.
+        source: std::io::Error,
+    },
+    /// A job's status server refuses a question.
+    #[cfg(feature = "status")]
+    #[error("the server at {place} answers with the HTTP status {status}: {said}")]
+    Refusal {
+        /// The address, or the path of the socket.
+        place: String,
+        /// The HTTP status.
+        status: u16,
+        /// The text of the answer.
+        said: String,
+    },
     /// Some of the variables that Kubeflow Trainer sets in a TrainJob are missing or empty.
     #[cfg(feature = "kubeflow")]
     #[error(

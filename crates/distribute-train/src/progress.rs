@@ -13,6 +13,7 @@
 //! progress: events pass through a queue that keeps only the newest step, and a destination that fails is given up.
 
 mod bar;
+mod calls;
 mod clock;
 mod form;
 mod launcher;
@@ -29,6 +30,7 @@ mod text;
 mod vitals;
 
 pub use bar::{BarRenderer, colors_allowed, terminal_width};
+pub use calls::{CallNow, CallSource, GroupCall};
 pub use clock::{Clock, SystemClock};
 pub use distribute_types::Waits;
 pub use form::Form;

@@ -10,6 +10,8 @@
 //! | `/status.json` | the [`View`] as JSON |
 //! | `/metrics` | the same numbers in the OpenMetrics text format |
 //!
+//! A [`Collector`] takes the tasks' reports, and a [`Place`] asks a running job, as `distribute top` does.
+//!
 //! `distribute run --status` and [`callbacks::StatusPage`](crate::callbacks::StatusPage) combine these.
 //!
 //! # Examples
@@ -26,17 +28,25 @@
 //! ```
 
 mod board;
+mod client;
+mod collector;
 mod job;
 mod metrics;
 mod pages;
+#[cfg(unix)]
+mod private;
 mod reports;
 mod server;
 mod view;
 
 pub use board::Board;
+pub use client::Place;
+pub use collector::Collector;
 pub use job::{End, Job};
+#[cfg(unix)]
+pub use private::Private;
 pub use server::Server;
-pub use view::{JobView, State, Story, TaskView, Value, View};
+pub use view::{CollectiveView, JobView, RankView, State, Story, TaskView, Value, View};
 
 #[cfg(feature = "checkpoint")]
 pub(crate) use pages::routes;

@@ -84,7 +84,7 @@ const PREFIX: &str = "DISTRIBUTE_";
 const TESTS: &str = "DISTRIBUTE_TEST";
 
 /// Read by the libraries.
-const OURS: [&str; 29] = [
+const OURS: [&str; 30] = [
     "DISTRIBUTE_ALGORITHM",
     "DISTRIBUTE_ALONE",
     "DISTRIBUTE_DATA_SERVICE",
@@ -95,6 +95,7 @@ const OURS: [&str; 29] = [
     "DISTRIBUTE_GENERATIONS",
     "DISTRIBUTE_HOST_ID",
     "DISTRIBUTE_INTERFACE",
+    "DISTRIBUTE_JOBS_DIR",
     "DISTRIBUTE_JOB_ID",
     "DISTRIBUTE_JOB_SECRET",
     "DISTRIBUTE_JOB_SECRET_FILE",

@@ -22,6 +22,10 @@ pub(super) fn tie_to_launcher(command: &mut Command, guardian: Arc<OwnedFd>) {
     let hook = move || {
         #[cfg(target_os = "linux")]
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+        // Where the kernel lets a process be traced by its ancestors only (Yama, scope 1), also by the launcher's
+        // children, for `distribute top --stacks`. Other kernels refuse the request, and do not need it.
+        #[cfg(target_os = "linux")]
+        let _ = rustix::process::set_ptracer(rustix::process::PTracer::ProcessID(launcher));
         // The launcher may have died before the request took effect.
         if getppid() != Some(launcher) {
             return Err(io::Error::from(io::ErrorKind::BrokenPipe));

@@ -1,4 +1,4 @@
-//! The launcher's side of the status page.
+//! The launcher's side of the status page, and of `distribute top`.
 
 use std::ffi::OsStr;
 use std::net::SocketAddr;
@@ -6,13 +6,15 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
-use distribute_train::status::{Board, End, Job, Server};
+use distribute_train::status::{Board, Collector, End, Job, Private, Server};
 
 use crate::environment;
 use crate::error::Error;
 use crate::job::Task;
+use crate::jobs;
 use crate::outcome::{Exit, signal_name};
 use crate::output::Tail;
+use crate::stacks::Stacks;
 use crate::status::Reports;
 
 /// Options of the page.
@@ -26,15 +28,17 @@ pub(crate) struct Options {
     status: Option<String>,
 }
 
-/// The page, if it is wanted.
+/// The state of the job, and the threads that serve it.
 #[derive(Debug)]
-pub(crate) struct Status(Option<Page>);
-
-#[derive(Debug)]
-struct Page {
-    server: Server,
+pub(crate) struct Status {
     board: Board,
     tasks: Vec<Supervised>,
+    stacks: Stacks,
+    /// Takes the tasks' reports, and answers `distribute top`.
+    collector: Collector,
+    /// Whether the tasks report.
+    reports: bool,
+    _page: Option<Server>,
 }
 
 #[derive(Debug)]
@@ -49,7 +53,8 @@ struct Supervised {
 }
 
 impl Status {
-    /// Starts the server if the options ask for it, and tells the user its address.
+    /// Starts what takes the tasks' reports and answers `distribute top`, and the page if the options ask for it, whose
+    /// address the user is told.
     pub(crate) fn start(
         options: &Options,
         tasks: &[Task],
@@ -57,7 +62,6 @@ impl Status {
         reports: Reports,
         notes: &Sender<String>,
     ) -> Result<Self, Error> {
-        let Some(given) = &options.status else { return Ok(Self(None)) };
         let name = Path::new(program).file_stem().unwrap_or(program).to_string_lossy();
         let mut job = Job::new(&name);
         let supervised = |task: &Task| {
@@ -65,44 +69,62 @@ impl Status {
             job.expect(&name);
             Supervised { name, tail: Tail::default(), sent: Vec::new(), failed: None }
         };
-        let tasks = tasks.iter().map(supervised).collect();
+        let tasks: Vec<Supervised> = tasks.iter().map(supervised).collect();
         let board = Board::new(job);
-        let server = Server::serve_and_collect(&address(given), reports.address(), &board)
-            .map_err(|error| Error::Status { given: given.clone(), problem: error.to_string() })?;
+        let stacks = Stacks::new(tasks.iter().map(|task| task.name.clone()));
+        let refused = |given: &str, error: distribute_train::Error| Error::Status {
+            given: given.to_owned(),
+            problem: error.to_string(),
+        };
+        let page = options
+            .status
+            .as_ref()
+            .map(|given| Server::serve(&address(given), &board).map_err(|error| refused(given, error)));
+        let page = page.transpose()?;
         // Fails only once the screen has ended, which is later.
-        let _ = notes.send(note(server.address()));
-        Ok(Self(Some(Page { server, board, tasks })))
+        let say = |text: String| drop(notes.send(text));
+        if let Some(page) = &page {
+            say(note(page.address()));
+        }
+        let private = private(stacks.clone());
+        let private = private.inspect_err(|problem| say(format!("distribute top cannot ask this job: {problem}"))).ok();
+        // Reports of other hosts cross a network, so that the user has to ask for them.
+        let reports_here = reports == Reports::OfThisHost || page.is_some();
+        let at = if reports_here { reports.address() } else { Reports::OfThisHost.address() };
+        let collector = Collector::start(at, private, &board).map_err(|error| refused(at, error))?;
+        Ok(Self { board, tasks, stacks, collector, reports: reports_here, _page: page })
     }
 
     /// Returns the variable that tells the tasks where to report: at `host`, if they are on several.
     pub(crate) fn environment(&self, host: &str) -> Option<(&'static str, String)> {
-        match self.0.as_ref().and_then(|page| page.server.reports_address()) {
-            Some(address) if address.ip().is_unspecified() => Some((REPORTS_TO, host_and_port(host, address.port()))),
-            Some(address) => Some((REPORTS_TO, address.to_string())),
+        let address = self.collector.reports_address();
+        match self.reports {
+            true if address.ip().is_unspecified() => Some((REPORTS_TO, host_and_port(host, address.port()))),
+            true => Some((REPORTS_TO, address.to_string())),
             // In a task of another job, whose page does not show the tasks of this one.
-            None => environment::is_set(REPORTS_TO).then(|| (REPORTS_TO, String::new())),
+            false => environment::is_set(REPORTS_TO).then(|| (REPORTS_TO, String::new())),
         }
     }
 
     /// Shows the process of a task; its last words are in `tail` if it runs on this host.
     pub(crate) fn started(&mut self, rank: usize, pid: i32, tail: Option<Tail>) {
-        let Some(page) = &mut self.0 else { return };
-        let Some(task) = page.tasks.get_mut(rank) else { return };
+        let Some(task) = self.tasks.get_mut(rank) else { return };
+        self.stacks.started(rank, pid, tail.is_some());
         (task.tail, task.sent, task.failed) = (tail.unwrap_or_default(), Vec::new(), None);
-        page.board.update(|job, now| job.start(&task.name, pid.unsigned_abs(), now));
+        self.board.update(|job, now| job.start(&task.name, pid.unsigned_abs(), now));
     }
 
     /// Remembers a signal of the launcher, which explains the end of the task.
     pub(crate) fn signalled(&mut self, rank: usize, signal: i32) {
-        if let Some(task) = self.0.as_mut().and_then(|page| page.tasks.get_mut(rank)) {
+        if let Some(task) = self.tasks.get_mut(rank) {
             task.sent.push(signal);
         }
     }
 
     /// Shows the end of a task's process.
     pub(crate) fn ended(&mut self, rank: usize, exit: Exit) {
-        let Some(page) = &mut self.0 else { return };
-        let Some(task) = page.tasks.get_mut(rank) else { return };
+        let Some(task) = self.tasks.get_mut(rank) else { return };
+        self.stacks.ended(rank);
         let end = match exit {
             _ if task.sent.iter().any(|signal| exit.answers(*signal)) => End::Stopped,
             Exit::Code(code) => End::Code(code),
@@ -110,21 +132,26 @@ impl Status {
             Exit::Lost => End::Lost,
         };
         task.failed = (!exit.is_success() && end != End::Stopped).then(Instant::now);
-        page.board.update(|job, now| job.end(&task.name, end, now));
+        self.board.update(|job, now| job.end(&task.name, end, now));
     }
 
     /// Adds the last words of tasks that have failed, once they have been read.
     pub(crate) fn poll(&mut self) {
-        let Some(page) = &mut self.0 else { return };
-        for task in &mut page.tasks {
+        for task in &mut self.tasks {
             if task.failed.is_some_and(|failed| failed.elapsed() >= LAST_WORDS) {
                 task.failed = None;
                 if let Some(words) = task.tail.lines().iter().rev().find(|line| !line.trim().is_empty()) {
-                    page.board.update(|job, _| job.explain(&task.name, words));
+                    self.board.update(|job, _| job.explain(&task.name, words));
                 }
             }
         }
     }
+}
+
+/// Opens the socket on which `distribute top` asks this job.
+fn private(stacks: Stacks) -> Result<Private, String> {
+    let path = jobs::own_socket().map_err(|error| error.to_string())?;
+    Private::bind(&path, move |task| stacks.of(task)).map_err(|error| error.to_string())
 }
 
 /// Returns the address to listen on; a port by itself is one of this machine.

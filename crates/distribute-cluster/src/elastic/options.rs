@@ -105,9 +105,9 @@ impl ElasticOptions {
     /// Returns the options of the process that a launcher's description makes one of several.
     ///
     /// The addresses of all workers are the seeds, if the description has them, as TF_CONFIG does. Without `authority`,
-    /// DISTRIBUTE_GENERATIONS, if it is set, names the folder of a [`FileRegister`], `file:/shared/folder`; else a
-    /// majority decides. A process that a launcher has started again (DISTRIBUTE_RESTART_COUNT) is not
-    /// [founding](ElasticOptions::founding).
+    /// DISTRIBUTE_GENERATIONS, if it is set, names the folder of a [`FileRegister`], `file:/shared/folder`, or a Lease
+    /// of Kubernetes, `lease:NAME` or `lease:NAME@NAMESPACE` (feature `kubernetes`); else a majority decides. A process
+    /// that a launcher has started again (DISTRIBUTE_RESTART_COUNT) is not [founding](ElasticOptions::founding).
     ///
     /// # Errors
     /// [`Error::Config`] if DISTRIBUTE_GENERATIONS is malformed, the secret cannot be read, or the processes cannot
@@ -135,18 +135,7 @@ impl ElasticOptions {
         let authority = match (authority, given) {
             (Some(authority), _) => authority,
             (None, None) => Authority::Majority,
-            (None, Some(given)) => match given
-                .strip_prefix("file:")
-                .map(PathBuf::from)
-                .filter(|path| path.is_absolute())
-            {
-                Some(folder) => Authority::Register(Arc::new(FileRegister::new(folder, &membership.job_id())?)),
-                None => {
-                    let problem = "it does not name a folder".to_owned();
-                    let remedy = "Name a folder that all processes reach.";
-                    return Err(Error::config("DISTRIBUTE_GENERATIONS", problem, given, "file:/shared/folder", remedy));
-                }
-            },
+            (None, Some(given)) => Authority::Register(register(&given, membership, &variable)?),
         };
         let seeds: Option<Vec<String>> = membership.addresses.iter().cloned().collect();
         let is_again = variable("DISTRIBUTE_RESTART_COUNT").is_some_and(|count| count.trim() != "0");
@@ -222,4 +211,49 @@ distribute_types::setters! {
         secret: Option<JobSecret>,
         listener: Option<Arc<TcpListener>>,
     }
+}
+/// Returns the register that DISTRIBUTE_GENERATIONS names.
+fn register(
+    given: &str,
+    membership: &Membership,
+    variable: &dyn Fn(&str) -> Option<String>,
+) -> Result<Arc<dyn Register>> {
+    let wrong = |problem: &str, remedy: &str| {
+        let expected = "file:/shared/folder, lease:NAME or lease:NAME@NAMESPACE";
+        Error::config("DISTRIBUTE_GENERATIONS", problem.to_owned(), given.to_owned(), expected, remedy)
+    };
+    if let Some(lease) = given.strip_prefix("lease:") {
+        return lease_register(lease, membership, variable, &wrong);
+    }
+    match given.strip_prefix("file:").map(PathBuf::from).filter(|path| path.is_absolute()) {
+        Some(folder) => Ok(Arc::new(FileRegister::new(folder, &membership.job_id())?)),
+        None => {
+            Err(wrong("it does not name a folder or a Lease", "Name a folder or a Lease that all processes reach."))
+        }
+    }
+}
+
+#[cfg(feature = "kubernetes")]
+fn lease_register(
+    lease: &str,
+    membership: &Membership,
+    variable: &dyn Fn(&str) -> Option<String>,
+    _: &dyn Fn(&str, &str) -> Error,
+) -> Result<Arc<dyn Register>> {
+    let (name, namespace) = match lease.split_once('@') {
+        Some((name, namespace)) => (name, Some(namespace)),
+        None => (lease, None),
+    };
+    let options = crate::KubernetesOptions::default();
+    Ok(Arc::new(crate::LeaseRegister::from_vars(name, namespace, &membership.job_id(), options, variable)?))
+}
+
+#[cfg(not(feature = "kubernetes"))]
+fn lease_register(
+    _: &str,
+    _: &Membership,
+    _: &dyn Fn(&str) -> Option<String>,
+    wrong: &dyn Fn(&str, &str) -> Error,
+) -> Result<Arc<dyn Register>> {
+    Err(wrong("this program was built without Leases", "Build it with the feature `kubernetes`, or name a folder."))
 }

@@ -21,6 +21,75 @@ pub(super) struct Api {
     pub(super) namespace: String,
 }
 
+/// Objects of one kind in a namespace.
+#[cfg(feature = "coordination")]
+#[derive(Clone)]
+pub(super) struct Objects {
+    pub(super) client: Client,
+    /// The path of the kind in the namespace.
+    pub(super) path: String,
+}
+
+/// An answer about one object.
+#[cfg(feature = "coordination")]
+#[derive(Debug)]
+pub(super) enum Answered {
+    Object(serde_json::Value),
+    /// There is no such object.
+    Absent,
+    /// The object exists already, or has changed since it was read.
+    Conflict,
+}
+
+#[cfg(feature = "coordination")]
+impl Objects {
+    /// Returns an object.
+    pub(super) async fn get(&self, name: &str) -> Result<Answered, Trouble> {
+        let request = Request::new(&self.path).get(name, &kube::api::GetParams::default());
+        self.send(request.map_err(|error| refused(&error))?).await
+    }
+
+    /// Creates an object.
+    pub(super) async fn create(&self, object: &serde_json::Value) -> Result<Answered, Trouble> {
+        let request =
+            Request::new(&self.path).create(&kube::api::PostParams::default(), object.to_string().into_bytes());
+        self.send(request.map_err(|error| refused(&error))?).await
+    }
+
+    /// Replaces an object, if it has still the version of the new one.
+    pub(super) async fn replace(&self, name: &str, object: &serde_json::Value) -> Result<Answered, Trouble> {
+        let parameters = kube::api::PostParams::default();
+        let request = Request::new(&self.path).replace(name, &parameters, object.to_string().into_bytes());
+        match self.send(request.map_err(|error| refused(&error))?).await? {
+            // Deleted since it was read.
+            Answered::Absent => Ok(Answered::Conflict),
+            other => Ok(other),
+        }
+    }
+
+    async fn send(&self, request: http::Request<Vec<u8>>) -> Result<Answered, Trouble> {
+        let response = self.client.send(request.map(Body::from)).await.map_err(trouble)?;
+        let (head, body) = response.into_parts();
+        let body = Limited::new(body, MAX_OBJECT_BYTES).collect().await;
+        let body = body.map_err(|error| Trouble::Unreadable(chain(&*error)))?.to_bytes();
+        match head.status.as_u16() {
+            200..=299 => {
+                let object = serde_json::from_slice(&body).map_err(|error| Trouble::Unreadable(error.to_string()))?;
+                Ok(Answered::Object(object))
+            }
+            // A path that the server does not know has no status object.
+            404 if serde_json::from_slice::<Failure>(&body).is_ok_and(|failure| failure.reason == "NotFound") => {
+                Ok(Answered::Absent)
+            }
+            409 => Ok(Answered::Conflict),
+            code => {
+                let seconds = head.headers.get("retry-after").and_then(|value| value.to_str().ok()?.parse().ok());
+                Err(failed(code, &body, seconds))
+            }
+        }
+    }
+}
+
 /// Pods by their names.
 pub(super) type Pods = BTreeMap<String, Pod>;
 
@@ -78,6 +147,8 @@ struct PageMetadata {
 #[serde(rename_all = "camelCase", default)]
 struct Failure {
     message: String,
+    #[cfg(feature = "coordination")]
+    reason: String,
     details: FailureDetails,
 }
 
@@ -182,6 +253,10 @@ const PAGE: u32 = 500;
 
 /// Size limit of a page: 128 KiB for each pod.
 const MAX_PAGE_BYTES: usize = PAGE as usize * 128 * 1024;
+
+/// Size limit of an object; the API server takes no larger ones than 3 MiB.
+#[cfg(feature = "coordination")]
+const MAX_OBJECT_BYTES: usize = 4 << 20;
 
 /// Bytes of an answer that are read for a message.
 const MAX_TEXT_BYTES: usize = 2000;

@@ -81,7 +81,10 @@ impl Refusal<'_> {
             }
             Trouble::Status { code: 403, message, .. } => (
                 format!("pods of namespace {namespace} may not be listed or watched (403: {})", short(message)),
-                format!("have this applied by `kubectl apply -f`:\n{}", role(namespace, user(message))),
+                format!(
+                    "have this applied by `kubectl apply -f`:\n{}",
+                    role(namespace, user(message), "distribute-pods", PODS)
+                ),
             ),
             Trouble::Status { code: 404, message, .. } => (
                 format!("it knows no pods of namespace {namespace} (404: {})", short(message)),
@@ -137,6 +140,72 @@ impl Refusal<'_> {
     }
 }
 
+/// A request about the Lease of a register that failed for good.
+#[cfg(feature = "coordination")]
+#[derive(Debug)]
+pub(super) struct LeaseRefusal<'a> {
+    pub(super) trouble: &'a Trouble,
+    /// The server's URL.
+    pub(super) server: &'a str,
+    pub(super) namespace: &'a str,
+    /// The Lease's name.
+    pub(super) name: &'a str,
+    /// The attempted operation.
+    pub(super) what: &'a str,
+    /// How long the request was tried.
+    pub(super) limit: Duration,
+}
+
+#[cfg(feature = "coordination")]
+impl LeaseRefusal<'_> {
+    pub(super) fn error(&self) -> Error {
+        let LeaseRefusal { namespace, name, what, .. } = self;
+        let tried = format!("for {} s", seconds(&self.limit));
+        let (problem, remedy) = match self.trouble {
+            Trouble::Status { code: 401, message, .. } => (
+                format!("it does not accept the credentials (401: {})", short(message)),
+                "check that the pod's token is mounted and valid: the pod needs automountServiceAccountToken"
+                    .to_owned(),
+            ),
+            Trouble::Status { code: 403, message, .. } => (
+                format!(
+                    "this process may not {what} the Lease {name} of namespace {namespace} (403: {})",
+                    short(message)
+                ),
+                format!(
+                    "have this applied by `kubectl apply -f`:\n{}",
+                    role(namespace, user(message), "distribute-generations", LEASES)
+                ),
+            ),
+            Trouble::Status { code: 404, message, .. } => (
+                format!("it knows no Leases of namespace {namespace} (404: {})", short(message)),
+                "check the namespace, and that the URL is that of an API server of Kubernetes".to_owned(),
+            ),
+            Trouble::Status { code, message, .. } => (
+                format!("it could not {what} the Lease {name} {tried} ({code}: {})", short(message)),
+                "look at the cluster's control plane".to_owned(),
+            ),
+            Trouble::Unreadable(reason) => (
+                format!("its answers have not been Leases {tried}: {}", short(reason)),
+                "check that the URL is that of an API server, and the proxies on the way".to_owned(),
+            ),
+            Trouble::Connection(reason) | Trouble::Credentials(reason) => (
+                format!("it cannot be asked to {what} the Lease {name}: {}", short(reason)),
+                "check the service account, the certificate authority and the network policies".to_owned(),
+            ),
+            Trouble::Silent => (
+                format!("it has not answered {tried}, asked to {what} the Lease {name}"),
+                "look at the cluster's control plane and the network policies".to_owned(),
+            ),
+        };
+        let kind = match self.trouble.is_transient() {
+            true => FailureKind::Retryable,
+            false => FailureKind::Configuration,
+        };
+        Error::Kubernetes { server: clean(self.server, LONGEST), problem, remedy, kind }
+    }
+}
+
 /// A user of the API server.
 #[derive(Debug, PartialEq, Eq)]
 enum User<'a> {
@@ -160,8 +229,8 @@ fn user(message: &str) -> User<'_> {
     }
 }
 
-/// Returns a Role that allows what the resolver asks for, and its RoleBinding.
-fn role(namespace: &str, user: User<'_>) -> String {
+/// Returns a Role with these rules, and its RoleBinding.
+fn role(namespace: &str, user: User<'_>, name: &str, rules: &str) -> String {
     let subject = match user {
         User::ServiceAccount { namespace, name } => {
             format!("- kind: ServiceAccount\n  name: {name}\n  namespace: {namespace}")
@@ -175,29 +244,39 @@ fn role(namespace: &str, user: User<'_>) -> String {
         "apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
 metadata:
-  name: distribute-pods
+  name: {name}
   namespace: {namespace}
 rules:
-- apiGroups: [\"\"]
-  resources: [pods]
-  verbs: [get, list, watch]
+{rules}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: RoleBinding
 metadata:
-  name: distribute-pods
+  name: {name}
   namespace: {namespace}
 roleRef:
   apiGroup: rbac.authorization.k8s.io
   kind: Role
-  name: distribute-pods
+  name: {name}
 subjects:
 {subject}
 "
     )
 }
 
-fn short(text: &str) -> String {
+/// The rules for the resolver.
+const PODS: &str = "- apiGroups: [\"\"]\n  resources: [pods]\n  verbs: [get, list, watch]";
+
+/// The rules for a register.
+#[cfg(feature = "coordination")]
+const LEASES: &str = "- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [get, create, update]
+- apiGroups: [\"\"]
+  resources: [pods]
+  verbs: [get]";
+
+pub(super) fn short(text: &str) -> String {
     clean(text.trim(), LONGEST)
 }
 
@@ -222,11 +301,13 @@ mod tests {
 
     #[test]
     fn roles_name_their_subject() {
-        let text = role("team", User::ServiceAccount { namespace: "other", name: "train" });
+        let text = role("team", User::ServiceAccount { namespace: "other", name: "train" }, "distribute-pods", PODS);
         assert!(text.contains("subjects:\n- kind: ServiceAccount\n  name: train\n  namespace: other\n"), "{text}");
         assert_eq!(text.matches("\n  namespace: team\n").count(), 2, "{text}");
-        assert!(role("team", User::Other("a:b")).contains("- kind: User\n  name: \"a:b\"\n"));
-        assert!(role("team", User::Unknown).contains("name: default # the serviceAccountName"));
+        assert!(role("team", User::Other("a:b"), "distribute-pods", PODS).contains("- kind: User\n  name: \"a:b\"\n"));
+        assert!(
+            role("team", User::Unknown, "distribute-pods", PODS).contains("name: default # the serviceAccountName")
+        );
     }
 
     #[test]

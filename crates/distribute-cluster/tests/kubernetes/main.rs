@@ -1,9 +1,11 @@
-//! The resolver of pods, against a stand-in for the API server.
+//! The resolver of pods, and the register in a Lease, against a stand-in for the API server.
 #![cfg(feature = "kubernetes")]
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 mod access;
 mod faults;
+#[cfg(feature = "coordination")]
+mod leases;
 mod server;
 mod tasks;
 mod waiting;

@@ -33,6 +33,8 @@ pub(crate) enum Fault {
     Text(&'static str),
     /// No answer for a while, then the usual one.
     Slow(Duration),
+    /// The request has its effect, and the connection ends without an answer.
+    Lost,
     /// In a watch: the event of an expired version.
     Expired,
     /// In a watch: no events, and its end.
@@ -55,6 +57,13 @@ struct Cluster {
     pods: BTreeMap<(String, String), Value>,
     /// The events, of which the first one leads to version 1.
     events: Vec<(String, Value)>,
+    /// By namespace and name.
+    leases: BTreeMap<(String, String), Value>,
+    lease_version: u64,
+    /// The methods of the requests about Leases.
+    lease_requests: Vec<String>,
+    lease_faults: VecDeque<Fault>,
+    lease_always: Option<Fault>,
     list_faults: VecDeque<Fault>,
     watch_faults: VecDeque<Fault>,
     /// The fault of all lists after those.
@@ -93,8 +102,13 @@ impl Server {
     pub(crate) fn start_with(tls: Option<Arc<tokio_rustls::rustls::ServerConfig>>) -> Server {
         let shared = Arc::new(Shared::default());
         shared.lock().page = usize::MAX;
-        let router =
-            Router::new().route("/api/v1/namespaces/{namespace}/pods", get(pods)).with_state(Arc::clone(&shared));
+        let leases = "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases";
+        let router = Router::new()
+            .route("/api/v1/namespaces/{namespace}/pods", get(pods))
+            .route("/api/v1/namespaces/{namespace}/pods/{name}", get(one_pod))
+            .route(leases, axum::routing::post(leases::create))
+            .route(&format!("{leases}/{{name}}"), get(leases::read).put(leases::replace))
+            .with_state(Arc::clone(&shared));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         listener.set_nonblocking(true).unwrap();
@@ -149,6 +163,35 @@ impl Server {
         self.shared.changed.notify_waiters();
     }
 
+    /// Returns a Lease of the namespace `default`.
+    pub(crate) fn lease(&self, name: &str) -> Option<Value> {
+        self.shared.lock().leases.get(&("default".to_owned(), name.to_owned())).cloned()
+    }
+
+    /// Adds or replaces a Lease in the namespace `default`, as another program would.
+    pub(crate) fn put_lease(&self, mut lease: Value) {
+        let mut cluster = self.shared.lock();
+        cluster.lease_version += 1;
+        lease["metadata"]["resourceVersion"] = json!(cluster.lease_version.to_string());
+        let name = lease["metadata"]["name"].as_str().unwrap().to_owned();
+        cluster.leases.insert(("default".to_owned(), name), lease);
+    }
+
+    /// Fails the next requests about Leases, one after another.
+    pub(crate) fn fail_leases(&self, faults: impl IntoIterator<Item = Fault>) {
+        self.shared.lock().lease_faults.extend(faults);
+    }
+
+    /// Fails all requests about Leases.
+    pub(crate) fn fail_leases_always(&self, fault: Fault) {
+        self.shared.lock().lease_always = Some(fault);
+    }
+
+    /// Returns the methods of the requests about Leases.
+    pub(crate) fn lease_requests(&self) -> Vec<String> {
+        self.shared.lock().lease_requests.clone()
+    }
+
     /// Fails the next lists, one after another.
     pub(crate) fn fail_lists(&self, faults: impl IntoIterator<Item = Fault>) {
         self.shared.lock().list_faults.extend(faults);
@@ -191,6 +234,103 @@ impl Drop for Server {
 
 type Parameters = HashMap<String, String>;
 
+/// A pod by its name.
+async fn one_pod(State(shared): State<Arc<Shared>>, Path(key): Path<(String, String)>) -> Response<Body> {
+    match shared.lock().pods.get(&key) {
+        Some(pod) => Response::new(Body::from(pod.to_string())),
+        None => leases::refusal(404, "NotFound", "pods not found"),
+    }
+}
+
+/// The Leases, which are compared by their versions.
+mod leases {
+    use super::*;
+
+    pub(super) async fn read(
+        State(shared): State<Arc<Shared>>,
+        Path((namespace, name)): Path<(String, String)>,
+    ) -> Response<Body> {
+        answer(&shared, "GET", |cluster| match cluster.leases.get(&(namespace, name)) {
+            Some(lease) => Ok(lease.clone()),
+            None => Err(refusal(404, "NotFound", "leases.coordination.k8s.io not found")),
+        })
+        .await
+    }
+
+    pub(super) async fn create(
+        State(shared): State<Arc<Shared>>,
+        Path(namespace): Path<String>,
+        Json(mut lease): Json<Value>,
+    ) -> Response<Body> {
+        answer(&shared, "POST", |cluster| {
+            let key = (namespace, lease["metadata"]["name"].as_str().unwrap().to_owned());
+            if cluster.leases.contains_key(&key) {
+                return Err(refusal(409, "AlreadyExists", "leases already exists"));
+            }
+            cluster.lease_version += 1;
+            lease["metadata"]["resourceVersion"] = json!(cluster.lease_version.to_string());
+            cluster.leases.insert(key, lease.clone());
+            Ok(lease)
+        })
+        .await
+    }
+
+    pub(super) async fn replace(
+        State(shared): State<Arc<Shared>>,
+        Path(key): Path<(String, String)>,
+        Json(mut lease): Json<Value>,
+    ) -> Response<Body> {
+        answer(&shared, "PUT", |cluster| {
+            let version = cluster.lease_version + 1;
+            let Some(held) = cluster.leases.get_mut(&key) else { return Err(refusal(404, "NotFound", "not found")) };
+            if held["metadata"]["resourceVersion"] != lease["metadata"]["resourceVersion"] {
+                return Err(refusal(409, "Conflict", "the object has been modified"));
+            }
+            lease["metadata"]["resourceVersion"] = json!(version.to_string());
+            *held = lease.clone();
+            cluster.lease_version = version;
+            Ok(lease)
+        })
+        .await
+    }
+
+    async fn answer(
+        shared: &Shared,
+        method: &str,
+        act: impl FnOnce(&mut Cluster) -> Result<Value, Response<Body>>,
+    ) -> Response<Body> {
+        let fault = {
+            let mut cluster = shared.lock();
+            cluster.lease_requests.push(method.to_owned());
+            cluster.lease_faults.pop_front().or_else(|| cluster.lease_always.clone())
+        };
+        match fault {
+            Some(Fault::Status(code, body, _)) => {
+                return Response::builder().status(code).body(Body::from(body)).unwrap();
+            }
+            Some(Fault::Text(text)) => return Response::new(Body::from(text)),
+            Some(Fault::Slow(pause)) => tokio::time::sleep(pause).await,
+            _ => {}
+        }
+        let done = act(&mut shared.lock());
+        match (fault, done) {
+            (Some(Fault::Lost), _) => cut(),
+            (_, Ok(object)) => Response::new(Body::from(object.to_string())),
+            (_, Err(refusal)) => refusal,
+        }
+    }
+
+    /// Returns an answer that breaks off.
+    pub(super) fn cut() -> Response<Body> {
+        Response::new(Body::from_stream(stream::iter([Ok(Bytes::from("{")), Err(std::io::Error::other("cut"))])))
+    }
+
+    pub(super) fn refusal(code: u16, reason: &str, message: &str) -> Response<Body> {
+        let status = json!({"kind": "Status", "code": code, "reason": reason, "message": message});
+        Response::builder().status(code).body(Body::from(status.to_string())).unwrap()
+    }
+}
+
 async fn pods(
     State(shared): State<Arc<Shared>>,
     Path(namespace): Path<String>,
@@ -231,6 +371,7 @@ async fn pods(
         }
         Some(Fault::Text(text)) => return Response::new(Body::from(text)),
         Some(Fault::Slow(pause)) => tokio::time::sleep(pause).await,
+        Some(Fault::Lost) => return leases::cut(),
         Some(Fault::Expired) => {
             let status = json!({"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"});
             return Response::new(Body::from(json!({"type": "ERROR", "object": status}).to_string() + "\n"));

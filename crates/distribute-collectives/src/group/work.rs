@@ -110,6 +110,9 @@ impl<B: OwnedBuffers> Work<B> {
 
     fn finish(&self) -> Result<()> {
         let began = Instant::now();
+        if !self.operation.is_over() {
+            self.engine.recorders[self.local].block(self.token, began);
+        }
         let outcome = self.engine.wait(self.local, &self.operation);
         self.record(&outcome, Some(began));
         outcome

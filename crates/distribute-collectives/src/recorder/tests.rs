@@ -15,7 +15,7 @@ fn header(rank: usize) -> FlightHeader {
 fn record(rank: usize, calls: &[(u64, u64)]) -> FlightRecord {
     let recorder = Recorder::new(None, None);
     for (sequence, count) in calls {
-        recorder.issue(call(*sequence, *count), Instant::now());
+        recorder.issue(call(*sequence, *count), Instant::now(), true);
     }
     recorder.record(header(rank))
 }
@@ -25,7 +25,7 @@ fn the_last_operations_are_kept() {
     let recorder = Recorder::new(None, None);
     let count = KEPT as u64 + 5;
     for sequence in 0..count {
-        let token = recorder.issue(call(sequence, 8), Instant::now());
+        let token = recorder.issue(call(sequence, 8), Instant::now(), true);
         if sequence + 1 < count {
             recorder.finish(token, Ok(()), None, || header(0));
         }
@@ -46,9 +46,9 @@ fn a_failure_is_written_once_and_reads_back() {
     let folder = tempfile::tempdir().unwrap();
     let recorder = Recorder::new(Some(folder.path().join("flight")), None);
     let error = Error::GroupSize { given: 0, max: 1 };
-    let token = recorder.issue(call(0, 8), Instant::now());
+    let token = recorder.issue(call(0, 8), Instant::now(), true);
     recorder.finish(token, Err(&error), None, || header(2));
-    let later = recorder.issue(call(1, 8), Instant::now());
+    let later = recorder.issue(call(1, 8), Instant::now(), true);
     recorder.finish(later, Err(&error), None, || header(2));
     let records = FlightRecord::read_all(&folder.path().join("flight")).unwrap();
     assert_eq!(records.len(), 1);
@@ -82,9 +82,9 @@ fn a_trace_has_a_span_for_each_operation_that_ended() {
     let path = folder.path().join("trace.json");
     for _ in 0..2 {
         let recorder = Recorder::new(None, Some(path.clone()));
-        let token = recorder.issue(call(0, 8), Instant::now());
+        let token = recorder.issue(call(0, 8), Instant::now(), true);
         recorder.finish(token, Ok(()), None, || header(1));
-        recorder.issue(call(1, 8), Instant::now());
+        recorder.issue(call(1, 8), Instant::now(), true);
         recorder.close(|| header(1));
     }
     let written = fs::read(folder.path().join("trace.rank1.json")).unwrap();
@@ -93,4 +93,36 @@ fn a_trace_has_a_span_for_each_operation_that_ended() {
     assert_eq!(spans.len(), 2, "one of each group");
     assert_eq!((&spans[0]["name"], &spans[0]["args"]["bytes"]), (&"all_reduce".into(), &32.into()));
     assert!(spans[0]["ts"].as_f64().unwrap() > 1e15 && spans[0]["dur"].as_f64().unwrap() >= 0.0);
+}
+
+#[test]
+fn the_present_call_is_the_oldest_that_blocks() {
+    let recorder = Recorder::new(None, None);
+    assert_eq!(recorder.present(), (0, None, None));
+    let early = Instant::now() - Duration::from_secs(7);
+    let background = recorder.issue(call(0, 8), early, false);
+    let (calls, present, last) = recorder.present();
+    let present = present.unwrap();
+    assert_eq!((calls, present.sequence, present.blocked, last), (1, 0, None, None));
+    assert!(present.since >= Duration::from_secs(7) && present.call == "all_reduce #0 of 8 f32" && present.bytes == 32);
+    let blocking = recorder.issue(call(1, 8), Instant::now(), true);
+    assert_eq!(recorder.present().1.unwrap().sequence, 1, "the one in the background holds up nobody");
+    recorder.block(background, early);
+    let present = recorder.present().1.unwrap();
+    assert!(present.sequence == 0 && present.blocked.unwrap() >= Duration::from_secs(7), "{present:?}");
+    recorder.finish(background, Ok(()), Some(early), || header(0));
+    recorder.finish(blocking, Ok(()), None, || header(0));
+    let (calls, present, last) = recorder.present();
+    assert_eq!((calls, present, last.unwrap().call.as_str()), (2, None, "all_reduce #1 of 8 f32"));
+}
+
+#[test]
+fn a_call_that_has_been_pending_for_long_is_not_searched_for_ever() {
+    let recorder = Recorder::new(None, None);
+    recorder.issue(call(0, 8), Instant::now(), false);
+    for sequence in 1..=SEARCHED {
+        let token = recorder.issue(call(sequence, 8), Instant::now(), true);
+        recorder.finish(token, Ok(()), None, || header(0));
+    }
+    assert_eq!(recorder.present().1, None);
 }

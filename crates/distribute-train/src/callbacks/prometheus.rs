@@ -101,7 +101,7 @@ impl Callback for Prometheus {
         // Workers other than the chief release their port.
         let Some(listener) = self.listener.take().filter(|_| training.is_chief()) else { return Ok(()) };
         let routes = Routes::new().route("/metrics", get(metrics)).with_state(Arc::new(self.numbers.registry()));
-        self.server = Some(Server::start(listener, routes, None)?);
+        self.server = Some(Server::start(listener, routes)?);
         Ok(())
     }
 

@@ -62,7 +62,7 @@ impl StatusPage {
         let Some(listener) = listener else {
             // Workers other than the chief release their port.
             let link: Box<dyn Link> = Box::new(ToChief { strategy: strategy.downgrade() });
-            return Pulse::start(&options.task, None, options.waits.clone(), vec![link]).map_err(Error::Thread);
+            return Pulse::start(&options.task, None, options.sources(), vec![link]).map_err(Error::Thread);
         };
         let program = std::env::current_exe().ok();
         let name = program.as_deref().and_then(|path| path.file_stem()).map(|name| name.to_string_lossy().into_owned());
@@ -74,11 +74,11 @@ impl StatusPage {
             None => job.expect(&options.task),
         }
         let board = Board::new(job);
-        self.server = Some(Server::start(listener, crate::status::routes(&board), None)?);
+        self.server = Some(Server::start(listener, crate::status::routes(&board))?);
         let link =
             Box::new(OnChief { strategy: strategy.downgrade(), board, has_failed: false, known: BTreeMap::new() });
         let title = Some(options.title.clone());
-        Pulse::start(&options.task, title, options.waits.clone(), vec![link]).map_err(Error::Thread)
+        Pulse::start(&options.task, title, options.sources(), vec![link]).map_err(Error::Thread)
     }
 
     fn note(&mut self, training: &Training<'_>, is_epoch: bool) {

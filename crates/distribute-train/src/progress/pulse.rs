@@ -2,7 +2,7 @@
 //!
 //! Steps are recorded in memory; only this thread touches the network, so a page never delays training.
 
-use std::io::{self, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use super::calls::CallSource;
 use super::launcher::connect;
 use super::protocol::{Event, Message, Status};
 use super::vitals::{Activity, Meter, Vitals, WaitSource, host};
@@ -19,6 +20,18 @@ use super::vitals::{Activity, Meter, Vitals, WaitSource, host};
 pub(crate) trait Link: Send {
     /// Sends the messages of one beat. An error is the destination's own matter: the next beat is sent all the same.
     fn send(&mut self, messages: &[Message]);
+
+    /// Returns whether the destination asks for a report at once. Never blocks.
+    fn is_asked(&mut self) -> bool {
+        false
+    }
+}
+
+/// The sources of the vital signs, besides the steps.
+#[derive(Clone, Default)]
+pub(crate) struct Sources {
+    pub(crate) waits: WaitSource,
+    pub(crate) calls: CallSource,
 }
 
 /// Measures the steps of this task and reports them until it is dropped, which waits at most half a second.
@@ -32,7 +45,7 @@ pub(crate) struct Pulse {
 
 struct Shared {
     begun: Instant,
-    waits: WaitSource,
+    sources: Sources,
     state: Mutex<State>,
 }
 
@@ -52,11 +65,11 @@ impl Pulse {
     pub(crate) fn start(
         task: &str,
         title: Option<String>,
-        waits: WaitSource,
+        sources: Sources,
         links: Vec<Box<dyn Link>>,
     ) -> io::Result<Pulse> {
         let state = Mutex::new(State { title, ..State::default() });
-        let shared = Arc::new(Shared { begun: Instant::now(), waits, state });
+        let shared = Arc::new(Shared { begun: Instant::now(), sources, state });
         let (stop, stopped) = mpsc::channel();
         let (finished, done) = mpsc::channel();
         let mut beat = Beat { task: task.to_owned(), host: host(), shared: shared.clone(), links, count: 0 };
@@ -129,7 +142,7 @@ impl std::fmt::Debug for Pulse {
 
 impl Shared {
     fn now(&self) -> (Duration, Option<distribute_types::Waits>) {
-        (self.begun.elapsed(), self.waits.read())
+        (self.begun.elapsed(), self.sources.waits.read())
     }
 }
 
@@ -148,11 +161,17 @@ impl Beat {
         loop {
             let messages = self.messages();
             self.links.iter_mut().for_each(|link| link.send(&messages));
-            if stopped.recv_timeout(INTERVAL) != Err(RecvTimeoutError::Timeout) {
-                // The end, with the last steps.
-                let messages = self.messages();
-                self.links.iter_mut().for_each(|link| link.send(&messages));
-                return;
+            let reported = Instant::now();
+            while reported.elapsed() < INTERVAL {
+                if stopped.recv_timeout(LOOK) != Err(RecvTimeoutError::Timeout) {
+                    // The end, with the last steps.
+                    let messages = self.messages();
+                    self.links.iter_mut().for_each(|link| link.send(&messages));
+                    return;
+                }
+                if self.links.iter_mut().any(|link| link.is_asked()) {
+                    break;
+                }
             }
         }
     }
@@ -160,10 +179,11 @@ impl Beat {
     fn messages(&mut self) -> Vec<Message> {
         self.count += 1;
         let now = self.shared.begun.elapsed();
+        let calls = self.shared.sources.calls.read();
         let state = self.shared.state.lock();
         let begin = state.title.clone().map(|title| Event::Begin { title });
         let vitals = state.meter.vitals(now, state.activity, &self.host);
-        let vitals = Vitals { report: self.count, ..vitals };
+        let vitals = Vitals { report: self.count, calls, ..vitals };
         let end = state.summary.clone().map(|summary| Event::End { summary });
         let events = [begin, state.progress.clone(), Some(Event::Vitals(vitals)), end];
         drop(state);
@@ -210,10 +230,29 @@ impl Link for TcpLink {
             tracing::debug!(addr = %self.addr, %error, "the vital signs cannot be sent");
         }
     }
+
+    /// The destination asks by sending anything.
+    fn is_asked(&mut self) -> bool {
+        let Some(stream) = &mut self.stream else { return false };
+        let mut sent = [0; 64];
+        let read = stream.set_nonblocking(true).and_then(|()| stream.read(&mut sent));
+        match (read, stream.set_nonblocking(false)) {
+            (Ok(1..), Ok(())) => true,
+            (Err(error), Ok(())) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => false,
+            // The launcher has closed the connection, which is made again with the next report.
+            _ => {
+                self.stream = None;
+                false
+            }
+        }
+    }
 }
 
 /// The time between two reports.
 const INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long a destination that asks for a report waits at most until this is noticed.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// The time between two attempts to connect.
 const RETRY: Duration = Duration::from_secs(5);
@@ -227,6 +266,7 @@ mod tests {
     use std::net::TcpListener;
 
     use super::*;
+    use crate::progress::GroupCall;
 
     /// Reads the next message whose event satisfies `wanted`.
     fn next(lines: &mut impl Iterator<Item = io::Result<String>>, wanted: impl Fn(&Event) -> bool) -> Message {
@@ -240,7 +280,7 @@ mod tests {
     fn a_task_reports_its_steps_and_its_end() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let link = TcpLink::new(listener.local_addr().unwrap().to_string());
-        let pulse = Pulse::start("worker:1", None, WaitSource::default(), vec![Box::new(link)]).unwrap();
+        let pulse = Pulse::start("worker:1", None, Sources::default(), vec![Box::new(link)]).unwrap();
         let (stream, _) = listener.accept().unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         let mut lines = BufReader::new(stream).lines();
@@ -257,6 +297,35 @@ mod tests {
     }
 
     #[test]
+    fn a_task_that_is_asked_reports_at_once_what_it_waits_for() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let link = TcpLink::new(listener.local_addr().unwrap().to_string());
+        let count = Arc::new(std::sync::atomic::AtomicU64::new(0));
+        let read = count.clone();
+        let calls = CallSource::new(move || {
+            let calls = read.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            vec![GroupCall { group: "world".into(), calls, ..GroupCall::default() }]
+        });
+        let sources = Sources { calls, ..Sources::default() };
+        let pulse = Pulse::start("worker:1", None, sources, vec![Box::new(link)]).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let mut asking = stream.try_clone().unwrap();
+        let mut lines = BufReader::new(stream).lines();
+        let vitals = |event: &Event| matches!(event, Event::Vitals(_));
+        next(&mut lines, vitals);
+        let began = Instant::now();
+        for asked in 1..=10 {
+            asking.write_all(b"?\n").unwrap();
+            let Event::Vitals(vitals) = next(&mut lines, vitals).event else { panic!() };
+            assert_eq!((vitals.report, vitals.calls[0].calls), (asked + 1, asked));
+        }
+        // Without being asked, it would have taken ten times the interval.
+        assert!(began.elapsed() < 5 * INTERVAL, "{:?}", began.elapsed());
+        drop(pulse);
+    }
+
+    #[test]
     fn a_chief_reports_the_progress_of_the_run_too() {
         struct Kept(Sender<Vec<Message>>);
         impl Link for Kept {
@@ -266,7 +335,7 @@ mod tests {
         }
         let (kept, sent) = mpsc::channel();
         let links: Vec<Box<dyn Link>> = vec![Box::new(Kept(kept))];
-        let pulse = Pulse::start("chief:0", Some("mnist".into()), WaitSource::default(), links).unwrap();
+        let pulse = Pulse::start("chief:0", Some("mnist".into()), Sources::default(), links).unwrap();
         let status = Status { epoch: 1, epochs: 1, step: 7, ..Status::default() };
         pulse.progress(&status, false);
         pulse.finish(Some("done".into()));
@@ -287,7 +356,7 @@ mod tests {
             }
         }
         let (release, hung) = mpsc::channel();
-        let pulse = Pulse::start("worker:0", None, WaitSource::default(), vec![Box::new(Hung(hung))]).unwrap();
+        let pulse = Pulse::start("worker:0", None, Sources::default(), vec![Box::new(Hung(hung))]).unwrap();
         let began = Instant::now();
         pulse.step(1);
         drop(pulse);

@@ -8,13 +8,14 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::bar::{self, BarRenderer};
+use super::calls::CallSource;
 use super::clock::{Clock, SystemClock};
 use super::form::{Form, status_address};
 use super::launcher::Launcher;
 use super::lines::{JsonRenderer, PlainRenderer};
 use super::log::BarSlot;
 use super::protocol::{Event, Status};
-use super::pulse::{Pulse, TcpLink};
+use super::pulse::{Pulse, Sources, TcpLink};
 use super::render::Renderer;
 use super::reporter::Reporter;
 use super::sink::Sink;
@@ -37,6 +38,15 @@ pub struct Options {
     pub is_chief: bool,
     /// The times for which this task waits, for its vital signs.
     pub waits: WaitSource,
+    /// The calls of process groups in which this task is, for its vital signs.
+    pub calls: CallSource,
+}
+
+impl Options {
+    /// Returns what the vital signs are read from.
+    pub(crate) fn sources(&self) -> Sources {
+        Sources { waits: self.waits.clone(), calls: self.calls.clone() }
+    }
 }
 
 #[cfg(feature = "checkpoint")]
@@ -55,16 +65,16 @@ impl Options {
     pub fn of(strategy: &distribute_strategy::Strategy) -> Options {
         let task = strategy.coordination().map(|coordination| coordination.membership().task().to_string());
         let task = task.unwrap_or_else(|| "worker:0".to_owned());
-        let waits = WaitSource::of(strategy);
-        Options { task, is_chief: strategy.is_chief(), waits, ..Options::default() }
+        let (waits, calls) = (WaitSource::of(strategy), CallSource::of_process());
+        Options { task, is_chief: strategy.is_chief(), waits, calls, ..Options::default() }
     }
 }
 
 impl Default for Options {
     /// Returns the options of one untitled epoch of unknown length, reported by `chief:0`.
     fn default() -> Self {
-        let (task, waits) = ("chief:0".into(), WaitSource::default());
-        Self { title: String::new(), epochs: 1, steps_per_epoch: None, task, is_chief: true, waits }
+        let (task, waits, calls) = ("chief:0".into(), WaitSource::default(), CallSource::default());
+        Self { title: String::new(), epochs: 1, steps_per_epoch: None, task, is_chief: true, waits, calls }
     }
 }
 
@@ -128,7 +138,7 @@ impl Progress {
         let mut pulses = Vec::new();
         if let Some(addr) = &outputs.status {
             let (title, link) = (options.is_chief.then(|| options.title.clone()), TcpLink::new(addr.clone()));
-            let pulse = Pulse::start(&options.task, title, options.waits.clone(), vec![Box::new(link)]);
+            let pulse = Pulse::start(&options.task, title, options.sources(), vec![Box::new(link)]);
             pulses.push(pulse.map_err(Error::Thread)?);
         }
         let steps = options.steps_per_epoch;

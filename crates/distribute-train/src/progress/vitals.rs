@@ -8,6 +8,8 @@ use std::time::Duration;
 use distribute_types::Waits;
 use serde::{Deserialize, Serialize};
 
+use super::calls::GroupCall;
+
 /// The vital signs of one task, which every task reports about once a second while a status page is shown.
 ///
 /// Times are in seconds and describe the steps of the last 30 s.
@@ -36,6 +38,9 @@ pub struct Vitals {
     pub input_wait_s: Option<f64>,
     /// Resident memory of the process, in bytes.
     pub memory_bytes: Option<u64>,
+    /// The calls of process groups that the ranks of the process are in.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub calls: Vec<GroupCall>,
 }
 
 /// The activity of a task.
@@ -201,6 +206,7 @@ impl Meter {
             collective_s: median(of(|step| step.collectives)),
             input_wait_s: (!input.is_empty()).then(|| input.iter().sum::<f64>() / input.len() as f64),
             memory_bytes: memory_bytes(),
+            calls: Vec::new(),
         }
     }
 

@@ -4,8 +4,9 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::time::Duration;
 
-use crate::progress::{Event, Message, Status, Vitals};
+use crate::progress::{Event, GroupCall, Message, Status, Vitals};
 
+mod collectives;
 mod peers;
 mod show;
 
@@ -134,7 +135,10 @@ impl Job {
         match &message.event {
             Event::Vitals(vitals) => {
                 task.lost = None;
-                task.vitals = Some((vitals.clone(), now));
+                let mut vitals = vitals.clone();
+                vitals.calls.truncate(MOST_CALLS);
+                vitals.calls.iter_mut().for_each(shorten);
+                task.vitals = Some((vitals, now));
             }
             Event::Begin { title } => self.title = Some(short(title, TEXT)),
             Event::Step(status) | Event::Epoch(status) => {
@@ -193,6 +197,12 @@ impl Job {
         self.errors.push_back(Failure { at: now, task: task.map(|task| short(task, NAME)), text });
     }
 
+    /// Returns whether every task that reports, and whose process runs, has reported since a time.
+    pub(super) fn has_heard_since(&self, asked: Duration) -> bool {
+        let is_silent = |task: &Task| task.ended.is_none() && task.vitals.as_ref().is_some_and(|(_, at)| *at < asked);
+        !self.tasks.iter().any(is_silent)
+    }
+
     fn task(&mut self, name: &str) -> Option<&mut Task> {
         self.tasks.iter_mut().find(|task| task.name == name)
     }
@@ -202,6 +212,15 @@ impl Task {
     /// Returns the part before the index.
     fn role(&self) -> &str {
         self.name.split(':').next().unwrap_or_default()
+    }
+}
+
+/// Limits the texts of a call.
+fn shorten(call: &mut GroupCall) {
+    (call.group, call.name) = (short(&call.group, NAME), short(&call.name, NAME));
+    call.last = call.last.as_deref().map(|last| short(last, NAME));
+    if let Some(now) = &mut call.now {
+        (now.operation, now.call) = (short(&now.operation, NAME), short(&now.call, NAME));
     }
 }
 
@@ -223,6 +242,7 @@ const TEXT: usize = 2000;
 
 const MOST_TASKS: usize = 8192;
 const MOST_METRICS: usize = 100;
+const MOST_CALLS: usize = 256;
 const MOST_ERRORS: usize = 20;
 
 #[cfg(test)]

@@ -16,10 +16,11 @@ use axum::response::{IntoResponse, Response};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::timeout;
 
-use super::{Board, pages, reports};
+use super::{Board, pages};
 use crate::{Error, Result};
 
 /// The routes of a server.
@@ -36,12 +37,7 @@ pub(crate) type Routes<S = ()> = axum::Router<S>;
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
-    reports: Option<SocketAddr>,
-    /// Dropped to stop the server.
-    end: Option<oneshot::Sender<Infallible>>,
-    /// Closed when the server has stopped.
-    ended: mpsc::Receiver<Infallible>,
-    thread: Option<JoinHandle<()>>,
+    _background: Background,
 }
 
 impl Server {
@@ -50,16 +46,7 @@ impl Server {
     /// # Errors
     /// [`Error::Listen`] if the address cannot be listened on; [`Error::Thread`] if the thread cannot be started.
     pub fn serve(address: &str, board: &Board) -> Result<Server> {
-        Server::start(bind(address)?, pages::routes(board), None)
-    }
-
-    /// Serves a board like [`serve`](Server::serve), and takes the reports of tasks at another address: that for their
-    /// `DISTRIBUTE_STATUS_ADDR`.
-    ///
-    /// # Errors
-    /// The errors of [`serve`](Server::serve), for both addresses.
-    pub fn serve_and_collect(address: &str, reports: &str, board: &Board) -> Result<Server> {
-        Server::start(bind(address)?, pages::routes(board), Some((bind(reports)?, board.clone())))
+        Server::start(bind(address)?, pages::routes(board))
     }
 
     /// Returns the address of the page.
@@ -67,50 +54,58 @@ impl Server {
         self.address
     }
 
-    /// Returns the address at which tasks report, if it [collects](Server::serve_and_collect) their reports.
-    pub fn reports_address(&self) -> Option<SocketAddr> {
-        self.reports
-    }
-
-    pub(crate) fn start(
-        listener: TcpListener,
-        routes: Routes,
-        reports: Option<(TcpListener, Board)>,
-    ) -> Result<Server> {
-        let failed = |source| Error::Listen { address: "the port".to_owned(), source };
-        let address = listener.local_addr().map_err(failed)?;
-        let reports_address =
-            reports.as_ref().map(|(listener, _)| listener.local_addr()).transpose().map_err(failed)?;
-        let local = address.ip().is_loopback();
-        let routes = routes.layer(axum::middleware::from_fn(move |request, next| guard(local, request, next)));
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Error::Thread)?;
-        let (end, told) = oneshot::channel();
-        let (running, ended) = mpsc::channel();
-        let serve = move || {
-            let _running = running;
-            runtime.block_on(async {
-                let collect = async {
-                    match reports {
-                        Some((listener, board)) => reports::collect(listener, board).await,
-                        None => std::future::pending().await,
-                    }
-                };
-                let outcome = tokio::select! {
-                    _ = told => Ok(()),
-                    outcome = accept(listener, move |stream| respond(stream, routes.clone()), CONNECTIONS) => outcome,
-                    outcome = collect => outcome,
-                };
-                if let Err(error) = outcome {
-                    tracing::warn!("the status server at {address} has ended: {error}");
-                }
-            });
+    pub(crate) fn start(listener: TcpListener, routes: Routes) -> Result<Server> {
+        let address = address_of(&listener)?;
+        let routes = guarded(routes, address.ip().is_loopback());
+        let serve = async move || {
+            let listener = tokio::net::TcpListener::from_std(listener)?;
+            let next = async || listener.accept().await.map(|(stream, _)| stream);
+            accept(next, move |stream| respond(stream, routes.clone()), CONNECTIONS).await
         };
-        let thread = std::thread::Builder::new().name("status".to_owned()).spawn(serve).map_err(Error::Thread)?;
-        Ok(Server { address, reports: reports_address, end: Some(end), ended, thread: Some(thread) })
+        let background = Background::start("status", serve)?;
+        Ok(Server { address, _background: background })
     }
 }
 
-impl Drop for Server {
+/// A thread that serves until this is dropped, which waits at most a second.
+#[derive(Debug)]
+pub(super) struct Background {
+    /// Dropped to stop the server.
+    end: Option<oneshot::Sender<Infallible>>,
+    /// Closed when the server has stopped.
+    ended: mpsc::Receiver<Infallible>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Background {
+    /// Starts the thread, which runs `serve` in a runtime of its own.
+    pub(super) fn start<F: Future<Output = std::io::Result<()>>>(
+        name: &'static str,
+        serve: impl FnOnce() -> F + Send + 'static,
+    ) -> Result<Background> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Error::Thread)?;
+        let (end, told) = oneshot::channel();
+        let (running, ended) = mpsc::channel();
+        let run = move || {
+            let _running = running;
+            let outcome = runtime.block_on(async {
+                tokio::select! {
+                    _ = told => Ok(()),
+                    outcome = serve() => outcome,
+                }
+            });
+            if let Err(error) = outcome {
+                tracing::warn!("the status server {name} has ended: {error}");
+            }
+            // A call that blocks, such as a stack dump, has a deadline of its own, and is not waited for.
+            runtime.shutdown_background();
+        };
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run).map_err(Error::Thread)?;
+        Ok(Background { end: Some(end), ended, thread: Some(thread) })
+    }
+}
+
+impl Drop for Background {
     fn drop(&mut self) {
         drop(self.end.take());
         // The server has nothing to wait for, so the deadline is a precaution; a panic was reported when it occurred.
@@ -130,16 +125,20 @@ pub(crate) fn bind(address: &str) -> Result<TcpListener> {
     listener.map_err(|source| Error::Listen { address: address.to_owned(), source })
 }
 
-/// Serves each connection; those above the limit are closed at once.
-pub(super) async fn accept<F: Future<Output = ()> + Send + 'static>(
-    listener: TcpListener,
-    serve: impl Fn(tokio::net::TcpStream) -> F,
+/// Returns the address at which a listener is reached.
+pub(super) fn address_of(listener: &TcpListener) -> Result<SocketAddr> {
+    listener.local_addr().map_err(|source| Error::Listen { address: "the port".to_owned(), source })
+}
+
+/// Serves each connection that `next` returns; those above the limit are closed at once.
+pub(super) async fn accept<S, F: Future<Output = ()> + Send + 'static>(
+    next: impl AsyncFn() -> std::io::Result<S>,
+    serve: impl Fn(S) -> F,
     most: usize,
 ) -> std::io::Result<()> {
-    let listener = tokio::net::TcpListener::from_std(listener)?;
     let places = Arc::new(Semaphore::new(most));
     loop {
-        let Ok((stream, _)) = listener.accept().await else {
+        let Ok(stream) = next().await else {
             // Most likely out of file descriptors, which may become available later.
             tokio::time::sleep(Duration::from_secs(1)).await;
             continue;
@@ -154,12 +153,17 @@ pub(super) async fn accept<F: Future<Output = ()> + Send + 'static>(
 }
 
 /// Answers the requests of a connection, until its time is over.
-async fn respond(stream: tokio::net::TcpStream, routes: Routes) {
+pub(super) async fn respond<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(stream: S, routes: Routes) {
     let mut server = http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(REQUEST).max_buf_size(LONGEST_REQUEST);
     let connection = server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
     // An error is the client's: it left, or sent something else than HTTP. A browser connects again.
     let _ = timeout(CONNECTION, connection).await;
+}
+
+/// Returns routes that answer only requests for this machine, if the server is `local`.
+pub(super) fn guarded(routes: Routes, local: bool) -> Routes {
+    routes.layer(axum::middleware::from_fn(move |request, next| guard(local, request, next)))
 }
 
 /// Refuses requests by which a page of another origin would read a server of this machine.
@@ -194,7 +198,7 @@ pub(crate) fn answer(text: std::result::Result<String, std::fmt::Error>, content
 pub(crate) const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Maximum number of connections. A browser has up to six.
-const CONNECTIONS: usize = 64;
+pub(super) const CONNECTIONS: usize = 64;
 
 /// Time limit of a request's headers.
 const REQUEST: Duration = Duration::from_secs(10);

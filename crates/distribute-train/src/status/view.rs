@@ -17,6 +17,8 @@ pub struct View {
     pub tasks: Vec<TaskView>,
     /// The names of the tasks that are stragglers.
     pub stragglers: Vec<String>,
+    /// The collectives in which ranks are blocked, those that have waited longest first.
+    pub collectives: Vec<CollectiveView>,
     /// The last errors, newest first.
     pub errors: Vec<Story>,
 }
@@ -116,6 +118,60 @@ pub struct TaskView {
     /// Its last error.
     pub last_error: Option<String>,
     /// Time since its last report.
+    pub heard_s: Option<f64>,
+}
+
+/// A collective in which ranks are blocked.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct CollectiveView {
+    /// The process group's name.
+    pub group: String,
+    /// A digest of the group's members, which tells groups of the same name apart.
+    pub members: String,
+    /// The number of ranks in the group.
+    pub world_size: u32,
+    /// The operation, such as `all_reduce`.
+    pub operation: String,
+    /// Position in the group's order of calls, from 0.
+    pub sequence: u64,
+    /// The call as text.
+    pub call: String,
+    /// Bytes of a rank's values.
+    pub bytes: u64,
+    /// Time for which the first rank has been blocked in it.
+    pub waiting_s: f64,
+    /// The ranks that are blocked in it.
+    pub waiting: Vec<u32>,
+    /// The ranks that have called it, at most the first 65 536 of the group.
+    pub entered: Vec<u32>,
+    /// The number of ranks that have not called it. If it is 0, values are being exchanged.
+    pub missing_count: usize,
+    /// The ranks that have not called it, at most 64.
+    pub missing: Vec<RankView>,
+}
+
+/// A rank that others wait for.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct RankView {
+    /// The rank in the group.
+    pub rank: u32,
+    /// Its name; none if its task has not reported it.
+    pub name: Option<String>,
+    /// The task to which it belongs.
+    pub task: Option<String>,
+    /// The task's state.
+    pub state: Option<State>,
+    /// Whether the task is a straggler.
+    pub straggler: bool,
+    /// The last call of the group that has ended on it.
+    pub last: Option<String>,
+    /// Time since that.
+    pub last_ago_s: Option<f64>,
+    /// The call of another group in which it is blocked.
+    pub waits_in: Option<String>,
+    /// Time since the task's last report.
     pub heard_s: Option<f64>,
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::collectives::{Reported, collectives};
 use super::peers::{Comparison, finite};
 use super::{End, Job, Task};
 use crate::progress::{Activity, Spread, Vitals};
@@ -19,7 +20,13 @@ impl Job {
             task: failure.task.clone(),
             text: failure.text.clone(),
         });
-        View { job: self.job_view(&tasks, now), stragglers, errors: errors.collect(), tasks }
+        let reported = self.tasks.iter().zip(&tasks).filter_map(|(task, view)| {
+            let (vitals, at) = task.vitals.as_ref()?;
+            let heard_s = now.saturating_sub(*at).as_secs_f64();
+            Some(Reported { task: view, calls: &vitals.calls, heard_s })
+        });
+        let collectives = collectives(&reported.collect::<Vec<_>>());
+        View { job: self.job_view(&tasks, now), stragglers, collectives, errors: errors.collect(), tasks }
     }
 
     fn job_view(&self, tasks: &[TaskView], now: Duration) -> JobView {

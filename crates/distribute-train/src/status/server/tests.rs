@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::*;
 use crate::progress::{Activity, Event, Message, Spread, Status, Vitals};
-use crate::status::Job;
+use crate::status::{Collector, Job};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
@@ -187,13 +187,13 @@ fn requests_that_are_no_http_and_long_ones_are_refused() {
 #[test]
 fn reports_arrive_and_malformed_ones_end_their_connection() {
     let board = board();
-    let server = Server::serve_and_collect("127.0.0.1:0", "127.0.0.1:0", &board).unwrap();
+    let collector = Collector::start("127.0.0.1:0", None, &board).unwrap();
     let report = || {
-        let stream = TcpStream::connect(server.reports_address().unwrap()).unwrap();
+        let stream = TcpStream::connect(collector.reports_address()).unwrap();
         stream.set_read_timeout(Some(DEADLINE)).unwrap();
         stream
     };
-    for malformed in ["{\"task\":\n".to_owned(), format!("{}\n", "x".repeat(100_000))] {
+    for malformed in ["{\"task\":\n".to_owned(), format!("{}\n", "x".repeat(300_000))] {
         let mut stream = report();
         let _ = stream.write_all(malformed.as_bytes());
         assert!(matches!(stream.read(&mut [0; 1]), Ok(0) | Err(_)));

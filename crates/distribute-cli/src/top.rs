@@ -1,0 +1,272 @@
+//! `distribute top`: what the tasks of a running job do, and which ranks others wait for.
+
+mod answer;
+mod screen;
+mod text;
+
+use std::collections::BTreeSet;
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use distribute_train::status::Place;
+
+use self::answer::{Answer, Source};
+use self::screen::Screen;
+use crate::args::Top;
+use crate::error::Error;
+use crate::jobs;
+
+/// Shows one job or several, once or until the user quits.
+pub(crate) fn run(args: &Top) -> Result<(), Error> {
+    let sources = sources(args)?;
+    let terminal = std::io::stdout().is_terminal() && std::io::stdin().is_terminal();
+    if args.json {
+        return print(&json(&sources)?);
+    }
+    if let Some(task) = &args.stacks {
+        let (source, answer) = one(&sources)?;
+        let text = text::describe(source, &answer, colors()) + &stacks(source, &answer, task.as_deref())?;
+        return print(&text);
+    }
+    if args.once || !terminal {
+        return print(&describe(&sources, colors())?);
+    }
+    watch(args, &sources)
+}
+
+/// Finds the jobs to ask.
+fn sources(args: &Top) -> Result<Vec<Source>, Error> {
+    if let Some(given) = &args.address {
+        return Ok(vec![Source { place: Place::Address(address(given)?), launcher: None }]);
+    }
+    let own = jobs::own_user();
+    let source = |job: jobs::Job| Source { place: Place::Socket(job.socket), launcher: Some(job.launcher) };
+    let Some(pid) = args.pid else {
+        let found: Vec<Source> = jobs::of_user(own).into_iter().map(source).collect();
+        if !found.is_empty() {
+            return Ok(found);
+        }
+        let folders: Vec<String> = jobs::folders(own).iter().map(|folder| folder.display().to_string()).collect();
+        return Err(Error::Top {
+            problem: format!(
+                "no job of this user runs on this host: no launcher has a socket in {}",
+                folders.join(" or ")
+            ),
+            remedy: "start one by `distribute run`; for a job of another host or user, give the address of its status \
+                     page, which `distribute run --status` serves"
+                .to_owned(),
+        });
+    };
+    let Some(user) = jobs::user_of(pid) else {
+        return Err(Error::Top {
+            problem: format!("no process has the id {pid}; the job may have ended"),
+            remedy: "give the id of a process `distribute run`, or none, which shows all jobs of this user".to_owned(),
+        });
+    };
+    if user != own && own != 0 {
+        return Err(Error::Top {
+            problem: format!("process {pid} belongs to the user {user}, and only that user and root can ask its job"),
+            remedy: "ask as that user, or give the address of the job's status page".to_owned(),
+        });
+    }
+    match jobs::of_user(user).into_iter().find(|job| job.launcher == pid) {
+        Some(job) => Ok(vec![source(job)]),
+        None => Err(Error::Top {
+            problem: format!("process {pid} is not a launcher that can be asked"),
+            remedy:
+                "give the id of a process `distribute run`, not of a task; `distribute top` alone finds all of them"
+                    .to_owned(),
+        }),
+    }
+}
+
+/// Returns the address of a status page; a port by itself is one of this machine.
+fn address(given: &str) -> Result<String, Error> {
+    let host_and_port = given.trim().trim_start_matches("http://").split('/').next().unwrap_or_default();
+    let is_port = |text: &str| text.parse::<u16>().is_ok_and(|port| port > 0);
+    match host_and_port.rsplit_once(':') {
+        None if is_port(host_and_port) => Ok(format!("127.0.0.1:{host_and_port}")),
+        Some((host, port)) if !host.is_empty() && is_port(port) => Ok(host_and_port.to_owned()),
+        _ => Err(Error::Options {
+            problem: "this is not the address of a status page",
+            given: given.to_owned(),
+            expected: "a port, HOST:PORT or http://HOST:PORT, as `distribute run --status` prints it".to_owned(),
+        }),
+    }
+}
+
+/// Asks a job for its state.
+fn ask(source: &Source) -> Result<Answer, Error> {
+    serde_json::from_slice(&fetch(source, "/status.json", ANSWER)?).map_err(|error| Error::Top {
+        problem: format!("{} answers with something else than the state of a job: {error}", source.place),
+        remedy: "give the address of a status page of this version, as `distribute run --status` prints it".to_owned(),
+    })
+}
+
+fn fetch(source: &Source, path: &str, within: Duration) -> Result<Vec<u8>, Error> {
+    source.place.fetch(path, within).map_err(|error| match error {
+        // Its own answer is a sentence.
+        distribute_train::Error::Refusal { said, status: 409, .. } => {
+            Error::Top { problem: text::clean(&said), remedy: "see `distribute top --help`".to_owned() }
+        }
+        error => Error::Top {
+            problem: text::clean(&error.to_string()),
+            remedy: "`distribute top` alone shows the jobs of this user on this host".to_owned(),
+        },
+    })
+}
+
+/// Returns the only job that answers.
+fn one(sources: &[Source]) -> Result<(&Source, Answer), Error> {
+    match sources {
+        [source] => Ok((source, ask(source)?)),
+        several => {
+            let ids: Vec<String> = several.iter().filter_map(|one| one.launcher).map(|id| id.to_string()).collect();
+            Err(Error::Top {
+                problem: format!("{} jobs run here, by the launchers {}", several.len(), ids.join(", ")),
+                remedy: "name one by --pid".to_owned(),
+            })
+        }
+    }
+}
+
+/// Describes all jobs. One that ends meanwhile is left out if there are others.
+fn describe(sources: &[Source], colors: bool) -> Result<String, Error> {
+    let mut texts = Vec::new();
+    let mut last = None;
+    for source in sources {
+        match ask(source) {
+            Ok(answer) => texts.push(text::describe(source, &answer, colors)),
+            Err(error) => last = Some(error),
+        }
+    }
+    match last {
+        Some(error) if texts.is_empty() => Err(error),
+        _ => Ok(texts.join("\n")),
+    }
+}
+
+fn json(sources: &[Source]) -> Result<String, Error> {
+    let mut text = String::new();
+    for source in sources {
+        text.push_str(&String::from_utf8_lossy(&fetch(source, "/status.json", ANSWER)?));
+        text.push('\n');
+    }
+    Ok(text)
+}
+
+/// Returns the stacks of a task, or of those that others wait for.
+fn stacks(source: &Source, answer: &Answer, task: Option<&str>) -> Result<String, Error> {
+    if let Place::Address(address) = &source.place {
+        return Err(Error::Top {
+            problem: format!("stacks are read for the user of the job on its own host only, not over {address}"),
+            remedy: "run `distribute top --stacks` there, as that user".to_owned(),
+        });
+    }
+    let tasks: Vec<String> = match task {
+        Some(task) => vec![task.to_owned()],
+        None => blamed(answer),
+    };
+    if tasks.is_empty() {
+        return Ok("\nno rank waits for another: name a task, as in --stacks worker:1\n".to_owned());
+    }
+    let mut all = String::new();
+    for task in &tasks {
+        let named = task.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b':' | b'-' | b'_'));
+        if !named {
+            return Err(Error::Top {
+                problem: format!("{:?} is not the name of a task", text::clean(task)),
+                remedy: "name one as in the first column".to_owned(),
+            });
+        }
+        let stacks = fetch(source, &format!("/stacks?task={task}"), STACKS);
+        match stacks {
+            Ok(stacks) => {
+                let stacks = String::from_utf8_lossy(&stacks);
+                let lines: String = stacks.lines().map(|line| format!("{}\n", text::clean(line))).collect();
+                all.push_str(&format!("\nstacks of {task}\n{lines}"));
+            }
+            // The others may have some.
+            Err(error) if tasks.len() > 1 => all.push_str(&format!("\n{error}\n")),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(all)
+}
+
+/// Returns the tasks that others wait for; where all have entered, those that wait.
+fn blamed(answer: &Answer) -> Vec<String> {
+    let long = || answer.collectives.iter().filter(|collective| collective.is_long());
+    let missing = long().flat_map(|collective| &collective.missing);
+    // A rank that waits elsewhere is not the cause.
+    let mut tasks: BTreeSet<String> =
+        missing.filter(|rank| rank.waits_in.is_none()).filter_map(|rank| rank.task.clone()).collect();
+    if tasks.is_empty() && long().next().is_some() {
+        tasks = answer.tasks.iter().filter(|task| task.heard_s.is_some()).map(|task| task.task.clone()).collect();
+    }
+    tasks.into_iter().take(MOST_STACKS).collect()
+}
+
+/// Shows the jobs in a terminal until the user quits, or all have ended.
+fn watch(args: &Top, sources: &[Source]) -> Result<(), Error> {
+    let interval = Duration::from_secs_f64(args.interval);
+    let failed = Error::system("draw on the terminal");
+    let mut last = describe(sources, colors())?;
+    let watched = || -> std::io::Result<Option<Error>> {
+        let screen = Screen::open()?;
+        loop {
+            screen.draw(&last)?;
+            if screen.quits_within(interval)? {
+                return Ok(None);
+            }
+            let begun = Instant::now();
+            match describe(sources, colors()) {
+                Ok(text) => last = text,
+                // A job that does not answer for a moment is asked again.
+                Err(error) if begun.elapsed() < ANSWER => return Ok(Some(error)),
+                Err(_) => {}
+            }
+        }
+    };
+    let ended = { watched }().map_err(failed)?;
+    // The last state stays on the terminal.
+    print(&last)?;
+    ended.map_or(Ok(()), |_| print("the job has ended\n"))
+}
+
+fn colors() -> bool {
+    console::colors_enabled()
+}
+
+fn print(text: &str) -> Result<(), Error> {
+    // An error of standard output, such as a closed pipe, cannot be reported.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    Ok(())
+}
+
+/// Time limit of an answer.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// Time limit of the stacks of a task.
+const STACKS: Duration = Duration::from_secs(45);
+
+/// Tasks whose stacks are shown without being named.
+const MOST_STACKS: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_as_they_are_printed() {
+        let read = |given| address(given).unwrap();
+        assert_eq!(read("8080"), "127.0.0.1:8080");
+        assert_eq!(read("http://127.0.0.1:8080"), "127.0.0.1:8080");
+        assert_eq!(read("http://[::1]:80/status.json"), "[::1]:80");
+        assert_eq!(read("node-1:80"), "node-1:80");
+        for wrong in ["", "node-1", "0", "70000", "node-1:x", ":80"] {
+            let error = address(wrong).unwrap_err();
+            assert!(error.to_string().contains("not the address of a status page"), "{wrong}");
+        }
+    }
+}
