@@ -29,9 +29,9 @@ use door::Entry;
 /// refused. The number of unidentified connections is bounded; the oldest is closed to admit a new one. If the process
 /// is out of file descriptors, accepting pauses instead of failing repeatedly.
 ///
-/// Behind a [`Door`], a caller that begins a TLS handshake or the exchange of secrets is let through once it has shown a
-/// certificate and proved the secret, as far as the door asks for them. One that does not is let through too, but its [`Acquaintance`] has proved nothing: the service refuses it in its own
-/// protocol.
+/// Behind a [`Door`], a caller that begins a TLS handshake or the exchange of secrets is let through once it has shown
+/// a certificate and proved the secret, as far as the door asks for them. One that does not is let through too, but its
+/// [`Acquaintance`] has proved nothing: the service refuses it in its own protocol.
 ///
 /// A method of a gRPC service finds the connection in a request's extensions as [`Acquaintance`].
 pub struct Incoming {

@@ -1,12 +1,12 @@
 //! Mutual TLS between the processes of a job, by certificates of the job's own authority.
 //!
 //! Every process shows a certificate and verifies that of the other side: its chain against the authority, its period
-//! of validity, and one name that all certificates of the job have. TLS 1.3 alone is spoken, without resumption, tickets
-//! or early data. Where the job has a [secret](crate::secret) too, the exchange of the secret runs inside and is bound
-//! to the connection.
+//! of validity, and one name that all certificates of the job have. TLS 1.3 alone is spoken, without resumption,
+//! tickets or early data. Where the job has a [secret](crate::secret) too, the exchange of the secret runs inside and
+//! is bound to the connection.
 //!
-//! [`JobTls`] exists without the cargo feature `tls` too, so that signatures do not depend on it; then there is no value
-//! of it, and variables that ask for TLS are an error.
+//! [`JobTls`] exists without the cargo feature `tls` too, so that signatures do not depend on it; then there is no
+//! value of it, and variables that ask for TLS are an error.
 //!
 //! After a handshake the listener sends one byte, [`ADMITTED`], to callers that offer the protocol [`PROTOCOL`] (ALPN).
 //! In TLS 1.3 a caller completes its handshake before the listener has verified the caller's certificate; by this byte

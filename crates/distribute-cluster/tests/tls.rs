@@ -171,7 +171,7 @@ fn a_leader_without_tls_or_with_another_certificate_is_not_joined() {
     assert!(text.contains("this process uses TLS, and the other side does not; give every process"), "{text}");
     let second = start(1, &address, options(None)).join().unwrap().unwrap();
     works(&leads.join().unwrap().unwrap(), &second);
-    // A leader joins its own service, and so notices at once that nobody accepts its certificate.
+    // A leader joins its own service, and so notices at once that no process accepts its certificate.
     let stale = authority.issue(folder.path(), "stale", &expired()).unwrap();
     let (leads, _) = leader(options(Some(opened(&stale))));
     let error = leads.join().unwrap().unwrap_err();

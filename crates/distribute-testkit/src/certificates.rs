@@ -1,4 +1,4 @@
-//! Authorities and certificates, also such as nobody accepts.
+//! Authorities and certificates, also such as are refused.
 
 use std::fs;
 use std::io::Write;
@@ -97,15 +97,15 @@ impl Authority {
 /// Replaces a file by one that only its owner can read.
 fn write(path: &Path, text: &str) -> Result<(), Error> {
     use std::os::unix::fs::OpenOptionsExt;
-    let beside = path.with_extension("new");
+    let new = path.with_extension("new");
     let written = fs::OpenOptions::new()
         .write(true)
         .create(true)
         .truncate(true)
         .mode(0o600)
-        .open(&beside)
+        .open(&new)
         .and_then(|mut file| file.write_all(text.as_bytes()))
-        .and_then(|()| fs::rename(&beside, path));
+        .and_then(|()| fs::rename(&new, path));
     written.map_err(failed)
 }
 

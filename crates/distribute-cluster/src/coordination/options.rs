@@ -83,9 +83,9 @@ distribute_types::setters! {
 impl CoordinationOptions {
     /// Returns the defaults, modified by the environment: the join timeout from DISTRIBUTE_TIMEOUT (seconds), the
     /// identity from DISTRIBUTE_JOB_ID, the secret from DISTRIBUTE_JOB_SECRET_FILE or DISTRIBUTE_JOB_SECRET, the
-    /// certificate from DISTRIBUTE_TLS_CA, DISTRIBUTE_TLS_CERT and DISTRIBUTE_TLS_KEY, and the interface from the first of DISTRIBUTE_INTERFACE, NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME: `eth` (names with
-    /// this prefix), `=eth0` (this name), `^lo,docker` (all but names with these prefixes), or an address of this
-    /// machine.
+    /// certificate from DISTRIBUTE_TLS_CA, DISTRIBUTE_TLS_CERT and DISTRIBUTE_TLS_KEY, and the interface from the first
+    /// of DISTRIBUTE_INTERFACE, NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME: `eth` (names with this prefix), `=eth0`
+    /// (this name), `^lo,docker` (all but names with these prefixes), or an address of this machine.
     ///
     /// # Errors
     /// [`Error::Config`] if the timeout is not a number above 0, the identity is malformed, the secret cannot be read,

@@ -115,7 +115,8 @@ impl ElasticOptions {
     ///
     /// # Errors
     /// [`Error::Config`] if DISTRIBUTE_GENERATIONS is malformed, the secret or the certificate cannot be read, or the
-    /// processes cannot find each other: without a register or with a smallest number above 1, their addresses must be known.
+    /// processes cannot find each other: without a register or with a smallest number above 1, their addresses must be
+    /// known.
     pub fn from_env(
         membership: &Membership,
         members: RangeInclusive<u32>,

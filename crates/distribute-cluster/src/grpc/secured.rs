@@ -50,8 +50,8 @@ pub fn channel(endpoint: &Endpoint, credentials: Option<&Credentials>) -> Channe
 /// Connects now, like [`channel`] does on first use.
 ///
 /// # Errors
-/// If there is no connection, or the listener does not show a certificate or prove the secret; [`status_of`](super::status_of) returns the
-/// status of the error.
+/// If there is no connection, or the listener does not show a certificate or prove the secret;
+/// [`status_of`](super::status_of) returns the status of the error.
 pub async fn connected(
     endpoint: &Endpoint,
     credentials: Option<&Credentials>,

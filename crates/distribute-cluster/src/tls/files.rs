@@ -12,8 +12,8 @@ use zeroize::Zeroizing;
 use super::TlsFiles;
 use crate::{Error, Result};
 
-/// What is known of a file without reading it: when it was changed, its length, and its number, which a file that was
-/// renamed over it does not have.
+/// The time, length and number of a file, by which a change is noticed without reading it. A file that was renamed over
+/// another one has another number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp(Option<SystemTime>, u64, u64);
 

@@ -25,7 +25,8 @@ use crate::{Error, Result, environment};
 /// ```
 /// use distribute_cluster::JobTls;
 /// assert_eq!(JobTls::from_vars(|_| None)?, None);
-/// let error = JobTls::from_vars(|name| (name == "DISTRIBUTE_TLS_CA").then(|| "/etc/job/ca.pem".to_owned())).unwrap_err();
+/// let ca_alone = |name: &str| (name == "DISTRIBUTE_TLS_CA").then(|| "/etc/job/ca.pem".to_owned());
+/// let error = JobTls::from_vars(ca_alone).unwrap_err();
 /// assert!(error.to_string().contains("DISTRIBUTE_TLS_KEY"));
 /// # Ok::<(), distribute_cluster::Error>(())
 /// ```
@@ -46,7 +47,7 @@ struct Loaded {
     refused: Option<Stamps>,
 }
 
-/// What handshakes need.
+/// The configuration of handshakes.
 #[derive(Debug)]
 pub(crate) struct Ready {
     pub(crate) caller: Arc<ClientConfig>,
@@ -84,7 +85,7 @@ impl JobTls {
     ///
     /// # Errors
     /// [`Error::Config`] if a file cannot be read or holds something else, if the key is not that of the certificate,
-    /// if others than its owner can read or change it, or if the name is no DNS name.
+    /// if others than its owner can read or change it, or if the name is not a DNS name.
     pub fn open(files: TlsFiles) -> Result<JobTls> {
         let name = ServerName::try_from(files.name.clone()).map_err(|error| {
             let remedy = "Give the name that all certificates of the job are valid for.";

@@ -88,8 +88,8 @@ impl Identity {
         Identity { job, task, written_job, written_task }
     }
 
-    /// Refuses a call on a connection that has not shown a certificate or proved the job's secret, if there are these, or
-    /// has proved it to another task.
+    /// Refuses a call on a connection that has not shown a certificate or proved the job's secret, if there are these,
+    /// or has proved it to another task.
     ///
     /// # Errors
     /// `unauthenticated`, or `permission_denied` for another task.

@@ -30,7 +30,7 @@ pub(super) struct Reception<'a> {
     pub(super) door: Door<'a>,
 }
 
-/// What callers have to show and to prove.
+/// The certificates and the secret that callers have to show and to prove.
 pub(super) struct Door<'a> {
     pub(super) rank: usize,
     pub(super) proofs: &'a Proofs,
@@ -50,7 +50,7 @@ struct Caller {
     since: Instant,
 }
 
-/// What is expected of a caller next.
+/// The next part of a caller's introduction.
 enum Stage {
     /// Its first byte, which says whether it begins a handshake.
     First,

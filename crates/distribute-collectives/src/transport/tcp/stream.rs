@@ -9,9 +9,9 @@ use rustix::fd::{AsFd, BorrowedFd};
 
 /// A socket whose bytes are encrypted, or are sent as they are.
 ///
-/// With TLS, [`wants_write`](Stream::wants_write) says whether encrypted bytes wait for room: the peer does not see them
-/// until they are [flushed](Write::flush). Bytes may have been decrypted that `poll` does not tell of, so the stream is
-/// read until it would block before anybody waits for it.
+/// With TLS, [`wants_write`](Stream::wants_write) says whether encrypted bytes wait for room: the peer does not see
+/// them until they are [flushed](Write::flush). Bytes may have been decrypted that `poll` does not tell of, so the
+/// stream is read until it would block before anybody waits for it.
 pub(super) struct Stream {
     socket: TcpStream,
     session: Option<Box<Session>>,

@@ -86,7 +86,7 @@ proptest! {
         let (mut turn, deadline) = (0, Instant::now() + DEADLINE);
         // Both directions at once, as an exchange has them: what waits to be sent is flushed, whatever is read.
         while (0..2).any(|way| read[way].len() < sent[way].len()) {
-            prop_assert!(Instant::now() < deadline, "{written:?} of {ways:?}, read {:?}", read.each_ref().map(Vec::len));
+            prop_assert!(Instant::now() < deadline, "{written:?} of {ways:?}");
             for way in 0..2 {
                 let portion = ways[way].writes[turn % ways[way].writes.len()];
                 let next = &sent[way][written[way]..];
@@ -134,7 +134,7 @@ fn a_connection_that_is_cut_is_no_end_and_changed_bytes_are_noticed() {
     };
     assert_eq!(read(&mut two).expect_err("it was cut").kind(), io::ErrorKind::UnexpectedEof);
     let [one, mut two] = pair(&tls);
-    // A record that nobody has encrypted.
+    // A record that neither side has encrypted.
     (&mut one.socket()).write_all(&[&[0x17, 3, 3, 0, 32][..], &[1; 32]].concat()).expect("room");
     assert_eq!(read(&mut two).expect_err("it is not theirs").kind(), io::ErrorKind::InvalidData);
 }
@@ -160,4 +160,82 @@ fn what_waits_to_be_sent_is_known() {
         would_block(one.flush());
     }
     reader.join().expect("all has arrived");
+}
+
+/// Takes bytes into memory, and refuses the first that is not expected.
+struct Expecting(Vec<u8>);
+
+impl super::super::Sink for Expecting {
+    fn space(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+
+    fn advance(&mut self, len: usize) -> Result<(), super::super::UnexpectedBytes> {
+        match self.0[..len].iter().all(|byte| *byte == 1) {
+            true => Ok(drop(self.0.drain(..len))),
+            false => Err(super::super::UnexpectedBytes),
+        }
+    }
+}
+
+/// Receives `len` bytes of ones from the other of two members.
+fn receive(transport: &mut TcpTransport, from: usize, len: usize) -> Result<(), TransportError> {
+    let interrupted = std::sync::atomic::AtomicBool::new(false);
+    let timeout = Timeout { deadline: Instant::now() + DEADLINE, spin: Duration::ZERO, interrupted: &interrupted };
+    let mut sink = Expecting(vec![0; len]);
+    transport.exchange(&mut [], &mut [Incoming { from, sink: &mut sink }], &timeout)
+}
+
+fn send(transport: &mut TcpTransport, to: usize, bytes: &[u8]) -> Result<(), TransportError> {
+    let interrupted = std::sync::atomic::AtomicBool::new(false);
+    let timeout = Timeout { deadline: Instant::now() + DEADLINE, spin: Duration::ZERO, interrupted: &interrupted };
+    transport.exchange(&mut [Outgoing { to, parts: vec![IoSlice::new(bytes)] }], &mut [], &timeout)
+}
+
+/// Two members over encrypted sockets, which share memory as far as `sharing` allows.
+fn members(sharing: Sharing) -> [TcpTransport; 2] {
+    let tls = own();
+    let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").expect("a free port"));
+    let addresses = listeners.each_ref().map(|listener| listener.local_addr().expect("bound").to_string());
+    let group = Nonce::new().expect("random numbers");
+    thread::scope(|scope| {
+        let members = [0, 1].map(|rank| {
+            let (listener, addresses) = (&listeners[rank], &addresses);
+            let proofs = Proofs { secret: None, tls: Some(tls.clone()) };
+            let deadline = Instant::now() + DEADLINE;
+            scope.spawn(move || TcpTransport::connect(rank, addresses, listener, (group, proofs), sharing, deadline))
+        });
+        members.map(|member| member.join().expect("no panic").unwrap_or_else(|error| panic!("{error:?}")))
+    })
+}
+
+#[test]
+fn lost_aborting_leaving_and_refused_members_are_told_apart_at_once() {
+    for sharing in [Sharing::Never, Sharing::WherePossible] {
+        let began = Instant::now();
+        // The process has ended: its sockets are closed without a word.
+        let [mut first, second] = members(sharing);
+        for stream in second.peers.iter().flatten().flat_map(|peer| [&peer.data, &peer.control]) {
+            stream.socket().shutdown(Shutdown::Both).expect("a socket");
+        }
+        let lost = receive(&mut first, 1, 8).expect_err("it is gone");
+        assert!(matches!(lost, TransportError::Lost { peer: 1, .. }), "{sharing:?} {lost}");
+        let [mut first, mut second] = members(sharing);
+        let (origin, cause) = ("rank 1".to_owned(), "a test".to_owned());
+        let kind = distribute_cluster::FailureKind::Permanent;
+        second.abort(&AbortReason { origin, cause, kind });
+        let aborted = receive(&mut first, 1, 8).expect_err("it has aborted");
+        assert!(matches!(&aborted, TransportError::Aborted { reason, .. } if reason.cause == "a test"), "{aborted}");
+        let [mut first, second] = members(sharing);
+        drop(second);
+        let left = receive(&mut first, 1, 8).expect_err("it has left");
+        assert!(matches!(left, TransportError::Left { peer: 1 }), "{sharing:?} {left}");
+        let [mut first, mut second] = members(sharing);
+        send(&mut second, 0, &[1; 8]).expect("room");
+        receive(&mut first, 1, 8).expect("as expected");
+        send(&mut second, 0, &[1, 1, 2]).expect("room");
+        let refused = receive(&mut first, 1, 8).expect_err("it is not expected");
+        assert!(matches!(refused, TransportError::Refused { peer: 1 }), "{sharing:?} {refused}");
+        assert!(began.elapsed() < DEADLINE / 2, "{:?}", began.elapsed());
+    }
 }
