@@ -48,6 +48,7 @@ pub(crate) enum Command {
     New(New),
     #[cfg(feature = "status")]
     Top(Top),
+    Certs(Certs),
     Manifest(Manifest),
     DataService(Box<DataService>),
     /// Print the completions of a shell
@@ -239,6 +240,12 @@ pub(crate) struct Run {
     #[arg(long, value_name = "TASK", env = "DISTRIBUTE_ONLY", hide_env = true)]
     pub(crate) only: Option<String>,
 
+    /// Encrypt the connections of the tasks: gives each a certificate of an authority that ends with the job
+    ///
+    /// For programs that are built with the feature `tls`, on one host.
+    #[arg(long, env = "DISTRIBUTE_TLS", hide_env = true, value_parser = FalseyValueParser::new())]
+    pub(crate) tls: bool,
+
     /// Put the time (UTC) before each line
     #[arg(long, env = "DISTRIBUTE_TIMESTAMPS", hide_env = true, value_parser = FalseyValueParser::new())]
     pub(crate) timestamps: bool,
@@ -319,6 +326,10 @@ impl Run {
         if let (Some(window), None, None) = (self.restart_window, self.max_restarts, self.elastic) {
             let given = format!("--restart-window {window}");
             return wrong("--restart-window counts restarts, and none are allowed", given, "--max-restarts N too");
+        }
+        if self.tls && (self.hosts.is_some() || self.nodes() > 1) {
+            let expected = "one host; on several, certificates of `distribute certs` in DISTRIBUTE_TLS_CERT on each";
+            return wrong("--tls makes certificates for one host", format!("{} hosts", self.nodes()), expected);
         }
         self.elastic.map_or(Ok(()), |elastic| elastic.check(self))
     }
@@ -407,6 +418,75 @@ Exit code: 0 when it is written, 1 when the disk refuses, 2 when the name is not
 
 Example:
   distribute new my-training";
+
+/// Issue and renew the certificates of a cluster's processes, for mutual TLS
+///
+/// A process uses TLS when DISTRIBUTE_TLS_CA, DISTRIBUTE_TLS_CERT and DISTRIBUTE_TLS_KEY name the certificate of the
+/// authority, its own, and its key. Keep the folder with the authority's key on one host, and copy ca.pem, NAME.pem and
+/// NAME.key to the others. Processes read the files again when they change.
+#[derive(Debug, clap::Args)]
+#[command(after_help = CERTS_AFTER_HELP)]
+pub(crate) struct Certs {
+    #[command(subcommand)]
+    pub(crate) command: CertsCommand,
+}
+
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum CertsCommand {
+    /// Create an authority: ca.pem and ca.key
+    Init {
+        /// The folder, which is created
+        folder: PathBuf,
+        /// How long the authority is valid
+        #[arg(long, value_name = "N", default_value_t = 3650, value_parser = value_parser!(u32).range(1..=36_500))]
+        days: u32,
+    },
+    /// Issue a certificate: NAME.pem and NAME.key
+    Issue {
+        /// The folder of the authority
+        folder: PathBuf,
+        /// The name of the files, such as worker-0
+        #[arg(long, value_name = "NAME")]
+        name: String,
+        /// A further host name or address that the certificate is valid for; can be repeated
+        #[arg(long = "host", value_name = "HOST")]
+        hosts: Vec<String>,
+        /// The name that all processes of a job verify: DISTRIBUTE_TLS_NAME
+        #[arg(long, value_name = "DNS", default_value = "distribute")]
+        job_name: String,
+        /// How long the certificate is valid
+        #[arg(long, value_name = "N", default_value_t = 7, value_parser = value_parser!(u32).range(1..=3650))]
+        days: u32,
+    },
+    /// Issue those certificates again that have less than a third of their time left, with the same keys
+    Renew {
+        /// The folder of the authority
+        folder: PathBuf,
+        /// Renew all certificates, whatever time they have left
+        #[arg(long)]
+        all: bool,
+        /// Look again and again, until a signal ends it
+        #[arg(long)]
+        watch: bool,
+        /// Seconds between two looks
+        #[arg(long, value_name = "SECONDS", default_value_t = 3600, requires = "watch")]
+        #[arg(value_parser = value_parser!(u64).range(1..=86_400))]
+        every: u64,
+    },
+    /// Print the certificates, their names and the days that they have left
+    Show {
+        /// The folder of the authority
+        folder: PathBuf,
+    },
+}
+
+const CERTS_AFTER_HELP: &str = "\
+Exit code: 0 when it is done, 1 when the disk refuses, 2 when a name or file cannot be used.
+
+Examples:
+  distribute certs init certs
+  distribute certs issue certs --name worker-0 --host node1
+  distribute certs renew certs --watch";
 
 /// Say what this machine offers, what will be used, and why something is not
 #[derive(Debug, clap::Args)]

@@ -3,6 +3,11 @@
 //! Each module judges one group of things by a pure function of what was read, and has a separate function that reads;
 //! only this module combines them. `report` is the result, `print` its forms, `self_test` the jobs of `--run`.
 
+#[cfg(feature = "tls")]
+mod certificates;
+#[cfg(not(feature = "tls"))]
+#[path = "doctor/certificates/absent.rs"]
+mod certificates;
 mod cluster;
 mod devices;
 mod folder;
@@ -116,6 +121,7 @@ fn network(seen: &Seen, checks: &mut Vec<Check>) -> Vec<distribute_collectives::
     if let Some(membership) = &membership {
         checks.push(network::leader(membership, network::look_for_leader(membership)));
     }
+    checks.extend(certificates::certificates(seen));
     checks.push(variables::variables(seen));
     working
 }

@@ -22,8 +22,25 @@ pub(crate) fn gives_secret() -> bool {
 }
 
 /// Returns the path of the file with the job's secret, if the user has given one.
-pub(crate) fn secret_file() -> Option<String> {
-    let given = std::env::var("DISTRIBUTE_JOB_SECRET_FILE").ok()?;
+fn secret_file() -> Option<String> {
+    trimmed("DISTRIBUTE_JOB_SECRET_FILE")
+}
+
+/// Returns the variables that name the files of the job's secret and certificate, and the certificate's name, as far as
+/// the user has given them: hosts that are reached by `--hosts` get them too.
+pub(crate) fn paths() -> Vec<(&'static str, String)> {
+    let names = [
+        "DISTRIBUTE_JOB_SECRET_FILE",
+        "DISTRIBUTE_TLS_CA",
+        "DISTRIBUTE_TLS_CERT",
+        "DISTRIBUTE_TLS_KEY",
+        "DISTRIBUTE_TLS_NAME",
+    ];
+    names.into_iter().filter_map(|name| Some((name, trimmed(name)?))).collect()
+}
+
+fn trimmed(name: &str) -> Option<String> {
+    let given = std::env::var(name).ok()?;
     Some(given.trim().to_owned()).filter(|path| !path.is_empty())
 }
 
@@ -31,6 +48,11 @@ pub(crate) fn secret_file() -> Option<String> {
 #[cfg(feature = "status")]
 pub(crate) fn jobs_folder() -> Option<PathBuf> {
     std::env::var_os("DISTRIBUTE_JOBS_DIR").filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+/// Returns whether the user has given the job's tasks a certificate.
+pub(crate) fn gives_certificate() -> bool {
+    ["DISTRIBUTE_TLS_CA", "DISTRIBUTE_TLS_CERT", "DISTRIBUTE_TLS_KEY"].into_iter().any(|name| trimmed(name).is_some())
 }
 
 /// Returns all variables.

@@ -62,6 +62,8 @@ pub(crate) enum Error {
     Name { given: String },
     #[error("{problem}")]
     Manifest { problem: String, given: String, expected: String, remedy: String },
+    #[error("{problem}")]
+    Certificates { problem: String, given: String, remedy: &'static str },
     #[error("{} exists already", path.display())]
     Exists { path: PathBuf },
     #[error("cannot read the checkpoint {}: {problem}", path.display())]
@@ -136,6 +138,9 @@ impl Error {
             Self::Manifest { given, expected, remedy, .. } => {
                 vec![("given", given.clone()), ("expected", expected.clone()), ("remedy", remedy.clone())]
             }
+            Self::Certificates { given, remedy, .. } => {
+                vec![("given", given.clone()), ("remedy", (*remedy).into())]
+            }
             Self::Exists { .. } => vec![("remedy", "give another name, or remove it".into())],
             Self::Write { .. } => vec![("remedy", "look at the path, its permissions and the room on its disk".into())],
             Self::Checkpoint { .. } => vec![
@@ -196,6 +201,7 @@ impl Error {
             | Self::Ssh { .. }
             | Self::Manifest { .. }
             | Self::Checkpoint { .. }
+            | Self::Certificates { .. }
             | Self::Exists { .. } => 2,
             Self::HostsMissing { .. }
             | Self::NoLeader { .. }

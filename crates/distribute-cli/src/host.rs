@@ -12,6 +12,7 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SI
 use signal_hook::iterator::Signals;
 use tempfile::TempDir;
 
+use crate::certs::Ephemeral;
 use crate::cores::{Cores, Place};
 use crate::environment;
 use crate::error::Error;
@@ -38,6 +39,8 @@ pub(crate) struct Host {
     errors: TempDir,
     /// The file of the secret that the launcher has drawn for the job.
     secret: Option<PathBuf>,
+    /// The authority of the tasks' certificates, which lives as long as the job.
+    authority: Option<Ephemeral>,
 }
 
 /// How a launcher starts and shows tasks.
@@ -52,6 +55,8 @@ pub(crate) struct Settings {
     pub(crate) cpus_per_worker: Option<u32>,
     /// Whether tasks report progress.
     pub(crate) progress: bool,
+    /// Whether tasks get certificates, unless the user has given some.
+    pub(crate) tls: bool,
     /// Whether the job gets a secret, unless the user has set one.
     pub(crate) draws_secret: bool,
 }
@@ -70,7 +75,8 @@ pub(crate) struct Start {
 impl Host {
     /// Takes over signals, and starts what shows the job to the user.
     pub(crate) fn new(settings: Settings, tasks: &[Task]) -> Result<Host, Error> {
-        let Settings { program, log_dir, only, quiet, timestamps, cpus_per_worker, progress, draws_secret } = settings;
+        let Settings { program, log_dir, only, quiet, timestamps, cpus_per_worker, progress, tls, draws_secret } =
+            settings;
         let only = only.as_deref().map(|given| job::find(tasks, given)).transpose()?;
         if let Some(folder) = &log_dir {
             let refused = |source| Error::LogDir { path: folder.clone(), source };
@@ -100,7 +106,24 @@ impl Host {
             }
             false => None,
         };
-        Ok(Host { program, log_dir, only, quiet, cores, signals, guardian, screen, progress, errors, secret })
+        let authority = match tls && !environment::gives_certificate() {
+            true => Some(Ephemeral::create(errors.path())?),
+            false => None,
+        };
+        Ok(Host {
+            program,
+            log_dir,
+            only,
+            quiet,
+            cores,
+            signals,
+            guardian,
+            screen,
+            progress,
+            errors,
+            secret,
+            authority,
+        })
     }
 
     pub(crate) fn signals(&self) -> &Receiver<i32> {
@@ -186,6 +209,10 @@ impl Host {
     ) -> Result<Running, Error> {
         let error_file = self.errors.path().join(format!("{attempt}-{task}.json"));
         env.push(("TORCHELASTIC_ERROR_FILE", Some(error_file.to_string_lossy().into_owned())));
+        if let Some(authority) = &self.authority {
+            let variables = authority.issue(&task.to_string())?;
+            env.extend(variables.map(|(name, path)| (name, Some(path.to_string_lossy().into_owned()))));
+        }
         let pinned = place.map(|place| place.pin()).transpose()?;
         let started = process::spawn(&self.program, env, &self.guardian);
         drop(pinned);

@@ -13,14 +13,19 @@
 //! - `run`, `attempt`: combine these; `elastic`, `data_service`: the same for workers of elastic jobs and for data
 //!   workers, each of which is started again alone.
 //!
-//! `top` shows which ranks others wait for in a running job; `explain` reads the flight records of a failed job, or a
-//! checkpoint; `doctor` reports what a job would find on this machine; `new` writes a crate; `manifest` writes job
-//! files for clusters; `pages` writes completions and manual pages.
+//! `top` shows which ranks others wait for in a running job; `certs` issues and renews certificates for TLS; `explain`
+//! reads the flight records of a failed job, or a checkpoint; `doctor` reports what a job would find on this machine;
+//! `new` writes a crate; `manifest` writes job files for clusters; `pages` writes completions and manual pages.
 //!
 //! The program does not depend on training: tasks learn their place from the environment, and report progress over TCP.
 
 mod args;
 mod attempt;
+#[cfg(feature = "tls")]
+mod certs;
+#[cfg(not(feature = "tls"))]
+#[path = "certs/absent.rs"]
+mod certs;
 mod cores;
 mod data_service;
 mod doctor;
@@ -70,6 +75,7 @@ fn main() -> ExitCode {
         Command::Explain { path, replicas } => explain(&path, replicas),
         Command::Doctor(args) => ExitCode::from(doctor::run(&args)),
         Command::New(args) => ended(new::run(&args)),
+        Command::Certs(args) => ended(certs::run(&args)),
         Command::DataService(args) => data_service::run(&args).map_or_else(|error| failed(&error), ExitCode::from),
         Command::Manifest(args) => ended(manifest::run(&args)),
         Command::Completions { shell } => ended(Ok(pages::completions(shell))),

@@ -64,16 +64,17 @@ pub(crate) fn settings(args: &Run) -> Settings {
         cpus_per_worker: args.cpus_per_worker,
         progress: true,
         // Launchers of several hosts have no protected channel by which they could share one.
+        tls: args.tls,
         draws_secret: args.hosts.is_none() && args.nodes() == 1,
     }
 }
 
 /// Says what protects the connections of a job on several hosts.
 fn note_secret(host: &Host) {
-    if !environment::gives_secret() {
+    if !environment::gives_secret() && !environment::gives_certificate() {
         host.note(
             "the job has no secret, so that any process that reaches its ports can join it: set \
-             DISTRIBUTE_JOB_SECRET_FILE on every host, or run it in a private network"
+             DISTRIBUTE_JOB_SECRET_FILE on every host, use TLS, or run it in a private network"
                 .to_owned(),
         );
     }
@@ -140,8 +141,7 @@ fn over_ssh(args: &Run, host: &Host, tasks: &[Task], roles: Roles) -> Result<(u8
     let program = ssh::own_program().map_err(Error::system("find this program's own file"))?;
     note_secret(host);
     let remote = remote_command(args, program, &address, &id);
-    let secret_file = environment::secret_file();
-    let mut shells = Shells::new(&args.ssh_command(), &folder, &remote, secret_file.as_deref())?;
+    let mut shells = Shells::new(&args.ssh_command(), &folder, &remote, &environment::paths())?;
     for (node, name) in names.iter().enumerate() {
         shells.start(host, name, node)?;
     }

@@ -22,9 +22,9 @@ pub(crate) struct Shells {
     /// The folder that the hosts run it in, and what they run, both as a shell reads them.
     folder: String,
     command: String,
-    /// The variable with the path of the job's secret, and a space after it. The secret itself is never a part of a
-    /// command, which other users of a host can see.
-    secret: String,
+    /// The variables with the paths of the job's secret and certificate, and a space after each. The secret itself is
+    /// never a part of a command, which other users of a host can see.
+    paths: String,
     shells: Vec<Shell>,
 }
 
@@ -37,8 +37,8 @@ struct Shell {
 }
 
 impl Shells {
-    /// Describes the command for every host: `program` in the folder that the launcher is in. `secret_file` is the path
-    /// of the job's secret on every host, if the user has given one.
+    /// Describes the command for every host: `program` in the folder that the launcher is in. `paths` are the variables
+    /// that name files on every host, as far as the user has given them.
     ///
     /// # Errors
     /// [`Error::Ssh`] if a part cannot be written for a shell.
@@ -46,7 +46,7 @@ impl Shells {
         ssh: &str,
         folder: &Path,
         command: &[OsString],
-        secret_file: Option<&str>,
+        paths: &[(&str, String)],
     ) -> Result<Shells, Error> {
         let unusable = |given: &str| Error::Ssh { given: given.to_owned() };
         let program = shlex::split(ssh).filter(|parts| !parts.is_empty()).ok_or_else(|| unusable(ssh))?;
@@ -56,11 +56,9 @@ impl Shells {
         let quoted = |parts: &[&str]| shlex::try_join(parts.iter().copied()).map_err(|_| unusable(&parts.join(" ")));
         let folder = quoted(&[&text(folder.as_os_str())?])?;
         let parts: Vec<&str> = parts.iter().map(|part| &part[..]).collect();
-        let secret = match secret_file {
-            Some(path) => format!("{} ", quoted(&[&format!("DISTRIBUTE_JOB_SECRET_FILE={path}")])?),
-            None => String::new(),
-        };
-        Ok(Shells { program, folder, command: quoted(&parts)?, secret, shells: Vec::new() })
+        let path = |(name, path): &(&str, String)| Ok(format!("{} ", quoted(&[&format!("{name}={path}")])?));
+        let paths = paths.iter().map(path).collect::<Result<String, Error>>()?;
+        Ok(Shells { program, folder, command: quoted(&parts)?, paths, shells: Vec::new() })
     }
 
     /// Starts the launcher of a host, and tells it its number.
@@ -70,8 +68,8 @@ impl Shells {
     pub(crate) fn start(&mut self, this: &Host, host: &str, node: usize) -> Result<(), Error> {
         let mut program: Vec<OsString> = self.program.iter().map(OsString::from).collect();
         let (folder, command) = (&self.folder, &self.command);
-        let secret = &self.secret;
-        let remote = format!("cd {folder} && exec env DISTRIBUTE_NODE_RANK={node} {secret}{command}");
+        let paths = &self.paths;
+        let remote = format!("cd {folder} && exec env DISTRIBUTE_NODE_RANK={node} {paths}{command}");
         program.extend([host.into(), remote.into()]);
         let started = process::spawn(&program, Vec::new(), this.guardian());
         let started =

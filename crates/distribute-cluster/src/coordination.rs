@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::job::hex;
 use crate::secret::Terms;
 use crate::text::clean;
-use crate::{Error, Failure, FailureKind, Incarnation, JobId, JobSecret, Membership, Result, host};
+use crate::{Error, Failure, FailureKind, Incarnation, JobId, JobSecret, JobTls, Membership, Result, host};
 
 mod alarm;
 mod alone;
@@ -73,6 +73,7 @@ pub struct Coordination {
     alarm: Arc<Alarm>,
     incarnation: Incarnation,
     secret: Option<JobSecret>,
+    tls: Option<JobTls>,
     backend: Backend,
 }
 
@@ -113,9 +114,9 @@ impl Coordination {
     /// [`Error::Listen`] if the leader's port is taken, [`Error::Unreachable`] if the leader cannot be reached in time,
     /// [`Error::Missing`] if members do not join in time, [`Error::Refused`] if two processes claim one rank, were
     /// given different descriptions of the job or belong to different jobs, [`Error::Secret`] if this process and the
-    /// leader do not have the same secret, [`Error::GenerationOver`] if this is a generation of an
-    /// [`ElasticJob`](crate::ElasticJob) and a newer one is decided, and [`Error::Config`] if options or addresses are
-    /// invalid.
+    /// leader do not have the same secret or do not accept each other's certificates, [`Error::GenerationOver`] if this
+    /// is a generation of an [`ElasticJob`](crate::ElasticJob) and a newer one is decided, and [`Error::Config`] if
+    /// options or addresses are invalid.
     pub fn start(membership: &Membership, mut options: CoordinationOptions) -> Result<Coordination> {
         options.check(membership)?;
         Membership::mark_joined();
@@ -129,8 +130,8 @@ impl Coordination {
             let local_host = membership.advertised_host.clone().unwrap_or_else(|| host::LOOPBACK.to_owned());
             let backend = Backend::Alone(Alone::default());
             let incarnation = Incarnation::random()?;
-            let (membership, secret) = (membership.clone(), options.secret);
-            return Ok(Coordination { membership, local_host, alarm, incarnation, secret, backend });
+            let (membership, secret, tls) = (membership.clone(), options.secret, options.tls);
+            return Ok(Coordination { membership, local_host, alarm, incarnation, secret, tls, backend });
         }
         // Before the service starts, so that an invalid interface fails before other members wait for this task.
         let decided = host::decided(membership, options.interface.as_ref())?;
@@ -165,8 +166,8 @@ impl Coordination {
         let (incarnation, job) = (member.incarnation(), membership.job_id());
         tracing::debug!(%task, %job, %incarnation, world_size = membership.world_size(), "joined the job");
         let backend = Backend::Joined(Box::new(Link { member, leader, left: AtomicBool::new(false), driver }));
-        let (membership, secret) = (membership.clone(), options.secret);
-        Ok(Coordination { membership, local_host, alarm, incarnation, secret, backend })
+        let (membership, secret, tls) = (membership.clone(), options.secret, options.tls);
+        Ok(Coordination { membership, local_host, alarm, incarnation, secret, tls, backend })
     }
 
     /// Returns the identity of the job, which the leader has compared with its own.
@@ -183,6 +184,11 @@ impl Coordination {
     /// Returns the secret that all members have proved, if the job has one.
     pub fn secret(&self) -> Option<&JobSecret> {
         self.secret.as_ref()
+    }
+
+    /// Returns the certificate by which this process uses TLS, if the job does.
+    pub fn tls(&self) -> Option<&JobTls> {
+        self.tls.as_ref()
     }
 
     /// Returns the membership that this process joined with.

@@ -141,7 +141,7 @@ impl ElasticJob {
         let running = driver::start(
             settings.clone(),
             own,
-            (options.job_id.clone(), options.secret.clone()),
+            (options.job_id.clone(), options.secret.clone(), options.tls.clone()),
             listener,
             register.clone(),
             shared.clone(),

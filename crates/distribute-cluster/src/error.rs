@@ -81,14 +81,14 @@ pub enum Error {
         /// The leader's reason, with a remedy.
         reason: String,
     },
-    /// This process and another one do not have the same secret.
+    /// This process and another one do not have the same secret, or do not accept each other's certificates.
     #[error("{task}: {peer}: {problem}; {remedy}")]
     Secret {
         /// This task.
         task: String,
         /// The other process.
         peer: String,
-        /// How the secrets differ, as far as it is known; nothing of the secrets.
+        /// How the secrets or certificates differ, as far as it is known; nothing of the secrets.
         problem: Problem,
         /// The remedy.
         remedy: &'static str,

@@ -130,6 +130,11 @@ pub(crate) async fn send<W: AsyncWrite + Unpin, M: Message>(
                 return Err(ErrorKind::WriteZero.into());
             }
         }
+        // TLS may keep the end of it.
+        tokio::time::timeout(timeout, stream.flush())
+            .await
+            .map_err(|_| IoError::from(ErrorKind::TimedOut))
+            .flatten()?;
         // A large reply's memory is not kept.
         buffer = BytesMut::new();
     }

@@ -5,7 +5,7 @@ use std::future::poll_fn;
 use std::io::{Error as IoError, ErrorKind, Result as IoResult};
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::{Duration, Instant};
@@ -14,6 +14,8 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Sleep;
+
+use crate::tls::socket::Socket;
 
 mod door;
 
@@ -27,9 +29,9 @@ use door::Entry;
 /// refused. The number of unidentified connections is bounded; the oldest is closed to admit a new one. If the process
 /// is out of file descriptors, accepting pauses instead of failing repeatedly.
 ///
-/// Behind a [`Door`], a caller that begins the exchange of secrets is let through once it has proved the secret. One
-/// that does not is let through too, but its [`Acquaintance`] has proved nothing: the service refuses it in its own
-/// protocol.
+/// Behind a [`Door`], a caller that begins a TLS handshake or the exchange of secrets is let through once it has shown
+/// a certificate and proved the secret, as far as the door asks for them. One that does not is let through too, but its
+/// [`Acquaintance`] has proved nothing: the service refuses it in its own protocol.
 ///
 /// A method of a gRPC service finds the connection in a request's extensions as [`Acquaintance`].
 pub struct Incoming {
@@ -60,7 +62,12 @@ impl Incoming {
     fn begin(&mut self, stream: TcpStream) -> Connection {
         // Disables Nagle's algorithm for small messages; the connection works without this, so an error is ignored.
         let _ = stream.set_nodelay(true);
-        let state = Arc::new(State { phase: AtomicU8::new(UNKNOWN), waker: Mutex::new(None), claim: OnceLock::new() });
+        let state = Arc::new(State {
+            phase: AtomicU8::new(UNKNOWN),
+            waker: Mutex::new(None),
+            is_encrypted: AtomicBool::new(false),
+            claim: OnceLock::new(),
+        });
         self.unknown.retain(|known| known.upgrade().is_some_and(|state| state.phase() == UNKNOWN));
         while self.unknown.len() >= self.max_unknown {
             if let Some(oldest) = self.unknown.pop_front().and_then(|oldest| oldest.upgrade()) {
@@ -71,7 +78,7 @@ impl Incoming {
         let deadline = Some(Box::pin(tokio::time::sleep(self.deadline)));
         let peer = stream.peer_addr().ok();
         let entry = self.door.as_ref().map(|door| Entry::new(door.clone(), peer));
-        Connection { peer, stream, state, deadline, entry, replay: Vec::new() }
+        Connection { peer, stream: stream.into(), state, deadline, entry, replay: Vec::new() }
     }
 
     /// Logs that accepting has failed, at most once a minute.
@@ -123,12 +130,12 @@ fn is_of_one_connection(error: &IoError) -> bool {
 
 /// An accepted connection.
 pub struct Connection {
-    stream: TcpStream,
+    stream: Socket,
     peer: Option<SocketAddr>,
     state: Arc<State>,
     /// `None` once the connection is identified.
     deadline: Option<Pin<Box<Sleep>>>,
-    /// The exchange of secrets; `None` once it is over.
+    /// The handshake and the exchange of secrets; `None` once they are over.
     entry: Option<Entry>,
     /// First bytes of a caller that does not exchange secrets, to be read again.
     replay: Vec<u8>,
@@ -138,6 +145,8 @@ struct State {
     phase: AtomicU8,
     /// The waker of the task that reads the connection.
     waker: Mutex<Option<Waker>>,
+    /// Whether the caller has shown a certificate.
+    is_encrypted: AtomicBool,
     /// The claim that the caller has proved.
     claim: OnceLock<Vec<u8>>,
 }
@@ -179,6 +188,12 @@ impl Acquaintance {
         self.peer
     }
 
+    /// Returns whether the caller has shown a certificate of the job's authority.
+    pub fn is_encrypted(&self) -> bool {
+        // Relaxed: no other data is published with it.
+        self.state.is_encrypted.load(Ordering::Relaxed)
+    }
+
     /// Returns what the caller said of itself when it proved the secret; `None` if it has proved none.
     pub fn claim(&self) -> Option<&[u8]> {
         self.state.claim.get().map(Vec::as_slice)
@@ -191,7 +206,7 @@ impl Connection {
         Acquaintance { peer: self.peer, state: self.state.clone() }
     }
 
-    /// Waits until the caller has proved the secret, or has begun with something else.
+    /// Waits until the caller has shown its certificate and proved the secret, or has begun with something else.
     ///
     /// # Errors
     /// If the caller is refused, does not finish in time or is gone.
@@ -211,7 +226,9 @@ impl Connection {
             }
         }
         if let Some(entry) = &mut self.entry {
-            match ready!(entry.poll(cx, &mut self.stream))? {
+            let entered = ready!(entry.poll(cx, &mut self.stream))?;
+            self.state.is_encrypted.store(entry.is_encrypted(), Ordering::Relaxed);
+            match entered {
                 Ok(claim) => drop(self.state.claim.set(claim)),
                 Err(first) => self.replay = first,
             }

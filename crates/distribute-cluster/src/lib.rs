@@ -9,6 +9,8 @@
 //! - [`JobId`]: the identity of a job, which members verify when they connect; [`Incarnation`]: one start of it.
 //! - [`JobSecret`]: a secret that all processes of a job prove to each other on every connection; [`secret`] has the
 //!   exchange.
+//! - [`JobTls`]: the certificate by which a process takes part in mutual TLS; [`tls`] has the handshake. Cargo feature
+//!   `tls`.
 //! - [`Coordination`]: a service by which the members join, exchange small values, and learn of each other's failures.
 //!   Cargo feature `coordination`, enabled by default.
 //! - [`ElasticJob`]: decides which processes form a job, anew when one fails, joins or leaves. Cargo feature
@@ -34,7 +36,14 @@
 
 // Hosted documentation has all features; without some, links to what they add lead nowhere.
 #![cfg_attr(
-    not(all(feature = "coordination", feature = "gce", feature = "grpc", feature = "kubernetes", feature = "tpu")),
+    not(all(
+        feature = "coordination",
+        feature = "gce",
+        feature = "grpc",
+        feature = "kubernetes",
+        feature = "tls",
+        feature = "tpu"
+    )),
     allow(rustdoc::broken_intra_doc_links)
 )]
 
@@ -84,6 +93,7 @@ mod store;
 mod task;
 mod text;
 mod tf_config;
+pub mod tls;
 #[cfg(feature = "tpu")]
 pub mod tpu;
 mod union;
@@ -124,6 +134,7 @@ pub use store::{FileStore, Store};
 pub use task::{Task, TaskType};
 pub use text::printable;
 pub use tf_config::{TfConfigOverrides, TfConfigResolver};
+pub use tls::JobTls;
 pub use union::UnionResolver;
 
 // The examples of the README are tests of the crate.

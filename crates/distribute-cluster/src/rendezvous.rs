@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::host;
 use crate::job::hex;
 use crate::text::{LONGEST, clean};
-use crate::{Error, Failure, Incarnation, InterfaceChoice, JobSecret, Membership, Result, Store};
+use crate::{Error, Failure, Incarnation, InterfaceChoice, JobSecret, JobTls, Membership, Result, Store};
 
 /// A place where the members of a process group meet.
 ///
@@ -46,6 +46,11 @@ pub trait Rendezvous: Send + Sync {
     fn secret(&self) -> Option<JobSecret> {
         None
     }
+
+    /// Returns the certificate by which this process uses TLS when members connect; `None` if the job has no TLS.
+    fn tls(&self) -> Option<JobTls> {
+        None
+    }
 }
 
 #[cfg(feature = "coordination")]
@@ -77,6 +82,10 @@ impl Rendezvous for crate::Coordination {
     fn secret(&self) -> Option<JobSecret> {
         self.secret().cloned()
     }
+
+    fn tls(&self) -> Option<JobTls> {
+        self.tls().cloned()
+    }
 }
 
 /// A meeting of a job's members at a [`Store`].
@@ -107,6 +116,7 @@ pub struct StoreRendezvous<S> {
     /// The beginning of all keys.
     prefix: String,
     secret: Option<JobSecret>,
+    tls: Option<JobTls>,
     /// How often each key was exchanged.
     rounds: Mutex<HashMap<String, u64>>,
 }
@@ -119,17 +129,18 @@ impl<S: Store> StoreRendezvous<S> {
     /// NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME chooses, else the one towards the leader, else the one of the default
     /// route.
     ///
-    /// A secret of the job, from DISTRIBUTE_JOB_SECRET_FILE or DISTRIBUTE_JOB_SECRET, is not used for the store, which
-    /// is protected by its own permissions, but for connections that members make afterwards.
+    /// A secret of the job, from DISTRIBUTE_JOB_SECRET_FILE or DISTRIBUTE_JOB_SECRET, and a certificate, from
+    /// DISTRIBUTE_TLS_CA, DISTRIBUTE_TLS_CERT and DISTRIBUTE_TLS_KEY, are not used for the store, which is protected by
+    /// its own permissions, but for connections that members make afterwards.
     ///
     /// # Errors
     /// [`Error::Missing`] with the names of the members that did not come within `timeout`, [`Error::Store`] if the
-    /// store cannot be used, [`Error::Config`] if a variable matches no interface of this machine or the secret cannot
-    /// be read.
+    /// store cannot be used, [`Error::Config`] if a variable matches no interface of this machine, the secret cannot be
+    /// read or the certificate cannot be used.
     pub fn start(store: S, membership: Membership, timeout: Duration) -> Result<StoreRendezvous<S>> {
         Membership::mark_joined();
         let interface = crate::environment::read(|variable| Ok(InterfaceChoice::from_vars(variable)))?;
-        let secret = JobSecret::from_env()?;
+        let (secret, tls) = (JobSecret::from_env()?, JobTls::from_env()?);
         let local_host = host::decided(&membership, interface.as_ref())?;
         let local_host = local_host.map_or_else(|| host::by_route(&membership), |decided| decided.host);
         let meeting = Meeting {
@@ -143,7 +154,7 @@ impl<S: Store> StoreRendezvous<S> {
         let incarnation = meeting.hold()?;
         let prefix = format!("{}/{}", meeting.prefix, hex(&incarnation.to_bytes()));
         let rounds = Mutex::default();
-        Ok(StoreRendezvous { store, membership, local_host, incarnation, prefix, secret, rounds })
+        Ok(StoreRendezvous { store, membership, local_host, incarnation, prefix, secret, tls, rounds })
     }
 
     /// Returns the job's incarnation: drawn by rank 0, the same on all members, and new at each start.
@@ -215,6 +226,10 @@ impl<S: Store> Rendezvous for StoreRendezvous<S> {
 
     fn secret(&self) -> Option<JobSecret> {
         self.secret.clone()
+    }
+
+    fn tls(&self) -> Option<JobTls> {
+        self.tls.clone()
     }
 }
 

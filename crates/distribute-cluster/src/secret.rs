@@ -3,7 +3,8 @@
 //! The process that opens a connection and the one that accepts it exchange fresh random challenges, and each proves
 //! that it knows the secret without sending it: [`Calling`] and [`Listening`] are the two sides of that exchange,
 //! without sockets. Nothing that a peer says is used before it has proved the secret. What follows on the connection is
-//! neither encrypted nor protected against changes: that needs a private network.
+//! neither encrypted nor protected against changes: that needs [TLS](crate::tls), inside of which the exchange runs
+//! then, or a private network.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -26,7 +27,7 @@ mod problem;
 mod refusals;
 
 #[cfg(feature = "coordination")]
-pub use call::prove;
+pub use call::identify;
 pub use exposure::{exposed_address, warn_if_exposed};
 pub use handshake::{Calling, Event, Listening, Terms};
 pub use problem::Problem;

@@ -2,17 +2,19 @@
 
 #![expect(clippy::unwrap_used, reason = "a failure of a test is a panic")]
 
-use std::fmt::Debug;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use distribute_cluster::{Coordination, CoordinationOptions, Error, FailureKind, JobId, JobSecret, Membership};
 use distribute_types::ErrorClass;
-use tracing::field::{Field, Visit};
-use tracing::{Event, Level, Metadata, Subscriber, span};
+
+#[path = "secret/log.rs"]
+mod log;
+
+use log::{log, warnings};
 
 const SOON: Duration = Duration::from_secs(10);
 const SECRET: &str = "the secret of this one job";
@@ -153,50 +155,4 @@ fn recorded_and_damaged_joins_make_no_member() {
         assert!(!leads && answer.len() < 60, "{answer:?}");
     }
     works(&leader, &second);
-}
-
-/// Returns the warnings of this process that contain a text.
-fn warnings(text: &str) -> Vec<String> {
-    let all = log().0.lock().unwrap();
-    all.iter().filter(|warning| warning.contains(text)).cloned().collect()
-}
-
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<String>>>);
-
-fn log() -> &'static Log {
-    static LOG: OnceLock<Log> = OnceLock::new();
-    LOG.get_or_init(|| {
-        let log = Log::default();
-        tracing::subscriber::set_global_default(log.clone()).unwrap();
-        log
-    })
-}
-
-impl Subscriber for Log {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() == Level::WARN
-    }
-
-    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-        span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-
-    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        event.record(&mut self.clone());
-    }
-
-    fn enter(&self, _: &span::Id) {}
-
-    fn exit(&self, _: &span::Id) {}
-}
-
-impl Visit for Log {
-    fn record_debug(&mut self, _: &Field, value: &dyn Debug) {
-        self.0.lock().unwrap().push(format!("{value:?}"));
-    }
 }

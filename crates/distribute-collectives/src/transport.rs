@@ -8,8 +8,8 @@ use std::io::IoSlice;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use distribute_cluster::JobSecret;
 use distribute_cluster::secret::{JOB_REMEDY, Problem};
+use distribute_cluster::{JobSecret, JobTls};
 
 use crate::schedule::Link;
 
@@ -24,6 +24,8 @@ mod shm;
 pub(crate) mod tcp;
 #[cfg(test)]
 mod tests;
+#[cfg(all(test, feature = "tls"))]
+mod tls_tests;
 
 pub use abort_reason::AbortReason;
 pub use connect::connect;
@@ -290,6 +292,11 @@ pub trait Transport: Send {
         None
     }
 
+    /// Returns the certificate by which its connections use TLS, where they do: those of sub-groups use it too.
+    fn tls(&self) -> Option<JobTls> {
+        None
+    }
+
     /// Returns when the last byte of this peer arrived; `None` before the first.
     fn last_heard(&self, peer: usize) -> Option<Instant>;
 }
@@ -334,7 +341,8 @@ pub(crate) struct ConnectError {
     pub(crate) source: std::io::Error,
 }
 
-/// A connection that was refused because the two sides do not have the same secret: a sentence, with a remedy.
+/// A connection that was refused because the two sides do not have the same secret, or do not accept each other's
+/// certificates: a sentence, with a remedy.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct Unproved(pub(crate) String);
@@ -343,8 +351,9 @@ impl Unproved {
     pub(crate) fn error(problem: &Problem) -> std::io::Error {
         match problem {
             // Another group's listener, or none of this kind.
-            Problem::Other { .. } | Problem::Garbled => std::io::Error::other(problem.to_string()),
-            problem => std::io::Error::other(Unproved(format!("{problem}; {JOB_REMEDY}"))),
+            Problem::Other { .. } => std::io::Error::other(problem.to_string()),
+            problem if problem.is_passing() => std::io::Error::other(problem.to_string()),
+            problem => std::io::Error::other(Unproved(format!("{problem}; {}", problem.remedy(JOB_REMEDY)))),
         }
     }
 
@@ -353,6 +362,15 @@ impl Unproved {
     pub(crate) fn is(error: &std::io::Error) -> bool {
         error.get_ref().is_some_and(|inner| inner.is::<Unproved>())
     }
+}
+
+/// By what members recognise each other on new connections.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Proofs {
+    /// The job's secret, if it has one.
+    pub(crate) secret: Option<JobSecret>,
+    /// The certificate of this process, if the job uses TLS.
+    pub(crate) tls: Option<JobTls>,
 }
 
 impl ConnectError {

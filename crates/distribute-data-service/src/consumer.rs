@@ -62,7 +62,7 @@ where
 {
     options.check()?;
     let dispatcher = dispatcher_address(options.dispatcher.clone())?;
-    let identity = Identity::of(options.identity.clone(), options.secret.clone())?;
+    let identity = Identity::of(options.identity.clone(), options.secret.clone(), options.tls.clone())?;
     let (splits, streams) = (options.splits, options.streams);
     let directory = Directory::new(dispatcher, &options, identity.clone());
     let consumer = Arc::new(Consumer { options, identity, directory, runtime: Mutex::new(None) });

@@ -9,7 +9,7 @@ use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
-use distribute_cluster::{JobId, JobSecret, look_up};
+use distribute_cluster::{JobId, JobSecret, JobTls, look_up};
 use distribute_input::Dataset;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -61,6 +61,7 @@ pub struct DataWorkerBuilder {
     dispatcher: Option<String>,
     identity: Option<JobId>,
     secret: Option<JobSecret>,
+    tls: Option<JobTls>,
     bind: Option<String>,
     host: Option<String>,
     max_streams: usize,
@@ -76,6 +77,7 @@ impl DataWorker {
             dispatcher: None,
             identity: None,
             secret: None,
+            tls: None,
             bind: None,
             host: None,
             max_streams: 256,
@@ -141,6 +143,12 @@ impl DataWorkerBuilder {
         DataWorkerBuilder { secret: Some(secret), ..self }
     }
 
+    /// Sets the certificate by which processes of the data service use TLS; all of them, or none. Default: what
+    /// DISTRIBUTE_TLS_CA, DISTRIBUTE_TLS_CERT and DISTRIBUTE_TLS_KEY give.
+    pub fn tls(self, tls: JobTls) -> DataWorkerBuilder {
+        DataWorkerBuilder { tls: Some(tls), ..self }
+    }
+
     /// Sets the address to listen at. Default: a free port, of 127.0.0.1 if the dispatcher is at a loopback address,
     /// else of all interfaces.
     pub fn bind(self, address: impl Into<String>) -> DataWorkerBuilder {
@@ -183,7 +191,7 @@ impl DataWorkerBuilder {
             return Err(Error::Option { what, given, expected });
         }
         let dispatcher = dispatcher_address(self.dispatcher)?;
-        let identity = Identity::of(self.identity, self.secret)?;
+        let identity = Identity::of(self.identity, self.secret, self.tls)?;
         let mut datasets = BTreeMap::new();
         let mut served = Vec::new();
         for (name, dataset) in self.datasets {

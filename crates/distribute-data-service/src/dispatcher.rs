@@ -4,7 +4,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use distribute_cluster::{JobId, JobSecret};
+use distribute_cluster::{JobId, JobSecret, JobTls};
 use parking_lot::Mutex;
 use tokio::runtime::Runtime;
 use tonic::Status;
@@ -53,6 +53,9 @@ pub struct DispatcherOptions {
     /// The secret that all processes of the data service prove to each other on every connection. Default: what
     /// DISTRIBUTE_DATA_SERVICE_SECRET_FILE or DISTRIBUTE_DATA_SERVICE_SECRET gives.
     pub secret: Option<JobSecret>,
+    /// The certificate by which processes of the data service use TLS; all of them, or none. Default: what
+    /// DISTRIBUTE_TLS_CA, DISTRIBUTE_TLS_CERT and DISTRIBUTE_TLS_KEY give.
+    pub tls: Option<JobTls>,
     /// Silence after which a data worker is forgotten. At least 2 s. Default: 5 s.
     pub silence: Duration,
 }
@@ -63,6 +66,7 @@ impl Default for DispatcherOptions {
             bind: "127.0.0.1:0".to_owned(),
             identity: None,
             secret: None,
+            tls: None,
             silence: Duration::from_secs(5),
         }
     }
@@ -72,6 +76,7 @@ distribute_types::setters! {
     DispatcherOptions {
         identity: Option<JobId>,
         secret: Option<JobSecret>,
+        tls: Option<JobTls>,
         silence: Duration,
     } into {
         bind: String,
@@ -93,7 +98,7 @@ impl Dispatcher {
                 expected: "at least 2 s",
             });
         }
-        let identity = Identity::of(options.identity, options.secret)?;
+        let identity = Identity::of(options.identity, options.secret, options.tls)?;
         let failed = |source| Error::Listen { address: options.bind.clone(), source };
         let listener = TcpListener::bind(&options.bind).map_err(failed)?;
         let address = listener.local_addr().map_err(Error::Threads)?;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use distribute_cluster::{JobId, JobSecret};
+use distribute_cluster::{JobId, JobSecret, JobTls};
 
 use crate::{Error, Result};
 
@@ -30,6 +30,9 @@ pub struct ServiceOptions {
     /// The secret that all processes of the data service prove to each other on every connection. Default: what
     /// DISTRIBUTE_DATA_SERVICE_SECRET_FILE or DISTRIBUTE_DATA_SERVICE_SECRET gives.
     pub secret: Option<JobSecret>,
+    /// The certificate by which processes of the data service use TLS; all of them, or none. Default: what
+    /// DISTRIBUTE_TLS_CA, DISTRIBUTE_TLS_CERT and DISTRIBUTE_TLS_KEY give.
+    pub tls: Option<JobTls>,
     /// The number of splits of a pass, which the workers of a training job divide. 1 to 65,536. Default: 16. Give a
     /// multiple of the number of training workers, and at most as many as there are files.
     pub splits: usize,
@@ -59,6 +62,7 @@ impl ServiceOptions {
             dispatcher: None,
             identity: None,
             secret: None,
+            tls: None,
             splits: 16,
             streams: 4,
             read_ahead_elements: 64,
@@ -86,6 +90,12 @@ impl ServiceOptions {
     #[must_use]
     pub fn secret(self, secret: JobSecret) -> ServiceOptions {
         ServiceOptions { secret: Some(secret), ..self }
+    }
+
+    /// Sets [`tls`](field@Self::tls).
+    #[must_use]
+    pub fn tls(self, tls: JobTls) -> ServiceOptions {
+        ServiceOptions { tls: Some(tls), ..self }
     }
 
     /// Checks the ranges.

@@ -118,7 +118,12 @@ impl Server {
         let job = OwnJob::from_env(cluster)?;
         let listener = listen(task, spec.task_address(task)?)?;
         let address = listener.local_addr().map_err(Error::Threads)?;
-        warn_if_exposed(&task.to_string(), Some(address.ip()), job.secret.as_ref(), "DISTRIBUTE_JOB_SECRET_FILE");
+        warn_if_exposed(
+            &task.to_string(),
+            Some(address.ip()),
+            (job.secret.as_ref(), job.tls.as_ref()),
+            "DISTRIBUTE_JOB_SECRET_FILE",
+        );
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .thread_name(format!("{}-{}", task.kind, task.index))

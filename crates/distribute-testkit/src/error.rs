@@ -88,6 +88,9 @@ pub enum Error {
     /// The path of the running test is unknown.
     #[error("the path of this test program is unknown: {0}")]
     OwnPath(#[source] io::Error),
+    /// A certificate cannot be made or written.
+    #[error("no certificate: {0}")]
+    Certificate(#[source] io::Error),
     /// Slurm's daemons do not run.
     #[error("Slurm cannot be started: {problem}; its daemons said:\n{log}")]
     Slurm {

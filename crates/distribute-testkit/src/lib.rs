@@ -4,6 +4,7 @@
 //!   stops and continues them, and waits for lines and exits with a deadline.
 //! - [`Ports`] reserves loopback ports, [`target_binary`] finds programs built by cargo, and [`within`] sets a time
 //!   limit for a test.
+//! - `certificates` (feature `certificates`) makes authorities and certificates, also such as are refused.
 //! - `digits` (feature `digits`) draws handwritten digits, for programs that train something.
 //! - [`Family`] tracks every process that descends from a command, even if it was orphaned, and checks that none is
 //!   left.
@@ -44,6 +45,8 @@
 
 mod binary;
 mod capture;
+#[cfg(feature = "certificates")]
+pub mod certificates;
 mod counting_allocator;
 mod deadline;
 #[cfg(feature = "digits")]

@@ -15,7 +15,8 @@ use crate::error::text;
 
 #[derive(Args, Clone)]
 pub(crate) struct Flags {
-    /// Transports: local (threads of one process), shm, tcp and grpc (processes).
+    /// Transports: local (threads of one process), shm, tcp and grpc (processes); with TLS shm+tls, tcp+tls and
+    /// grpc+tls.
     #[arg(long, value_delimiter = ',', default_value = "local,shm,tcp,grpc")]
     transport: Vec<String>,
     /// Rank counts.
@@ -192,13 +193,20 @@ pub(super) fn measure_processes(
     ranks: usize,
     algorithm: &str,
 ) -> Result<Vec<Row>, String> {
-    if !["shm", "tcp", "grpc"].contains(&transport) {
-        return Err(format!("transport {transport:?} is not known; give local, shm, tcp or grpc"));
+    let (kind, uses_tls) = processes::kind_of(transport);
+    if !["shm", "tcp", "grpc"].contains(&kind) {
+        let expected = "local, shm, tcp or grpc, or one of the last three with +tls";
+        return Err(format!("transport {transport:?} is not known; give {expected}"));
     }
     let mut rows = Vec::new();
     let arguments = rank_arguments(operation, flags, transport);
     processes::run(ranks, &arguments, transport, algorithm, Duration::from_secs(600), |line| {
-        rows.push(serde_json::from_str(line).map_err(|error| format!("{error}: {line}"))?);
+        let mut row: Row = serde_json::from_str(line).map_err(|error| format!("{error}: {line}"))?;
+        if uses_tls {
+            // The processes know their group's transport by its own name.
+            row.transport = transport.to_owned();
+        }
+        rows.push(row);
         Ok(())
     })?;
     Ok(rows)

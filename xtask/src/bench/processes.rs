@@ -5,6 +5,8 @@ use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use distribute_testkit::certificates::{Authority, Certificate};
+
 use crate::error::text;
 
 /// Processes that are killed when this is dropped.
@@ -20,8 +22,17 @@ impl Drop for Children {
     }
 }
 
+/// Returns the transport of a name such as `tcp` or `tcp+tls`, and whether it uses TLS.
+pub(super) fn kind_of(transport: &str) -> (&str, bool) {
+    match transport.strip_suffix("+tls") {
+        Some(kind) => (kind, true),
+        None => (transport, false),
+    }
+}
+
 /// Starts `count` processes of this program with the arguments, as ranks of one group on loopback, and hands each line
-/// that rank 0 prints to `line`.
+/// that rank 0 prints to `line`. For a transport with TLS, such as `tcp+tls`, they get certificates of an authority
+/// that is made for this run.
 pub(crate) fn run(
     count: usize,
     arguments: &[String],
@@ -33,6 +44,18 @@ pub(crate) fn run(
     let program = std::env::current_exe().map_err(text)?;
     let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).map_err(text)?.port();
     let mut children = Children(Vec::new());
+    let (kind, uses_tls) = kind_of(transport);
+    let folder = tempfile::tempdir().map_err(text)?;
+    let mut certificates = Vec::new();
+    if uses_tls {
+        let issued = Authority::new().and_then(|own| own.issue(folder.path(), "rank", &Certificate::valid()));
+        let files = issued.map_err(text)?;
+        certificates = vec![
+            ("DISTRIBUTE_TLS_CA", files.authority),
+            ("DISTRIBUTE_TLS_CERT", files.certificate),
+            ("DISTRIBUTE_TLS_KEY", files.key),
+        ];
+    }
     for rank in 0..count {
         let child = Command::new(&program)
             .args(arguments)
@@ -40,9 +63,10 @@ pub(crate) fn run(
             .env("WORLD_SIZE", count.to_string())
             .env("MASTER_ADDR", "127.0.0.1")
             .env("DISTRIBUTE_PORT", port.to_string())
-            .env("DISTRIBUTE_TRANSPORT", transport)
+            .env("DISTRIBUTE_TRANSPORT", kind)
             .env("DISTRIBUTE_ALGORITHM", algorithm)
             .env("RAYON_NUM_THREADS", "1")
+            .envs(certificates.iter().map(|(name, path)| (*name, path)))
             .stdin(Stdio::null())
             .stdout(if rank == 0 { Stdio::piped() } else { Stdio::null() })
             .spawn()

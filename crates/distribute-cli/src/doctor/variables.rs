@@ -84,7 +84,7 @@ const PREFIX: &str = "DISTRIBUTE_";
 const TESTS: &str = "DISTRIBUTE_TEST";
 
 /// Read by the libraries.
-const OURS: [&str; 30] = [
+const OURS: [&str; 34] = [
     "DISTRIBUTE_ALGORITHM",
     "DISTRIBUTE_ALONE",
     "DISTRIBUTE_DATA_SERVICE",
@@ -113,6 +113,10 @@ const OURS: [&str; 30] = [
     "DISTRIBUTE_STORAGE_RETRY",
     "DISTRIBUTE_STORE",
     "DISTRIBUTE_TIMEOUT",
+    "DISTRIBUTE_TLS_CA",
+    "DISTRIBUTE_TLS_CERT",
+    "DISTRIBUTE_TLS_KEY",
+    "DISTRIBUTE_TLS_NAME",
     "DISTRIBUTE_TRACE",
     "DISTRIBUTE_TRANSPORT",
 ];

@@ -17,7 +17,8 @@ use super::roster::{VERSION, digest};
 use super::{CoordinationOptions, Waiting, terms, wire};
 use crate::secret::{self, JOB_REMEDY, Problem};
 use crate::text::{LONGEST, clean};
-use crate::{Error, Incarnation, JobSecret, Membership, Result, Task};
+use crate::tls::socket::Socket;
+use crate::{Error, Incarnation, Membership, Result, Task};
 
 /// Joins like [`join`], until a newer generation of an elastic job is decided.
 pub(super) async fn join_unless_over(
@@ -110,7 +111,7 @@ impl Joiner {
     }
 
     async fn attempt(&self) -> Result<Member, AttemptError> {
-        let mut stream = self.connect().await?;
+        let stream = self.connect().await?;
         let job = self.membership.job_id();
         let id = Vec::from(job.to_bytes()).into();
         let named = self.membership.tasks.len() <= MAX_NAMED;
@@ -127,9 +128,7 @@ impl Joiner {
             tasks_digest: Vec::from(digest(&self.membership.tasks)).into(),
             job: Some(job),
         };
-        if let Some(secret) = &self.options.secret {
-            self.prove(&mut stream, secret, &claimed(&join)).await?;
-        }
+        let stream = self.identify(stream, &claimed(&join)).await?;
         let mut attendance = Attendance::begin(stream, join, self.membership.tasks.len(), &self.options);
         let mut incarnation: Option<Incarnation> = None;
         loop {
@@ -186,14 +185,15 @@ impl Joiner {
         }
     }
 
-    /// Proves the job's secret, and that the leader has it too.
-    async fn prove(&self, stream: &mut TcpStream, secret: &JobSecret, claim: &[u8]) -> Result<(), AttemptError> {
+    /// Shows the certificate and proves the job's secret, as far as there are both, and verifies those of the leader.
+    async fn identify(&self, stream: TcpStream, claim: &[u8]) -> Result<Socket, AttemptError> {
         let terms = terms(&self.membership);
-        let proved = tokio::time::timeout(CONNECT, secret::prove(stream, secret, &terms, claim)).await;
-        let problem = match proved {
-            Ok(Ok(Ok(()))) => return Ok(()),
+        let proof = self.options.secret.as_ref().map(|secret| (secret, &terms, claim));
+        let identifying = secret::identify(stream, self.options.tls.as_ref(), proof);
+        let problem = match tokio::time::timeout(CONNECT, identifying).await {
+            Ok(Ok(Ok(socket))) => return Ok(socket),
             // The leader may not be there yet, and another program may listen meanwhile.
-            Ok(Ok(Err(Problem::Garbled))) => return Err(AttemptError::Retry(Problem::Garbled.to_string())),
+            Ok(Ok(Err(problem))) if problem.is_passing() => return Err(AttemptError::Retry(problem.to_string())),
             Ok(Ok(Err(problem))) => problem,
             Ok(Err(error)) => return Err(AttemptError::Retry(error.to_string())),
             Err(_) => return Err(AttemptError::Retry("what listens there does not answer".to_owned())),
@@ -209,7 +209,10 @@ impl Joiner {
                 );
                 Error::Refused { task, address, reason }
             }
-            problem => Error::Secret { task, peer: format!("the leader at {address}"), problem, remedy: JOB_REMEDY },
+            problem => {
+                let (peer, remedy) = (format!("the leader at {address}"), problem.remedy(JOB_REMEDY));
+                Error::Secret { task, peer, problem, remedy }
+            }
         }))
     }
 

@@ -52,8 +52,10 @@ impl Leader {
         let listener = tokio::net::TcpListener::from_std(listener).map_err(failed)?;
         let service = format!("{}, which leads the job,", membership.task());
         let bound = listener.local_addr().ok().map(|address| address.ip());
-        warn_if_exposed(&service, bound, options.secret.as_ref(), "DISTRIBUTE_JOB_SECRET_FILE");
-        let door = Arc::new(Door::new(service, options.secret.clone(), super::terms(membership), JOB_REMEDY));
+        let proofs = (options.secret.as_ref(), options.tls.as_ref());
+        warn_if_exposed(&service, bound, proofs, "DISTRIBUTE_JOB_SECRET_FILE");
+        let door = Door::new(service, options.secret.clone(), super::terms(membership), JOB_REMEDY);
+        let door = Arc::new(door.tls(options.tls.clone()));
         let incoming = Incoming::new(listener, FIRST_MESSAGE, membership.world_size() as usize + STRANGERS);
         let incoming = incoming.behind(door.clone());
         let (stop, stopped) = oneshot::channel::<()>();

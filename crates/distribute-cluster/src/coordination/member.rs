@@ -4,8 +4,7 @@ use std::io::{ErrorKind, Result as IoResult};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::net::TcpStream;
-use tokio::net::tcp::OwnedReadHalf;
+use tokio::io::{ReadHalf, split};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::Interval;
@@ -20,12 +19,13 @@ use super::wire::{
 };
 use super::{CoordinationOptions, wire};
 use crate::text::{LONGEST as LONGEST_TEXT, clean};
+use crate::tls::socket::Socket;
 use crate::{Error, FailureKind, Incarnation, Membership, Result};
 
 /// A member's side of the connection to the leader.
 pub(super) struct Attendance {
     outbox: mpsc::Sender<MemberMessage>,
-    inbox: Receiver<OwnedReadHalf>,
+    inbox: Receiver<ReadHalf<Socket>>,
     sending: JoinHandle<IoResult<()>>,
     ticks: Interval,
     pulse: Pulse,
@@ -45,8 +45,8 @@ pub(super) enum Event {
 
 impl Attendance {
     /// Joins by a connection.
-    pub(super) fn begin(stream: TcpStream, join: Join, world_size: usize, options: &CoordinationOptions) -> Attendance {
-        let (reader, writer) = stream.into_split();
+    pub(super) fn begin(stream: Socket, join: Join, world_size: usize, options: &CoordinationOptions) -> Attendance {
+        let (reader, writer) = split(stream);
         let timeout = options.heartbeat_timeout;
         let (outbox, queue) = mpsc::channel(OUTBOX);
         // There is room for the first message of an empty queue.

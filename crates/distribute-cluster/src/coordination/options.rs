@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use super::limits::LONGEST;
 use crate::error::seconds;
-use crate::{Error, InterfaceChoice, JobId, JobSecret, LocalHost, Membership, Result, Task, environment, host};
+use crate::{Error, InterfaceChoice, JobId, JobSecret, JobTls, LocalHost, Membership, Result, Task, environment, host};
 
 /// Options for joining a job and for failure detection; every member must use the same heartbeats.
 #[derive(Clone)]
@@ -36,6 +36,10 @@ pub struct CoordinationOptions {
     /// Default: none; [`from_env`](CoordinationOptions::from_env) reads DISTRIBUTE_JOB_SECRET_FILE or
     /// DISTRIBUTE_JOB_SECRET.
     pub secret: Option<JobSecret>,
+    /// The certificate of this process, by which members and leader use TLS; all of them, or none. Default: none;
+    /// [`from_env`](CoordinationOptions::from_env) reads DISTRIBUTE_TLS_CA, DISTRIBUTE_TLS_CERT and
+    /// DISTRIBUTE_TLS_KEY.
+    pub tls: Option<JobTls>,
     /// An existing listener for the leader, for tests and launchers.
     pub listener: Option<Arc<TcpListener>>,
     /// The number of the newest generation of the elastic job, which ends the joining of an earlier one.
@@ -53,6 +57,7 @@ impl Default for CoordinationOptions {
             interface: None,
             job_id: None,
             secret: None,
+            tls: None,
             listener: None,
             newest: None,
         }
@@ -70,20 +75,22 @@ distribute_types::setters! {
         interface: Option<InterfaceChoice>,
         job_id: Option<JobId>,
         secret: Option<JobSecret>,
+        tls: Option<JobTls>,
         listener: Option<Arc<TcpListener>>,
     }
 }
 
 impl CoordinationOptions {
     /// Returns the defaults, modified by the environment: the join timeout from DISTRIBUTE_TIMEOUT (seconds), the
-    /// identity from DISTRIBUTE_JOB_ID, the secret from DISTRIBUTE_JOB_SECRET_FILE or DISTRIBUTE_JOB_SECRET, and the
-    /// interface from the first of DISTRIBUTE_INTERFACE, NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME: `eth` (names with
-    /// this prefix), `=eth0` (this name), `^lo,docker` (all but names with these prefixes), or an address of this
-    /// machine.
+    /// identity from DISTRIBUTE_JOB_ID, the secret from DISTRIBUTE_JOB_SECRET_FILE or DISTRIBUTE_JOB_SECRET, the
+    /// certificate from DISTRIBUTE_TLS_CA, DISTRIBUTE_TLS_CERT and DISTRIBUTE_TLS_KEY, and the interface from the first
+    /// of DISTRIBUTE_INTERFACE, NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME: `eth` (names with this prefix), `=eth0`
+    /// (this name), `^lo,docker` (all but names with these prefixes), or an address of this machine.
     ///
     /// # Errors
     /// [`Error::Config`] if the timeout is not a number above 0, the identity is malformed, the secret cannot be read,
-    /// see [`JobSecret::from_env`], or a variable is not UTF-8.
+    /// see [`JobSecret::from_env`], or the certificate cannot be used, see [`JobTls::from_env`], or a variable is not
+    /// UTF-8.
     pub fn from_env() -> Result<CoordinationOptions> {
         environment::read(|variable| CoordinationOptions::from_vars(variable))
     }
@@ -91,14 +98,15 @@ impl CoordinationOptions {
     /// Reads the options like [`from_env`](CoordinationOptions::from_env), with a function that looks up variables.
     ///
     /// # Errors
-    /// [`Error::Config`] if the timeout is not a number above 0, the identity is malformed, or the secret cannot be
-    /// read.
+    /// [`Error::Config`] if the timeout is not a number above 0, the identity is malformed, the secret cannot be read,
+    /// or the certificate cannot be used.
     pub fn from_vars(variable: impl Fn(&str) -> Option<String>) -> Result<CoordinationOptions> {
         let variable = environment::set(&variable);
         let interface = InterfaceChoice::from_vars(&variable);
         let mut options = CoordinationOptions { interface, ..CoordinationOptions::default() };
         options.job_id = JobId::from_vars(&variable)?;
         options.secret = JobSecret::from_vars(&variable)?;
+        options.tls = JobTls::from_vars(&variable)?;
         if let Some(given) = variable("DISTRIBUTE_TIMEOUT") {
             let seconds = given.trim().parse::<f64>().ok().filter(|seconds| *seconds > 0.0 && *seconds < 1e9);
             let wrong = || {
@@ -177,6 +185,7 @@ impl fmt::Debug for CoordinationOptions {
             .field("interface", &self.interface)
             .field("job_id", &self.job_id)
             .field("secret", &self.secret)
+            .field("tls", &self.tls)
             .field("listener", &self.listener)
             .finish()
     }

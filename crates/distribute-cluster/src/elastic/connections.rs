@@ -19,7 +19,8 @@ use super::wire::{MAX_HELLO_BYTES, MAX_MESSAGE_BYTES, PREAMBLE, greeted, hello, 
 use crate::frames::{Receiver, send};
 use crate::messages::ElasticMessage;
 use crate::secret::{self, JOB_REMEDY, Terms, warn_if_exposed};
-use crate::{Connection, Door, Incoming, JobId, JobSecret};
+use crate::tls::socket::Socket;
+use crate::{Connection, Door, Incoming, JobId, JobSecret, JobTls};
 
 /// A report of a connection to the event loop.
 pub(super) enum Report {
@@ -52,6 +53,7 @@ pub(super) struct Route {
 pub(super) struct Own {
     pub(super) job: JobId,
     pub(super) secret: Option<JobSecret>,
+    pub(super) tls: Option<JobTls>,
     pub(super) control: String,
     pub(super) reports: mpsc::Sender<Report>,
     /// When the refusal of a process was last logged.
@@ -64,19 +66,20 @@ impl Own {
         Terms::new("elastic 1", self.job.header_text())
     }
 
-    /// Proves the job's secret on a connection that this process has opened, and that the other side has it too.
+    /// Shows the certificate and proves the job's secret on a connection that this process has opened, as far as there
+    /// are both, and verifies those of the other side.
     ///
     /// # Errors
-    /// A sentence, if it has not.
-    async fn prove(&self, stream: &mut TcpStream) -> Result<(), String> {
-        let Some(secret) = &self.secret else { return Ok(()) };
+    /// A sentence, if it has none, or others.
+    async fn identify(&self, stream: TcpStream) -> Result<Socket, String> {
         let terms = self.terms();
-        let proving = secret::prove(stream, secret, &terms, claim(&self.control));
-        match tokio::time::timeout(GREETING, proving).await {
-            Ok(Ok(Ok(()))) => Ok(()),
-            Ok(Ok(Err(problem))) => Err(format!("{problem}; {JOB_REMEDY}")),
+        let proof = self.secret.as_ref().map(|secret| (secret, &terms, claim(&self.control)));
+        let identifying = secret::identify(stream, self.tls.as_ref(), proof);
+        match tokio::time::timeout(GREETING, identifying).await {
+            Ok(Ok(Ok(socket))) => Ok(socket),
+            Ok(Ok(Err(problem))) => Err(format!("{problem}; {}", problem.remedy(JOB_REMEDY))),
             Ok(Err(error)) => Err(error.to_string()),
-            Err(_) => Err("it did not prove the job's secret in time".to_owned()),
+            Err(_) => Err("it did not show its certificate or prove the job's secret in time".to_owned()),
         }
     }
 
@@ -129,8 +132,8 @@ impl Connections {
         let own = self.own.clone();
         self.opening.spawn(async move {
             let problem = match connect(&to).await {
-                Ok(mut stream) => match own.prove(&mut stream).await {
-                    Ok(()) => converse(stream, &own, queue).await.err(),
+                Ok(stream) => match own.identify(stream).await {
+                    Ok(socket) => converse(socket, &own, queue).await.err(),
                     Err(problem) => Some(problem),
                 },
                 Err(error) => Some(error.to_string()),
@@ -246,8 +249,9 @@ async fn receive<R: AsyncRead + Unpin>(inbox: &mut Receiver<R>, from: String, ow
 pub(super) async fn accept(listener: tokio::net::TcpListener, own: Own) {
     let service = format!("the elastic job's process at {}", own.control);
     let bound = listener.local_addr().ok().map(|address| address.ip());
-    warn_if_exposed(&service, bound, own.secret.as_ref(), "DISTRIBUTE_JOB_SECRET_FILE");
-    let door = Arc::new(Door::new(service, own.secret.clone(), own.terms(), JOB_REMEDY));
+    warn_if_exposed(&service, bound, (own.secret.as_ref(), own.tls.as_ref()), "DISTRIBUTE_JOB_SECRET_FILE");
+    let door = Door::new(service, own.secret.clone(), own.terms(), JOB_REMEDY).tls(own.tls.clone());
+    let door = Arc::new(door);
     let mut incoming = Incoming::new(listener, GREETING, MAX_INCOMING + STRANGERS).behind(door.clone());
     let (mut serving, mut id) = (JoinSet::new(), 1);
     loop {

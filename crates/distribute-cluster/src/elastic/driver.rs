@@ -33,7 +33,7 @@ const QUEUE: usize = 1024;
 pub(super) async fn start(
     settings: Settings,
     own: Candidate,
-    (job, secret): (crate::JobId, Option<crate::JobSecret>),
+    (job, secret, tls): (crate::JobId, Option<crate::JobSecret>, Option<crate::JobTls>),
     listener: tokio::net::TcpListener,
     register: Option<Arc<dyn Register>>,
     shared: Arc<Shared>,
@@ -42,7 +42,7 @@ pub(super) async fn start(
     let (events, told) = mpsc::channel(QUEUE);
     let origin = Instant::now();
     let control = own.control.clone();
-    let own_side = Own { job, secret, control, reports, warned: Arc::default() };
+    let own_side = Own { job, secret, tls, control, reports, warned: Arc::default() };
     let engine = Engine {
         core: Core::new(settings, own, origin.elapsed()),
         shared,

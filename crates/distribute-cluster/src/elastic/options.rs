@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::generation::{Generation, check_address};
 use super::register::{FileRegister, Register};
 use crate::coordination::LONGEST;
-use crate::{Error, JobId, JobSecret, Membership, Result, environment, host};
+use crate::{Error, JobId, JobSecret, JobTls, Membership, Result, environment, host};
 
 /// Who decides the next generation.
 #[derive(Clone)]
@@ -63,6 +63,9 @@ pub struct ElasticOptions {
     /// The job's secret, which processes prove to each other before anything else; the same on all of them. Default:
     /// none; [`from_env`](ElasticOptions::from_env) reads DISTRIBUTE_JOB_SECRET_FILE or DISTRIBUTE_JOB_SECRET.
     pub secret: Option<JobSecret>,
+    /// The certificate of this process, by which processes use TLS; all of them, or none. Default: none;
+    /// [`from_env`](ElasticOptions::from_env) reads DISTRIBUTE_TLS_CA, DISTRIBUTE_TLS_CERT and DISTRIBUTE_TLS_KEY.
+    pub tls: Option<JobTls>,
     /// An existing listener for control messages, used instead of `bind`; for tests and launchers.
     pub listener: Option<Arc<TcpListener>>,
     /// Whether this process may decide the first generation if it is at the address of a seed. Default true. Set it to
@@ -97,6 +100,7 @@ impl ElasticOptions {
             host: None,
             job_id,
             secret: None,
+            tls: None,
             listener: None,
             founding: true,
         }
@@ -110,8 +114,9 @@ impl ElasticOptions {
     /// that a launcher has started again (DISTRIBUTE_RESTART_COUNT) is not [founding](ElasticOptions::founding).
     ///
     /// # Errors
-    /// [`Error::Config`] if DISTRIBUTE_GENERATIONS is malformed, the secret cannot be read, or the processes cannot
-    /// find each other: without a register or with a smallest number above 1, their addresses must be known.
+    /// [`Error::Config`] if DISTRIBUTE_GENERATIONS is malformed, the secret or the certificate cannot be read, or the
+    /// processes cannot find each other: without a register or with a smallest number above 1, their addresses must be
+    /// known.
     pub fn from_env(
         membership: &Membership,
         members: RangeInclusive<u32>,
@@ -144,6 +149,7 @@ impl ElasticOptions {
         (options.authority, options.founding, options.bind) = (authority, !is_again, own);
         options.host.clone_from(&membership.advertised_host);
         options.secret = JobSecret::from_vars(&variable)?;
+        options.tls = JobTls::from_vars(&variable)?;
         if options.seeds.is_empty() {
             options.host.get_or_insert(host::decide(membership, None)?.host);
         }
@@ -209,6 +215,7 @@ distribute_types::setters! {
         bind: Option<String>,
         host: Option<String>,
         secret: Option<JobSecret>,
+        tls: Option<JobTls>,
         listener: Option<Arc<TcpListener>>,
     }
 }

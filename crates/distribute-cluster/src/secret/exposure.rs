@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use super::JobSecret;
+use crate::JobTls;
 
 /// Returns the address at which machines of other networks may reach a listener that is bound to `bound`: one that is
 /// neither loopback nor private (RFC 1918, RFC 4193) nor link-local. A listener on all interfaces has all addresses of
@@ -33,10 +34,15 @@ fn is_public(address: IpAddr) -> bool {
     }
 }
 
-/// Warns if a process without a secret listens where others than the job's hosts may connect. `service` names what is
-/// open there, `variable` the one that gives a secret.
-pub fn warn_if_exposed(service: &str, bound: Option<IpAddr>, secret: Option<&JobSecret>, variable: &str) {
-    let (Some(bound), None) = (bound, secret) else { return };
+/// Warns if a process without a secret and without TLS listens where others than the job's hosts may connect. `service`
+/// names what is open there, `variable` the one that gives a secret.
+pub fn warn_if_exposed(
+    service: &str,
+    bound: Option<IpAddr>,
+    (secret, tls): (Option<&JobSecret>, Option<&JobTls>),
+    variable: &str,
+) {
+    let (Some(bound), None, None) = (bound, secret, tls) else { return };
     let machine: Vec<IpAddr> = match bound.is_unspecified() {
         true => if_addrs::get_if_addrs().unwrap_or_default().iter().map(if_addrs::Interface::ip).collect(),
         false => Vec::new(),
@@ -44,7 +50,8 @@ pub fn warn_if_exposed(service: &str, bound: Option<IpAddr>, secret: Option<&Job
     if let Some(address) = exposed_address(bound, &machine) {
         distribute_notice::warn!(
             "{service} listens at {address}, which is not a private address, and any process that reaches it can take \
-             part: no secret is set; set {variable} alike for all processes, or listen in a private network"
+             part: no secret and no certificate is set; set {variable} alike for all processes, use TLS, or listen \
+             in a private network"
         );
     }
 }

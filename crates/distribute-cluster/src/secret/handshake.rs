@@ -11,13 +11,15 @@
 //! A proof is the HMAC-SHA256 of a label, the protocol, the side that proves, the identity, the claim and both
 //! challenges. Challenges are random and used once, so that a recorded exchange proves nothing later; sides have
 //! different codes, so that neither's proof can be sent back to it. The listener proves last: to strangers it gives
-//! nothing that depends on the secret.
+//! nothing that depends on the secret. On a connection with TLS, proofs also cover its channel binding, so that they
+//! cannot be relayed between two connections.
 //!
 //! # Source
 //! RFC 2104; ISO/IEC 9798-4, mutual authentication in three passes.
 
 use super::{JobSecret, PROOF_BYTES, Problem};
 use crate::text::{LONGEST, clean};
+use crate::tls::{ALERT_WITHOUT_TLS, TlsProblem, is_client_hello};
 use crate::{Error, Result};
 
 /// The terms on which both sides of a connection must agree: the protocol, and the job or group that they belong to.
@@ -25,6 +27,8 @@ use crate::{Error, Result};
 pub struct Terms {
     protocol: &'static str,
     identity: String,
+    /// The channel binding of the connection; empty without TLS.
+    binding: Vec<u8>,
 }
 
 impl Terms {
@@ -35,7 +39,13 @@ impl Terms {
         while identity.len() > Terms::MAX_IDENTITY_BYTES {
             identity.pop();
         }
-        Terms { protocol, identity }
+        Terms { protocol, identity, binding: Vec::new() }
+    }
+
+    /// Returns the same terms for a connection with TLS, which this binding identifies.
+    #[must_use]
+    pub fn bound_to(&self, binding: &[u8]) -> Terms {
+        Terms { binding: binding.to_vec(), ..self.clone() }
     }
 
     /// Length limit of an identity, in bytes.
@@ -44,16 +54,18 @@ impl Terms {
     /// Length limit of a claim, in bytes.
     pub const MAX_CLAIM_BYTES: usize = 200;
 
-    fn proves(&self, side: Side, claim: &[u8], exchange: &Exchange) -> [Vec<u8>; 7] {
-        [
-            LABEL.to_vec(),
-            self.protocol.as_bytes().to_vec(),
-            vec![side as u8],
-            self.identity.as_bytes().to_vec(),
-            claim.to_vec(),
-            exchange.caller.to_vec(),
-            exchange.listener.to_vec(),
-        ]
+    fn proves<'a>(&'a self, side: &'a [u8; 1], claim: &'a [u8], exchange: &'a Exchange) -> Vec<&'a [u8]> {
+        let mut fields: Vec<&[u8]> = vec![
+            LABEL,
+            self.protocol.as_bytes(),
+            side,
+            self.identity.as_bytes(),
+            claim,
+            &exchange.caller,
+            &exchange.listener,
+        ];
+        fields.extend((!self.binding.is_empty()).then_some(&self.binding[..]));
+        fields
     }
 }
 
@@ -62,6 +74,9 @@ impl Problem {
     pub fn to_bytes(&self) -> Vec<u8> {
         let body = match self {
             Problem::Garbled => return Vec::new(),
+            Problem::Tls(TlsProblem::MissingThere) => vec![CALLER_LACKS_TLS],
+            // TLS has alerts of its own.
+            Problem::Tls(_) => return Vec::new(),
             Problem::Wrong => vec![WRONG],
             Problem::MissingHere => vec![LISTENER_LACKS],
             Problem::MissingThere => vec![CALLER_LACKS],
@@ -76,6 +91,7 @@ impl Problem {
             Some((&WRONG, _)) => Problem::Wrong,
             Some((&LISTENER_LACKS, _)) => Problem::MissingThere,
             Some((&CALLER_LACKS, _)) => Problem::MissingHere,
+            Some((&CALLER_LACKS_TLS, _)) => Problem::Tls(TlsProblem::MissingHere),
             Some((&OTHER, theirs)) => {
                 let theirs = clean(&String::from_utf8_lossy(theirs), LONGEST);
                 Problem::Other { theirs, ours: ours.to_owned() }
@@ -214,6 +230,8 @@ impl Calling {
 pub struct Listening {
     secret: Option<JobSecret>,
     terms: Terms,
+    /// The reason for which every caller that begins is refused.
+    refuses: Option<Problem>,
     challenge: [u8; CHALLENGE_BYTES],
     /// Known once the caller has begun, with its claim.
     exchange: Option<(Exchange, Vec<u8>)>,
@@ -227,7 +245,13 @@ impl Listening {
     /// [`Error::Random`] if the system returns no random numbers.
     pub fn new(secret: Option<&JobSecret>, terms: &Terms) -> Result<Listening> {
         let (secret, terms, reader) = (secret.cloned(), terms.clone(), Reader::default());
-        Ok(Listening { secret, terms, challenge: challenge()?, exchange: None, reader })
+        Ok(Listening { secret, terms, refuses: None, challenge: challenge()?, exchange: None, reader })
+    }
+
+    /// Refuses every caller that begins the exchange, for this reason; others may still be plain.
+    #[must_use]
+    pub fn refusing(self, problem: Problem) -> Listening {
+        Listening { refuses: Some(problem), ..self }
     }
 
     /// Returns how many bytes to read at most, so that none that follow the exchange are taken.
@@ -240,6 +264,11 @@ impl Listening {
         let (code, body) = match self.reader.take(bytes) {
             Taken::More => return Event::More,
             Taken::Frame(code, body) => (code, body),
+            // A caller that begins a handshake here, where its certificate is not asked for, has TLS alone.
+            Taken::Foreign if self.exchange.is_none() && is_client_hello(&self.reader.bytes) => {
+                let problem = Problem::Tls(TlsProblem::MissingHere);
+                return Event::Failed { send: ALERT_WITHOUT_TLS.to_vec(), problem };
+            }
             Taken::Foreign if self.exchange.is_none() => return Event::Plain(std::mem::take(&mut self.reader.bytes)),
             Taken::Foreign => return Event::failed(Problem::Garbled),
         };
@@ -251,6 +280,9 @@ impl Listening {
                 if identity != self.terms.identity.as_bytes() {
                     let theirs = clean(&String::from_utf8_lossy(identity), LONGEST);
                     return Event::refused(Problem::Other { theirs, ours: self.terms.identity.clone() });
+                }
+                if let Some(problem) = &self.refuses {
+                    return Event::refused(problem.clone());
                 }
                 if secret.is_none() {
                     return Event::refused(Problem::MissingHere);
@@ -286,11 +318,11 @@ struct Exchange {
 
 impl Exchange {
     fn prove(&self, secret: &JobSecret, terms: &Terms, side: Side, claim: &[u8]) -> [u8; PROOF_BYTES] {
-        secret.code(&terms.proves(side, claim, self).each_ref().map(Vec::as_slice))
+        secret.code(&terms.proves(&[side as u8], claim, self))
     }
 
     fn verify(&self, secret: &JobSecret, terms: &Terms, side: Side, claim: &[u8], proof: &[u8]) -> bool {
-        secret.verifies(&terms.proves(side, claim, self).each_ref().map(Vec::as_slice), proof)
+        secret.verifies(&terms.proves(&[side as u8], claim, self), proof)
     }
 }
 
@@ -401,6 +433,7 @@ const WRONG: u8 = 1;
 const LISTENER_LACKS: u8 = 2;
 const CALLER_LACKS: u8 = 3;
 const OTHER: u8 = 4;
+const CALLER_LACKS_TLS: u8 = 5;
 
 #[cfg(test)]
 mod tests;

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::tls::{TLS_REMEDY, TlsProblem};
+
 /// Why a connection was refused. Its `Display` form is a sentence from this side's point of view, without a remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -21,9 +23,28 @@ pub enum Problem {
     },
     /// The other side sent what does not belong to the exchange, or ended it.
     Garbled,
+    /// The certificates or their handshake, which comes before the exchange.
+    Tls(TlsProblem),
 }
 
 impl Problem {
+    /// Returns whether a later attempt may succeed, because what listens may be another program.
+    pub fn is_passing(&self) -> bool {
+        match self {
+            Problem::Garbled => true,
+            Problem::Tls(problem) => problem.is_passing(),
+            _ => false,
+        }
+    }
+
+    /// Returns the remedy: of certificates, or the one given for the secret.
+    pub fn remedy(&self, of_secret: &'static str) -> &'static str {
+        match self {
+            Problem::Tls(_) => TLS_REMEDY,
+            _ => of_secret,
+        }
+    }
+
     /// Returns the same problem as the other side sees it.
     #[must_use]
     pub fn seen_from_there(&self) -> Problem {
@@ -31,6 +52,7 @@ impl Problem {
             Problem::MissingHere => Problem::MissingThere,
             Problem::MissingThere => Problem::MissingHere,
             Problem::Other { theirs, ours } => Problem::Other { theirs: ours, ours: theirs },
+            Problem::Tls(problem) => Problem::Tls(problem.seen_from_there()),
             same @ (Problem::Wrong | Problem::Garbled) => same,
         }
     }
@@ -47,6 +69,7 @@ impl fmt::Display for Problem {
                 let name = |identity: &str| identity.split_once(' ').map_or(identity, |(_, name)| name).to_owned();
                 write!(f, "the other side belongs to {}, and this process to {}", name(theirs), name(ours))
             }
+            Problem::Tls(problem) => problem.fmt(f),
             Problem::Garbled => f.write_str(
                 "the other side does not prove that it knows the secret; it may be another program, or another version",
             ),

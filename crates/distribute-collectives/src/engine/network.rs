@@ -14,12 +14,11 @@ use super::context::GroupContext;
 use super::memory::{Buffers, ExchangedMemory};
 use super::operation::CallTimes;
 use super::plan::LocalPlan;
-use distribute_cluster::JobSecret;
 
 use crate::reduction::Combiner;
 use crate::schedule::{Algorithm, Link, Step};
 use crate::sync::lock;
-use crate::transport::{AbortReason, Transport};
+use crate::transport::{AbortReason, Proofs, Transport};
 use crate::{Error, ReduceOp, Result};
 
 mod connections;
@@ -35,7 +34,7 @@ pub(crate) struct InterProcess {
     connections: Mutex<Connections>,
     transport: &'static str,
     local_host: Option<String>,
-    secret: Option<JobSecret>,
+    proofs: Proofs,
     schedules: Schedules,
     queue: Mutex<ExchangeQueue>,
 }
@@ -83,7 +82,7 @@ impl InterProcess {
         InterProcess {
             transport: transport.name(),
             local_host: local_host.or_else(|| transport.local_host()),
-            secret: transport.secret(),
+            proofs: Proofs { secret: transport.secret(), tls: transport.tls() },
             schedules: Schedules::new(algorithm, link, processes, transport.hosts()),
             connections: Mutex::new(Connections::new(transport, process, processes)),
             queue: Mutex::new(ExchangeQueue { next: 0, waiting: BTreeMap::new(), is_busy: false }),
@@ -105,9 +104,9 @@ impl InterProcess {
         self.local_host.as_deref()
     }
 
-    /// Returns the secret that new connections between these processes prove, if there is one.
-    pub(crate) fn secret(&self) -> Option<JobSecret> {
-        self.secret.clone()
+    /// Returns by what new connections between these processes are recognised.
+    pub(crate) fn proofs(&self) -> Proofs {
+        self.proofs.clone()
     }
 
     /// Queues an operation whose local phase is complete.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::job::JobMembership;
 use super::{ProcessGroup, first};
-use crate::transport::{self, GroupIdentity, Nonce, join_host, listen, new_nonce};
+use crate::transport::{self, GroupIdentity, Nonce, Proofs, join_host, listen, new_nonce};
 use crate::{Error, Options, Result, environment};
 
 impl ProcessGroup {
@@ -95,9 +95,11 @@ impl ProcessGroup {
         let listener =
             listen(&rendezvous.local_host()).map_err(|error| error.into_error(&tasks[process], &options.name))?;
         let bound = listener.local_addr().ok();
-        let (port, secret) = (bound.map_or(0, |address| address.port()), rendezvous.secret());
+        let port = bound.map_or(0, |address| address.port());
+        let proofs = Proofs { secret: rendezvous.secret(), tls: rendezvous.tls() };
         let service = format!("{}, for the members of its process groups,", tasks[process]);
-        warn_if_exposed(&service, bound.map(|address| address.ip()), secret.as_ref(), "DISTRIBUTE_JOB_SECRET_FILE");
+        let bound = bound.map(|address| address.ip());
+        warn_if_exposed(&service, bound, (proofs.secret.as_ref(), proofs.tls.as_ref()), "DISTRIBUTE_JOB_SECRET_FILE");
         let nonce = new_nonce().map_err(|error| error.into_error(&tasks[process], &options.name))?;
         let mine = Endpoint {
             options: Agreed::new(options, local_ranks),
@@ -123,7 +125,7 @@ impl ProcessGroup {
         // The first member's generation and nonce are used.
         let (generation, nonce) = endpoints.first().map_or((0, nonce), |first| (first.generation, first.nonce));
         let addresses: Vec<String> = endpoints.into_iter().map(|endpoint| endpoint.address).collect();
-        let group = GroupIdentity { name: &options.name, nonce, secret };
+        let group = GroupIdentity { name: &options.name, nonce, proofs };
         let transport = transport::open(kind, process, &addresses, listener, group, &tasks[process], deadline)?;
         let names = (0..processes * local_ranks)
             .map(|rank| match local_ranks {

@@ -152,7 +152,7 @@ impl ProcessGroup {
             }
         };
         let place = usize::from(!is_sender);
-        let group = GroupIdentity { name: &options.name, nonce, secret: self.secret() };
+        let group = GroupIdentity { name: &options.name, nonce, proofs: self.proofs() };
         let kind = self.transport_kind("send")?;
         let transport = transport::open(kind, place, &addresses, listener, group, &names[place], deadline)?;
         let job = JobMembership {

@@ -3,13 +3,11 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use distribute_cluster::JobSecret;
-
 use super::ProcessGroup;
 use super::children::ChildKey;
 use super::job::JobMembership;
 use super::join::MAX_CONNECT;
-use crate::transport::{self, ConnectError, GroupIdentity, Nonce, TransportKind, join_host, listen, new_nonce};
+use crate::transport::{self, ConnectError, GroupIdentity, Nonce, Proofs, TransportKind, join_host, listen, new_nonce};
 use crate::{Error, Options, Rank, Result};
 
 /// Maximum length of a process's address with its port.
@@ -148,9 +146,9 @@ impl ProcessGroup {
         if address.len() <= ADDRESS_BYTES { Ok((listener, address, nonce)) } else { Err(not_connectable()) }
     }
 
-    /// Returns the secret that connections of a new group prove, which is that of this one.
-    pub(crate) fn secret(&self) -> Option<JobSecret> {
-        self.engine.inter_process().and_then(|stage| stage.secret())
+    /// Returns by what connections of a new group are recognised: by what those of this one are.
+    pub(crate) fn proofs(&self) -> Proofs {
+        self.engine.inter_process().map(|stage| stage.proofs()).unwrap_or_default()
     }
 
     /// Returns the transport of a new group, which is that of this one.
@@ -184,7 +182,7 @@ impl ProcessGroup {
         let generation = self.job().map_or(0, |job| job.generation);
         // Every group has a first process.
         let nonce = leaders.first().map_or([0; Nonce::LEN], |first| endpoint(*first).1.try_into().unwrap_or_default());
-        let group = GroupIdentity { name: &options.name, nonce: Nonce::from_bytes(nonce), secret: self.secret() };
+        let group = GroupIdentity { name: &options.name, nonce: Nonce::from_bytes(nonce), proofs: self.proofs() };
         let kind = self.transport_kind("split")?;
         let transport = transport::open(kind, process, &addresses, listener, group, &names[0], deadline)?;
         let local_ranks = placement.processes[process].len();

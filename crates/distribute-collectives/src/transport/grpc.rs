@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 use bytes::{Buf, Bytes};
 use distribute_cluster::grpc::{Credentials, Inbox};
 use distribute_cluster::secret::{JOB_REMEDY, Terms};
-use distribute_cluster::{Door, Incoming as Accepting, JobSecret};
+use distribute_cluster::{Door, Incoming as Accepting, JobSecret, JobTls};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc::{self, error::TryRecvError};
 use tonic::transport::Server;
 
 use self::frames::{Frame, control};
 use self::wire::{Abort, Hello, Left, frame::Kind};
-use super::{AbortReason, ConnectError, Incoming, Nonce, Outgoing, Timeout, Transport, TransportError};
+use super::{AbortReason, ConnectError, Incoming, Nonce, Outgoing, Proofs, Timeout, Transport, TransportError};
 use crate::schedule::Link;
 
 mod connect;
@@ -58,7 +58,7 @@ const SHUTDOWN: Duration = Duration::from_millis(100);
 pub(crate) struct GrpcTransport {
     peers: Vec<Option<Peer>>,
     bell: Arc<Bell>,
-    secret: Option<JobSecret>,
+    proofs: Proofs,
     aborted: bool,
     /// `None` only while it is shut down.
     runtime: Option<Runtime>,
@@ -111,13 +111,13 @@ impl Bell {
 }
 
 impl GrpcTransport {
-    /// Connects member `rank` with all others: it calls those before it and is called by those after it. With a
-    /// secret, both sides of each connection prove it.
+    /// Connects member `rank` with all others: it calls those before it and is called by those after it. Both
+    /// sides of each connection show their certificates and prove the secret, as far as there are both.
     pub(crate) fn connect(
         rank: usize,
         addresses: &[String],
         listener: TcpListener,
-        (group, secret): (Nonce, Option<JobSecret>),
+        (group, proofs): (Nonce, Proofs),
         deadline: Instant,
     ) -> Result<GrpcTransport, ConnectError> {
         let own = addresses.get(rank).cloned().unwrap_or_default();
@@ -137,8 +137,9 @@ impl GrpcTransport {
                 tokio::net::TcpListener::from_std(listener).map_err(|source| failed("listen on", &own, source))?;
             let hello = Hello { nonce: Bytes::copy_from_slice(&group.to_bytes()), rank: rank as u32 };
             let terms = Terms::new("collectives over grpc 1", group.to_string());
+            let Proofs { secret, tls } = &proofs;
             let door = Door::new(format!("member {rank} of a group"), secret.clone(), terms.clone(), JOB_REMEDY);
-            let door = Arc::new(door);
+            let door = Arc::new(door.tls(tls.clone()));
             let incoming = Accepting::new(listener, MAX_SILENCE, addresses.len() + MAX_STRANGERS);
             let service = connect::service(hello.clone(), addresses.len(), &bell, door.clone(), arrivals);
             let server = tokio::spawn(
@@ -150,9 +151,8 @@ impl GrpcTransport {
                     .serve_with_incoming(incoming.behind(door)),
             );
             for (peer, address) in addresses.iter().enumerate().take(rank) {
-                let proof = secret.clone().map(|secret| {
-                    Credentials::new(secret, terms.clone(), connect::claim(rank as u32, peer as u32), JOB_REMEDY)
-                });
+                let (claim, terms) = (connect::claim(rank as u32, peer as u32), terms.clone());
+                let proof = Credentials::new((secret.clone(), tls.clone()), terms, claim, JOB_REMEDY);
                 let call = connect::call(address, hello.clone(), (peer, proof), &bell, deadline);
                 peers[peer] = Some(call.await.map_err(|source| failed("connect to", address, source))?);
             }
@@ -175,7 +175,7 @@ impl GrpcTransport {
             runtime.shutdown_timeout(SHUTDOWN);
             return Err(error);
         }
-        Ok(GrpcTransport { peers, bell, secret, aborted: false, runtime: Some(runtime) })
+        Ok(GrpcTransport { peers, bell, proofs, aborted: false, runtime: Some(runtime) })
     }
 
     /// Returns the error of a peer's control message that ends the exchange; leaving does not.
@@ -263,7 +263,11 @@ impl Transport for GrpcTransport {
     }
 
     fn secret(&self) -> Option<JobSecret> {
-        self.secret.clone()
+        self.proofs.secret.clone()
+    }
+
+    fn tls(&self) -> Option<JobTls> {
+        self.proofs.tls.clone()
     }
 
     fn last_heard(&self, peer: usize) -> Option<Instant> {

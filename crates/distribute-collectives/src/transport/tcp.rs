@@ -5,23 +5,30 @@
 //! Members of one host may share memory; their data socket then only carries doorbells, and ends when the other dies.
 
 use std::io::{self, IoSlice, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-use distribute_cluster::JobSecret;
+use distribute_cluster::{JobSecret, JobTls};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::AsFd;
 
 use super::poll::poll;
 use super::shm::{Lane, LaneError, Obstacle};
-use super::{AbortReason, ConnectError, Incoming, Nonce, Outgoing, Sharing, Timeout, Transport, TransportError};
+use super::{
+    AbortReason, ConnectError, Incoming, Nonce, Outgoing, Proofs, Sharing, Timeout, Transport, TransportError,
+};
 use crate::schedule::Link;
 
 mod connect;
 mod hello;
 mod reception;
+mod stream;
 #[cfg(test)]
 mod tests;
+#[cfg(all(test, feature = "tls"))]
+mod tls_tests;
+
+use stream::Stream;
 
 /// Bytes written or read on one socket before the others are served.
 const TURN_BYTES: usize = 1 << 20;
@@ -41,8 +48,8 @@ const MAX_CONTROL_BYTES: usize = 64 * 1024;
 
 /// The sockets of one peer.
 struct Peer {
-    data: TcpStream,
-    control: TcpStream,
+    data: Stream,
+    control: Stream,
     heard: Option<Instant>,
     inbox: Vec<u8>,
     /// The last call in which it said that it waits.
@@ -61,7 +68,7 @@ pub(crate) struct TcpTransport {
     hosts: Vec<usize>,
     /// How long an idle exchange spins without yielding its core.
     spin_only: Duration,
-    secret: Option<JobSecret>,
+    proofs: Proofs,
     aborted: bool,
 }
 
@@ -69,16 +76,16 @@ impl TcpTransport {
     /// Connects member `rank` with all others.
     ///
     /// `addresses` holds the listening address of every member; each connects to those before it and accepts those
-    /// after. With a secret, both sides of each connection prove it.
+    /// after. Both sides of each connection show their certificates and prove the secret, as far as there are both.
     pub(crate) fn connect(
         rank: usize,
         addresses: &[String],
         listener: &TcpListener,
-        (group, secret): (Nonce, Option<JobSecret>),
+        (group, proofs): (Nonce, Proofs),
         sharing: Sharing,
         deadline: Instant,
     ) -> Result<TcpTransport, ConnectError> {
-        let mut sockets = connect::connect(rank, addresses, listener, group, secret.as_ref(), deadline)?;
+        let mut sockets = connect::connect(rank, addresses, listener, group, &proofs, deadline)?;
         // From here on each socket is one of a member that has proved the job's secret, if there is one.
         let (lanes, hosts) = connect::share(rank, &mut sockets, sharing, deadline)?;
         let mut peers = Vec::with_capacity(sockets.len());
@@ -95,8 +102,8 @@ impl TcpTransport {
             peers.push(match pair {
                 [Some(data), Some(control)] => {
                     for socket in [&data, &control] {
-                        socket.set_nodelay(true).map_err(connect::setup)?;
-                        socket.set_nonblocking(true).map_err(connect::setup)?;
+                        socket.socket().set_nodelay(true).map_err(connect::setup)?;
+                        socket.socket().set_nonblocking(true).map_err(connect::setup)?;
                     }
                     Some(Peer { data, control, heard: None, inbox: Vec::new(), waiting: None, lane, ended: None })
                 }
@@ -131,7 +138,7 @@ impl TcpTransport {
         // Where there are more ranks than cores, the one that is waited for needs this one's.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let spin_only = if local < cores { SPIN_ONLY } else { Duration::ZERO };
-        Ok(TcpTransport { peers, name, hosts, spin_only, secret, aborted: false })
+        Ok(TcpTransport { peers, name, hosts, spin_only, proofs, aborted: false })
     }
 
     /// Sleeps until a socket is ready that the exchange needs, or that may carry a control message.
@@ -221,7 +228,9 @@ impl Transport for TcpTransport {
                     Ok(wrote) => progress |= wrote,
                     Err(error) => return Err(self.diagnose(out.to, error.to_string())),
                 }
-                if !out.parts.is_empty() {
+                // What is encrypted must leave before this member may wait for something else.
+                // A full socket has woken a peer with shared memory already.
+                if !out.parts.is_empty() || (peer.lane.is_none() && peer.data.wants_write()) {
                     writers.push(out.to);
                 }
             }
@@ -293,12 +302,16 @@ impl Transport for TcpTransport {
     }
 
     fn local_host(&self) -> Option<String> {
-        let address = self.peers.iter().flatten().find_map(|peer| peer.data.local_addr().ok())?;
+        let address = self.peers.iter().flatten().find_map(|peer| peer.data.socket().local_addr().ok())?;
         Some(address.ip().to_string())
     }
 
     fn secret(&self) -> Option<JobSecret> {
-        self.secret.clone()
+        self.proofs.secret.clone()
+    }
+
+    fn tls(&self) -> Option<JobTls> {
+        self.proofs.tls.clone()
     }
 
     fn last_heard(&self, peer: usize) -> Option<Instant> {
@@ -329,6 +342,10 @@ impl Drop for TcpTransport {
         if !self.aborted {
             self.tell(CONTROL_LEFT, &[]);
         }
+        for peer in self.peers.iter_mut().flatten() {
+            peer.data.close();
+            peer.control.close();
+        }
     }
 }
 
@@ -354,6 +371,15 @@ impl Peer {
             return Ok(progress);
         }
         let mut total = 0;
+        if self.data.wants_write() {
+            match self.data.flush() {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                flushed => flushed?,
+            }
+            if parts.is_empty() {
+                return Ok(true);
+            }
+        }
         while !parts.is_empty() && total < TURN_BYTES {
             match self.data.write_vectored(parts) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
@@ -409,8 +435,8 @@ impl Peer {
 
     /// Wakes a peer that sleeps on shared memory. A full socket has woken it already; a broken one is noticed
     /// elsewhere.
-    fn ring_doorbell(&self) {
-        let _ = (&self.data).write(&[0]);
+    fn ring_doorbell(&mut self) {
+        let _ = self.data.write(&[0]);
     }
 
     /// Reads the doorbells of a peer with shared memory, and notes that it has ended.

@@ -40,7 +40,7 @@ fn opened(
     wait: Duration,
 ) -> crate::Result<Box<dyn Transport>> {
     let secret = secret.map(|text| JobSecret::new(text).expect("long enough"));
-    let group = GroupIdentity { name: "g", nonce, secret };
+    let group = GroupIdentity { name: "g", nonce, proofs: Proofs { secret, tls: None } };
     open(kind, rank, addresses, listener, group, &format!("rank {rank}"), Instant::now() + wait)
 }
 
@@ -81,7 +81,7 @@ fn members_with_one_secret_form_groups_and_sub_groups() {
                         return;
                     }
                     let half = group.split(Some(rank as u32 % 2), 0).expect("all split").expect("all have a colour");
-                    assert!(half.secret().is_some(), "{name}");
+                    assert!(half.proofs().secret.is_some(), "{name}");
                     let mut values = [rank as u32];
                     half.all_reduce(&mut values, ReduceOp::Sum).expect("both are there");
                     assert_eq!(values, [if rank % 2 == 0 { 2 } else { 4 }], "{name}");

@@ -76,7 +76,7 @@ fn read_within(
     answer: impl Fn(usize) -> Vec<Chunk> + Send + Sync + 'static,
 ) -> (Vec<i64>, Option<String>) {
     let job = JobId::new("rogue").unwrap();
-    let identity = Identity::new(job.clone(), None);
+    let identity = Identity::new(job.clone(), None, None);
     let service = Dispatcher::start(DispatcherOptions::default().identity(Some(job.clone()))).unwrap();
     let address = service.address().to_string();
     let runtime = crate::dispatcher::runtime("rogue").unwrap();
@@ -189,7 +189,7 @@ fn a_caller_without_the_services_secret_is_refused_before_its_body() {
         let mut channel = endpoint.connect().await.unwrap();
         // It knows the service's identity, and its message never comes.
         let (_outbox, body) = outbox(1);
-        let headers = Identity::new(job, None).headers().unwrap();
+        let headers = Identity::new(job, None, None).headers().unwrap();
         let call = distribute_cluster::grpc::call(&mut channel, dispatcher!("Register"), headers, body);
         tokio::time::timeout(Duration::from_secs(5), call).await.unwrap().err().unwrap()
     });

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use distribute_cluster::grpc::Credentials;
 use distribute_cluster::secret::{DATA_SERVICE_REMEDY, Terms, warn_if_exposed};
-use distribute_cluster::{Door, JobId, JobSecret};
+use distribute_cluster::{Door, JobId, JobSecret, JobTls};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tonic::Status;
 
@@ -25,23 +25,28 @@ pub(crate) struct Identity {
     /// The job in the form of the headers.
     written: String,
     secret: Option<JobSecret>,
+    tls: Option<JobTls>,
 }
 
 impl Identity {
-    pub(crate) fn new(job: JobId, secret: Option<JobSecret>) -> Identity {
-        Identity { written: job.header_text(), job, secret }
+    pub(crate) fn new(job: JobId, secret: Option<JobSecret>, tls: Option<JobTls>) -> Identity {
+        Identity { written: job.header_text(), job, secret, tls }
     }
 
-    /// Returns the identity and the secret that are given, or else those of the environment.
+    /// Returns the identity, the secret and the certificate that are given, or else those of the environment.
     ///
     /// # Errors
     /// [`Error::Option`](crate::Error::Option) or [`Error::Secret`](crate::Error::Secret) if they are malformed.
-    pub(crate) fn of(job: Option<JobId>, secret: Option<JobSecret>) -> crate::Result<Identity> {
+    pub(crate) fn of(job: Option<JobId>, secret: Option<JobSecret>, tls: Option<JobTls>) -> crate::Result<Identity> {
         let secret = match secret {
             None => JobSecret::of_data_service()?,
             given => given,
         };
-        Ok(Identity::new(job.map_or_else(environment::identity, Ok)?, secret))
+        let tls = match tls {
+            None => JobTls::from_env()?,
+            given => given,
+        };
+        Ok(Identity::new(job.map_or_else(environment::identity, Ok)?, secret, tls))
     }
 
     /// Returns what both sides of a connection agree on before they prove the secret.
@@ -49,20 +54,22 @@ impl Identity {
         Terms::new("data service 1", &self.written)
     }
 
-    /// Returns what connections of this process prove, if the service has a secret.
+    /// Returns what connections of this process show and prove, if the service uses TLS or has a secret.
     pub(super) fn credentials(&self) -> Option<Credentials> {
-        Some(Credentials::new(self.secret.clone()?, self.terms(), CLAIM, DATA_SERVICE_REMEDY))
+        Credentials::new((self.secret.clone(), self.tls.clone()), self.terms(), CLAIM, DATA_SERVICE_REMEDY)
     }
 
-    /// Returns what callers of this process have to prove before anything else of theirs is read.
+    /// Returns what callers of this process have to show and to prove before anything else of theirs is read.
     pub(super) fn door(&self, service: String) -> Arc<Door> {
-        Arc::new(Door::new(service, self.secret.clone(), self.terms(), DATA_SERVICE_REMEDY))
+        let door = Door::new(service, self.secret.clone(), self.terms(), DATA_SERVICE_REMEDY);
+        Arc::new(door.tls(self.tls.clone()))
     }
 
-    /// Warns if others than the service's hosts may reach a listener of it that has no secret.
+    /// Warns if others than the service's hosts may reach a listener of it that has neither a secret nor TLS.
     pub(crate) fn warn_if_exposed(&self, service: &str, listener: &TcpListener) {
         let bound = listener.local_addr().ok().map(|address| address.ip());
-        warn_if_exposed(service, bound, self.secret.as_ref(), "DISTRIBUTE_DATA_SERVICE_SECRET_FILE");
+        let proofs = (self.secret.as_ref(), self.tls.as_ref());
+        warn_if_exposed(service, bound, proofs, "DISTRIBUTE_DATA_SERVICE_SECRET_FILE");
     }
 
     /// Returns the headers of calls by this process.
@@ -109,7 +116,7 @@ mod tests {
 
     #[test]
     fn calls_of_others_are_refused_in_words() {
-        let identity = Identity::new(JobId::new("a").unwrap(), None);
+        let identity = Identity::new(JobId::new("a").unwrap(), None, None);
         assert!(identity.admit(&identity.headers().unwrap()).is_ok());
         for (name, value, words) in [
             (JOB_HEADER, "00 b", "the data service a, and the caller to b"),

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-use distribute_cluster::{FailureKind, JobId, JobSecret};
+use distribute_cluster::tls::TlsFiles;
+use distribute_cluster::{FailureKind, JobId, JobSecret, JobTls};
 use distribute_data_service::{DataWorker, Dispatcher, DispatcherOptions, Error, dataset};
 use distribute_input::{Array, Dataset};
+use distribute_testkit::certificates::{Authority, Certificate};
 use distribute_types::ErrorClass;
 
 use crate::{dispatcher, dispatcher_at, elements, options, worker};
@@ -68,6 +70,42 @@ fn without_the_services_secret_nothing_is_served() {
         let read: Dataset<Array<i64>> = dataset(reads).unwrap();
         for text in [error.to_string(), first_error(&read)] {
             assert!(text.contains(words) && text.contains("set DISTRIBUTE_DATA_SERVICE_SECRET_FILE"), "{text}");
+        }
+        assert_eq!(error.failure_kind(), FailureKind::Configuration, "{error}");
+    }
+    assert_eq!(data.iter().filter(Result::is_ok).count(), 9);
+}
+
+#[test]
+fn without_a_certificate_of_the_services_authority_nothing_is_served() {
+    let name = "certificates";
+    let folder = tempfile::tempdir().unwrap();
+    let issued = |authority: &Authority, stem: &str| {
+        let files = authority.issue(folder.path(), stem, &Certificate::valid()).unwrap();
+        JobTls::open(TlsFiles::new(files.authority, files.certificate, files.key)).unwrap()
+    };
+    let authority = Authority::new().unwrap();
+    let own = issued(&authority, "own");
+    let given = DispatcherOptions::default().identity(Some(crate::identity(name))).tls(Some(own.clone()));
+    let dispatcher = Dispatcher::start(given).unwrap();
+    let serves = || worker(&dispatcher, name).dataset("train", &Dataset::range(0..9));
+    let _serving = serves().tls(issued(&authority, "worker")).start().unwrap();
+    let data: Dataset<Array<i64>> = dataset(options(&dispatcher, name).tls(own)).unwrap();
+    assert_eq!(data.iter().filter(Result::is_ok).count(), 9);
+    let other = issued(&Authority::new().unwrap(), "other");
+    for (given, words) in [
+        (Some(other), "the certificate of the other side is not of the authority that this process trusts"),
+        (None, "this process does not use TLS, and the other side does"),
+    ] {
+        let reads = options(&dispatcher, name);
+        let (reads, serves) = match given {
+            Some(given) => (reads.tls(given.clone()), serves().tls(given)),
+            None => (reads, serves()),
+        };
+        let error = serves.start().unwrap_err();
+        let read: Dataset<Array<i64>> = dataset(reads).unwrap();
+        for text in [error.to_string(), first_error(&read)] {
+            assert!(text.contains(words) && text.contains("DISTRIBUTE_TLS_CERT"), "{text}");
         }
         assert_eq!(error.failure_kind(), FailureKind::Configuration, "{error}");
     }

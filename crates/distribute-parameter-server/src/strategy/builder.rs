@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use distribute_cluster::{ClusterResolver, JobSecret, Membership, SimpleResolver, TaskType};
+use distribute_cluster::{ClusterResolver, JobSecret, JobTls, Membership, SimpleResolver, TaskType};
 use distribute_device::DType;
 use parking_lot::Mutex;
 
@@ -44,6 +44,9 @@ pub struct ParameterServerOptions {
     /// The secret that tasks of the job prove to each other on every connection. Default: what
     /// [`JobSecret::from_env`] reads, as workers and servers do.
     pub secret: Option<JobSecret>,
+    /// The certificate by which tasks of the job use TLS; all of them, or none. Default: what [`JobTls::from_env`]
+    /// reads, as workers and servers do.
+    pub tls: Option<JobTls>,
 }
 
 impl Default for ParameterServerOptions {
@@ -58,6 +61,7 @@ impl Default for ParameterServerOptions {
             server_timeout: Duration::from_secs(300),
             restore_servers_from: None,
             secret: None,
+            tls: None,
         }
     }
 }
@@ -74,6 +78,7 @@ distribute_types::setters! {
         wire: Option<DType>,
         restore_servers_from: Option<PathBuf>,
         secret: Option<JobSecret>,
+        tls: Option<JobTls>,
     }
 }
 
@@ -146,6 +151,7 @@ impl ParameterServerStrategyBuilder {
         }
         let options = self.options;
         job.secret = options.secret.clone().or(job.secret);
+        job.tls = options.tls.clone().or(job.tls);
         options.updates.check()?;
         check_silence(options.silence)?;
         if let Some(wire) = options.wire.filter(|wire| !matches!(wire, DType::F16 | DType::BF16)) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use distribute_cluster::grpc::Credentials;
 use distribute_cluster::secret::{JOB_REMEDY, Terms};
-use distribute_cluster::{Acquaintance, ClusterResolver, Door, JobId, JobSecret, Task, printable};
+use distribute_cluster::{Acquaintance, ClusterResolver, Door, JobId, JobSecret, JobTls, Task, printable};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tonic::Status;
 
@@ -15,20 +15,22 @@ const JOB_HEADER: &str = "distribute-job";
 const TASK_HEADER: &str = "distribute-task";
 const SESSION_HEADER: &str = "distribute-session";
 
-/// The job of this process: its identity, and the secret that its tasks prove to each other.
+/// The job of this process: its identity, the secret that its tasks prove to each other, and the certificate by which
+/// they use TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OwnJob {
     pub(crate) id: JobId,
     pub(crate) secret: Option<JobSecret>,
+    pub(crate) tls: Option<JobTls>,
 }
 
 impl OwnJob {
-    /// Reads both from the environment; the identity may be the cluster's.
+    /// Reads all from the environment; the identity may be the cluster's.
     ///
     /// # Errors
-    /// If either is malformed.
+    /// If one is malformed.
     pub(crate) fn from_env(cluster: &impl ClusterResolver) -> Result<OwnJob, distribute_cluster::Error> {
-        Ok(OwnJob { id: JobId::from_env(cluster)?, secret: JobSecret::from_env()? })
+        Ok(OwnJob { id: JobId::from_env(cluster)?, secret: JobSecret::from_env()?, tls: JobTls::from_env()? })
     }
 
     /// Returns what both sides of a connection agree on before they prove the secret.
@@ -38,7 +40,8 @@ impl OwnJob {
 
     /// Returns what callers of a task have to prove before anything else of theirs is read.
     pub(crate) fn door(&self, task: Task) -> Arc<Door> {
-        Arc::new(Door::new(task.to_string(), self.secret.clone(), self.terms(), JOB_REMEDY))
+        let door = Door::new(task.to_string(), self.secret.clone(), self.terms(), JOB_REMEDY);
+        Arc::new(door.tls(self.tls.clone()))
     }
 }
 
@@ -62,10 +65,10 @@ impl Addressee {
         ]))
     }
 
-    /// Returns what connections to it prove, if the job has a secret.
+    /// Returns what connections to it show and prove, if the job uses TLS or has a secret.
     pub(super) fn credentials(&self) -> Option<Credentials> {
-        let secret = self.job.secret.clone()?;
-        Some(Credentials::new(secret, self.job.terms(), self.task.to_string(), JOB_REMEDY))
+        let OwnJob { secret, tls, .. } = self.job.clone();
+        Credentials::new((secret, tls), self.job.terms(), self.task.to_string(), JOB_REMEDY)
     }
 }
 
@@ -85,8 +88,8 @@ impl Identity {
         Identity { job, task, written_job, written_task }
     }
 
-    /// Refuses a call on a connection that has not proved the job's secret, if there is one, or has proved it to
-    /// another task.
+    /// Refuses a call on a connection that has not shown a certificate or proved the job's secret, if there are these,
+    /// or has proved it to another task.
     ///
     /// # Errors
     /// `unauthenticated`, or `permission_denied` for another task.
@@ -151,7 +154,7 @@ mod tests {
     use super::*;
 
     fn identity() -> Identity {
-        let job = OwnJob { id: JobId::new("a").unwrap(), secret: None };
+        let job = OwnJob { id: JobId::new("a").unwrap(), secret: None, tls: None };
         Identity::new(job, Task::new(TaskType::Ps, 1))
     }
 

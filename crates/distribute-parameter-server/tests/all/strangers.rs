@@ -2,11 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use distribute_cluster::{ClusterResolver, ClusterSpec, FailureKind, JobId, JobSecret, SimpleResolver, Task, TaskType};
+use distribute_cluster::tls::TlsFiles;
+use distribute_cluster::{
+    ClusterResolver, ClusterSpec, FailureKind, JobId, JobSecret, JobTls, SimpleResolver, Task, TaskType,
+};
 use distribute_optim::{OptimizerDescription, UpdateRule};
 use distribute_parameter_server::{
     ClusterCoordinator, Error, FixedShardsPartitioner, ParameterServerStrategy, Program, Server, ServerOptions,
 };
+use distribute_testkit::certificates::{Authority, Certificate, Files};
 use distribute_testkit::{Job, Ports, Signal};
 use distribute_types::ErrorClass;
 use distribute_values::{HostTensor, TensorStorage};
@@ -124,6 +128,59 @@ fn tasks_without_the_jobs_secret_take_no_part() {
     for task in [server(0), worker(0)] {
         let printed = cluster.end_of(task);
         assert!(printed.contains("left") && !printed.contains(secret), "{task}: {printed}");
+    }
+}
+
+#[test]
+fn tasks_without_a_certificate_of_the_jobs_authority_take_no_part() {
+    let folder = tempfile::tempdir().unwrap();
+    let authority = Authority::new().unwrap();
+    let issue =
+        |authority: &Authority, stem: &str| authority.issue(folder.path(), stem, &Certificate::valid()).unwrap();
+    let opened = |files: &Files| JobTls::open(TlsFiles::new(&files.authority, &files.certificate, &files.key)).unwrap();
+    let tasks = issue(&authority, "tasks");
+    let path = |path: &std::path::Path| path.to_string_lossy().into_owned();
+    let mut cluster = Cluster::prepare(1, 1)
+        .env("DISTRIBUTE_TLS_CA", &path(&tasks.authority))
+        .env("DISTRIBUTE_TLS_CERT", &path(&tasks.certificate))
+        .env("DISTRIBUTE_TLS_KEY", &path(&tasks.key))
+        .begin_all();
+    let strategy = |tls: Option<JobTls>| {
+        ParameterServerStrategy::builder(&cluster.resolver()).options(Cluster::options().tls(tls)).build()
+    };
+    let began = Instant::now();
+    let other = opened(&issue(&Authority::new().unwrap(), "other"));
+    for (given, words) in [
+        (Some(other), "the certificate of the other side is not of the authority that this process trusts"),
+        (None, "this process does not use TLS, and the other side does; give every process"),
+    ] {
+        let error = strategy(given).unwrap_err();
+        assert!(matches!(error, Error::Secret { .. }) && error.to_string().contains(words), "{error}");
+        assert_eq!(error.failure_kind(), FailureKind::Configuration, "{error}");
+    }
+    assert!(began.elapsed() < SOON / 2, "{:?}", began.elapsed());
+    let of_job = strategy(Some(opened(&issue(&authority, "chief")))).unwrap();
+    of_job.untrained("total", &HostTensor::scalar(0.0)).unwrap();
+    let coordinator = ClusterCoordinator::new(&of_job, program()).unwrap();
+    drop(of_job);
+    coordinator.schedule("add", &1.0).unwrap();
+    coordinator.join().unwrap();
+    // A caller that knows everything of the job is refused before its body, which never arrives here.
+    let own = cluster.resolver().job_id().unwrap();
+    block_on(async {
+        for (task, method) in [(server(0), "ParameterServer/Push"), (worker(0), "Worker/Run")] {
+            let caller = Caller::new(&cluster.address(task), &task.to_string(), &own, 77);
+            let mut open = caller.open([&[0, 0x40, 0, 0, 0][..], &[7; 1000]].concat());
+            let words = "this process does not use TLS";
+            refused(caller.answer_to(method, &mut open).await, Code::Unauthenticated, words);
+        }
+    });
+    coordinator.schedule("add", &1.0).unwrap();
+    coordinator.join().unwrap();
+    assert_eq!(total(&coordinator), 2.0);
+    drop(coordinator);
+    for task in [server(0), worker(0)] {
+        assert!(cluster.end_of(task).contains("left"), "{task}");
     }
 }
 

@@ -8,7 +8,6 @@
 //! segment. Fetching from each other's memory is tried in the same way, with a number at an address.
 
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
 use std::sync::Arc;
 
 use super::super::nonce::Nonce;
@@ -35,7 +34,7 @@ pub(in crate::transport) struct Answered {
 }
 
 /// Makes a segment and tells the peer of it.
-pub(in crate::transport) fn offer(stream: &mut TcpStream) -> io::Result<Offered> {
+pub(in crate::transport) fn offer(stream: &mut impl Write) -> io::Result<Offered> {
     let nonce = Nonce::new()?;
     let probe = Box::new(nonce);
     let place = PidScope::here();
@@ -54,7 +53,7 @@ pub(in crate::transport) fn offer(stream: &mut TcpStream) -> io::Result<Offered>
 }
 
 /// Reads an offer, tries it, and tells the peer how that went.
-pub(in crate::transport) fn answer(stream: &mut TcpStream) -> io::Result<Answered> {
+pub(in crate::transport) fn answer(stream: &mut (impl Read + Write)) -> io::Result<Answered> {
     let mut bytes = [0; OFFER_BYTES];
     stream.read_exact(&mut bytes)?;
     let mut fields = Fields(&bytes);
@@ -88,7 +87,10 @@ pub(in crate::transport) fn answer(stream: &mut TcpStream) -> io::Result<Answere
 }
 
 /// Reads the answer to an offer, and tells the peer whether this side has recognised it and can fetch too.
-pub(in crate::transport) fn accept(stream: &mut TcpStream, offered: Offered) -> io::Result<Result<Lane, Obstacle>> {
+pub(in crate::transport) fn accept(
+    stream: &mut (impl Read + Write),
+    offered: Offered,
+) -> io::Result<Result<Lane, Obstacle>> {
     let mut bytes = [0; ANSWER_BYTES];
     stream.read_exact(&mut bytes)?;
     let (obstacle, peer_fetches) = (Obstacle::from_code(bytes[0]), bytes[1] == 1);
@@ -107,7 +109,7 @@ pub(in crate::transport) fn accept(stream: &mut TcpStream, offered: Offered) -> 
 
 impl Answered {
     /// Reads whether the peer has recognised this side, and whether it can fetch from this process's memory.
-    pub(in crate::transport) fn finish(self, stream: &mut TcpStream) -> io::Result<Result<Lane, Obstacle>> {
+    pub(in crate::transport) fn finish(self, stream: &mut impl Read) -> io::Result<Result<Lane, Obstacle>> {
         let mut bytes = [0; 2];
         stream.read_exact(&mut bytes)?;
         let [recognised, peer_fetches] = bytes.map(|byte| byte == 1);

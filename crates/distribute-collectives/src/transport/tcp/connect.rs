@@ -1,28 +1,30 @@
-//! Connection setup: each member connects to those before it and accepts those after it. If the job has a secret, both
-//! sides of a connection prove it before anything else is read.
+//! Connection setup: each member connects to those before it and accepts those after it. If the job uses TLS or has a
+//! secret, both sides of a connection show their certificates and prove the secret before anything else is read.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
+use distribute_cluster::look_up;
 use distribute_cluster::secret::{Calling, Event, Problem, Refusals, Terms};
-use distribute_cluster::{JobSecret, look_up};
+use distribute_cluster::tls::{Session, TlsProblem};
 
 use super::super::listen::LOOK_UP;
 use super::super::shm::{self, Lane, Obstacle};
-use super::super::{ConnectError, Nonce, Sharing, Unproved};
+use super::super::{ConnectError, Nonce, Proofs, Sharing, Unproved};
 use super::hello::{Hello, Welcome, claim};
 use super::reception::{Door, Known, MAX_STRANGERS, Reception};
+use super::stream::Stream;
 
 /// A socket for data and one for control messages, for each member but this one.
-pub(super) type Sockets = Vec<[Option<TcpStream>; 2]>;
+pub(super) type Sockets = Vec<[Option<Stream>; 2]>;
 
 pub(super) fn connect(
     rank: usize,
     addresses: &[String],
     listener: &TcpListener,
     group: Nonce,
-    secret: Option<&JobSecret>,
+    proofs: &Proofs,
     deadline: Instant,
 ) -> Result<Sockets, ConnectError> {
     let mut sockets: Sockets = addresses.iter().map(|_| [None, None]).collect();
@@ -31,45 +33,56 @@ pub(super) fn connect(
     for (peer, address) in addresses.iter().enumerate().take(rank) {
         for channel in 0..2 {
             let hello = Hello { group, rank, channel };
-            let (calling, first) = match secret {
-                None => (None, hello.encode().to_vec()),
-                Some(secret) => {
-                    let (calling, first) = Calling::new(secret, &terms, &claim(&hello, peer)).map_err(random)?;
-                    (Some(calling), first)
+            let mut dialled_now = match &proofs.tls {
+                None => {
+                    let (opening, first) = greeting(proofs, &terms, &hello, peer)?;
+                    let stream = dial(address, &first, deadline)?;
+                    Dialled { peer, address, channel, stream: stream.into(), hello, opening }
+                }
+                Some(tls) => {
+                    let mut stream = Stream::from(dial(address, &[], deadline)?);
+                    let failed = |problem| Unproved::error(&Problem::Tls(problem));
+                    let session = Session::calling(tls).map_err(|problem| own(address, failed(problem)))?;
+                    stream.encrypt(session);
+                    Dialled { peer, address, channel, stream, hello, opening: Opening::Handshake }
                 }
             };
-            let stream = dial(address, &first, deadline)?;
-            if calling.is_some() {
-                stream.set_nonblocking(true).map_err(setup)?;
+            if dialled_now.is_opening() {
+                dialled_now.stream.socket().set_nonblocking(true).map_err(setup)?;
             }
-            dialled.push(Dialled { peer, address, channel, stream, calling });
+            // The first message of a handshake; without one there is nothing to do before an answer has come.
+            dialled_now.open(&Door { rank, proofs, terms: &terms, refusals: Refusals::default() })?;
+            dialled.push(dialled_now);
         }
     }
     let expected = 2 * (addresses.len() - rank - 1);
     let mut accepted = 0;
     let most = expected + MAX_STRANGERS;
-    let door = Door { rank, secret, terms: &terms, refusals: Refusals::default() };
+    let door = Door { rank, proofs, terms: &terms, refusals: Refusals::default() };
     let mut reception = Reception::new(listener, most, door);
-    // Members prove the secret on both of their connections at the same time as their own callers do: were one after
+    // Members identify themselves on both of their connections at the same time as their own callers do: were one after
     // the other, each member would wait for those of higher ranks.
-    while accepted < expected || dialled.iter().any(|dialled| dialled.calling.is_some()) {
-        let Some(Known { mut stream, hello, proved }) = reception.next(&mut dialled, accepted < expected, deadline)?
-        else {
-            continue;
-        };
+    while accepted < expected || dialled.iter().any(Dialled::is_opening) {
+        let Some(known) = reception.next(&mut dialled, accepted < expected, deadline)? else { continue };
+        let Known { mut stream, hello, encrypted, proved } = known;
         // A connection of another group: not ours to answer.
         if hello.group != group || hello.rank <= rank {
             continue;
         }
-        if secret.is_some() && !proved {
-            reception.door.log(&stream, &Problem::MissingThere);
+        let missing = match (&proofs.tls, &proofs.secret) {
+            (Some(_), _) if !encrypted => Some(Problem::Tls(TlsProblem::MissingThere)),
+            (_, Some(_)) if !proved => Some(Problem::MissingThere),
+            _ => None,
+        };
+        if let Some(problem) = missing {
+            reception.door.log(stream.socket(), &problem);
             // A caller that has hung up needs no answer.
-            let _ = stream.write_all(&Problem::MissingThere.to_bytes());
+            let _ = stream.write_all(&problem.to_bytes());
             continue;
         }
         if let Some(place @ None) = sockets.get_mut(hello.rank).and_then(|pair| pair.get_mut(hello.channel)) {
             // A caller that has hung up is not a member: a member waits for this.
-            if stream.write_all(&Welcome { group, rank }.encode()).is_ok() {
+            if stream.write_all(&Welcome { group, rank }.encode()).and_then(|()| stream.flush()).is_ok() {
                 *place = Some(stream);
                 accepted += 1;
             }
@@ -91,23 +104,67 @@ pub(super) struct Dialled<'a> {
     peer: usize,
     address: &'a str,
     channel: usize,
-    pub(super) stream: TcpStream,
-    /// The proof of the secret; `None` once both sides have proved it, or if there is none.
-    pub(super) calling: Option<Calling>,
+    pub(super) stream: Stream,
+    hello: Hello,
+    opening: Opening,
+}
+
+/// How far both sides have identified themselves.
+enum Opening {
+    Handshake,
+    Proof(Calling),
+    Done,
+}
+
+/// Returns the first message inside of TLS or without: a call that proves the secret, if there is one, or a hello.
+fn greeting(proofs: &Proofs, terms: &Terms, hello: &Hello, callee: usize) -> Result<(Opening, Vec<u8>), ConnectError> {
+    match &proofs.secret {
+        None => Ok((Opening::Done, hello.encode().to_vec())),
+        Some(secret) => {
+            let (calling, first) = Calling::new(secret, terms, &claim(hello, callee)).map_err(random)?;
+            Ok((Opening::Proof(calling), first))
+        }
+    }
+}
+
+fn own(address: &str, source: io::Error) -> ConnectError {
+    ConnectError { action: "show the certificate to", address: address.to_owned(), source }
 }
 
 impl Dialled<'_> {
-    /// Continues the proof with what has arrived.
-    pub(super) fn prove(&mut self) -> Result<(), ConnectError> {
-        let address = self.address.to_owned();
-        let failed = |source| ConnectError { action: "prove the job's secret to", address, source };
-        let proved = self.try_prove();
-        proved.map_err(failed)
+    /// Returns whether a handshake or a proof is not complete.
+    pub(super) fn is_opening(&self) -> bool {
+        !matches!(self.opening, Opening::Done)
     }
 
-    fn try_prove(&mut self) -> io::Result<()> {
+    /// Continues the handshake and the proof with what has arrived.
+    pub(super) fn open(&mut self, door: &Door<'_>) -> Result<(), ConnectError> {
+        if let Opening::Handshake = self.opening {
+            let hung_up = |error: io::Error| match error.kind() {
+                io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => io::Error::new(error.kind(), HUNG_UP),
+                _ => match error.get_ref().and_then(|inner| inner.downcast_ref::<TlsProblem>()) {
+                    Some(problem) => Unproved::error(&Problem::Tls(problem.clone())),
+                    None => error,
+                },
+            };
+            let Some(binding) = self.stream.advance().map_err(|error| own(self.address, hung_up(error)))? else {
+                return Ok(());
+            };
+            let (opening, first) = greeting(door.proofs, &door.terms.bound_to(&binding), &self.hello, self.peer)?;
+            self.opening = opening;
+            self.stream.write_all(&first).map_err(|error| own(self.address, error))?;
+            if !self.is_opening() {
+                self.stream.socket().set_nonblocking(false).map_err(setup)?;
+                self.stream.flush().map_err(|error| own(self.address, error))?;
+            }
+        }
+        let (action, address) = ("prove the job's secret to", self.address.to_owned());
+        self.prove().map_err(|source| ConnectError { action, address, source })
+    }
+
+    fn prove(&mut self) -> io::Result<()> {
         let mut bytes = [0; PIECE_BYTES];
-        while let Some(calling) = &mut self.calling {
+        while let Opening::Proof(calling) = &mut self.opening {
             let wanted = calling.wants().min(PIECE_BYTES);
             let read = match self.stream.read(&mut bytes[..wanted]) {
                 Ok(0) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, HUNG_UP)),
@@ -120,8 +177,9 @@ impl Dialled<'_> {
                 Event::More => {}
                 Event::Send(bytes) => self.stream.write_all(&bytes)?,
                 Event::Proved { .. } => {
-                    self.calling = None;
-                    self.stream.set_nonblocking(false)?;
+                    self.opening = Opening::Done;
+                    self.stream.socket().set_nonblocking(false)?;
+                    self.stream.flush()?;
                 }
                 Event::Failed { problem, .. } => return Err(Unproved::error(&problem)),
                 Event::Plain(_) => return Err(Unproved::error(&Problem::Garbled)),
@@ -142,19 +200,24 @@ const HUNG_UP: &str = "it hung up: another job or group listens at this address"
 const PIECE_BYTES: usize = 512;
 
 /// Checks that the listener is the member that was meant.
-fn read_welcome(stream: &mut TcpStream, expected: Welcome, left: Duration) -> io::Result<()> {
-    stream.set_read_timeout(Some(left))?;
+fn read_welcome(stream: &mut Stream, expected: Welcome, left: Duration) -> io::Result<()> {
+    stream.socket().set_read_timeout(Some(left))?;
     let (mut bytes, mut len) = ([0; Welcome::LEN], 0);
     while len < bytes.len() {
         match stream.read(&mut bytes[len..]) {
             Ok(0) if bytes[..len] == Problem::MissingThere.to_bytes() => {
                 return Err(Unproved::error(&Problem::MissingHere));
             }
+            Ok(0) if bytes[..len] == Problem::Tls(TlsProblem::MissingThere).to_bytes() => {
+                return Err(Unproved::error(&Problem::Tls(TlsProblem::MissingHere)));
+            }
             Ok(0) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, HUNG_UP)),
             Ok(read) => len += read,
             Err(error) => match error.kind() {
                 io::ErrorKind::Interrupted => {}
-                io::ErrorKind::ConnectionReset => return Err(io::Error::new(error.kind(), HUNG_UP)),
+                io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof => {
+                    return Err(io::Error::new(error.kind(), HUNG_UP));
+                }
                 io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
                     let silent = "it took the call and said nothing before the deadline";
                     return Err(io::Error::new(error.kind(), silent));
@@ -176,7 +239,7 @@ pub(super) type Shared = (Vec<Result<Lane, Obstacle>>, Vec<usize>);
 /// Negotiates shared memory with each peer.
 pub(super) fn share(
     rank: usize,
-    sockets: &mut [[Option<TcpStream>; 2]],
+    sockets: &mut [[Option<Stream>; 2]],
     sharing: Sharing,
     deadline: Instant,
 ) -> Result<Shared, ConnectError> {
@@ -186,34 +249,34 @@ pub(super) fn share(
     }
     // Every message fits into the sockets' buffers, so the order of steps cannot block anybody.
     let failed = |source| ConnectError { action: "agree on shared memory with", address: "a peer".to_owned(), source };
-    let limit = |stream: &TcpStream| stream.set_read_timeout(Some(left(deadline))).map_err(setup);
-    let mut data: Vec<Option<&mut TcpStream>> = sockets.iter_mut().map(|[data, _]| data.as_mut()).collect();
+    let limit = |stream: &Stream| stream.socket().set_read_timeout(Some(left(deadline))).map_err(setup);
+    let mut data: Vec<Option<&mut Stream>> = sockets.iter_mut().map(|[data, _]| data.as_mut()).collect();
     for stream in data.iter().flatten() {
-        stream.set_nodelay(true).map_err(setup)?;
+        stream.socket().set_nodelay(true).map_err(setup)?;
     }
     let mut offers = Vec::new();
     for (peer, stream) in data.iter_mut().enumerate().skip(rank + 1) {
         if let Some(stream) = stream {
-            offers.push((peer, shm::offer(stream).map_err(failed)?));
+            offers.push((peer, shm::offer(*stream).map_err(failed)?));
         }
     }
     let mut answers = Vec::new();
     for (peer, stream) in data.iter_mut().enumerate().take(rank) {
         if let Some(stream) = stream {
             limit(stream)?;
-            answers.push((peer, shm::answer(stream).map_err(failed)?));
+            answers.push((peer, shm::answer(*stream).map_err(failed)?));
         }
     }
     for (peer, offer) in offers {
         if let Some(stream) = &mut data[peer] {
             limit(stream)?;
-            lanes[peer] = shm::accept(stream, offer).map_err(failed)?;
+            lanes[peer] = shm::accept(*stream, offer).map_err(failed)?;
         }
     }
     for (peer, answer) in answers {
         if let Some(stream) = &mut data[peer] {
             limit(stream)?;
-            lanes[peer] = answer.finish(stream).map_err(failed)?;
+            lanes[peer] = answer.finish(*stream).map_err(failed)?;
         }
     }
     // All members must choose the same algorithms, so all must know which pairs share memory.

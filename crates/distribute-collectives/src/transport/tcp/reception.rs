@@ -4,15 +4,15 @@ use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use distribute_cluster::JobSecret;
 use distribute_cluster::secret::{Event, JOB_REMEDY, Listening, Problem, Refusals, Terms};
+use distribute_cluster::tls::{Session, TlsProblem, is_client_hello};
 use rustix::event::{PollFd, PollFlags};
-use rustix::fd::AsFd;
 
-use super::super::ConnectError;
 use super::super::poll::poll;
+use super::super::{ConnectError, Proofs};
 use super::connect::Dialled;
 use super::hello::{Hello, claimed};
+use super::stream::Stream;
 
 /// How long a caller may take to send its hello. Port scanners never do.
 const MAX_SILENCE: Duration = Duration::from_secs(5);
@@ -30,30 +30,43 @@ pub(super) struct Reception<'a> {
     pub(super) door: Door<'a>,
 }
 
-/// The secret that callers have to prove.
+/// The certificates and the secret that callers have to show and to prove.
 pub(super) struct Door<'a> {
     pub(super) rank: usize,
-    pub(super) secret: Option<&'a JobSecret>,
+    pub(super) proofs: &'a Proofs,
     pub(super) terms: &'a Terms,
     pub(super) refusals: Refusals,
 }
 
 /// A connection whose first bytes are still to come.
 struct Caller {
-    stream: TcpStream,
-    /// The proof of the secret; `None` for a caller that begins without one.
-    listening: Option<Listening>,
-    /// Whether it has begun to prove the secret; a member does so while it still connects to others.
+    stream: Stream,
+    stage: Stage,
+    encrypted: bool,
+    /// Whether it has begun a handshake or to prove the secret; a member does so while it still connects to others.
     proving: bool,
     bytes: [u8; Hello::LEN],
     len: usize,
     since: Instant,
 }
 
+/// The next part of a caller's introduction.
+enum Stage {
+    /// Its first byte, which says whether it begins a handshake.
+    First,
+    Handshake,
+    /// The proof of the secret, or a hello.
+    Proof(Listening),
+    /// The rest of a hello.
+    Hello,
+}
+
 /// A caller that has said who it is.
 pub(super) struct Known {
-    pub(super) stream: TcpStream,
+    pub(super) stream: Stream,
     pub(super) hello: Hello,
+    /// Whether it has shown a certificate.
+    pub(super) encrypted: bool,
     /// Whether it has proved the job's secret.
     pub(super) proved: bool,
 }
@@ -78,18 +91,21 @@ impl<'a> Reception<'a> {
             source,
         };
         listener.set_nonblocking(true).map_err(failed)?;
-        let unproved = |dialled: &[Dialled<'_>]| dialled.iter().filter(|dialled| dialled.calling.is_some()).count();
+        let unproved = |dialled: &[Dialled<'_>]| dialled.iter().filter(|dialled| dialled.is_opening()).count();
         let waits = unproved(dialled);
         loop {
             if expects {
                 self.accept().map_err(failed)?;
-                if let Some(known) = self.listen() {
+                if let Some(mut known) = self.listen() {
                     // The handshake over shared memory blocks.
-                    known.stream.set_nonblocking(false).map_err(failed)?;
+                    known.stream.socket().set_nonblocking(false).map_err(failed)?;
+                    // A caller that has hung up is noticed at its next message.
+                    let _ = known.stream.flush();
                     return Ok(Some(known));
                 }
             }
-            dialled.iter_mut().try_for_each(Dialled::prove)?;
+            let opening = dialled.iter_mut().filter(|dialled| dialled.is_opening());
+            opening.map(|dialled| dialled.open(&self.door)).collect::<Result<(), _>>()?;
             if unproved(dialled) < waits {
                 return Ok(None);
             }
@@ -101,11 +117,10 @@ impl<'a> Reception<'a> {
             let mut fds = Vec::new();
             if expects {
                 fds.push(PollFd::new(listener, PollFlags::IN));
-                let callers = self.callers.iter().map(|caller| caller.stream.as_fd());
-                fds.extend(callers.map(|caller| PollFd::from_borrowed_fd(caller, PollFlags::IN)));
+                fds.extend(self.callers.iter().map(|caller| caller.stream.interest()));
             }
-            let proving = dialled.iter().filter(|dialled| dialled.calling.is_some());
-            fds.extend(proving.map(|dialled| PollFd::from_borrowed_fd(dialled.stream.as_fd(), PollFlags::IN)));
+            let opening = dialled.iter().filter(|dialled| dialled.is_opening());
+            fds.extend(opening.map(|dialled| dialled.stream.interest()));
             poll(&mut fds, left);
         }
     }
@@ -119,10 +134,10 @@ impl<'a> Reception<'a> {
                         let silent = self.callers.iter().position(|caller| !caller.proving).unwrap_or(0);
                         self.callers.remove(silent);
                     }
-                    let listening = Listening::new(self.door.secret, self.door.terms).map_err(io::Error::other)?;
                     self.callers.push(Caller {
-                        stream,
-                        listening: Some(listening),
+                        stream: stream.into(),
+                        stage: Stage::First,
+                        encrypted: false,
                         proving: false,
                         bytes: [0; Hello::LEN],
                         len: 0,
@@ -138,19 +153,19 @@ impl<'a> Reception<'a> {
         }
     }
 
-    /// Reads hellos and proofs, and drops callers that hang up, send anything else or stay silent.
+    /// Reads hellos, proofs and handshakes, and drops callers that hang up, send anything else or stay silent.
     fn listen(&mut self) -> Option<Known> {
         let mut index = 0;
         while index < self.callers.len() {
             let caller = &mut self.callers[index];
-            match caller.read() {
+            match caller.begin(&self.door).and_then(|()| caller.read()) {
                 Ok(0) => drop(self.callers.remove(index)),
                 Ok(read) => match caller.receive(read, &self.door) {
                     Received::More => {}
                     Received::Nothing => drop(self.callers.remove(index)),
                     Received::Hello(hello, proved) => {
-                        let stream = self.callers.remove(index).stream;
-                        return Some(Known { stream, hello, proved });
+                        let Caller { stream, encrypted, .. } = self.callers.remove(index);
+                        return Some(Known { stream, hello, encrypted, proved });
                     }
                 },
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -160,7 +175,12 @@ impl<'a> Reception<'a> {
                 {
                     index += 1;
                 }
-                _ => drop(self.callers.remove(index)),
+                Err(error) => {
+                    if let Some(problem) = error.get_ref().and_then(|inner| inner.downcast_ref::<TlsProblem>()) {
+                        self.door.log(caller.stream.socket(), &Problem::Tls(problem.clone()));
+                    }
+                    self.callers.remove(index);
+                }
             }
         }
         None
@@ -176,21 +196,51 @@ enum Received {
 }
 
 impl Caller {
+    /// Begins and continues a handshake, where the caller begins one and a certificate is asked for.
+    fn begin(&mut self, door: &Door<'_>) -> io::Result<()> {
+        let listening = |terms: &Terms| {
+            Listening::new(door.proofs.secret.as_ref(), terms).map_err(|error| io::Error::other(error.to_string()))
+        };
+        match (&self.stage, &door.proofs.tls) {
+            (Stage::First, None) => self.stage = Stage::Proof(listening(door.terms)?),
+            (Stage::First, Some(tls)) => {
+                let mut first = [0];
+                // The end of the stream is not the beginning of a handshake, and is read below.
+                let arrived = self.stream.socket().peek(&mut first)?;
+                if is_client_hello(&first[..arrived]) {
+                    self.stream.encrypt(Session::listening(tls).map_err(io::Error::other)?);
+                    self.stage = Stage::Handshake;
+                } else {
+                    let refusing = listening(door.terms)?.refusing(Problem::Tls(TlsProblem::MissingThere));
+                    self.stage = Stage::Proof(refusing);
+                }
+            }
+            _ => {}
+        }
+        if let Stage::Handshake = self.stage {
+            let advanced = self.stream.advance();
+            self.proving |= self.stream.has_begun();
+            let binding = advanced?.ok_or(io::ErrorKind::WouldBlock)?;
+            self.encrypted = true;
+            self.stage = Stage::Proof(listening(&door.terms.bound_to(&binding))?);
+        }
+        Ok(())
+    }
+
     /// Reads behind what has arrived, at most to the end of a hello or of a piece of a proof.
     fn read(&mut self) -> io::Result<usize> {
-        let most = self.listening.as_ref().map_or(Hello::LEN, Listening::wants);
-        match &self.listening {
-            Some(_) => {
+        match &self.stage {
+            Stage::Proof(listening) => {
                 // A piece of a proof may be longer than a hello; the rest is read next.
-                let most = most.min(self.bytes.len());
+                let most = listening.wants().min(self.bytes.len());
                 self.stream.read(&mut self.bytes[..most])
             }
-            None => self.stream.read(&mut self.bytes[self.len..]),
+            _ => self.stream.read(&mut self.bytes[self.len..]),
         }
     }
 
     fn receive(&mut self, read: usize, door: &Door<'_>) -> Received {
-        let Some(listening) = &mut self.listening else {
+        let Stage::Proof(listening) = &mut self.stage else {
             self.len += read;
             return self.hello();
         };
@@ -198,7 +248,7 @@ impl Caller {
             Event::More => Received::More,
             Event::Plain(first) => {
                 // A part of the magic may have arrived alone before.
-                self.listening = None;
+                self.stage = Stage::Hello;
                 self.len = first.len();
                 self.bytes[..self.len].copy_from_slice(&first);
                 self.hello()
@@ -212,8 +262,11 @@ impl Caller {
                 self.sent(&send, hello)
             }
             Event::Failed { send, problem } => {
-                door.log(&self.stream, &problem);
-                self.sent(&send, Received::Nothing)
+                door.log(self.stream.socket(), &problem);
+                let nothing = self.sent(&send, Received::Nothing);
+                // A socket that is closed with bytes unread takes back what it has sent.
+                self.discard();
+                nothing
             }
         }
     }
@@ -223,6 +276,16 @@ impl Caller {
             (false, _) => Received::More,
             (true, Some(hello)) => Received::Hello(hello, false),
             (true, None) => Received::Nothing,
+        }
+    }
+
+    /// Takes unread bytes from the system, as far as they are there.
+    fn discard(&mut self) {
+        let mut bytes = [0; 4096];
+        for _ in 0..16 {
+            if !matches!(self.stream.read(&mut bytes), Ok(1..)) {
+                break;
+            }
         }
     }
 
@@ -243,9 +306,10 @@ impl Door<'_> {
         if !matches!(problem, Problem::Other { .. } | Problem::Garbled) && self.refusals.is_first(peer) {
             let peer = peer.map_or_else(|| "an unknown address".to_owned(), |peer| peer.to_string());
             tracing::warn!(
-                "member {} of a group refused a connection of {peer}: {problem}; {JOB_REMEDY}; further ones of that \
-                 host are refused without a message",
-                self.rank
+                "member {} of a group refused a connection of {peer}: {problem}; {}; further ones of that host are \
+                 refused without a message",
+                self.rank,
+                problem.remedy(JOB_REMEDY)
             );
         }
     }

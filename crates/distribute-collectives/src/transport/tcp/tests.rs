@@ -1,3 +1,4 @@
+use std::net::TcpStream;
 use std::thread;
 
 use distribute_testkit::skipped;
@@ -36,7 +37,14 @@ fn connect_while(
                 let addresses = &addresses;
                 let (deadline, group) = (Instant::now() + DEADLINE, Nonce::of_addresses(addresses));
                 scope.spawn(move || {
-                    TcpTransport::connect(rank, addresses, listener, (group, None), Sharing::Never, deadline)
+                    TcpTransport::connect(
+                        rank,
+                        addresses,
+                        listener,
+                        (group, Proofs::default()),
+                        Sharing::Never,
+                        deadline,
+                    )
                 })
             })
             .collect();
@@ -74,7 +82,8 @@ fn absent_members_are_an_error_at_the_deadline() {
     let (listeners, addresses) = listeners("127.0.0.1", 2).expect("free ports");
     let deadline = Instant::now() + Duration::from_millis(200);
     let group = Nonce::of_addresses(&addresses);
-    let error = TcpTransport::connect(0, &addresses, &listeners[0], (group, None), Sharing::Never, deadline).err();
+    let error =
+        TcpTransport::connect(0, &addresses, &listeners[0], (group, Proofs::default()), Sharing::Never, deadline).err();
     let error = error.expect("nobody came");
     assert!(error.source.to_string().contains("not all peers connected before the deadline"), "{}", error.source);
 }
@@ -98,7 +107,15 @@ fn peer() -> (Peer, TcpStream, TcpStream) {
         (ours, theirs)
     };
     let ((data, their_data), (control, their_control)) = (pair(), pair());
-    let peer = Peer { data, control, heard: None, inbox: Vec::new(), waiting: None, lane: None, ended: None };
+    let peer = Peer {
+        data: data.into(),
+        control: control.into(),
+        heard: None,
+        inbox: Vec::new(),
+        waiting: None,
+        lane: None,
+        ended: None,
+    };
     (peer, their_data, their_control)
 }
 
