@@ -66,7 +66,7 @@ enum Command {
     Dist(dist::Flags),
     /// The links of all pages, and the site where mdBook is installed.
     Docs(docs::Flags),
-    /// The share of a cluster's chips that train when chips fail, in virtual time: restarts, elastic jobs, groups apart.
+    /// Share of a cluster's chips that train when chips fail, simulated for restarts, elastic jobs and groups apart.
     Goodput(simulate::goodput::Flags),
     /// Checks of GPUs, here or in a folder to carry to one.
     Gpu(gpu::Flags),

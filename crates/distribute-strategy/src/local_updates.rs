@@ -233,7 +233,7 @@ pub trait LocalReplica {
     /// Keeps what this replica has in progress, such as a started operation of the [`group`](LocalReplica::group),
     /// until a later synchronization [takes](LocalReplica::take_in_progress) it; replaces what was kept before.
     ///
-    /// It is no state: it is never saved, and it is dropped on all replicas if a run fails, or if values are loaded
+    /// It is not state: it is never saved, and it is dropped on all replicas if a run fails, or if values are loaded
     /// into the model or the optimizer. Slots must have what is needed to do the same without it.
     fn keep_in_progress(&self, work: Box<dyn Any + Send>);
 

@@ -134,7 +134,7 @@ fn workers_have_equal_copies_after_outer_steps() {
             }
         }
     }
-    // Reductions go on while the workers train.
+    // Reductions overlap with steps of the workers.
     let [one, other] = in_two(|rank| overlapping(rank, &address));
     assert!(one == other && one.iter().any(|weights| weights != &one[0]), "{one:?}");
     // Workers with different settings would wait for each other.

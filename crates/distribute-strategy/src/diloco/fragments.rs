@@ -9,7 +9,7 @@ pub(super) struct Schedule {
     pub(super) inner_steps: u64,
     /// Above 0.
     pub(super) fragments: usize,
-    /// The number of steps for which the reduction of a fragment goes on, fewer than `inner_steps`; 0 if replicas wait
+    /// The number of steps that the reduction of a fragment may take, fewer than `inner_steps`; 0 if replicas wait
     /// for it.
     pub(super) overlap: u64,
 }

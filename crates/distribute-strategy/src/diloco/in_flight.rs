@@ -1,4 +1,4 @@
-//! Reductions of fragments that go on while replicas make inner steps.
+//! Reductions of fragments that overlap with inner steps.
 
 use distribute_collectives::{ProcessGroup, ReduceOp, Work};
 

@@ -1,4 +1,4 @@
-//! Reductions that go on while replicas make inner steps.
+//! Reductions that overlap with inner steps.
 
 use super::*;
 
