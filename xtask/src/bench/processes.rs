@@ -5,7 +5,12 @@ use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use distribute_testkit::Ports;
+
 use crate::error::text;
+
+/// The variable that has the addresses of all ranks, for strategies that do not form their group by rank.
+pub(super) const WORKERS: &str = "XTASK_BENCH_WORKERS";
 
 /// Processes that are killed when this is dropped.
 pub(super) struct Children(pub(super) Vec<Child>);
@@ -32,6 +37,8 @@ pub(crate) fn run(
 ) -> Result<(), String> {
     let program = std::env::current_exe().map_err(text)?;
     let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).map_err(text)?.port();
+    // Where elastic workers find each other.
+    let workers = Ports::reserve(count).map_err(text)?.addresses();
     let mut children = Children(Vec::new());
     for rank in 0..count {
         let child = Command::new(&program)
@@ -42,6 +49,7 @@ pub(crate) fn run(
             .env("DISTRIBUTE_PORT", port.to_string())
             .env("DISTRIBUTE_TRANSPORT", transport)
             .env("DISTRIBUTE_ALGORITHM", algorithm)
+            .env(WORKERS, workers.join(","))
             .env("RAYON_NUM_THREADS", "1")
             .stdin(Stdio::null())
             .stdout(if rank == 0 { Stdio::piped() } else { Stdio::null() })
