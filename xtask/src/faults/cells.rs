@@ -152,7 +152,8 @@ pub(super) fn promise(fault: Fault, kind: Kind, silence: u64) -> Option<Promise>
                 Promise { detect: None, end: Some(5000), codes: &[1], steps_lost: 0, equal: false, ..ENDS }
             }
             Fault::Terminate => GOES_ON,
-            Fault::Join => Promise { join: Some(2000), ..GOES_ON },
+            // The next step of all is that with the joiner.
+            Fault::Join => Promise { recover: None, join: Some(2000), ..GOES_ON },
         },
         (Kind::Servers, fault) => {
             // Updates are made in the order in which they come.
