@@ -11,11 +11,11 @@ mod join;
 mod latency;
 mod limits;
 mod micro;
-mod peers;
+pub(crate) mod peers;
 mod plot;
 mod processes;
 mod ps;
-mod spread;
+pub(crate) mod spread;
 mod train;
 
 #[derive(Subcommand)]

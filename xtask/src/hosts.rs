@@ -60,13 +60,13 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
 }
 
 /// Namespaces that are connected by a switch, which has one of its own. They are removed when this is dropped.
-struct Hosts {
+pub(crate) struct Hosts {
     names: Vec<String>,
     switch: String,
 }
 
 impl Hosts {
-    fn create(count: usize) -> Result<Hosts, String> {
+    pub(crate) fn create(count: usize) -> Result<Hosts, String> {
         let name = |suffix: &str| format!("distribute-{}-{suffix}", std::process::id());
         let names = (0..count).map(|index| name(&index.to_string())).collect();
         // From here on, a failure removes what is there.
@@ -87,8 +87,42 @@ impl Hosts {
         Ok(hosts)
     }
 
+    /// Returns the name of a host's namespace.
+    pub(crate) fn name(&self, index: usize) -> &str {
+        &self.names[index]
+    }
+
+    /// Drops what a host sends to the others, and not what it receives, or ends that: its packets are addressed to a
+    /// network card that no host has.
+    pub(crate) fn mute(&self, index: usize, muted: bool) -> Result<(), String> {
+        for peer in (0..self.names.len()).filter(|peer| *peer != index).map(address) {
+            let neighbour = ["-n", &self.names[index], "neighbour"];
+            match muted {
+                true => {
+                    let to_none = ["replace", &peer, "lladdr", "02:00:00:00:00:fe", "dev", "eth0", "nud", "permanent"];
+                    ip(&[&neighbour[..], &to_none].concat())?;
+                }
+                false => ip(&[&neighbour[..], &["delete", &peer, "dev", "eth0"]].concat())?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Limits what a host sends to some kilobits a second, with a long queue, or ends that.
+    pub(crate) fn throttle(&self, index: usize, kilobits: Option<u32>) -> Result<(), String> {
+        let qdisc = ["netns", "exec", &self.names[index], "tc", "qdisc"];
+        match kilobits {
+            Some(kilobits) => {
+                let rate = format!("{kilobits}kbit");
+                let limits = ["add", "dev", "eth0", "root", "tbf", "rate", &rate, "burst", "4k", "limit", "1m"];
+                ip(&[&qdisc[..], &limits].concat())
+            }
+            None => ip(&[&qdisc[..], &["delete", "dev", "eth0", "root"]].concat()),
+        }
+    }
+
     /// Connects a host to the switch, or pulls its cable.
-    fn connect(&self, index: usize, state: &str) -> Result<(), String> {
+    pub(crate) fn connect(&self, index: usize, state: &str) -> Result<(), String> {
         ip(&["-n", &self.switch, "link", "set", &format!("port{index}"), state])
     }
 
@@ -122,7 +156,8 @@ fn ip(arguments: &[&str]) -> Result<(), String> {
     }
 }
 
-fn address(index: usize) -> String {
+/// Returns the address of a host.
+pub(crate) fn address(index: usize) -> String {
     format!("10.77.0.{}", index + 1)
 }
 

@@ -1,6 +1,6 @@
 //! The workspace's own commands: `cargo xtask ci`, `test`, `multiprocess`, `conformance`, `attack`, `loom`, `miri`,
-//! `layers`, `prose`, `docs`, `protos`, `api`, `powerset`, `package`, `platforms`, `dist`, `bench`, `goodput`, `gpu`,
-//! `pjrt`, `hosts`, `schedule`, `schedulers` and `simulate`.
+//! `layers`, `prose`, `docs`, `protos`, `api`, `powerset`, `package`, `platforms`, `dist`, `bench`, `faults`,
+//! `goodput`, `gpu`, `pjrt`, `hosts`, `schedule`, `schedulers` and `simulate`.
 #![expect(clippy::print_stdout, reason = "a command prints its results")]
 
 mod api;
@@ -11,6 +11,7 @@ mod dist;
 mod docs;
 mod elf;
 mod error;
+mod faults;
 mod gpu;
 mod hosts;
 mod launched;
@@ -68,6 +69,8 @@ enum Command {
     Docs(docs::Flags),
     /// Share of a cluster's chips that train when chips fail, simulated for restarts, elastic jobs and groups apart.
     Goodput(simulate::goodput::Flags),
+    /// Faults of real processes under each strategy, as a table of what each costs.
+    Faults(faults::Flags),
     /// Checks of GPUs, here or in a folder to carry to one.
     Gpu(gpu::Flags),
     /// Jobs on three hosts, which are network namespaces of this machine: launch, a lost host, restarts.
@@ -122,6 +125,7 @@ fn run(command: Command) -> Result<(), String> {
         Command::Attack(flags) => attack::run(&flags),
         Command::Bench { bench } => bench.run(),
         Command::Dist(flags) => dist::run(&flags),
+        Command::Faults(flags) => faults::run(&flags),
         Command::Goodput(flags) => simulate::goodput::run(&flags),
         Command::Gpu(flags) => gpu::run(&flags),
         Command::Hosts(flags) => hosts::run(&flags),

@@ -55,7 +55,7 @@ struct Flags {
     #[arg(long, default_value_t = 7)]
     seed: u64,
     /// Milliseconds that each step takes at least.
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 5, overrides_with = "pause")]
     pause: u64,
     /// Trains once more afterwards, with the same numbers of workers for the same steps and without faults, from
     /// checkpoint to checkpoint, and compares the weights bit for bit.
@@ -229,6 +229,7 @@ fn disturb(flags: &Flags) -> distribute::Result<()> {
         members: BTreeMap::new(),
         faults: Vec::new(),
         trains: BTreeSet::new(),
+        joins: Vec::new(),
         ends: Vec::new(),
     };
     let deadline = Instant::now() + Duration::from_secs_f64(flags.seconds + 120.0);
@@ -303,6 +304,8 @@ struct Job {
     faults: Vec<(usize, Fault)>,
     /// Workers that have made a step.
     trains: BTreeSet<usize>,
+    /// Milliseconds from the start of each worker that has replaced another until its first step.
+    joins: Vec<u64>,
     ends: Vec<(u64, [u64; 2], String)>,
 }
 
@@ -317,7 +320,9 @@ impl Job {
             Ok(Line::Step { worker, step, generation, members, at }) => {
                 self.last = self.last.max((step, generation));
                 self.members.insert(step, members);
-                self.trains.insert(worker);
+                if self.trains.insert(worker) && !self.faults.is_empty() {
+                    self.joins.push(at.saturating_sub(workers[worker].began));
+                }
                 for (of, fault) in &mut self.faults {
                     // The next step after the fault that needed others than the lost one.
                     if fault.recovered.is_none() && *of != worker && generation > fault.generation && step > fault.step
@@ -388,19 +393,29 @@ impl Job {
                 "{steps} steps have seen examples that sum up to {seen:?}, not {expected:?}"
             )));
         }
-        let mut times: Vec<u64> = self.faults.iter().filter_map(|(_, fault)| fault.recovered).collect();
-        times.sort_unstable();
         let all = self.faults.len();
         println!(
             "{steps} steps in {:.1} s, each with all of its examples; weights {digest} on all workers",
             took.as_secs_f64()
         );
-        if let (Some(least), Some(most)) = (times.first(), times.last()) {
-            let median = times[times.len() / 2];
+        if let Some([least, median, most]) = spread(self.faults.iter().filter_map(|(_, fault)| fault.recovered)) {
             println!("{all} faults: next step after {least} ms at least, {median} ms in the middle, {most} ms at most");
+        }
+        if let Some([least, median, most]) = spread(self.joins.iter().copied()) {
+            let all = self.joins.len();
+            println!(
+                "{all} joined: first step after {least} ms at least, {median} ms in the middle, {most} ms at most"
+            );
         }
         Ok(())
     }
+}
+
+/// Returns the least, the middle and the largest of some times.
+fn spread(times: impl Iterator<Item = u64>) -> Option<[u64; 3]> {
+    let mut times: Vec<u64> = times.collect();
+    times.sort_unstable();
+    Some([*times.first()?, times[times.len() / 2], *times.last()?])
 }
 
 /// Returns a port that nothing listens on.
@@ -423,6 +438,8 @@ fn expected(steps: u64) -> [u64; 2] {
 struct Worker {
     process: Child,
     lives: bool,
+    /// When it was started, in milliseconds since 1970.
+    began: u64,
 }
 
 impl Worker {
@@ -444,7 +461,8 @@ impl Worker {
     ) -> distribute::Result<Worker> {
         let mut command = Worker::command(flags, folder)?;
         match until {
-            Some(until) => command.args(["--until", &until.to_string()]),
+            // The last of two flags counts; the pause changes no result.
+            Some(until) => command.args(["--until", &until.to_string(), "--pause", "0"]),
             None => command.arg("--plain"),
         };
         command.env("RANK", rank.to_string()).env("WORLD_SIZE", size.to_string());
@@ -464,6 +482,7 @@ impl Worker {
     fn started(mut command: Command, worker: usize, sender: &Sender<Line>) -> distribute::Result<Worker> {
         // Ctrl-C reaches only this process, which then ends the workers.
         command.process_group(0);
+        let began = now();
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(Error::program)?;
         if let Some(stdout) = process.stdout.take() {
             let sender = sender.clone();
@@ -473,7 +492,7 @@ impl Worker {
                 lines.filter_map(|line| parse(&line, worker)).try_for_each(|line| sender.send(line))
             });
         }
-        Ok(Worker { process, lives: true })
+        Ok(Worker { process, lives: true, began })
     }
 
     fn wait(&mut self) -> distribute::Result<ExitStatus> {

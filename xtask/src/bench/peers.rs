@@ -118,7 +118,7 @@ impl Peer {
 }
 
 /// Whether a Python has a module.
-pub(super) fn installed(python: &Path, module: &str) -> bool {
+pub(crate) fn installed(python: &Path, module: &str) -> bool {
     let output = Command::new(python).args(["-c", &format!("import {module}")]).stderr(Stdio::null()).output();
     output.is_ok_and(|output| output.status.success())
 }

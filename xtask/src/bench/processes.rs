@@ -5,9 +5,13 @@ use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use distribute_testkit::Ports;
 use distribute_testkit::certificates::{Authority, Certificate};
 
 use crate::error::text;
+
+/// The variable that has the addresses of all ranks, for strategies that do not form their group by rank.
+pub(super) const WORKERS: &str = "XTASK_BENCH_WORKERS";
 
 /// Processes that are killed when this is dropped.
 pub(super) struct Children(pub(super) Vec<Child>);
@@ -43,6 +47,8 @@ pub(crate) fn run(
 ) -> Result<(), String> {
     let program = std::env::current_exe().map_err(text)?;
     let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).map_err(text)?.port();
+    // Where elastic workers find each other.
+    let workers = Ports::reserve(count).map_err(text)?.addresses();
     let mut children = Children(Vec::new());
     let (kind, uses_tls) = kind_of(transport);
     let folder = tempfile::tempdir().map_err(text)?;
@@ -65,6 +71,7 @@ pub(crate) fn run(
             .env("DISTRIBUTE_PORT", port.to_string())
             .env("DISTRIBUTE_TRANSPORT", kind)
             .env("DISTRIBUTE_ALGORITHM", algorithm)
+            .env(WORKERS, workers.join(","))
             .env("RAYON_NUM_THREADS", "1")
             .envs(certificates.iter().map(|(name, path)| (*name, path)))
             .stdin(Stdio::null())

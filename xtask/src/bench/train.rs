@@ -40,7 +40,8 @@ pub(crate) struct Flags {
     #[arg(long, default_value_t = 2)]
     processes: usize,
     /// The comparison: with `fit`, `Trainer::fit` with and without checkpoints to a custom loop; with `audit`, steps
-    /// whose parameters are compared never, as by default, and always. Both are of candle's MLP.
+    /// whose parameters are compared never, as by default, and always; with `elastic`, the same steps by workers that
+    /// may be lost and join. All three are of candle's MLP.
     #[arg(long, value_enum, default_value = "all")]
     api: Api,
     /// Also run torch's DistributedDataParallel on the same models, where torch is installed in target/peers/venv.
@@ -59,6 +60,7 @@ enum Api {
     All,
     Fit,
     Audit,
+    Elastic,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -131,6 +133,9 @@ struct Row {
     communication: f64,
     /// The largest resident memory of the first process.
     peak_mib: f64,
+    /// The slowest and the fastest round, in samples a second.
+    least: f64,
+    most: f64,
 }
 
 impl Row {
@@ -138,7 +143,7 @@ impl Row {
         match json {
             true => println!("{}", serde_json::to_string(self).map_err(text)?),
             false => println!(
-                "{:<7} {:<19} {:<42} {:>8} {:>9} {:>5} {:>10.0} {:>6.2} {:>7.1} {:>9.0}",
+                "{:<7} {:<19} {:<42} {:>8} {:>9} {:>5} {:>10.0} {:>6.3} {:>7.1} {:>9.0} {:>7.0}..{:.0}",
                 self.library,
                 self.model,
                 self.strategy,
@@ -148,7 +153,9 @@ impl Row {
                 self.samples_per_s,
                 self.ratio,
                 100.0 * self.communication,
-                self.peak_mib
+                self.peak_mib,
+                self.least,
+                self.most
             ),
         }
         Ok(())
@@ -177,7 +184,9 @@ fn arrangements(flags: &Flags, library: Library, model: Model) -> Result<Vec<Arr
     let processes = flags.processes;
     let fits = library == Library::Candle && model == Model::Mlp;
     Ok(match flags.api {
-        Api::Fit | Api::Audit if !fits => return Err("--api fit and audit are of candle's MLP".to_owned()),
+        Api::Fit | Api::Audit | Api::Elastic if !fits => {
+            return Err("--api fit, audit and elastic are of candle's MLP".to_owned());
+        }
         Api::All if model == Model::Wide && library == Library::Candle => {
             return Err("the model wide is for burn: give --library burn".to_owned());
         }
@@ -223,6 +232,10 @@ fn arrangements(flags: &Flags, library: Library, model: Model) -> Result<Vec<Arr
             ("fit", "Mirrored, Trainer::fit", 2, 1),
             ("checkpoints", "Mirrored, fit, saving every 50 steps", 2, 1),
         ],
+        Api::Elastic => vec![
+            ("workers", "MultiWorkerMirrored", processes, processes),
+            ("elastic", "MultiWorkerMirrored, elastic", processes, processes),
+        ],
         Api::Audit => vec![
             ("audit-never", "Mirrored, never audited", 2, 1),
             ("mirrored", "Mirrored, audited by default", 2, 1),
@@ -250,7 +263,7 @@ fn compiled() -> Vec<Arrangement> {
 pub(crate) fn run(flags: &Flags) -> Result<(), String> {
     if !flags.json {
         println!(
-            "{:<7} {:<19} {:<42} {:>8} {:>9} {:>5} {:>10} {:>6} {:>7} {:>9}",
+            "{:<7} {:<19} {:<42} {:>8} {:>9} {:>5} {:>10} {:>6} {:>7} {:>9} {:>7}",
             "library",
             "model",
             "strategy",
@@ -260,7 +273,8 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
             "samples/s",
             "ratio",
             "comm %",
-            "peak MiB"
+            "peak MiB",
+            "rounds"
         );
     }
     if flags.compare && !peers::installed(Path::new("target/peers/venv/bin/python"), "torch") {
@@ -325,23 +339,26 @@ fn measure(flags: &Flags, library: Library, model: Model, arrangements: &[Arrang
             of_torch.push(rate);
         }
     }
-    let medians: Vec<f64> = rates.into_iter().map(|rates| spread(rates).0).collect();
-    let of_one = medians[0] / arrangements[0].2 as f64;
-    let row = |library: &str, strategy: &str, (replicas, processes): (usize, usize), samples_per_s: f64| Row {
-        bench: "train".to_owned(),
-        library: library.to_owned(),
-        model: model.name().to_owned(),
-        strategy: strategy.to_owned(),
-        replicas,
-        processes,
-        batch: model.batch(),
-        samples_per_s,
-        ratio: samples_per_s / (of_one * replicas as f64),
-        communication: 0.0,
-        peak_mib: 0.0,
-    };
+    let rates: Vec<(f64, f64, f64)> = rates.into_iter().map(spread).collect();
+    let of_one = rates[0].0 / arrangements[0].2 as f64;
+    let row =
+        |library: &str, strategy: &str, (replicas, processes): (usize, usize), (samples_per_s, least, most)| Row {
+            bench: "train".to_owned(),
+            library: library.to_owned(),
+            model: model.name().to_owned(),
+            strategy: strategy.to_owned(),
+            replicas,
+            processes,
+            batch: model.batch(),
+            samples_per_s,
+            ratio: samples_per_s / (of_one * replicas as f64),
+            communication: 0.0,
+            peak_mib: 0.0,
+            least,
+            most,
+        };
     for (((_, strategy, replicas, processes), rate), (shares, peak)) in
-        arrangements.iter().zip(&medians).zip(shares.into_iter().zip(peaks))
+        arrangements.iter().zip(&rates).zip(shares.into_iter().zip(peaks))
     {
         let row = Row {
             communication: spread(shares).0,
@@ -352,7 +369,7 @@ fn measure(flags: &Flags, library: Library, model: Model, arrangements: &[Arrang
     }
     if !of_torch.is_empty() {
         let (name, count) = ("DistributedDataParallel, gloo", flags.processes);
-        row("torch", name, (count, count), spread(of_torch).0).print(flags.json)?;
+        row("torch", name, (count, count), spread(of_torch)).print(flags.json)?;
     }
     Ok(())
 }
@@ -381,6 +398,7 @@ fn peak_mib() -> f64 {
 fn strategy_of(arrangement: &str) -> Result<Strategy, String> {
     match arrangement {
         "one" => MirroredStrategy::builder().build(),
+        "elastic" => return elastic(),
         name if name.starts_with("workers") => MultiWorkerMirroredStrategy::builder().build(),
         name if name.starts_with("tpu") => TpuStrategy::builder().replicas(2).build(),
         "sharded" => FullyShardedStrategy::builder().build(),
@@ -388,6 +406,19 @@ fn strategy_of(arrangement: &str) -> Result<Strategy, String> {
         _ => MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build(),
     }
     .map_err(text)
+}
+
+/// Builds the strategy of workers that may be lost, which waits for all of them before the first step.
+fn elastic() -> Result<Strategy, String> {
+    let variable = |name: &str| std::env::var(name).map_err(|error| format!("{name}: {error}"));
+    let workers = variable(processes::WORKERS)?;
+    let workers: Vec<&str> = workers.split(',').collect();
+    let index: usize = variable("RANK")?.parse().map_err(text)?;
+    let task = serde_json::json!({ "type": "worker", "index": index });
+    let config = serde_json::json!({ "cluster": { "worker": workers }, "task": task }).to_string();
+    let builder = MultiWorkerMirroredStrategy::builder();
+    let builder = builder.cluster_resolver(&TfConfigResolver::from_json(&config).map_err(text)?).map_err(text)?;
+    builder.elastic(workers.len() as u32..=workers.len() as u32).build().map_err(text)
 }
 
 /// Makes steps without a strategy for some time. The other process does the same; they meet only to begin and to end at

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use distribute_strategy::Strategy;
 use distribute_train::BoxError;
 use distribute_train::checkpoint::{Checkpointed, PutBytes, Snapshot};
+use distribute_types::Classified;
 use serde::{Deserialize, Serialize};
 
 use self::restore::Plan;
@@ -83,7 +84,7 @@ impl Checkpointed for ParameterServerStrategy {
         snapshot.put_in_pieces(strategy, MODEL, &tensors, |index, put| inner.pass(variables[index], "", put))?;
         let optimizers = inner.made.lock().optimizers.clone();
         let (mut states, mut slots) = (OptimizerStates::default(), BTreeMap::new());
-        let steps = inner.parameters.block_on(inner.steps())?;
+        let steps = inner.parameters.block_on(inner.steps()).map_err(boxed)?;
         for (number, (description, names)) in (0..).zip(optimizers) {
             states
                 .parameter_server
@@ -143,10 +144,10 @@ impl Inner {
     }
 }
 
-/// Returns an error of reading or writing a checkpoint as it is, so that it keeps its class, and others as they are.
+/// Returns an error in a form that keeps its class: that of a lost server, which a restart helps, is not permanent.
 fn boxed(error: Error) -> BoxError {
     match error {
         Error::Train(error) => error.into(),
-        error => error.into(),
+        error => Classified::new(error).into(),
     }
 }

@@ -9,6 +9,8 @@ use distribute::candle::{Fit, LayerNorm, SparseCategoricalCrossentropy, layer_no
 use distribute::optim::SparseGradients;
 use distribute::prelude::*;
 use distribute::train::callbacks::ModelCheckpoint;
+use distribute::train::elastic::{self, Standing};
+use serde::{Deserialize, Serialize};
 
 use super::data::{self, BATCHES, TOKENS, VOCABULARY};
 use super::{Measured, Model, in_step, independent, strategy_of};
@@ -219,7 +221,9 @@ fn audit_every(arrangement: &str) -> Option<u64> {
 }
 
 fn ours(strategy: &Strategy, model: Model, time: Duration, arrangement: &str) -> Result<Measured, String> {
-    let global_batch = model.batch() * strategy.num_replicas_in_sync();
+    // An elastic strategy trains by itself until it joins the others.
+    let members = strategy.elastic().map_or(strategy.num_replicas_in_sync(), |members| *members.end() as usize);
+    let global_batch = model.batch() * members;
     let per_example = if model == Model::Transformer { TOKENS } else { 1 };
     let built = || -> distribute::Result<_> {
         let data = Dataset::from_tensor_slices(data(model, global_batch)?).batch(global_batch).repeat_forever();
@@ -235,6 +239,9 @@ fn ours(strategy: &Strategy, model: Model, time: Duration, arrangement: &str) ->
         Ok((net, optimizer, strategy.distribute_dataset(&data)?))
     };
     let (net, optimizer, batches) = built().map_err(text)?;
+    if strategy.elastic().is_some() {
+        elastic::join::<Steps>(strategy, &[&net, &optimizer], None).map_err(text)?;
+    }
     let mut batches = batches.iter();
     let samples_per_s = in_step(strategy, time, global_batch, |_| -> distribute::Result<()> {
         let Some(batch) = batches.next() else { return Ok(()) };
@@ -245,6 +252,16 @@ fn ours(strategy: &Strategy, model: Model, time: Duration, arrangement: &str) ->
         Ok(())
     })?;
     Ok(Measured::of(samples_per_s, optimizer.times()))
+}
+
+/// The state of an elastic training that no process joins later.
+#[derive(Serialize, Deserialize)]
+struct Steps;
+
+impl Standing for Steps {
+    fn commits(&self) -> u64 {
+        0
+    }
 }
 
 /// The same training without a loop of its own; with checkpoints, if wanted, every 50 steps.
