@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 
 use crate::JobSecret;
+use crate::net::TcpStream;
 use crate::secret::{Event, Listening, Problem, Refusals, Terms};
 
 /// Admits callers of a listener by the secret that they prove. Refusals are logged once for each address.

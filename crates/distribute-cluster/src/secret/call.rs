@@ -2,8 +2,7 @@
 
 use std::io::{Error as IoError, ErrorKind};
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::{Calling, Event, JobSecret, Problem, Terms};
 
@@ -11,8 +10,8 @@ use super::{Calling, Event, JobSecret, Problem, Terms};
 ///
 /// # Errors
 /// The inner error if the listener refuses, or does not prove the secret; the outer one if the connection breaks.
-pub async fn prove(
-    stream: &mut TcpStream,
+pub async fn prove<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: &mut S,
     secret: &JobSecret,
     terms: &Terms,
     claim: &[u8],

@@ -17,6 +17,7 @@
 //! RFC 2104; ISO/IEC 9798-4, mutual authentication in three passes.
 
 use super::{JobSecret, PROOF_BYTES, Problem};
+use crate::planted::{Defect, planted};
 use crate::text::{LONGEST, clean};
 use crate::{Error, Result};
 
@@ -291,6 +292,7 @@ impl Exchange {
 
     fn verify(&self, secret: &JobSecret, terms: &Terms, side: Side, claim: &[u8], proof: &[u8]) -> bool {
         secret.verifies(&terms.proves(side, claim, self).each_ref().map(Vec::as_slice), proof)
+            || planted(Defect::AnyProof)
     }
 }
 
