@@ -1,0 +1,27 @@
+//! Random numbers that follow from a seed on every machine.
+
+/// A generator of random numbers.
+///
+/// # Source
+/// SplitMix64: G. Steele, D. Lea and C. Flood, "Fast Splittable Pseudorandom Number Generators" (2014).
+#[derive(Debug)]
+pub(super) struct Random(pub(super) u64);
+
+impl Random {
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// Returns a number from `low` up to `high`, without that.
+    pub(super) fn between(&mut self, low: u64, high: u64) -> u64 {
+        low + self.next() % (high - low).max(1)
+    }
+
+    /// Returns whether something of this probability happens.
+    pub(super) fn percent(&mut self, percent: u64) -> bool {
+        self.next() % 100 < percent
+    }
+}
