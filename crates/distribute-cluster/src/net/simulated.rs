@@ -45,7 +45,8 @@ pub(crate) fn listening(listener: tokio::net::TcpListener) -> TcpListener {
 }
 
 impl TcpStream {
-    pub(crate) async fn connect(addresses: &[SocketAddr]) -> IoResult<TcpStream> {
+    pub(crate) async fn connect<A: AsRef<[SocketAddr]> + ?Sized>(addresses: &A) -> IoResult<TcpStream> {
+        let addresses = addresses.as_ref();
         match (network::acting(), addresses) {
             (Some(place), [address, ..]) => place.connect(*address).await.map(TcpStream::Simulated),
             _ => tokio::net::TcpStream::connect(addresses).await.map(TcpStream::System),

@@ -179,10 +179,10 @@ impl Checked<'_> {
         for (at, process, event) in self.events {
             let Event::Got { key, value } = event else { continue };
             let own = self.known[*process].spec.rank.to_string() == *key;
-            let puts = self.events.iter().filter(|(put, of, event)| {
+            let mut puts = self.events.iter().filter(|(put, of, event)| {
                 put <= at && matches!(event, Event::Put { key: of_key, .. } if of_key == key) && (!own || of == process)
             });
-            let last = puts.last().map(|(_, _, event)| event);
+            let last = puts.next_back().map(|(_, _, event)| event);
             if own && !matches!(last, Some(Event::Put { value: put, .. }) if put == value) {
                 return Err(format!("process {process} reads {value:?} of key {key}, after {last:?}"));
             }

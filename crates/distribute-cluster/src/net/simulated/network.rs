@@ -23,6 +23,9 @@ pub(crate) struct Network(Arc<Mutex<State>>);
 /// that pieces of different connections change, whose order within a moment may be any.
 type Delays = Box<dyn Fn(u64, [u64; 3]) -> u64 + Send>;
 
+/// Returns whether bytes get over a link at a time.
+type Cuts = Box<dyn Fn(&Link, u64) -> bool + Send>;
+
 /// The way from one machine to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Link {
@@ -43,7 +46,7 @@ struct State {
     now: u64,
     delays: Delays,
     /// Whether bytes get over a link now.
-    is_open: Box<dyn Fn(&Link, u64) -> bool + Send>,
+    is_open: Cuts,
     connections: BTreeMap<u64, Connection>,
     connecting: BTreeMap<u64, Connecting>,
     listeners: BTreeMap<SocketAddr, Listening>,
@@ -112,7 +115,7 @@ pub(super) fn acting() -> Option<Place> {
 }
 
 impl Network {
-    pub(crate) fn new(delays: Delays, is_open: Box<dyn Fn(&Link, u64) -> bool + Send>) -> Network {
+    pub(crate) fn new(delays: Delays, is_open: Cuts) -> Network {
         Network(Arc::new(Mutex::new(State {
             now: 0,
             delays,
