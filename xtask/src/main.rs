@@ -93,7 +93,7 @@ enum Command {
     Schedule(schedule::Flags),
     /// The example mnist, started by the launchers and schedulers that are installed: Open MPI, MPICH, torchrun, Slurm.
     Schedulers(schedulers::Flags),
-    /// Runs the algorithms' schedules in virtual time, on clusters that are not at hand.
+    /// Runs the algorithms' schedules in virtual time, on clusters that are not at hand; or looks for faults by seeds.
     Simulate(simulate::Flags),
     /// All tests, as the README's command runs them.
     Test(test::Flags),

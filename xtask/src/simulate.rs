@@ -1,4 +1,5 @@
-//! `cargo xtask simulate`: all-reduce on clusters that are not at hand, in virtual time.
+//! `cargo xtask simulate`: all-reduce on clusters that are not at hand, in virtual time. With `--seeds`, the simulators
+//! of checkpoints, of coordination and of generations, which look for faults.
 //!
 //! The very schedules that run between processes are executed under a model: a message takes a latency, and the time of
 //! its bytes on the links that it uses (each rank's own inside a host; one network card per host, shared by its ranks,
@@ -8,6 +9,7 @@
 mod check;
 pub(crate) mod goodput;
 mod network;
+mod seeds;
 
 use clap::Args;
 use distribute::collectives::Algorithm;
@@ -57,6 +59,16 @@ pub(crate) struct Flags {
     /// Compares with real runs of 2 to 8 processes on this machine, over shm, tcp or grpc
     #[arg(long, value_name = "TRANSPORT")]
     check: Option<String>,
+    /// Instead, looks for violations of invariants in this many scenarios of each simulator: crashes, lost writes,
+    /// strangers, cut networks
+    #[arg(long, value_name = "COUNT")]
+    seeds: Option<u64>,
+    /// The first seed
+    #[arg(long, default_value_t = 0, requires = "seeds")]
+    first: u64,
+    /// One of the simulators alone
+    #[arg(long, requires = "seeds")]
+    only: Option<seeds::Simulator>,
 }
 
 /// Above this many messages the closed formula takes the place of the simulation.
@@ -65,6 +77,9 @@ const MOST_MESSAGES: usize = 1_000_000;
 pub(crate) fn run(flags: &Flags) -> Result<(), String> {
     if flags.operation != "allreduce" {
         return Err(format!("{:?} cannot be simulated; give `allreduce`", flags.operation));
+    }
+    if let Some(count) = flags.seeds {
+        return seeds::run(count, flags.first, flags.only);
     }
     if let Some(transport) = &flags.check {
         return check::run(transport);

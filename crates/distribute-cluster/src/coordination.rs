@@ -28,6 +28,8 @@ mod options;
 mod pulse;
 mod roster;
 mod service;
+#[cfg(test)]
+mod simulation;
 mod store;
 mod wire;
 

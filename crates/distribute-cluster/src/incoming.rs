@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Sleep;
 
+use crate::net::{self, TcpStream};
 use crate::tls::socket::Socket;
 
 mod door;
@@ -35,7 +35,7 @@ use door::Entry;
 ///
 /// A method of a gRPC service finds the connection in a request's extensions as [`Acquaintance`].
 pub struct Incoming {
-    listener: TcpListener,
+    listener: net::TcpListener,
     door: Option<Arc<Door>>,
     deadline: Duration,
     max_unknown: usize,
@@ -47,7 +47,11 @@ pub struct Incoming {
 impl Incoming {
     /// Creates the source of a listener's connections. A connection has `deadline` to be identified, and at most
     /// `max_unknown` unidentified ones are open at a time.
-    pub fn new(listener: TcpListener, deadline: Duration, max_unknown: usize) -> Incoming {
+    pub fn new(listener: tokio::net::TcpListener, deadline: Duration, max_unknown: usize) -> Incoming {
+        Incoming::from_listener(net::listening(listener), deadline, max_unknown)
+    }
+
+    pub(crate) fn from_listener(listener: net::TcpListener, deadline: Duration, max_unknown: usize) -> Incoming {
         let (unknown, pause) = (VecDeque::new(), None);
         let max_unknown = max_unknown.max(1);
         Incoming { listener, door: None, deadline, max_unknown, unknown, pause, complained: None }

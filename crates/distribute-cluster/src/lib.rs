@@ -79,9 +79,14 @@ mod messages;
 #[cfg(any(feature = "gce", feature = "tpu"))]
 mod metadata;
 mod names;
+#[cfg(feature = "coordination")]
+mod net;
 #[cfg(any(feature = "gce", feature = "tpu"))]
 mod place;
+mod planted;
 mod process_manager;
+#[cfg(test)]
+mod random;
 mod rendezvous;
 mod resolver;
 mod rules;

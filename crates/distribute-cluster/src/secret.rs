@@ -27,7 +27,7 @@ mod problem;
 mod refusals;
 
 #[cfg(feature = "coordination")]
-pub use call::identify;
+pub(crate) use call::identify;
 pub use exposure::{exposed_address, warn_if_exposed};
 pub use handshake::{Calling, Event, Listening, Terms};
 pub use problem::Problem;

@@ -91,5 +91,7 @@ pub const MODEL: &str = "model";
 /// The file of a checkpoint that holds optimizers' slots, without its extension.
 pub const OPTIMIZER: &str = "optimizer";
 
+#[cfg(all(test, unix))]
+mod simulation;
 #[cfg(test)]
 mod tests;

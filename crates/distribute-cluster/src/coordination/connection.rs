@@ -2,18 +2,20 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, split};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
+use super::pulse::now;
 use super::roster::Answer;
 use super::service::Hub;
 use super::wire::{
     Call, CallError, Join, LeaderMessage, MAX_JOIN_BYTES, MAX_MEMBER_BYTES, MemberMessage, PREAMBLE, Receiver, Refusal,
     Reply, Welcome, leader_message, member_message, reply, send,
 };
+use crate::planted::{Defect, planted};
 use crate::{Connection, Door};
 
 /// How long a connection may take to send its first message and to be identified as a member's.
@@ -33,6 +35,7 @@ pub(super) async fn serve(hub: Arc<Hub>, door: Arc<Door>, connection: Connection
     let (reader, writer) = split(connection);
     let mut inbox = Receiver::new(reader, PREAMBLE, MAX_JOIN_BYTES);
     let first = tokio::select! {
+        biased;
         first = tokio::time::timeout(FIRST_MESSAGE, inbox.whole()) => first,
         () = hub.closed() => return,
     };
@@ -41,7 +44,7 @@ pub(super) async fn serve(hub: Arc<Hub>, door: Arc<Door>, connection: Connection
     let mut answer = None;
     let unproved = match acquaintance.claim() {
         // What the member says of itself is what it has proved.
-        Some(claim) if claim == claimed(&join) => None,
+        Some(claim) if claim == claimed(&join) || planted(Defect::AnyClaim) => None,
         Some(_) => return,
         None => door.refusal_of(&acquaintance),
     };
@@ -52,7 +55,7 @@ pub(super) async fn serve(hub: Arc<Hub>, door: Arc<Door>, connection: Connection
             answer = Some(Answer::Refused { reason, passing: false, generation: 0 });
         }
         None => hub.change(|inner| {
-            let given = answer.insert(inner.roster.admit(&join, address, Instant::now()));
+            let given = answer.insert(inner.roster.admit(&join, address, now()));
             matches!(given, Answer::Seated { tell: true, .. })
         }),
     }
@@ -81,6 +84,7 @@ pub(super) async fn serve(hub: Arc<Hub>, door: Arc<Door>, connection: Connection
     }
     // A socket that is closed with bytes unread takes back what it has sent.
     tokio::select! {
+        biased;
         () = inbox.drain() => {}
         () = tokio::time::sleep(LINGER) => {}
     }
@@ -133,8 +137,9 @@ async fn read<R: AsyncRead + Unpin>(
     let mut changed = hub.members.subscribe();
     let mut calls = Calls::default();
     loop {
+        // What a member sends, which may be much, comes last.
         let received = tokio::select! {
-            received = inbox.next::<MemberMessage>() => received,
+            biased;
             () = calls.ended(), if !calls.running.is_empty() => continue,
             _ = changed.changed() => {
                 if hub.inner.lock().roster.is_over(rank, visit) {
@@ -142,8 +147,9 @@ async fn read<R: AsyncRead + Unpin>(
                 }
                 continue;
             }
+            received = inbox.next::<MemberMessage>() => received,
         };
-        let now = Instant::now();
+        let now = now();
         let Ok(received) = received else { return hub.change(|inner| inner.roster.broke(rank, visit, now)) };
         hub.inner.lock().roster.heard(rank, visit, now);
         match received.and_then(|message| message.kind) {

@@ -5,16 +5,17 @@ use std::hash::BuildHasher;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::net::TcpStream;
+use tokio::time::Instant;
 
 use super::alarm::Alarm;
 use super::connection::claimed;
 use super::member::{Attendance, Event, Member};
 use super::roster::{VERSION, digest};
 use super::{CoordinationOptions, Waiting, terms, wire};
+use crate::net::TcpStream;
 use crate::secret::{self, JOB_REMEDY, Problem};
 use crate::text::{LONGEST, clean};
 use crate::tls::socket::Socket;
@@ -40,6 +41,7 @@ pub(super) async fn join_unless_over(
         }
     };
     tokio::select! {
+        biased;
         joined = join(membership, address, options, alarm) => joined,
         newer = over => Err(task.generation_over(newer)),
     }
@@ -67,6 +69,7 @@ async fn join(
     let process = RandomState::new().hash_one(std::process::id());
     let joiner = Joiner { membership, address, options, alarm, process, waiting: Mutex::new(waiting), started };
     tokio::select! {
+        biased;
         joined = joiner.seek() => joined,
         never = joiner.tell() => match never {},
         () = tokio::time::sleep(joiner.options.join_timeout) => Err(joiner.too_late()),

@@ -1,7 +1,7 @@
 //! Rank 0's service: its socket, its start and its shutdown.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
@@ -9,8 +9,10 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use super::connection::{FIRST_MESSAGE, LINGER, serve};
 use super::driver::Driver;
+use super::pulse::now;
 use super::service::Hub;
 use super::{CoordinationOptions, listen};
+use crate::net::TcpListener;
 use crate::secret::{JOB_REMEDY, warn_if_exposed};
 use crate::{Door, Error, Incoming, Membership, Result};
 
@@ -47,23 +49,39 @@ impl Leader {
         rustix::net::listen(&listener, QUEUE).map_err(|error| failed(error.into()))?;
         let address = listen::own_address(&listener).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
-        let hub = Arc::new(Hub::new(membership.clone(), options)?);
         let _guard = driver.handle().enter();
-        let listener = tokio::net::TcpListener::from_std(listener).map_err(failed)?;
+        let listener = TcpListener::from_std(listener).map_err(failed)?;
+        Leader::serving(listener, address, membership, options)
+    }
+
+    /// Starts the service of a listener in the event loop that the caller has entered.
+    pub(super) fn serving(
+        listener: TcpListener,
+        address: String,
+        membership: &Membership,
+        options: &CoordinationOptions,
+    ) -> Result<Leader> {
+        let hub = Arc::new(Hub::new(membership.clone(), options)?);
         let service = format!("{}, which leads the job,", membership.task());
         let bound = listener.local_addr().ok().map(|address| address.ip());
         let proofs = (options.secret.as_ref(), options.tls.as_ref());
         warn_if_exposed(&service, bound, proofs, "DISTRIBUTE_JOB_SECRET_FILE");
         let door = Door::new(service, options.secret.clone(), super::terms(membership), JOB_REMEDY);
         let door = Arc::new(door.tls(options.tls.clone()));
-        let incoming = Incoming::new(listener, FIRST_MESSAGE, membership.world_size() as usize + STRANGERS);
+        let incoming = Incoming::from_listener(listener, FIRST_MESSAGE, membership.world_size() as usize + STRANGERS);
         let incoming = incoming.behind(door.clone());
         let (stop, stopped) = oneshot::channel::<()>();
-        let ended = driver.handle().spawn(accept(hub.clone(), incoming, door, options.heartbeat_timeout, stopped));
+        let ended = tokio::spawn(accept(hub.clone(), incoming, door, options.heartbeat_timeout, stopped));
         // Short enough that a silence is detected soon after its timeout.
         let period = options.heartbeat_interval.min(options.heartbeat_timeout / 8).max(Duration::from_millis(1));
-        driver.handle().spawn(watch(hub.clone(), period));
+        tokio::spawn(watch(hub.clone(), period));
         Ok(Leader { hub, address, serving: Mutex::new(Some(Serving { stop, ended })) })
+    }
+
+    /// Returns the incarnation that members are told.
+    #[cfg(test)]
+    pub(super) fn incarnation(&self) -> crate::Incarnation {
+        self.hub.incarnation
     }
 
     /// Returns the address at which this process itself reaches the service.
@@ -99,12 +117,14 @@ async fn accept(
 ) {
     let mut connections = JoinSet::new();
     loop {
+        // Connections come last, since there may be many.
         tokio::select! {
+            biased;
+            _ = &mut stopped => break,
+            Some(_) = connections.join_next() => {}
             connection = incoming.accept() => {
                 drop(connections.spawn(serve(hub.clone(), door.clone(), connection, timeout)));
             }
-            Some(_) = connections.join_next() => {}
-            _ = &mut stopped => break,
         }
     }
     drop(incoming);
@@ -117,6 +137,6 @@ async fn watch(hub: Arc<Hub>, period: Duration) {
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        hub.change(|inner| inner.roster.look(Instant::now()));
+        hub.change(|inner| inner.roster.look(now()));
     }
 }

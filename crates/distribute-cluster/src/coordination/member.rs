@@ -2,7 +2,7 @@
 
 use std::io::{ErrorKind, Result as IoResult};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::io::{ReadHalf, split};
 use tokio::sync::{mpsc, oneshot};
@@ -12,7 +12,7 @@ use tokio::time::Interval;
 use super::alarm::Alarm;
 use super::calls::Calls;
 use super::limits::{LONGEST, PUT_TIMEOUT};
-use super::pulse::Pulse;
+use super::pulse::{Pulse, now};
 use super::wire::{
     CallError, Heartbeat, Join, LeaderMessage, Leave, MemberMessage, PREAMBLE, Receiver, Report, call, leader_message,
     max_leader_bytes, member_message, reply, send,
@@ -55,44 +55,56 @@ impl Attendance {
         let inbox = Receiver::new(reader, PREAMBLE, max_leader_bytes(world_size));
         let mut ticks = tokio::time::interval(options.heartbeat_interval.min(timeout / 4));
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        Attendance { outbox, inbox, sending, ticks, pulse: Pulse::new(Instant::now(), timeout), timeout }
+        Attendance { outbox, inbox, sending, ticks, pulse: Pulse::new(now(), timeout), timeout }
     }
 
     /// Returns the next event and sends heartbeats meanwhile. Cancel safe: no event is lost.
     pub(super) async fn next(&mut self) -> Event {
         loop {
-            tokio::select! {
-                received = self.inbox.next::<LeaderMessage>() => {
-                    let received = match received {
-                        Ok(received) => received,
-                        Err(error) if error.kind() == ErrorKind::InvalidData => {
-                            return Event::Broken(Some(error.to_string()));
-                        }
-                        Err(_) => return Event::Broken(None),
-                    };
-                    // A part of a message is a sign of life, too.
-                    self.pulse.heard(Instant::now());
-                    match received.and_then(|message| message.kind) {
-                        Some(leader_message::Kind::Welcome(welcome)) => return Event::Welcome(welcome),
-                        Some(leader_message::Kind::State(state)) => return Event::State(state),
-                        Some(leader_message::Kind::Refusal(refusal)) => return Event::Refused(refusal),
-                        Some(leader_message::Kind::Reply(reply)) => return Event::Reply(reply),
-                        None => {}
-                    }
-                }
+            // Heartbeats come first, since the leader may send much.
+            let received = tokio::select! {
+                biased;
                 _ = self.ticks.tick() => {
                     // Half of the queue is reserved for other messages; a leader that does not read is detected by its
                     // silence.
                     if self.outbox.capacity() > OUTBOX / 2 {
                         self.send(member_message::Kind::Heartbeat(Heartbeat {}));
                     }
-                    let silence = self.pulse.silence(Instant::now());
-                    if silence > self.timeout {
-                        return Event::Silent(silence);
+                    let silence = self.pulse.silence(now());
+                    if silence <= self.timeout {
+                        continue;
+                    }
+                    // A message that has arrived meanwhile ends the silence.
+                    match tokio::time::timeout(Duration::ZERO, self.inbox.next()).await {
+                        Ok(received) => received,
+                        Err(_) => return Event::Silent(silence),
                     }
                 }
+                received = self.inbox.next::<LeaderMessage>() => received,
+            };
+            if let Some(event) = self.event(received) {
+                return event;
             }
         }
+    }
+
+    /// Returns the event of what was received; `None` if a part of a message was.
+    fn event(&mut self, received: IoResult<Option<LeaderMessage>>) -> Option<Event> {
+        let received = match received {
+            Ok(received) => received,
+            Err(error) if error.kind() == ErrorKind::InvalidData => {
+                return Some(Event::Broken(Some(error.to_string())));
+            }
+            Err(_) => return Some(Event::Broken(None)),
+        };
+        // A part of a message is a sign of life, too.
+        self.pulse.heard(now());
+        Some(match received.and_then(|message| message.kind)? {
+            leader_message::Kind::Welcome(welcome) => Event::Welcome(welcome),
+            leader_message::Kind::State(state) => Event::State(state),
+            leader_message::Kind::Refusal(refusal) => Event::Refused(refusal),
+            leader_message::Kind::Reply(reply) => Event::Reply(reply),
+        })
     }
 
     fn send(&self, kind: member_message::Kind) {
@@ -229,7 +241,7 @@ impl Member {
         let reply = self.ask(what.clone(), call::Request::Exchange(request), exchanged, timeout);
         let (alarm, task, membership) = (self.alarm.clone(), self.task.clone(), self.membership.clone());
         async move {
-            let started = Instant::now();
+            let started = tokio::time::Instant::now();
             let reply = reply.await?;
             if reply.values.len() == membership.tasks.len() {
                 return Ok(reply.values.into_iter().map(|value| value.to_vec()).collect());
@@ -308,7 +320,7 @@ async fn attend(mut attendance: Attendance, mut orders: mpsc::Receiver<Command>,
     let (mut leaving, mut closing) = (None, false);
     loop {
         let event = tokio::select! {
-            event = attendance.next() => event,
+            biased;
             order = orders.recv(), if leaving.is_none() => {
                 match order {
                     Some(Command::Report(report)) => attendance.send(member_message::Kind::Report(report)),
@@ -320,6 +332,7 @@ async fn attend(mut attendance: Attendance, mut orders: mpsc::Receiver<Command>,
                 }
                 continue;
             }
+            event = attendance.next() => event,
         };
         match event {
             Event::State(state) => {
@@ -334,7 +347,7 @@ async fn attend(mut attendance: Attendance, mut orders: mpsc::Receiver<Command>,
             Event::Broken(_) | Event::Refused(_) | Event::Silent(_) if closing => return alarm.leader_left(),
             Event::Broken(_) | Event::Refused(_) if leaving.is_some() => return,
             Event::Broken(_) | Event::Refused(_) => {
-                let silence = attendance.pulse.silence(Instant::now());
+                let silence = attendance.pulse.silence(now());
                 return alarm.leader_lost("its process ended or its connection broke".to_owned(), silence);
             }
             Event::Silent(silence) => {

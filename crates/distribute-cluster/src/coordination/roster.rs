@@ -7,6 +7,7 @@ use super::pulse::Pulse;
 use super::wire;
 use super::wire::failure::Cause;
 use crate::job::Digest;
+use crate::planted::{Defect, planted};
 use crate::text::{LONGEST, clean};
 use crate::{FailureKind, JobId, Membership, Task};
 
@@ -88,7 +89,7 @@ impl Roster {
         if self.closing || self.failure.is_some() {
             return refused("the leader still belongs to a job that is ending".to_owned(), true);
         }
-        if let Some(reason) = self.disagreement(join) {
+        if let Some(reason) = self.disagreement(join).filter(|_| !planted(Defect::AnyJob)) {
             return refused(reason, false);
         }
         let Some(task) = self.membership.task_of(join.rank) else {
@@ -98,7 +99,7 @@ impl Roster {
             Some(seat) if seat.left || (self.complete && seat.process == join.process) => {
                 return refused(format!("{task} has already left the leader's job"), true);
             }
-            Some(seat) if seat.process != join.process => {
+            Some(seat) if seat.process != join.process && !planted(Defect::TwoOfARank) => {
                 let reason = format!(
                     "two processes say that they are {task}: one at {}, one at {address}; give each task an index of \
                      its own",
@@ -225,7 +226,7 @@ impl Roster {
         let timeout = self.heartbeat_timeout;
         let here = self.seats.iter_mut().filter(|(_, seat)| !seat.left);
         let silences: Vec<(u32, Duration)> = here.map(|(rank, seat)| (*rank, seat.pulse.silence(now))).collect();
-        let silent = silences.into_iter().filter(|(_, silence)| *silence > timeout);
+        let silent = silences.into_iter().filter(|(_, silence)| *silence > timeout && !planted(Defect::SilenceIgnored));
         silent.fold(false, |changed, (rank, silence)| {
             let how = "it gives no sign of life; its process is stopped, or the network between is broken".to_owned();
             self.lose(rank, how, silence) || changed

@@ -1,6 +1,6 @@
 //! The leader's state, and its answers to members' calls.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use super::store::{Store, check};
 use super::wire::{
     Absent, CallError, ExchangeReply, ExchangeRequest, GetReply, GetRequest, PutReply, PutRequest, call, reply,
 };
+use crate::planted::{Defect, planted};
 use crate::{Incarnation, Membership, Result};
 
 /// The state that all calls share. The lock is never held across an await.
@@ -31,7 +32,7 @@ pub(super) struct Hub {
 pub(super) struct Inner {
     pub(super) roster: Roster,
     store: Store,
-    rounds: HashMap<String, Round>,
+    rounds: BTreeMap<String, Round>,
 }
 
 /// An exchange that is not complete.
@@ -46,7 +47,7 @@ impl Hub {
     pub(super) fn new(membership: Membership, options: &CoordinationOptions) -> Result<Hub> {
         let roster = Roster::new(membership, options.heartbeat_timeout);
         Ok(Hub {
-            inner: Mutex::new(Inner { roster, store: Store::default(), rounds: HashMap::new() }),
+            inner: Mutex::new(Inner { roster, store: Store::default(), rounds: BTreeMap::new() }),
             members: watch::channel(()).0,
             anything: watch::channel(()).0,
             heartbeat_interval: options.heartbeat_interval,
@@ -140,7 +141,7 @@ impl Hub {
             inner.has_room(&key).map_err(above_limit)?;
             let size = inner.roster.world_size() as usize;
             let round = inner.rounds.entry(key.clone()).or_default();
-            if round.values.contains_key(&rank) {
+            if round.values.contains_key(&rank) && !planted(Defect::ValuesStay) {
                 let reason = "another thread of this task is there already; use a name for each".to_owned();
                 return Err(CallError { reason, limit: false });
             }
@@ -153,11 +154,11 @@ impl Hub {
         let waiter = Waiter { hub: self, key: &key, rank, end: &end };
         let reply = self.until(timeout_ms, |inner| {
             let hopeless = inner.roster.failure().is_some() || inner.roster.is_closing();
-            match end.get() {
-                Some(reply) => Some(reply.clone()),
-                None if hopeless || inner.waits_for_one_that_left(&key) => Some(inner.reply(&key)),
-                None => None,
+            if end.get().is_none() && (hopeless || inner.waits_for_one_that_left(&key)) {
+                // For all that wait, so that none takes those for missing that have been told before.
+                inner.end(&key);
             }
+            end.get().cloned()
         });
         let reply = match reply.await {
             Some(reply) => reply,
@@ -189,6 +190,7 @@ impl Drop for Waiter<'_> {
         let mut inner = self.hub.inner.lock();
         if let Some(round) = inner.rounds.get_mut(self.key)
             && Arc::ptr_eq(&round.end, self.end)
+            && !planted(Defect::ValuesStay)
         {
             round.values.remove(&self.rank);
             if round.values.is_empty() {

@@ -155,6 +155,22 @@ fn a_barrier_names_who_is_missing_and_where_they_are() {
 }
 
 #[test]
+fn members_that_wait_for_one_that_has_left_name_it_alone() {
+    for _ in 0..5 {
+        let mut job = job(4, &options());
+        let leaves = job.pop().unwrap();
+        let texts: Vec<String> = thread::scope(|scope| {
+            let waits = |member| scope.spawn(move || Coordination::barrier(member, "b", SOON).unwrap_err().to_string());
+            let threads: Vec<_> = job.iter().map(waits).collect();
+            thread::sleep(Duration::from_millis(50));
+            leaves.leave();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(texts.iter().all(|text| text.ends_with("missing: worker:3 (has left the job)")), "{texts:?}");
+    }
+}
+
+#[test]
 fn one_name_is_not_used_by_two_threads_of_a_member_at_once() {
     let job = job(2, &options());
     let texts: Vec<String> = thread::scope(|scope| {

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, split};
-use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
@@ -18,6 +17,7 @@ use super::core::Message;
 use super::wire::{MAX_HELLO_BYTES, MAX_MESSAGE_BYTES, PREAMBLE, greeted, hello, read, refusal};
 use crate::frames::{Receiver, send};
 use crate::messages::ElasticMessage;
+use crate::net::TcpStream;
 use crate::secret::{self, JOB_REMEDY, Terms, warn_if_exposed};
 use crate::tls::socket::Socket;
 use crate::{Connection, Door, Incoming, JobId, JobSecret, JobTls};

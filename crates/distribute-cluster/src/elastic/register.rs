@@ -5,10 +5,15 @@ use std::io::{Error as IoError, ErrorKind, Read, Result as IoResult, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use self::steps::Steps;
 use super::generation::Generation;
 use super::wire::MAX_MESSAGE_BYTES;
 use crate::job::{Digest, hex};
 use crate::{Error, JobId, Result};
+
+#[cfg_attr(test, path = "register/counted.rs")]
+#[cfg_attr(not(test), path = "register/steps.rs")]
+mod steps;
 
 /// A place that holds the newest generation of a job, and that all of its processes reach: a compare-and-swap. It is
 /// the only authority of its job, so that a single survivor can continue. Implement it for a database of your own, such
@@ -74,6 +79,7 @@ pub trait Register: Send + Sync {
 #[derive(Clone, Debug)]
 pub struct FileRegister {
     path: PathBuf,
+    steps: Steps,
 }
 
 impl FileRegister {
@@ -87,14 +93,33 @@ impl FileRegister {
     pub fn new(folder: impl Into<PathBuf>, job: &JobId) -> Result<FileRegister> {
         let folder = folder.into();
         let path = folder.join(format!("elastic-{}.generation", hex(&job.to_bytes())));
-        let register = FileRegister { path };
-        fs::create_dir_all(&folder).map_err(|source| register.failed("creating its folder", source))?;
+        let register = FileRegister { path, steps: Steps::default() };
+        register.create(&folder).map_err(|source| register.failed("creating its folder", source))?;
         Ok(register)
     }
 
     /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Creates a folder and its missing parents, one after the other, each once the disk holds the name of the one above;
+    /// that of the last one that is there may not be synced yet.
+    fn create(&self, folder: &Path) -> IoResult<()> {
+        let folders: Vec<&Path> = folder.ancestors().filter(|folder| !folder.as_os_str().is_empty()).collect();
+        let there = folders.iter().position(|folder| folder.is_dir()).unwrap_or(folders.len());
+        for folder in folders.iter().take(there + 1).rev() {
+            match fs::create_dir(folder) {
+                Err(error) if !folder.is_dir() => return Err(error),
+                _ => {}
+            }
+            let above = folder.parent().map(|above| if above.as_os_str().is_empty() { Path::new(".") } else { above });
+            if let Some(above) = above.filter(|_| cfg!(unix)) {
+                // A folder without read permission cannot be synced.
+                drop(File::open(above).and_then(|above| above.sync_all()));
+            }
+        }
+        Ok(())
     }
 
     fn failed(&self, what: &str, source: IoError) -> Error {
@@ -108,6 +133,8 @@ impl FileRegister {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
         };
+        // The process that stored it may have been killed before it had synced the name.
+        self.sync_names()?;
         let mut bytes = Vec::new();
         file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes)?;
         let damaged = |problem: &str| {
@@ -128,17 +155,25 @@ impl FileRegister {
     /// Replaces the file, so that a reader or a crash finds the one before or this one.
     fn store(&self, next: &Generation) -> IoResult<()> {
         let (body, unfinished) = (next.to_bytes(), self.path.with_extension("unfinished"));
+        self.steps.before("create", &unfinished)?;
         let mut file = File::create(&unfinished)?;
+        self.steps.before("write", &unfinished)?;
         file.write_all(&MAGIC)?;
         file.write_all(&checksum(&body))?;
         file.write_all(&body)?;
+        self.steps.before("sync", &unfinished)?;
         file.sync_all()?;
+        self.steps.before("rename", &self.path)?;
         fs::rename(&unfinished, &self.path)?;
+        self.sync_names()
+    }
+
+    /// Syncs the names in the folder.
+    fn sync_names(&self) -> IoResult<()> {
         // Other systems cannot open folders.
-        match self.path.parent().filter(|_| cfg!(unix)) {
-            Some(folder) => File::open(folder)?.sync_all(),
-            None => Ok(()),
-        }
+        let Some(folder) = self.path.parent().filter(|_| cfg!(unix)) else { return Ok(()) };
+        self.steps.before("sync folder", folder)?;
+        File::open(folder)?.sync_all()
     }
 
     /// Takes the lock, which ends with the file that is returned.
@@ -192,11 +227,18 @@ impl Register for FileRegister {
 
     fn end(&self) -> Result<()> {
         let failed = |error| self.failed("recording the job's end", error);
-        File::create(self.path.with_extension("ended")).and_then(|file| file.sync_all()).map_err(failed)
+        let path = self.path.with_extension("ended");
+        let create = || {
+            self.steps.before("create", &path)?;
+            File::create(&path)?.sync_all()?;
+            self.sync_names()
+        };
+        create().map_err(failed)
     }
 
     fn has_ended(&self) -> Result<bool> {
         let looked = self.path.with_extension("ended").try_exists();
+        let looked = looked.and_then(|has_ended| if has_ended { self.sync_names().map(|()| true) } else { Ok(false) });
         looked.map_err(|error| self.failed("looking for the job's end", error))
     }
 }
@@ -220,6 +262,56 @@ fn checksum(body: &[u8]) -> [u8; SUM_BYTES] {
 mod tests {
     use super::*;
     use crate::elastic::generation::{Candidate, Change};
+
+    /// Returns the generation that the disk holds after these steps, if the power fails then: a name is there once its
+    /// folder is synced, or was before; what it names then was synced before.
+    fn held(steps: &[(&'static str, PathBuf)], before: Option<u64>, decided: u64) -> Option<u64> {
+        let renamed = steps.iter().position(|(step, _)| *step == "rename");
+        let synced = steps.iter().rposition(|(step, _)| *step == "sync folder");
+        match (renamed, synced) {
+            (Some(renamed), Some(synced)) if renamed < synced => Some(decided),
+            _ => before,
+        }
+    }
+
+    #[test]
+    fn what_a_register_has_answered_outlasts_a_crash_of_the_process_that_stored_it() {
+        let [first, second, other] = generations();
+        for at in 1.. {
+            let folder = tempfile::tempdir().unwrap();
+            let new = || FileRegister::new(folder.path(), &JobId::new("j").unwrap()).unwrap();
+            new().decide(&first).unwrap();
+            let killed = new();
+            killed.steps.kill_at(at);
+            let outcome = killed.decide(&second);
+            let steps = killed.steps.taken();
+            // What is written is synced before it gets its name.
+            let place = |step: &str| steps.iter().position(|(of, _)| *of == step);
+            assert!(place("rename").is_none() || place("sync") < place("rename"), "{steps:?}");
+            assert!(outcome.is_err() || held(&steps, Some(1), 2) == Some(2), "{at}: {steps:?}");
+            // The power fails after another process has read the register, or has tried to decide.
+            for decides in [false, true] {
+                let next = new();
+                let answer = if decides { next.decide(&other).unwrap() } else { next.read().unwrap().unwrap() };
+                let all = [steps.clone(), next.steps.taken()].concat();
+                assert_eq!(held(&all, Some(1), 2), Some(answer.number), "{at}, decides {decides}: {all:?}");
+            }
+            if outcome.is_ok() {
+                assert!(at > 5, "{steps:?}");
+                return;
+            }
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_job_outlasts_a_crash() {
+        let folder = tempfile::tempdir().unwrap();
+        let register = FileRegister::new(folder.path().join("a/b"), &JobId::new("j").unwrap()).unwrap();
+        register.end().unwrap();
+        let steps = register.steps.taken();
+        assert!(matches!(steps.as_slice(), [("create", _), ("sync folder", _)]), "{steps:?}");
+        assert!(register.has_ended().unwrap());
+    }
 
     fn generations() -> [Generation; 3] {
         let candidate = |identity: u128| Candidate { identity, control: "a:1".to_owned(), service: "a:2".to_owned() };

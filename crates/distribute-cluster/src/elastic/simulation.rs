@@ -3,10 +3,11 @@
 //! `DISTRIBUTE_TEST_SEED=7 cargo test -p distribute-cluster elastic::simulation::seeds` replays a seed, and
 //! `DISTRIBUTE_TEST_SEED=0..100000` runs many.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use crate::random::seeds_or;
 
 mod invariants;
-mod random;
 mod scenario;
 mod size;
 mod world;
@@ -52,14 +53,7 @@ fn run_all(seeds: std::ops::Range<u64>) -> Vec<Outcome> {
 
 #[test]
 fn seeds() {
-    let given = crate::environment::read(|variable| Ok(variable("DISTRIBUTE_TEST_SEED"))).unwrap();
-    let number =
-        |text: &str| text.trim().parse::<u64>().expect("DISTRIBUTE_TEST_SEED is a number, or two as in 0..100");
-    let seeds = match given.as_deref().map(|given| given.split_once("..").unwrap_or((given, ""))) {
-        None => 0..700,
-        Some((one, "")) => number(one)..number(one) + 1,
-        Some((first, end)) => number(first)..number(end),
-    };
+    let (seeds, began) = (seeds_or(700), Instant::now());
     let outcomes = run_all(seeds.clone());
     let count = |of: fn(&Outcome) -> bool| outcomes.iter().filter(|outcome| of(outcome)).count();
     let (settled, stuck) = (count(|outcome| outcome.settled.is_some()), count(|outcome| outcome.settled.is_none()));
@@ -67,6 +61,7 @@ fn seeds() {
     let generations: u64 = outcomes.iter().map(|outcome| outcome.generations).sum();
     println!("{settled} seeds settled, the slowest {slowest:?} after its last fault; {stuck} had no majority left");
     println!("{generations} generations were decided");
+    println!("generations: {} seeds in {:.1} s", seeds.end - seeds.start, began.elapsed().as_secs_f64());
     // Most scenarios say something about progress, and faults do lead to new generations.
     assert!(outcomes.len() < 50 || settled > stuck * 3 && generations > seeds.end - seeds.start, "{settled}, {stuck}");
 }

@@ -7,12 +7,11 @@ use std::task::{Context, Poll};
 
 use http::Uri;
 use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::secret::{Problem, Terms, identify};
 use crate::tls::socket::Socket;
-use crate::{JobSecret, JobTls};
+use crate::{JobSecret, JobTls, net};
 
 /// A certificate and a secret, as far as there are both, and what a caller says of itself when it proves the secret.
 #[derive(Clone, Debug)]
@@ -90,7 +89,7 @@ impl tower_service::Service<Uri> for Secured {
         Box::pin(async move {
             let Credentials { secret, tls, terms, claim, remedy } = &*credentials;
             let address = address.authority().map_or("", |authority| authority.as_str());
-            let stream = TcpStream::connect(address).await?;
+            let stream = net::connected(tokio::net::TcpStream::connect(address).await?);
             // Disables Nagle's algorithm for small messages; the connection works without this, so an error is ignored.
             let _ = stream.set_nodelay(true);
             let proof = secret.as_ref().map(|secret| (secret, terms, &claim[..]));

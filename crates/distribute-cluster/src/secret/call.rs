@@ -3,10 +3,10 @@
 use std::io::{Error as IoError, ErrorKind, Result as IoResult};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 
 use super::{Calling, Event, JobSecret, Problem, Terms};
 use crate::JobTls;
+use crate::net::TcpStream;
 use crate::tls::TlsProblem;
 use crate::tls::socket::Socket;
 
@@ -15,7 +15,7 @@ use crate::tls::socket::Socket;
 ///
 /// # Errors
 /// The inner error if one side refuses the other; the outer one if the connection breaks.
-pub async fn identify(
+pub(crate) async fn identify(
     stream: TcpStream,
     tls: Option<&JobTls>,
     proof: Option<(&JobSecret, &Terms, &[u8])>,

@@ -18,6 +18,7 @@
 //! RFC 2104; ISO/IEC 9798-4, mutual authentication in three passes.
 
 use super::{JobSecret, PROOF_BYTES, Problem};
+use crate::planted::{Defect, planted};
 use crate::text::{LONGEST, clean};
 use crate::tls::{ALERT_WITHOUT_TLS, TlsProblem, is_client_hello};
 use crate::{Error, Result};
@@ -322,7 +323,7 @@ impl Exchange {
     }
 
     fn verify(&self, secret: &JobSecret, terms: &Terms, side: Side, claim: &[u8], proof: &[u8]) -> bool {
-        secret.verifies(&terms.proves(&[side as u8], claim, self), proof)
+        secret.verifies(&terms.proves(&[side as u8], claim, self), proof) || planted(Defect::AnyProof)
     }
 }
 

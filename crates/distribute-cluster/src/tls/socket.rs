@@ -6,7 +6,8 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
+
+use crate::net::TcpStream;
 
 #[cfg(not(feature = "tls"))]
 mod absent;
@@ -14,7 +15,7 @@ mod absent;
 mod handshake;
 
 /// A socket whose bytes are encrypted, or are sent as they are.
-pub struct Socket(Kind);
+pub(crate) struct Socket(Kind);
 
 enum Kind {
     Plain(TcpStream),

@@ -2,8 +2,7 @@
 //! records what it operates on, so that an error can name the operation in which a disk hangs.
 
 use std::ffi::OsString;
-use std::fs;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, Read, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,6 +14,8 @@ pub(super) use faults::{Fault, Faults};
 #[cfg(not(test))]
 use no_faults::Faults;
 
+use files::{FileSystem, OpenFolder, System};
+
 use super::manifest::MANIFEST;
 use super::run::temporary_suffix;
 use crate::objects::{self, Object};
@@ -22,6 +23,7 @@ use crate::{Error, Result};
 
 #[cfg(test)]
 mod faults;
+pub(super) mod files;
 #[cfg(not(test))]
 mod no_faults;
 #[cfg_attr(unix, path = "disk/unix.rs")]
@@ -32,10 +34,17 @@ mod writing;
 pub(super) use writing::Writing;
 
 /// A disk as used by one writer or reader.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Disk {
     under_way: Arc<Mutex<UnderWay>>,
     faults: Faults,
+    files: Arc<dyn FileSystem>,
+}
+
+impl Default for Disk {
+    fn default() -> Disk {
+        Disk { under_way: Arc::default(), faults: Faults::default(), files: Arc::new(System) }
+    }
 }
 
 /// The operation in progress, or the last one.
@@ -65,13 +74,19 @@ pub(super) struct Entry {
 impl Disk {
     /// Returns a handle for other work on the same disk, which starts now.
     pub(super) fn afresh(&self) -> Disk {
-        Disk { under_way: Arc::default(), faults: self.faults.clone() }
+        Disk { under_way: Arc::default(), faults: self.faults.clone(), files: self.files.clone() }
     }
 
     /// Returns a disk whose operations fail as a test determines.
     #[cfg(test)]
     pub(super) fn with(faults: &Faults) -> Disk {
-        Disk { under_way: Arc::default(), faults: faults.clone() }
+        Disk { faults: faults.clone(), ..Disk::default() }
+    }
+
+    /// Returns a disk with another file system.
+    #[cfg(test)]
+    pub(super) fn of(files: Arc<dyn FileSystem>) -> Disk {
+        Disk { files, ..Disk::default() }
     }
 
     /// Returns the operation in progress, such as `writing model.safetensors`, and how long it has taken so far.
@@ -113,7 +128,7 @@ impl Disk {
     pub(super) fn exists(&self, path: &Path) -> Result<bool> {
         self.named("looking for", path, || match objects::of(path)? {
             Some(object) => object.exists(),
-            None => fs::exists(path),
+            None => self.files.exists(path),
         })
     }
 
@@ -128,7 +143,8 @@ impl Disk {
         objects::of(path).is_ok_and(|object| object.is_some())
     }
 
-    /// Creates a folder and its missing parents, and syncs them.
+    /// Creates a folder and its missing parents. Returns once the disk holds the names of all of them, also of those
+    /// that a process has made that was killed before it had synced them.
     pub(super) fn create_folders(&self, path: &Path) -> Result<()> {
         if self.is_store(path) {
             return Ok(());
@@ -136,24 +152,39 @@ impl Disk {
         let mut missing = Vec::new();
         for folder in path.ancestors().filter(|folder| !folder.as_os_str().is_empty()) {
             if self.exists(folder)? {
+                self.sync_name(folder)?;
                 break;
             }
             missing.push(folder);
         }
-        self.named("making", path, || fs::create_dir_all(path))?;
-        for folder in missing {
-            let above = folder.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            // A folder without read permission cannot be synced.
-            drop(self.sync_folder(above));
+        // The name of one is synced before the next is made, so that only the last one's can be unsynced.
+        for folder in missing.into_iter().rev() {
+            match self.create_folder(folder) {
+                // Another process has made it meanwhile.
+                Err(Error::File { source, .. }) if source.kind() == io::ErrorKind::AlreadyExists => {}
+                outcome => outcome?,
+            }
+            self.sync_name(folder)?;
         }
         Ok(())
+    }
+
+    /// Syncs the name of a folder, as far as the folder above can be synced: not without the permission to read it.
+    fn sync_name(&self, folder: &Path) -> Result<()> {
+        let Some(above) = folder.parent() else { return Ok(()) };
+        let above = if above.as_os_str().is_empty() { Path::new(".") } else { above };
+        let unable = [io::ErrorKind::PermissionDenied, io::ErrorKind::InvalidInput, io::ErrorKind::Unsupported];
+        match self.sync_folder(above) {
+            Err(Error::File { source, .. }) if unable.contains(&source.kind()) => Ok(()),
+            outcome => outcome,
+        }
     }
 
     /// Creates one folder. In a store, an object in it takes the name, which another process may have done before.
     pub(super) fn create_folder(&self, path: &Path) -> Result<()> {
         self.named("making", path, || match objects::of(path)? {
             Some(object) => object.join(TAKEN).create(temporary_suffix().as_bytes()),
-            None => fs::create_dir(path),
+            None => self.files.create_folder(path),
         })
     }
 
@@ -175,14 +206,14 @@ impl Disk {
         if self.is_store(path) {
             return Ok(());
         }
-        self.named("syncing", path, || system::sync_folder(path))
+        self.named("syncing", path, || self.files.sync_folder(path))
     }
 
     /// Renames a file or folder atomically. A folder of a store is copied into another one, which exists, and then
     /// removed: the manifest is copied last, and removed first.
     pub(super) fn rename(&self, from: &Path, to: &Path) -> Result<()> {
         if !self.is_store(from) {
-            return self.named("renaming to", to, || fs::rename(from, to));
+            return self.named("renaming to", to, || self.files.rename(from, to));
         }
         let mut names = self.names(from)?;
         names.retain(|name| name != TAKEN);
@@ -200,7 +231,7 @@ impl Disk {
     /// Gives a file of a folder another name. In a store, the object is copied, and then removed.
     pub(super) fn rename_file(&self, from: &Path, to: &Path) -> Result<()> {
         let (Some(object), Some(other)) = (self.object(from)?, self.object(to)?) else {
-            return self.named("renaming to", to, || fs::rename(from, to));
+            return self.named("renaming to", to, || self.files.rename(from, to));
         };
         self.named("copying to", to, || object.copy(&other))?;
         self.remove_file(from)
@@ -210,7 +241,7 @@ impl Disk {
     pub(super) fn exchange(&self, one: &Path, other: &Path) -> Result<bool> {
         let outcome = self.step("exchanging", other, || {
             self.faults.exchange()?;
-            system::exchange(one, other)
+            self.files.exchange(one, other)
         });
         match outcome {
             Ok(()) => Ok(true),
@@ -229,25 +260,22 @@ impl Disk {
         }
         for name in self.names(path)? {
             let file = path.join(name);
-            self.named("removing", &file, || match fs::symlink_metadata(&file)?.is_dir() {
-                true => fs::remove_dir_all(&file),
-                false => fs::remove_file(&file),
-            })?;
+            self.named("removing", &file, || self.files.remove(&file))?;
         }
-        self.named("removing", path, || fs::remove_dir(path))
+        self.named("removing", path, || self.files.remove_folder(path))
     }
 
     pub(super) fn remove_file(&self, path: &Path) -> Result<()> {
         self.named("removing", path, || match objects::of(path)? {
             Some(object) => object.delete(),
-            None => fs::remove_file(path),
+            None => self.files.remove_file(path),
         })
     }
 
     /// Removes a folder if it is empty.
     pub(super) fn remove_empty_folder(&self, path: &Path) {
         if !self.is_store(path) {
-            drop(self.step("removing", path, || fs::remove_dir(path)));
+            drop(self.step("removing", path, || self.files.remove_folder(path)));
         }
     }
 
@@ -255,7 +283,7 @@ impl Disk {
     pub(super) fn names(&self, path: &Path) -> Result<Vec<OsString>> {
         let list = || match objects::of(path)? {
             Some(object) => object.names(),
-            None => list(path),
+            None => self.files.names(path),
         };
         self.named("listing", path, list)
     }
@@ -264,7 +292,7 @@ impl Disk {
     pub(super) fn open_folder(&self, path: &Path) -> io::Result<Folder> {
         self.step("opening", path, || match objects::of(path)? {
             Some(object) => object.open_folder().map(Folder::Objects),
-            None => system::Folder::open(path).map(Folder::Local),
+            None => self.files.open_folder(path).map(Folder::Local),
         })
     }
 
@@ -284,9 +312,8 @@ impl Disk {
             Folder::Objects(folder) => return self.read_object(folder, &path, name, most),
         };
         let (mut file, length) = self.step("opening", &path, || {
-            let file = folder.file(name)?;
-            let about = file.metadata()?;
-            if about.is_file() { Ok((file, about.len())) } else { Err(not_regular()) }
+            let (file, length) = folder.file(name)?;
+            Ok((file, length.ok_or_else(not_regular)?))
         })?;
         let (mut bytes, wanted) = room_for(length, most)?;
         loop {
@@ -330,10 +357,8 @@ impl Disk {
             }
         };
         let mut file = self.step("opening", &path, || {
-            let mut file = folder.file(name)?;
-            if !file.metadata()?.is_file() {
-                return Err(not_regular());
-            }
+            let (mut file, length) = folder.file(name)?;
+            length.ok_or_else(not_regular)?;
             file.seek(SeekFrom::Start(start))?;
             Ok(file)
         })?;
@@ -357,7 +382,7 @@ impl Disk {
 /// An open folder of a file system, or the listing of one in a store.
 #[derive(Debug)]
 pub(super) enum Folder {
-    Local(system::Folder),
+    Local(Box<dyn OpenFolder>),
     Objects(objects::Folder),
 }
 
@@ -365,7 +390,10 @@ impl Folder {
     /// Returns whether the other was opened from the same path after another folder had taken the place of this one.
     pub(super) fn is_another(&self, other: &Folder) -> bool {
         match (self, other) {
-            (Folder::Local(one), Folder::Local(other)) => one.is_another(other),
+            (Folder::Local(one), Folder::Local(other)) => {
+                let (one, other) = (one.identity(), other.identity());
+                one != other || one.is_none()
+            }
             // Names in a store are used once.
             _ => false,
         }
@@ -390,15 +418,6 @@ fn room_for(length: u64, most: u64) -> io::Result<(Vec<u8>, usize)> {
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(wanted).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
     Ok((bytes, wanted))
-}
-
-/// Returns the names in a folder; none if it does not exist.
-fn list(path: &Path) -> io::Result<Vec<OsString>> {
-    match fs::read_dir(path) {
-        Ok(entries) => entries.map(|entry| entry.map(|entry| entry.file_name())).collect(),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(error),
-    }
 }
 
 /// The object by which the writer of a checkpoint takes the name of its folder in a store.

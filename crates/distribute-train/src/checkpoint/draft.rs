@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use serde_json::{Value, json};
 
@@ -42,6 +43,7 @@ pub(super) struct SaveOptions {
 impl<'a> Draft<'a> {
     /// Chooses the checkpoint's place in a folder that its run has claimed.
     pub(super) fn begin(disk: &'a Disk, root: &'a Path, step: u64, options: &SaveOptions) -> Result<Draft<'a>> {
+        folder::clear_own(disk, root);
         let found = folder::list(disk, root)?;
         if let Some(other) = found.iter().filter_map(|found| found.run()).find(|run| *run != options.run) {
             let steps =
@@ -53,11 +55,14 @@ impl<'a> Draft<'a> {
         // It takes the place of one of the same step, and inherits whether that one is to be kept.
         let before = found.iter().filter(|found| found.is_whole() && found.step == step);
         let before = before.filter_map(|found| found.manifest.as_ref()).next();
-        let newest = found.iter().filter_map(|found| found.identity()).map(|(_, sequence)| sequence).max();
+        let newest = found.iter().filter_map(|found| found.identity()).map(|(_, sequence)| sequence).max().unwrap_or(0);
+        // One whose manifest cannot be read now may have a higher number, and be readable again later.
+        let is_known = found.iter().all(|found| found.identity().is_some());
+        let least = if is_known { 0 } else { beyond_all() };
         let manifest = Manifest {
             format: FORMAT,
             run: options.run,
-            sequence: newest.map_or(1, |newest| newest.saturating_add(1)),
+            sequence: newest.saturating_add(1).max(least),
             step,
             backup: options.backup && before.is_none_or(|before| before.backup),
             stays: options.stays || before.is_some_and(|before| before.stays),
@@ -78,7 +83,8 @@ impl<'a> Draft<'a> {
     ) -> Result<PathBuf> {
         let outcome = self.fill(fill);
         if outcome.is_err() {
-            drop(self.disk.remove_folder(&self.place));
+            // It may be the one that was to be replaced.
+            drop(folder::discard(self.disk, self.root, &self.place));
         }
         outcome?;
         let path = if self.is_store { self.place } else { self.path };
@@ -155,29 +161,39 @@ impl<'a> Draft<'a> {
         }
         self.disk.write(&self.place.join(MANIFEST), &text)?;
         self.disk.sync_folder(&self.place)?;
-        publish(self.disk, self.root, &self.place, &self.path)
+        self.move_into_place()
+    }
+
+    /// Moves the written checkpoint into place. One of the same step is removed only when the new one is in place; at
+    /// every moment one of the two is whole, under its name or where [`folder::clear`] finds it.
+    fn move_into_place(&self) -> Result<()> {
+        let Draft { disk, root, place: temporary, path, .. } = self;
+        if !disk.exists(path)? {
+            disk.rename(temporary, path)?;
+            return disk.sync_folder(root);
+        }
+        // Another run may have begun at the same time, when neither found a checkpoint of the other.
+        folder::check_run(disk, root, path, (self.manifest.step, self.manifest.run))?;
+        if disk.exchange(temporary, path)? {
+            disk.sync_folder(root)?;
+            return disk.remove_folder(temporary);
+        }
+        let old = folder::old(path);
+        disk.rename(path, &old)?;
+        if let Err(error) = disk.rename(temporary, path) {
+            drop(disk.rename(&old, path));
+            return Err(error);
+        }
+        disk.sync_folder(root)?;
+        disk.remove_folder(&old)
     }
 }
 
-/// Moves the written checkpoint into place. One of the same step is removed only when the new one is in place; at every
-/// moment one of the two is whole, under its name or where [`folder::clear`] finds it.
-fn publish(disk: &Disk, root: &Path, temporary: &Path, path: &Path) -> Result<()> {
-    if !disk.exists(path)? {
-        disk.rename(temporary, path)?;
-        return disk.sync_folder(root);
-    }
-    if disk.exchange(temporary, path)? {
-        disk.sync_folder(root)?;
-        return disk.remove_folder(temporary);
-    }
-    let old = folder::old(path);
-    disk.rename(path, &old)?;
-    if let Err(error) = disk.rename(temporary, path) {
-        drop(disk.rename(&old, path));
-        return Err(error);
-    }
-    disk.sync_folder(root)?;
-    disk.remove_folder(&old)
+/// Returns a sequence number above those of all earlier checkpoints, which are counted from 1, or from the time at which
+/// this was called: the time in microseconds.
+fn beyond_all() -> u64 {
+    let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Creates the folder again if it has been removed, but not its parent: if that is gone too, a disk has most likely

@@ -86,9 +86,20 @@ fn suffixed(path: &Path, kind: &str) -> PathBuf {
 /// # Errors
 /// [`Error::Format`] for checkpoints of another version; [`Error::File`] if the folder cannot be read.
 pub(super) fn list(disk: &Disk, root: &Path) -> Result<Vec<Found>> {
+    for _ in 0..LOOKS {
+        // One that is gone may be there under another name, since the writer is replacing it.
+        if let (found, false) = list_once(disk, root)? {
+            return Ok(found);
+        }
+    }
+    Ok(list_once(disk, root)?.0)
+}
+
+/// Returns also whether one was gone before it was looked at.
+fn list_once(disk: &Disk, root: &Path) -> Result<(Vec<Found>, bool)> {
     let names = disk.names(root)?;
     let names: Vec<&str> = names.iter().filter_map(|name| name.to_str()).collect();
-    let (mut found, is_store) = (Vec::new(), disk.is_store(root));
+    let (mut found, mut is_gone, is_store) = (Vec::new(), false, disk.is_store(root));
     for name in &names {
         let Some(rest) = name.strip_prefix(PREFIX) else { continue };
         let (digits, is_old) = match rest.split_once(OLD) {
@@ -104,12 +115,13 @@ pub(super) fn list(disk: &Disk, root: &Path) -> Result<Vec<Found>> {
             continue;
         }
         let path = root.join(name);
-        if let Some((manifest, problem)) = look_at(disk, &path, step)? {
-            found.push(Found { step, path, manifest, problem });
+        match look_at(disk, &path, step)? {
+            Some((manifest, problem)) => found.push(Found { step, path, manifest, problem }),
+            None => is_gone |= !is_store,
         }
     }
     found.sort_by_key(|found| std::cmp::Reverse(found.order()));
-    Ok(found)
+    Ok((found, is_gone))
 }
 
 /// Returns the manifest and the problem, if any; `None` if the checkpoint has been removed meanwhile.
@@ -235,10 +247,25 @@ pub(super) fn claim(disk: &Disk, root: &Path, run: Option<RunId>, sets_aside: bo
     }
     if is_store {
         // From here on, an earlier writer publishes nothing any more, and what it has not published can go.
-        replace(disk, root, WRITER, process_suffix())?;
+        replace(disk, root, WRITER, &process_suffix())?;
         clear_unpublished(disk, root)?;
     }
     Ok(run)
+}
+
+/// Checks that a checkpoint of a step, which is to be replaced, is of this run, as far as its manifest can be read.
+///
+/// # Errors
+/// [`Error::OtherRun`] if it is of another one.
+pub(super) fn check_run(disk: &Disk, root: &Path, path: &Path, (step, run): (u64, RunId)) -> Result<()> {
+    let found = look_at(disk, path, step)?.and_then(|(manifest, _)| manifest);
+    match found.filter(|manifest| manifest.run != run) {
+        None => Ok(()),
+        Some(Manifest { run: other, .. }) => {
+            let (folder, other, steps) = (root.to_owned(), format!("run {other}"), format!("step {step}"));
+            Err(Error::OtherRun { folder, other, steps, run })
+        }
+    }
 }
 
 /// Checks that no other process has claimed a folder of a store after this one. On a disk, the job's launcher sees to
@@ -348,9 +375,22 @@ pub(super) fn replace(disk: &Disk, root: &Path, name: &str, text: &str) -> Resul
 /// Restores checkpoints that a killed process had moved out of the way, and removes its incomplete files. In a store,
 /// only [`claim`] removes what is incomplete: an earlier writer may still be at work.
 pub(super) fn clear(disk: &Disk, root: &Path) -> Result<()> {
+    clear_of(disk, root, |process| process != process_suffix())
+}
+
+/// Does the same with what operations of this process have left that failed, before the next one writes: only one works
+/// in a folder at a time.
+pub(super) fn clear_own(disk: &Disk, root: &Path) {
+    // What cannot be removed now is removed later.
+    drop(clear_of(disk, root, |process| process == process_suffix()));
+}
+
+/// Clears what processes have left for which `is_over` returns true.
+fn clear_of(disk: &Disk, root: &Path, is_over: impl Fn(&str) -> bool) -> Result<()> {
     if disk.is_store(root) {
         return Ok(());
     }
+    let is_over = |suffix: &str| is_over(suffix.get(..process_suffix().len()).unwrap_or(suffix));
     for name in disk.names(root)? {
         let Some(name) = name.to_str().filter(|name| [PREFIX, LATEST, RUN].iter().any(|own| name.starts_with(own)))
         else {
@@ -358,21 +398,28 @@ pub(super) fn clear(disk: &Disk, root: &Path) -> Result<()> {
         };
         let path = root.join(name);
         if let Some((whole, suffix)) = name.split_once(OLD)
-            && !suffix.starts_with(process_suffix())
+            && is_over(suffix)
         {
             let place = root.join(whole);
             match disk.exists(&place)? {
-                true => disk.remove_folder(&path)?,
+                true => discard(disk, root, &path)?,
                 false => disk.rename(&path, &place)?,
             }
         } else if let Some((_, suffix)) = name.split_once(TEMPORARY)
-            && !suffix.starts_with(process_suffix())
+            && is_over(suffix)
         {
             // Files that cannot be removed do no harm.
-            drop(if name.starts_with(PREFIX) { disk.remove_folder(&path) } else { disk.remove_file(&path) });
+            drop(if name.starts_with(PREFIX) { discard(disk, root, &path) } else { disk.remove_file(&path) });
         }
     }
     Ok(())
+}
+
+/// Removes what has been moved out of the way: once the disk holds its new name, since a crash could otherwise bring the
+/// old name back, with a part of its files.
+pub(super) fn discard(disk: &Disk, root: &Path, path: &Path) -> Result<()> {
+    disk.sync_folder(root)?;
+    disk.remove_folder(path)
 }
 
 /// The checkpoints that [`prune`] keeps.
@@ -417,7 +464,7 @@ fn remove(disk: &Disk, path: &Path) -> Result<()> {
     match disk.rename(path, &temporary) {
         // Another process has removed it first.
         Err(Error::File { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        outcome => outcome.and_then(|()| disk.remove_folder(&temporary)),
+        outcome => outcome.and_then(|()| discard(disk, path.parent().unwrap_or(path), &temporary)),
     }
 }
 
@@ -458,39 +505,47 @@ pub(super) fn remove_all(disk: &Disk, root: &Path, run: Option<RunId>, backups: 
 /// [`Error::NoneWhole`] if there are checkpoints and all are damaged; [`Error::SeveralRuns`] if they belong to several
 /// runs; the errors of [`list`].
 pub(super) fn newest<T>(disk: &Disk, root: &Path, read: impl Fn(&Path) -> Result<T>) -> Result<(Option<T>, Vec<u64>)> {
-    for _ in 0..LOOKS {
+    let mut looks = 1;
+    loop {
         let found = list(disk, root)?;
         run_of(root, &found)?;
-        let mut damaged: Vec<(&Found, Error)> = Vec::new();
+        let (mut damaged, mut value): (Vec<(&Found, Error)>, _) = (Vec::new(), None);
         for found in &found {
             match found.damaged().map_or_else(|| read(&found.path), Err) {
-                Ok(value) => {
-                    for (_, error) in &damaged {
-                        warn(&format!("{error}; the checkpoint of step {} is used", found.step));
-                    }
-                    let sequences = damaged.iter().filter_map(|(found, _)| found.identity());
-                    return Ok((Some(value), sequences.map(|(_, sequence)| sequence).collect()));
+                Ok(read) => {
+                    value = Some((found.step, read));
+                    break;
                 }
                 Err(error @ Error::Damaged { .. }) => damaged.push((found, error)),
                 Err(error) => return Err(error),
             }
         }
-        // The writer may have removed one while it was read, and has then written a newer one.
-        let mut gone = false;
-        for (found, _) in &damaged {
-            gone |= !disk.is_published(&found.path)?;
+        // The writer may have removed or replaced one while it was read, and there is another one then.
+        if !damaged.is_empty() && looks < LOOKS && names(&list(disk, root)?) != names(&found) {
+            looks += 1;
+            continue;
         }
-        match damaged.into_iter().next() {
-            None => return Ok((None, Vec::new())),
-            Some(_) if gone => {}
-            Some((_, error)) => {
-                let (folder, count, problem) = (root.to_owned(), found.len(), error.to_string());
-                return Err(Error::NoneWhole { folder, count, problem });
+        return match (value, damaged.first()) {
+            (Some((step, value)), _) => {
+                for (_, error) in &damaged {
+                    warn(&format!("{error}; the checkpoint of step {step} is used"));
+                }
+                let sequences = damaged.iter().filter_map(|(found, _)| found.identity());
+                Ok((Some(value), sequences.map(|(_, sequence)| sequence).collect()))
             }
-        }
+            (None, None) => Ok((None, Vec::new())),
+            (None, Some((_, error))) => {
+                let (folder, count, problem) = (root.to_owned(), found.len(), error.to_string());
+                Err(Error::NoneWhole { folder, count, problem })
+            }
+        };
     }
-    Ok((None, Vec::new()))
 }
 
-/// How often a folder is listed again while its only checkpoint is being replaced.
+/// Returns what tells whether the contents of a folder have changed.
+fn names(found: &[Found]) -> Vec<(&Path, Option<(RunId, u64)>)> {
+    found.iter().map(|found| (found.path.as_path(), found.identity())).collect()
+}
+
+/// How often a folder is listed again while a checkpoint of it is being replaced.
 const LOOKS: usize = 16;

@@ -56,6 +56,10 @@ impl Manifest {
         let value: Value = serde_json::from_slice(text).map_err(|error| damaged(error.to_string()))?;
         match value.get("format") {
             Some(format) if format.as_u64() == Some(FORMAT) => {}
+            // A bit of a manifest of this version may have changed.
+            _ if is_of_this_format(&value) => {
+                return Err(damaged("its format is not the one that was written".to_owned()));
+            }
             Some(format) => return Err(ManifestError::Format(format.to_string())),
             None => return Err(ManifestError::Format("1, or none".to_owned())),
         }
@@ -73,6 +77,17 @@ impl Manifest {
     fn checksum(&self) -> serde_json::Result<u32> {
         Ok(crc32c::crc32c(&serde_json::to_vec(&Manifest { crc32c: 0, ..self.clone() })?))
     }
+}
+
+/// Returns whether a document is a manifest of this version but for its format: another value, by the checksum, or
+/// another name, since the first format had no checksum.
+fn is_of_this_format(value: &Value) -> bool {
+    let mut value = value.clone();
+    let Some(fields) = value.as_object_mut() else { return false };
+    if fields.insert("format".to_owned(), FORMAT.into()).is_none() {
+        return fields.contains_key("crc32c");
+    }
+    serde_json::from_value(value).is_ok_and(|manifest: Manifest| manifest.checksum().ok() == Some(manifest.crc32c))
 }
 
 /// Returns whether a name is valid for a file of a checkpoint: it lies in the checkpoint's own folder, on any system,
@@ -127,10 +142,27 @@ mod tests {
     #[test]
     fn another_format_is_told_from_damage() {
         let text = String::from_utf8(manifest().to_text().unwrap()).unwrap();
-        let newer = text.replace("\"format\": 2", "\"format\": 3");
+        let newer = text.replace("\"format\": 2", "\"format\": 3, \"more\": 1");
         assert_eq!(Manifest::from_text(newer.as_bytes()), Err(ManifestError::Format("3".to_owned())));
         let older = br#"{"step": 1, "files": {}}"#;
         assert!(matches!(Manifest::from_text(older), Err(ManifestError::Format(_))));
+    }
+
+    #[test]
+    fn a_bit_that_has_changed_is_no_other_format() {
+        let text = manifest().to_text().unwrap();
+        for place in 0..text.len() * 8 {
+            let mut changed = text.clone();
+            changed[place / 8] ^= 1 << (place % 8);
+            match Manifest::from_text(&changed) {
+                Err(ManifestError::Damaged(_)) => {}
+                // White space between the fields.
+                Ok(read) => {
+                    assert_eq!(Manifest { crc32c: 0, ..read.clone() }, Manifest { run: read.run, ..manifest() })
+                }
+                Err(other) => panic!("bit {place}: {other:?}"),
+            }
+        }
     }
 
     #[test]

@@ -62,9 +62,28 @@ pub(super) fn temporary_suffix() -> String {
 
 /// Returns the part of [`temporary_suffix`] that is common to this process. Process ids would not do, since containers
 /// that share a folder may have equal ones.
-pub(super) fn process_suffix() -> &'static str {
-    static PROCESS: LazyLock<String> = LazyLock::new(|| format!("{:016x}-", random()));
-    &PROCESS
+#[cfg(not(test))]
+pub(super) fn process_suffix() -> String {
+    PROCESS.clone()
+}
+
+/// Returns the same as outside of tests, or what [`act_as`] has set.
+#[cfg(test)]
+pub(super) fn process_suffix() -> String {
+    ACTED.with_borrow(|acted| acted.clone().unwrap_or_else(|| PROCESS.clone()))
+}
+
+/// Makes this thread a part of another process; of a simulation, which has several in one.
+#[cfg(test)]
+pub(super) fn act_as(process: u64) {
+    ACTED.set(Some(format!("{process:016x}-")));
+}
+
+static PROCESS: LazyLock<String> = LazyLock::new(|| format!("{:016x}-", random()));
+
+#[cfg(test)]
+thread_local! {
+    static ACTED: std::cell::RefCell<Option<String>> = const { std::cell::RefCell::new(None) };
 }
 
 /// Returns 64 bits from the operating system, by way of the keys that the standard library draws for its hash tables.

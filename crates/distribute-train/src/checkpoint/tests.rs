@@ -15,6 +15,7 @@ use super::*;
 use crate::{BoxError, Error};
 
 mod faults;
+mod found;
 mod hostile;
 mod pieces;
 mod runs;

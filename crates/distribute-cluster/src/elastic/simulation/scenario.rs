@@ -1,6 +1,6 @@
 //! The job and the faults that a seed stands for.
 
-use super::random::Random;
+use crate::random::Random;
 
 /// A job and what happens to it. Times are in microseconds.
 #[derive(Clone, Debug)]

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use super::BOUND;
 use super::invariants::Invariants;
-use super::random::Random;
 use super::scenario::{Fault, Scenario};
 use crate::elastic::core::{Action, Core, Event, Message, Settings};
 use crate::elastic::generation::{Candidate, Generation};
+use crate::random::Random;
 
 /// The end of a scenario.
 pub(super) struct Outcome {

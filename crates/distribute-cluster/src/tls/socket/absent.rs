@@ -1,9 +1,8 @@
 //! Handshakes in a build without TLS, of which there are none.
 
-use tokio::net::TcpStream;
-
 use super::Handshake;
 use crate::JobTls;
+use crate::net::TcpStream;
 
 impl JobTls {
     pub(crate) fn call(&self, _: TcpStream) -> Handshake {

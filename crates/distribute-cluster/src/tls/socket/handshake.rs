@@ -3,11 +3,11 @@
 use std::io::{Error as IoError, ErrorKind};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::{Handshake, Kind, Socket};
 use crate::JobTls;
+use crate::net::TcpStream;
 use crate::tls::session::{binding_of, failed};
 use crate::tls::{ADMITTED, PROTOCOL, TlsProblem};
 

@@ -17,7 +17,7 @@ impl Folder {
     }
 
     /// Opens a file that is not a link, so that it is in the folder.
-    pub(super) fn file(&self, name: &str) -> io::Result<File> {
+    pub(super) fn open_file(&self, name: &str) -> io::Result<File> {
         let path = self.0.join(name);
         match fs::symlink_metadata(&path)?.is_symlink() {
             true => Err(io::Error::new(io::ErrorKind::InvalidData, "it is a link")),
@@ -26,15 +26,15 @@ impl Folder {
     }
 
     /// Returns the length of a file; `None` if it is not a regular one.
-    pub(super) fn length(&self, name: &str) -> io::Result<Option<u64>> {
+    pub(super) fn length_of(&self, name: &str) -> io::Result<Option<u64>> {
         let about = fs::symlink_metadata(self.0.join(name))?;
         Ok(about.is_file().then_some(about.len()))
     }
 
-    /// Returns whether the other was opened from the same path after another folder had taken the place of this one:
-    /// possibly, so that a damaged checkpoint is read again.
-    pub(in super::super) fn is_another(&self, _: &Folder) -> bool {
-        true
+    /// Returns nothing: a folder that has taken the place of this one is not told from it, so that a damaged checkpoint
+    /// is read again.
+    pub(super) fn identity_of(&self) -> Option<(u64, u64)> {
+        None
     }
 }
 

@@ -19,24 +19,22 @@ impl Folder {
     }
 
     /// Opens a file without following links, so that the file is in the folder. Pipes and devices do not block.
-    pub(super) fn file(&self, name: &str) -> io::Result<File> {
+    pub(super) fn open_file(&self, name: &str) -> io::Result<File> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         Ok(File::from(openat(&self.0, name, flags, Mode::empty())?))
     }
 
     /// Returns the length of a file; `None` if it is not a regular one.
-    pub(super) fn length(&self, name: &str) -> io::Result<Option<u64>> {
+    pub(super) fn length_of(&self, name: &str) -> io::Result<Option<u64>> {
         let about = statat(&self.0, name, AtFlags::SYMLINK_NOFOLLOW)?;
         let is_file = FileType::from_raw_mode(about.st_mode).is_file();
         Ok(is_file.then(|| u64::try_from(about.st_size).unwrap_or(0)))
     }
 
-    /// Returns whether the other was opened from the same path after another folder had taken the place of this one.
-    pub(in super::super) fn is_another(&self, other: &Folder) -> bool {
-        match (fstat(&self.0), fstat(&other.0)) {
-            (Ok(one), Ok(other)) => (one.st_dev, one.st_ino) != (other.st_dev, other.st_ino),
-            _ => false,
-        }
+    /// Returns the device and the number of the folder.
+    #[allow(clippy::unnecessary_cast, reason = "the types differ between systems")]
+    pub(super) fn identity_of(&self) -> Option<(u64, u64)> {
+        fstat(&self.0).ok().map(|about| (about.st_dev as u64, about.st_ino as u64))
     }
 }
 

@@ -1,9 +1,8 @@
 //! Files that are written piece by piece, with their checksums.
 
-use std::fs::{File, OpenOptions};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use super::files::NewFile;
 use super::{Disk, Entry, PART_BYTES};
 use crate::Result;
 use crate::objects::{self, Object, Upload};
@@ -20,7 +19,7 @@ pub(in super::super) struct Writing<'a> {
 #[derive(Debug)]
 enum Target {
     File {
-        file: File,
+        file: Box<dyn NewFile>,
         unsynced: usize,
     },
     Object {
@@ -49,7 +48,7 @@ impl Disk {
         let target = match self.object(path)? {
             Some(object) => Target::Object { object, upload: None, part: Vec::new() },
             None => {
-                let create = || OpenOptions::new().write(true).create_new(true).open(path);
+                let create = || self.files.create_file(path);
                 Target::File { file: self.named("making", path, create)?, unsynced: 0 }
             }
         };

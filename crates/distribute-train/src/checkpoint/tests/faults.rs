@@ -45,7 +45,7 @@ impl Folder {
     fn restarted(&self) -> Option<(u64, u64, Vec<f32>)> {
         self.faults.set(Fault::None);
         for name in names(&self.root) {
-            let other = name.replace(process_suffix(), "0123456789abcdef-");
+            let other = name.replace(&process_suffix(), "0123456789abcdef-");
             fs::rename(self.root.join(&name), self.root.join(other)).unwrap();
         }
         restored(&self.root)

@@ -100,7 +100,7 @@ fn a_checkpoint_of_another_version_stops_in_words() {
     saved(folder.path(), 2);
     let path = folder.path().join("step-00000002").join(MANIFEST);
     let text = fs::read_to_string(&path).unwrap();
-    fs::write(&path, text.replace("\"format\": 2", "\"format\": 3")).unwrap();
+    fs::write(&path, text.replace("\"format\": 2", "\"format\": 3, \"more\": 1")).unwrap();
     let error = resumed_error(folder.path());
     assert!(error.contains("has format 3") && error.contains("reads format 2"), "{error}");
     fs::write(&path, r#"{"step": 2, "files": {}}"#).unwrap();

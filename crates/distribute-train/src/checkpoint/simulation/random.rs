@@ -4,6 +4,7 @@
 ///
 /// # Source
 /// SplitMix64: G. Steele, D. Lea and C. Flood, "Fast Splittable Pseudorandom Number Generators" (2014).
+#[derive(Debug)]
 pub(super) struct Random(pub(super) u64);
 
 impl Random {

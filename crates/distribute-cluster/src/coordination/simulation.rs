@@ -1,0 +1,86 @@
+//! A deterministic simulation of jobs that meet: the real members, leader and exchange of secrets, whose clocks, network
+//! and faults follow from a seed.
+//!
+//! Each process is an event loop of its own whose clock stands still between the steps of the simulation, so that one
+//! can be stopped, and clocks can run apart. `DISTRIBUTE_TEST_SEED=7 cargo test -p distribute-cluster
+//! coordination::simulation::seeds` replays a seed, and `DISTRIBUTE_TEST_SEED=0..10000` runs many.
+
+mod invariants;
+mod process;
+mod scenario;
+mod world;
+
+use std::time::Instant;
+
+use crate::planted::{Defect, plant};
+use crate::random::seeds_or;
+use scenario::Scenario;
+use world::{Outcome, World};
+
+/// Runs a scenario; returns what is wrong with it.
+fn run(scenario: &Scenario) -> Result<Outcome, String> {
+    World::new(scenario).run()
+}
+
+/// Leaves out faults and members as long as something is still wrong.
+fn shrink(mut scenario: Scenario, mut problem: String) -> (Scenario, String) {
+    loop {
+        let shorter = scenario.shorter().find_map(|fewer| run(&fewer).err().map(|problem| (fewer, problem)));
+        match shorter {
+            Some(found) => (scenario, problem) = found,
+            None => return (scenario, problem),
+        }
+    }
+}
+
+#[test]
+fn seeds() {
+    let (seeds, began) = (seeds_or(100), Instant::now());
+    let mut sum = Outcome::default();
+    for seed in seeds.clone() {
+        let scenario = Scenario::draw(seed);
+        let outcome = run(&scenario).unwrap_or_else(|problem| {
+            let (scenario, shortest) = shrink(scenario, problem.clone());
+            panic!("DISTRIBUTE_TEST_SEED={seed}: {problem}\nwith the fewest faults: {shortest}\n{scenario:#?}")
+        });
+        sum.add(&outcome);
+    }
+    let count = seeds.end - seeds.start;
+    println!("coordination: {count} seeds in {:.1} s; {sum}", began.elapsed().as_secs_f64());
+    // Most jobs form, many notice a failure, and strangers are there to be refused.
+    let enough = sum.formed > count / 2 && sum.failures > count / 5 && sum.refused > count / 10;
+    assert!(count < 50 || enough, "{sum}");
+}
+
+/// Each planted defect is found within this many seeds.
+const WITHIN: u64 = 200;
+
+#[test]
+fn planted_defects_are_found() {
+    let defects = [
+        Defect::AnyJob,
+        Defect::TwoOfARank,
+        Defect::SilenceIgnored,
+        Defect::StallsCount,
+        Defect::ValuesStay,
+        Defect::AnyProof,
+        Defect::AnyClaim,
+    ];
+    for defect in defects {
+        plant(Some(defect));
+        let found = (0..WITHIN).find_map(|seed| run(&Scenario::draw(seed)).err().map(|problem| (seed, problem)));
+        plant(None);
+        let (seed, problem) = found.unwrap_or_else(|| panic!("{defect:?} is not found"));
+        run(&Scenario::draw(seed)).unwrap_or_else(|problem| panic!("seed {seed} without a defect: {problem}"));
+        println!("{defect:?}: seed {seed}: {}", problem.lines().next().unwrap_or_default());
+    }
+}
+
+#[test]
+fn a_seed_is_the_same_again() {
+    for seed in 0..20 {
+        let [one, other] = [0, 1].map(|_| World::new(&Scenario::draw(seed)).trace());
+        let differs = one.iter().zip(&other).find(|(one, other)| one != other);
+        assert!(differs.is_none() && one.len() == other.len(), "seed {seed}: {differs:?}");
+    }
+}
