@@ -11,7 +11,10 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use distribute_cluster::tls::TlsFiles;
-use distribute_cluster::{Coordination, CoordinationOptions, Error, FailureKind, JobId, JobSecret, JobTls, Membership};
+use distribute_cluster::{
+    Coordination, CoordinationOptions, ElasticJob, ElasticOptions, Error, FailureKind, JobId, JobSecret, JobTls,
+    Membership,
+};
 use distribute_testkit::certificates::{Authority, Certificate, Files};
 use distribute_types::ErrorClass;
 
@@ -206,6 +209,42 @@ fn a_secret_is_proved_inside() {
     assert!(text.contains("this process has a secret, and the other side has none"), "{text}");
     let second = start(1, &address, both(None)).join().unwrap().unwrap();
     works(&leads.join().unwrap().unwrap(), &second);
+}
+
+#[test]
+fn processes_of_an_elastic_job_decide_generations_over_tls_and_others_do_not_join() {
+    let folder = tempfile::tempdir().unwrap();
+    let authority = Authority::new().unwrap();
+    let own = opened(&authority.issue(folder.path(), "own", &Certificate::valid()).unwrap());
+    let other = opened(&Authority::new().unwrap().issue(folder.path(), "other", &Certificate::valid()).unwrap());
+    let listeners = [(); 2].map(|()| Arc::new(TcpListener::bind("127.0.0.1:0").unwrap()));
+    let seeds = listeners.each_ref().map(|listener| listener.local_addr().unwrap().to_string());
+    let given = |tls: Option<JobTls>, wait: Duration| {
+        let options = ElasticOptions::new(1..=2, seeds.clone(), JobId::new("elastic").unwrap());
+        options.join_timeout(wait).host("127.0.0.1".to_owned()).tls(tls)
+    };
+    let joins = listeners.map(|listener| {
+        let options = given(Some(own.clone()), SOON).listener(listener);
+        thread::spawn(move || ElasticJob::join(options).unwrap())
+    });
+    let jobs = joins.map(|join| join.join().unwrap());
+    let decided = jobs.each_ref().map(|job| job.next_generation(0).unwrap());
+    assert_eq!(decided[0], decided[1]);
+    for (tls, words) in [(None, "does not use TLS"), (Some(other), "not of the authority that this process trusts")] {
+        let listener = Arc::new(TcpListener::bind("127.0.0.1:0").unwrap());
+        let error = ElasticJob::join(given(tls, Duration::from_millis(800)).listener(listener)).unwrap_err();
+        assert!(error.to_string().contains(words), "{error}");
+    }
+    // Over TLS generations are coordinated as over plain connections.
+    let decided = &decided[0];
+    let coordinated = thread::scope(|scope| {
+        let both = jobs.each_ref().map(|job| {
+            let options = options(Some(own.clone()));
+            scope.spawn(move || job.coordinate(decided, options).unwrap())
+        });
+        both.map(|one| one.join().unwrap())
+    });
+    works(&coordinated[0], &coordinated[1]);
 }
 
 #[test]

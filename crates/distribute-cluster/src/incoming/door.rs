@@ -85,7 +85,7 @@ enum Stage {
     First,
     Handshake(Handshake),
     /// The exchange of secrets, inside TLS or without.
-    Exchange(Listening),
+    Exchange(Box<Listening>),
 }
 
 /// The end of an exchange: the proved claim, or the first bytes of a caller that has proved nothing.
@@ -181,12 +181,12 @@ impl Entry {
             return Poll::Ready(Ok(Stage::Handshake(tls.answer(stream.take_plain()?))));
         }
         let refusing = listening(self.door.secret.as_ref(), &self.door.terms)?;
-        Poll::Ready(Ok(Stage::Exchange(refusing.refusing(Problem::Tls(TlsProblem::MissingThere)))))
+        Poll::Ready(Ok(Stage::Exchange(Box::new(refusing.refusing(Problem::Tls(TlsProblem::MissingThere))))))
     }
 }
 
-fn listening(secret: Option<&JobSecret>, terms: &Terms) -> IoResult<Listening> {
-    Listening::new(secret, terms).map_err(|error| IoError::other(error.to_string()))
+fn listening(secret: Option<&JobSecret>, terms: &Terms) -> IoResult<Box<Listening>> {
+    Listening::new(secret, terms).map(Box::new).map_err(|error| IoError::other(error.to_string()))
 }
 
 /// Bytes that are read at a time.

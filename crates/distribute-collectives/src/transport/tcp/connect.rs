@@ -112,7 +112,7 @@ pub(super) struct Dialled<'a> {
 /// How far both sides have identified themselves.
 enum Opening {
     Handshake,
-    Proof(Calling),
+    Proof(Box<Calling>),
     Done,
 }
 
@@ -122,7 +122,7 @@ fn greeting(proofs: &Proofs, terms: &Terms, hello: &Hello, callee: usize) -> Res
         None => Ok((Opening::Done, hello.encode().to_vec())),
         Some(secret) => {
             let (calling, first) = Calling::new(secret, terms, &claim(hello, callee)).map_err(random)?;
-            Ok((Opening::Proof(calling), first))
+            Ok((Opening::Proof(Box::new(calling)), first))
         }
     }
 }

@@ -56,7 +56,7 @@ enum Stage {
     First,
     Handshake,
     /// The proof of the secret, or a hello.
-    Proof(Listening),
+    Proof(Box<Listening>),
     /// The rest of a hello.
     Hello,
 }
@@ -104,8 +104,8 @@ impl<'a> Reception<'a> {
                     return Ok(Some(known));
                 }
             }
-            let opening = dialled.iter_mut().filter(|dialled| dialled.is_opening());
-            opening.map(|dialled| dialled.open(&self.door)).collect::<Result<(), _>>()?;
+            let mut opening = dialled.iter_mut().filter(|dialled| dialled.is_opening());
+            opening.try_for_each(|dialled| dialled.open(&self.door))?;
             if unproved(dialled) < waits {
                 return Ok(None);
             }
@@ -199,7 +199,8 @@ impl Caller {
     /// Begins and continues a handshake, where the caller begins one and a certificate is asked for.
     fn begin(&mut self, door: &Door<'_>) -> io::Result<()> {
         let listening = |terms: &Terms| {
-            Listening::new(door.proofs.secret.as_ref(), terms).map_err(|error| io::Error::other(error.to_string()))
+            let listening = Listening::new(door.proofs.secret.as_ref(), terms);
+            listening.map(Box::new).map_err(|error| io::Error::other(error.to_string()))
         };
         match (&self.stage, &door.proofs.tls) {
             (Stage::First, None) => self.stage = Stage::Proof(listening(door.terms)?),
@@ -212,7 +213,7 @@ impl Caller {
                     self.stage = Stage::Handshake;
                 } else {
                     let refusing = listening(door.terms)?.refusing(Problem::Tls(TlsProblem::MissingThere));
-                    self.stage = Stage::Proof(refusing);
+                    self.stage = Stage::Proof(Box::new(refusing));
                 }
             }
             _ => {}

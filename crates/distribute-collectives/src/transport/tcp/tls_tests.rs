@@ -171,10 +171,11 @@ impl super::super::Sink for Expecting {
     }
 
     fn advance(&mut self, len: usize) -> Result<(), super::super::UnexpectedBytes> {
-        match self.0[..len].iter().all(|byte| *byte == 1) {
-            true => Ok(drop(self.0.drain(..len))),
-            false => Err(super::super::UnexpectedBytes),
+        if !self.0[..len].iter().all(|byte| *byte == 1) {
+            return Err(super::super::UnexpectedBytes);
         }
+        self.0.drain(..len);
+        Ok(())
     }
 }
 
