@@ -68,6 +68,35 @@ fn both_sides_prove_one_secret_without_sending_it() {
 }
 
 #[test]
+fn proofs_are_bound_to_their_connection() {
+    let (one, terms) = (secret(ONE), terms("00 job"));
+    let (near, far) = (terms.bound_to(&[1; 32]), terms.bound_to(&[2; 32]));
+    let outcome = carried((&one, &near), (Some(&one), &near));
+    assert!(outcome.caller.is_some_and(|event| proved(&event)) && outcome.listener.is_some_and(|event| proved(&event)));
+    // A process in the middle has two connections, and relays what it is sent on one to the other.
+    for (caller, listener) in [(&near, &far), (&near, &terms), (&terms, &far)] {
+        let relayed = carried((&one, caller), (Some(&one), listener));
+        assert_eq!((problem(relayed.caller), problem(relayed.listener)), (Problem::Wrong, Problem::Wrong));
+    }
+}
+
+#[test]
+fn callers_with_tls_alone_and_without_it_are_told_what_is_missing() {
+    let terms = terms("00 job");
+    let mut listening = Listening::new(None, &terms).unwrap();
+    let hello = [0x16, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3];
+    let missing = Problem::Tls(TlsProblem::MissingHere);
+    let alert = ALERT_WITHOUT_TLS.to_vec();
+    assert_eq!(listening.receive(&mut &hello[..]), Event::Failed { send: alert, problem: missing.clone() });
+    let one = secret(ONE);
+    let (mut calling, first) = Calling::new(&one, &terms, b"rank 1").unwrap();
+    let listening = Listening::new(Some(&one), &terms).unwrap();
+    let mut listening = listening.refusing(Problem::Tls(TlsProblem::MissingThere));
+    let Event::Failed { send, .. } = listening.receive(&mut &first[..]) else { panic!("it is not refused") };
+    assert_eq!(calling.receive(&mut &send[..]), Event::failed(missing));
+}
+
+#[test]
 fn what_differs_is_said_to_both_sides() {
     let (one, job) = (secret(ONE), terms("00 a"));
     let wrong = carried((&secret("the secret of another"), &job), (Some(&one), &job));
