@@ -26,6 +26,8 @@ mod access;
 mod api;
 mod cluster;
 mod follow;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod natural;
 mod options;
 mod own;
