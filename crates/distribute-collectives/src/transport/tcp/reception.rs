@@ -14,6 +14,9 @@ use super::super::poll::poll;
 use super::connect::Dialled;
 use super::hello::{Hello, claimed};
 
+#[cfg(any(test, fuzzing))]
+pub(super) mod fuzz;
+
 /// How long a caller may take to send its hello. Port scanners never do.
 const MAX_SILENCE: Duration = Duration::from_secs(5);
 
