@@ -26,6 +26,8 @@
 //! ```
 
 mod board;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod job;
 mod metrics;
 mod pages;
