@@ -30,7 +30,8 @@ pub fn replay(name: &str, target: FuzzTarget, messages: &[Vec<u8>], mutations: u
     };
     for input in &inputs {
         run(input);
-        (0..input.len().min(SHORT)).for_each(|len| run(&input[..len]));
+        let beginnings = if input.len() <= SHORT { input.len() } else { 0 };
+        (0..beginnings).for_each(|len| run(&input[..len]));
     }
     let given = std::env::var("DISTRIBUTE_TEST_MUTATIONS").ok().and_then(|given| given.parse().ok());
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
