@@ -1,6 +1,6 @@
 //! The workspace's own commands: `cargo xtask ci`, `test`, `multiprocess`, `conformance`, `attack`, `loom`, `miri`,
-//! `layers`, `prose`, `docs`, `protos`, `api`, `powerset`, `package`, `platforms`, `dist`, `bench`, `goodput`, `gpu`,
-//! `pjrt`, `hosts`, `schedule`, `schedulers` and `simulate`.
+//! `fuzz`, `layers`, `prose`, `docs`, `protos`, `api`, `powerset`, `package`, `platforms`, `dist`, `bench`, `goodput`,
+//! `gpu`, `pjrt`, `hosts`, `schedule`, `schedulers` and `simulate`.
 #![expect(clippy::print_stdout, reason = "a command prints its results")]
 
 mod api;
@@ -11,6 +11,7 @@ mod dist;
 mod docs;
 mod elf;
 mod error;
+mod fuzz;
 mod gpu;
 mod hosts;
 mod launched;
@@ -66,6 +67,8 @@ enum Command {
     Dist(dist::Flags),
     /// The links of all pages, and the site where mdBook is installed.
     Docs(docs::Flags),
+    /// The decoders of bytes from outside, run on inputs that a fuzzer makes.
+    Fuzz(fuzz::Flags),
     /// The share of a cluster's chips that train when chips fail, in virtual time: restarts, elastic jobs, groups apart.
     Goodput(simulate::goodput::Flags),
     /// Checks of GPUs, here or in a folder to carry to one.
@@ -122,6 +125,7 @@ fn run(command: Command) -> Result<(), String> {
         Command::Attack(flags) => attack::run(&flags),
         Command::Bench { bench } => bench.run(),
         Command::Dist(flags) => dist::run(&flags),
+        Command::Fuzz(flags) => fuzz::run(&flags),
         Command::Goodput(flags) => simulate::goodput::run(&flags),
         Command::Gpu(flags) => gpu::run(&flags),
         Command::Hosts(flags) => hosts::run(&flags),
