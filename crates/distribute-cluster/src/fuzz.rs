@@ -59,7 +59,7 @@ pub fn host_list(bytes: &[u8]) -> bool {
 /// The names of tasks, and addresses.
 pub fn task_names(bytes: &[u8]) -> bool {
     let text = String::from_utf8_lossy(bytes);
-    let task = text.parse::<Task>().inspect(|task| assert_eq!(task.to_string().parse::<Task>().unwrap(), *task));
+    let task = text.parse::<Task>().inspect(|task| assert_eq!(task.to_string().parse::<Task>().ok(), Some(*task)));
     let spec = ClusterSpec::new().with_job(crate::TaskType::Worker, [text.clone()]);
     if let Ok(spec) = &spec {
         let address = spec.task_address(Task::new(crate::TaskType::Worker, 0)).expect("the task was added");

@@ -9,6 +9,9 @@ const CLAIM: &[u8] = b"rank 1 of 2";
 /// Most bytes that either side may ask for: those of the longest message.
 const MOST_BYTES: usize = 512;
 
+/// Returns how many bytes a side asks for, and its next action.
+type Receive = dyn FnMut(&mut &[u8]) -> (usize, Event);
+
 fn secret() -> JobSecret {
     JobSecret::new([7; 32]).expect("it is long enough")
 }
@@ -21,7 +24,7 @@ fn terms() -> Terms {
 pub fn handshake(bytes: &[u8]) -> bool {
     let (mut input, secret, terms) = (Input(bytes), secret(), terms());
     let flags = input.byte();
-    let mut receive: Box<dyn FnMut(&mut &[u8]) -> (usize, Event)> = match flags & 3 {
+    let mut receive: Box<Receive> = match flags & 3 {
         0 => {
             let (mut calling, first) = Calling::new(&secret, &terms, CLAIM).expect("the claim is short");
             assert!(first.len() <= MOST_BYTES);
