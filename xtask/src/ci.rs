@@ -7,6 +7,8 @@ use crate::{api, attack, docs, gpu, layers, package, platforms, powerset, prose,
 /// Runs every check, cheapest first, and stops at the first that fails.
 pub(crate) fn run() -> Result<(), String> {
     cargo(&["fmt", "--all", "--check"])?;
+    // The fuzz targets are a workspace of their own. Their corpora are replayed by the tests.
+    cargo(&["fmt", "--manifest-path", "fuzz/Cargo.toml", "--check"])?;
     layers::run(&layers::Flags::default())?;
     prose::run(&prose::Flags::default())?;
     docs::run(&docs::Flags::default())?;

@@ -1,5 +1,5 @@
 //! The workspace's own commands: `cargo xtask ci`, `test`, `multiprocess`, `conformance`, `attack`, `loom`, `miri`,
-//! `layers`, `prose`, `docs`, `protos`, `api`, `powerset`, `package`, `platforms`, `dist`, `bench`, `faults`,
+//! `fuzz`, `layers`, `prose`, `docs`, `protos`, `api`, `powerset`, `package`, `platforms`, `dist`, `bench`, `faults`,
 //! `goodput`, `gpu`, `pjrt`, `hosts`, `schedule`, `schedulers` and `simulate`.
 #![expect(clippy::print_stdout, reason = "a command prints its results")]
 
@@ -12,6 +12,7 @@ mod docs;
 mod elf;
 mod error;
 mod faults;
+mod fuzz;
 mod gpu;
 mod hosts;
 mod launched;
@@ -67,6 +68,8 @@ enum Command {
     Dist(dist::Flags),
     /// The links of all pages, and the site where mdBook is installed.
     Docs(docs::Flags),
+    /// The decoders of bytes from outside, run on inputs that a fuzzer makes.
+    Fuzz(fuzz::Flags),
     /// Share of a cluster's chips that train when chips fail, simulated for restarts, elastic jobs and groups apart.
     Goodput(simulate::goodput::Flags),
     /// Faults of real processes under each strategy, as a table of what each costs.
@@ -126,6 +129,7 @@ fn run(command: Command) -> Result<(), String> {
         Command::Bench { bench } => bench.run(),
         Command::Dist(flags) => dist::run(&flags),
         Command::Faults(flags) => faults::run(&flags),
+        Command::Fuzz(flags) => fuzz::run(&flags),
         Command::Goodput(flags) => simulate::goodput::run(&flags),
         Command::Gpu(flags) => gpu::run(&flags),
         Command::Hosts(flags) => hosts::run(&flags),

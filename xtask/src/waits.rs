@@ -40,12 +40,15 @@ struct Source {
     test_modules: Vec<String>,
 }
 
+/// The attributes of code that users do not run.
+const TESTS: [&str; 3] = ["#[cfg(test)]", "#[cfg(all(test", "#[cfg(any(test, fuzzing))]"];
+
 impl Source {
     fn of(text: &str) -> Source {
         let (text, mut source) = (code(text), Source { lines: Vec::new(), test_modules: Vec::new() });
         let mut lines = text.lines().zip(1..);
         while let Some((line, number)) = lines.next() {
-            if !line.starts_with("#[cfg(test)]") && !line.starts_with("#[cfg(all(test") {
+            if !TESTS.iter().any(|test| line.starts_with(test)) {
                 source.lines.push((number, line.to_owned()));
                 continue;
             }

@@ -19,6 +19,8 @@ mod alone;
 mod calls;
 mod connection;
 mod driver;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod join;
 mod leader;
 mod limits;

@@ -15,6 +15,8 @@ mod addresses;
 mod connections;
 mod core;
 mod driver;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod generation;
 mod options;
 mod register;

@@ -12,6 +12,8 @@ use crate::metadata::{Metadata, segment};
 use crate::place::{OwnTask, Place};
 use crate::{ClusterResolver, ClusterSpec, Error, JobId, Result, Task, TaskType, environment};
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod maintenance;
 #[cfg(test)]
 mod tests;
@@ -244,6 +246,19 @@ struct Interface {
     ipv6_address: Option<String>,
 }
 
+impl Instance {
+    /// Returns its internal address, or its state if it does not run.
+    fn address(self) -> Result<String, String> {
+        if self.status != RUNNING {
+            return Err(self.status);
+        }
+        let interface = self.network_interfaces.into_iter().next();
+        let address = interface
+            .and_then(|interface| interface.network_ip.or_else(|| Some(format!("[{}]", interface.ipv6_address?))));
+        address.ok_or_else(|| "without an internal address".to_owned())
+    }
+}
+
 /// A group at its place, with the token for it.
 struct Located<'a> {
     group: &'a Group,
@@ -338,13 +353,7 @@ impl Located<'_> {
             Err(refusal) if refusal.status == Some(StatusCode::NOT_FOUND) => return Ok(Err("deleted".to_owned())),
             Err(refusal) => return Err(client.error(&ask, refusal)),
         };
-        if instance.status != RUNNING {
-            return Ok(Err(instance.status));
-        }
-        let interface = instance.network_interfaces.into_iter().next();
-        let address = interface
-            .and_then(|interface| interface.network_ip.or_else(|| Some(format!("[{}]", interface.ipv6_address?))));
-        Ok(address.ok_or_else(|| "without an internal address".to_owned()))
+        Ok(instance.address())
     }
 
     fn ask(&self, what: String, path: &[&str], permission: &str) -> Result<Ask> {

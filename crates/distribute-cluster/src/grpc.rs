@@ -16,6 +16,8 @@ use tonic::{Code, Status};
 use tower_service::Service as _;
 
 mod encode;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod inbox;
 mod incoming;
 mod outbox;

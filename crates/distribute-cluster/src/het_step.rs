@@ -39,6 +39,10 @@ pub(crate) fn order(variable: &Variable<'_>, hosts: &[String]) -> Result<Vec<usi
         let members = hostlist::expand(&list);
         let members = members.ok_or_else(|| wrong(size_name, &problem("is not a list of hosts"), &list))?;
         order.extend(members.iter().filter_map(|host| places.get(host.as_str()).copied()));
+        // Lists that repeat themselves must not add up.
+        if order.len() > hosts.len() {
+            break;
+        }
     }
     let mut sorted = order.clone();
     sorted.sort_unstable();

@@ -5,7 +5,11 @@ use std::fmt::Write;
 /// Most hosts of a list, as of a cluster's tasks.
 const MAX_HOSTS: usize = crate::ClusterSpec::MAX_TASKS;
 
-/// Returns the hosts of a list in its order, or `None` if it is malformed or has more than 100,000.
+/// Length limit of a host's name, in bytes: RFC 1035, section 2.3.4.
+pub(crate) const MAX_NAME_BYTES: usize = 253;
+
+/// Returns the hosts of a list in its order, or `None` if it is malformed, has more than 100,000, or has one whose name
+/// is longer than names are.
 ///
 /// Every bracket has numbers and ranges, separated by commas. A range has the width of its first number: `n[08-10]` are
 /// n08, n09 and n10.
@@ -19,11 +23,11 @@ pub(crate) fn expand(list: &str) -> Option<Vec<String>> {
         let mut rest = part;
         while let Some((text, after)) = rest.split_once('[') {
             let (ranges, after) = after.split_once(']')?;
-            names.iter_mut().for_each(|name| name.push_str(text));
+            append(&mut names, text)?;
             names = with_numbers(&names, ranges)?;
             rest = after;
         }
-        names.iter_mut().for_each(|name| name.push_str(rest));
+        append(&mut names, rest)?;
         hosts.append(&mut names);
         if hosts.len() > MAX_HOSTS {
             return None;
@@ -31,6 +35,15 @@ pub(crate) fn expand(list: &str) -> Option<Vec<String>> {
     }
     let is_name = |host: &String| !host.is_empty() && !host.contains([']', ' ']);
     hosts.iter().all(is_name).then_some(hosts)
+}
+
+/// Appends text to all names, unless one becomes too long.
+fn append(names: &mut [String], text: &str) -> Option<()> {
+    if names.iter().any(|name| name.len() + text.len() > MAX_NAME_BYTES) {
+        return None;
+    }
+    names.iter_mut().for_each(|name| name.push_str(text));
+    Some(())
 }
 
 /// Returns the parts between the commas that are outside of brackets.
@@ -61,7 +74,8 @@ fn with_numbers(names: &[String], ranges: &str) -> Option<Vec<String>> {
         for range in ranges.split(',') {
             let (first, last) = range.split_once('-').unwrap_or((range, range));
             let (from, to, width) = (number(first)?, number(last)?, first.len());
-            if from > to || to - from >= MAX_HOSTS || all.len() + (to - from) >= MAX_HOSTS {
+            let is_long = name.len() + width.max(last.len()) > MAX_NAME_BYTES;
+            if is_long || from > to || to - from >= MAX_HOSTS || all.len() + (to - from) >= MAX_HOSTS {
                 return None;
             }
             all.extend((from..=to).map(|number| format!("{name}{number:0width$}")));
@@ -151,6 +165,18 @@ mod tests {
             let expected = hosts.map(|hosts| hosts.into_iter().map(str::to_owned).collect::<Vec<_>>());
             assert_eq!(expand(list), expected, "{list}");
         }
+    }
+
+    #[test]
+    fn names_are_those_that_hosts_can_have() {
+        let zeros = "0".repeat(70_000);
+        assert_eq!(expand(&format!("n[{zeros}-1]")), None);
+        // A short list must not stand for gigabytes.
+        assert_eq!(expand(&format!("{}[0-99999]", "n".repeat(100_000))), None);
+        assert_eq!(expand(&format!("[0-99999]{}", "n".repeat(100_000))), None);
+        assert_eq!(expand(&"n".repeat(MAX_NAME_BYTES + 1)), None);
+        let longest = format!("{}[7]", "n".repeat(MAX_NAME_BYTES - 1));
+        assert_eq!(expand(&longest).unwrap()[0].len(), MAX_NAME_BYTES);
     }
 
     #[test]

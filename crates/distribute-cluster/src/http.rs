@@ -19,6 +19,8 @@ use crate::error::seconds;
 use crate::text::clean;
 use crate::{Error, Result};
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod options;
 mod proxies;
 mod refusal;

@@ -28,6 +28,8 @@ mod access;
 mod api;
 mod cluster;
 mod follow;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 #[cfg(feature = "coordination")]
 mod lease;
 mod natural;

@@ -56,6 +56,9 @@ mod error;
 mod failure;
 #[cfg(feature = "coordination")]
 mod frames;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz;
 #[cfg(feature = "gce")]
 mod gce;
 #[cfg(feature = "grpc")]

@@ -96,6 +96,9 @@ impl SlurmResolver {
         let rank = number("SLURM_PROCID")?;
         let step = "SLURM_STEP_NUM_TASKS";
         let size = number(if variable(step).is_some() { step } else { "SLURM_NTASKS" })?;
+        if size as usize > ClusterSpec::MAX_TASKS {
+            return Err(wrong(step, "it is too large", &size.to_string(), "at most 100000 tasks"));
+        }
         let list = variable("SLURM_STEP_NODELIST").unwrap_or_default();
         let example = "a list such as node1 or node[1-4,7]";
         let hosts = hostlist::expand(&list);
@@ -191,7 +194,7 @@ pub(crate) fn tasks_of_node(variable: &dyn Fn(&str) -> Option<String>) -> Option
 }
 
 /// Returns the numbers of tasks of the nodes, from a list such as `2(x3),1`.
-fn tasks_per_node(given: &str) -> Result<Vec<u32>> {
+pub(crate) fn tasks_per_node(given: &str) -> Result<Vec<u32>> {
     let wrong = || wrong("SLURM_STEP_TASKS_PER_NODE", "it is not a list of numbers", given, "a list such as 2(x3),1");
     let mut tasks = Vec::new();
     for part in given.trim().split(',') {
@@ -263,6 +266,13 @@ mod tests {
         assert_eq!(resolver.master(None, None, Some("grpc")).unwrap(), "grpc://t02n44:8888");
         assert_eq!(resolver.master(Some(TaskType::Worker), Some(1), Some("test")).unwrap(), "test://t02n41:8888");
         assert_eq!(resolver.num_accelerators()["GPU"], 1);
+    }
+
+    #[test]
+    fn steps_of_more_tasks_than_a_cluster_has_are_refused() {
+        // Otherwise four billion addresses would be made.
+        let error = step(0, 4_000_000_000, "n[0-99999]", "40000(x100000)", SlurmOptions::default()).unwrap_err();
+        assert!(error.to_string().contains("at most 100000 tasks"), "{error}");
     }
 
     #[test]

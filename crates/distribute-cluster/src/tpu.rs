@@ -9,6 +9,8 @@
 
 mod accelerator;
 mod assignment;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod node;
 mod options;
 mod pci;

@@ -497,3 +497,11 @@ fn handles(engine: EngineHandle, options: &Options) -> Vec<ProcessGroup> {
 fn first(ranks: Vec<ProcessGroup>) -> Result<ProcessGroup> {
     ranks.into_iter().next().ok_or(Error::GroupSize { given: 0, max: 1 })
 }
+
+/// The information that members exchange before they connect, for fuzzers.
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz {
+    pub(crate) use super::join::endpoint;
+    #[cfg(test)]
+    pub(crate) use super::join::sample;
+}

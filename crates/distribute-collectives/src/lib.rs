@@ -43,6 +43,9 @@ mod engine;
 mod environment;
 mod error;
 mod fusion;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz;
 mod group;
 mod kernel;
 mod op;

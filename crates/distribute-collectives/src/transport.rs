@@ -15,6 +15,8 @@ use crate::schedule::Link;
 
 mod abort_reason;
 mod connect;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 #[cfg(feature = "grpc")]
 pub(crate) mod grpc;
 mod listen;

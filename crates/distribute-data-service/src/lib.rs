@@ -44,6 +44,9 @@ mod data_worker;
 mod dispatcher;
 mod environment;
 mod error;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz;
 mod options;
 mod registry;
 mod transfer;

@@ -56,6 +56,9 @@ mod devices;
 mod discover;
 mod error;
 mod event;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz;
 mod host_buffer;
 mod host_fn;
 mod logical;

@@ -340,7 +340,7 @@ impl<T: Send + 'static> WorkerDataset<T> {
     /// [`Error::Position`] if an input function chose the data and the number of workers has changed.
     pub fn iter_from(&self, position: &InputPosition) -> Result<WorkerIterator<T>> {
         let lanes = position.lanes_of(self.topology())?;
-        self.passes.fetch_max(position.epoch + 1, Ordering::Relaxed);
+        self.passes.fetch_max(position.epoch.saturating_add(1), Ordering::Relaxed);
         let InputPosition { epoch, steps, read_mode, .. } = *position;
         Ok(self.begin(Start { epoch, steps, read_mode, lanes, stand_ins: self.stand_ins }))
     }

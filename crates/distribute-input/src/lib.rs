@@ -48,6 +48,9 @@ mod element;
 mod error;
 mod features;
 mod feed;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz;
 mod lookup;
 #[cfg(feature = "ndarray")]
 mod ndarrays;

@@ -57,6 +57,9 @@ mod context;
 mod coordinator;
 mod dispatch;
 mod error;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz;
 mod lifetime;
 mod message;
 mod numbers;

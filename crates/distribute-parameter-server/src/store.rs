@@ -12,6 +12,8 @@ use parking_lot::{Mutex, RwLock};
 use tonic::Status;
 
 mod answer;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod optimizer;
 mod shard;
 mod tokens;

@@ -142,7 +142,7 @@ impl DilocoBuilder {
     /// Lets replicas make this many inner steps while the changes of a fragment are reduced, instead of waiting. The
     /// outer step is made by the changes from before these steps; its result is then
     /// [mixed](DilocoBuilder::mixing) with the parameters that each replica has by then. Below the number of inner
-    /// steps; 0 is no overlap, which is the default.
+    /// steps. Default: 0, without overlap.
     ///
     /// A run that fails meanwhile drops the reduction; it is made without overlap when it is due.
     pub fn overlap(self, inner_steps: u64) -> DilocoBuilder {

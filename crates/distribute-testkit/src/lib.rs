@@ -10,6 +10,7 @@
 //!   left.
 //! - [`skipped`] shows why a test was skipped, also where its output is captured.
 //! - [`CountingAllocator`] counts the bytes that a process uses.
+//! - [`replay`] runs a fuzz target on its corpus and on changes of it, without a fuzzer.
 //! - [`Slurm`] starts Slurm's daemons on this machine, where they are installed.
 //! - [`with_object_server`] runs a test against an S3 server, over a [`Relay`] that cuts and delays connections.
 //!
@@ -47,6 +48,7 @@ mod binary;
 mod capture;
 #[cfg(feature = "certificates")]
 pub mod certificates;
+mod corpus;
 mod counting_allocator;
 mod deadline;
 #[cfg(feature = "digits")]
@@ -61,6 +63,7 @@ mod skip;
 mod slurm;
 
 pub use binary::target_binary;
+pub use corpus::{FuzzTarget, replay};
 pub use counting_allocator::CountingAllocator;
 pub use deadline::within;
 pub use error::Error;

@@ -1,6 +1,6 @@
 //! Tests that cannot run here.
 
-use std::fmt::Display;
+use std::fmt::{Arguments, Display};
 use std::io::{Write, stderr};
 use std::thread;
 
@@ -8,10 +8,14 @@ use std::thread;
 /// the output of `println!` and `eprintln!` alone. Name what is missing, and how to install it.
 pub fn skipped(reason: impl Display) {
     let thread = thread::current();
-    let line = match thread.name() {
-        Some(test) if test != "main" => format!("skipped: {test}: {reason}\n"),
-        _ => format!("skipped: {reason}\n"),
-    };
-    // In one piece, so that lines of several tests do not mix. A closed standard error does not fail a test.
-    let _ = stderr().write_all(line.as_bytes());
+    match thread.name() {
+        Some(test) if test != "main" => line(format_args!("skipped: {test}: {reason}\n")),
+        _ => line(format_args!("skipped: {reason}\n")),
+    }
+}
+
+/// Prints a line on standard error, in one piece, so that lines of several tests do not mix. A closed standard error
+/// does not fail a test.
+pub(crate) fn line(text: Arguments<'_>) {
+    let _ = stderr().write_all(text.to_string().as_bytes());
 }

@@ -57,6 +57,8 @@ mod disk;
 mod draft;
 mod export;
 mod folder;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod inflow;
 mod lock;
 mod manager;

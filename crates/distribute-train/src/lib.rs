@@ -51,6 +51,9 @@ mod chief;
 pub mod elastic;
 mod environment;
 mod error;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz;
 pub mod history;
 pub mod metrics;
 #[cfg(any(feature = "checkpoint", feature = "tensorboard"))]

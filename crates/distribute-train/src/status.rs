@@ -30,6 +30,8 @@
 mod board;
 mod client;
 mod collector;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod job;
 mod metrics;
 mod pages;

@@ -353,7 +353,7 @@ fn described(item: &Item) -> (&[Attribute], Option<&proc_macro2::Ident>) {
     }
 }
 
-/// Whether an item is there for tests alone: `#[cfg(test)]`, or `all` of that and more.
+/// Whether an item is there for tests and fuzzers alone: `#[cfg(test)]`, `all` of that and more, or `any` of both.
 fn is_test(attributes: &[Attribute]) -> bool {
     let names_test = |attribute: &Attribute| match &attribute.meta {
         Meta::List(list) if list.path.is_ident("cfg") => {
@@ -367,10 +367,14 @@ fn is_test(attributes: &[Attribute]) -> bool {
 
 fn requires_test(condition: &Meta) -> bool {
     match condition {
-        Meta::Path(path) => path.is_ident("test"),
-        Meta::List(list) if list.path.is_ident("all") => {
-            let all = list.parse_args_with(Punctuated::<Meta, Token![,]>::parse_terminated);
-            all.is_ok_and(|all| all.iter().any(requires_test))
+        Meta::Path(path) => path.is_ident("test") || path.is_ident("fuzzing"),
+        Meta::List(list) => {
+            let conditions = list.parse_args_with(Punctuated::<Meta, Token![,]>::parse_terminated);
+            conditions.is_ok_and(|conditions| match list.path.get_ident() {
+                Some(name) if name == "all" => conditions.iter().any(requires_test),
+                Some(name) if name == "any" => conditions.iter().all(requires_test),
+                _ => false,
+            })
         }
         _ => false,
     }
@@ -456,7 +460,8 @@ mod tests {
             ("lib.rs", "mod a; mod b;\npub use elsewhere::Thing;"),
             (
                 "a.rs",
-                "pub fn f() {}\n#[cfg(test)]\nmod tests { use crate::b::g; }\n#[cfg(all(test, x))]\nuse crate::b;",
+                "pub fn f() {}\n#[cfg(test)]\nmod tests { use crate::b::g; }\n#[cfg(all(test, x))]\nuse crate::b;\n\
+                 #[cfg(any(test, fuzzing))]\nmod fuzz { use crate::b::g; }",
             ),
             ("b.rs", "use crate::Thing;\npub fn g() { crate::a::f() }"),
         ];

@@ -306,7 +306,7 @@ fn leader_left(task: String, what: String) -> Error {
     Error::Call { task, what, reason: "the leader has left the job".to_owned() }
 }
 
-fn named(membership: &Membership, absent: &wire::Absent) -> String {
+pub(super) fn named(membership: &Membership, absent: &wire::Absent) -> String {
     let name = membership.named(absent.rank);
     match (absent.left, absent.elsewhere.as_str()) {
         (true, _) => format!("{name} (has left the job)"),

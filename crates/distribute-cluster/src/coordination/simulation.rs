@@ -1,5 +1,5 @@
-//! A deterministic simulation of jobs that meet: the real members, leader and exchange of secrets, whose clocks, network
-//! and faults follow from a seed.
+//! A deterministic simulation of jobs that meet: the real members, leader and exchange of secrets, whose clocks,
+//! network and faults follow from a seed.
 //!
 //! Each process is an event loop of its own whose clock stands still between the steps of the simulation, so that one
 //! can be stopped, and clocks can run apart. `DISTRIBUTE_TEST_SEED=7 cargo test -p distribute-cluster

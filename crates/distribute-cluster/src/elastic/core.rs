@@ -164,7 +164,7 @@ impl Core {
     }
 
     /// Returns the newest decided generation; number 0 before the first.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(super) fn newest(&self) -> &Arc<Generation> {
         &self.base
     }

@@ -53,6 +53,10 @@ impl Generation {
     /// Length limit of an address of a member, in bytes.
     pub const MAX_ADDRESS_BYTES: usize = 100;
 
+    /// The last number of a generation or of a ballot's round, and the last join number but one that is given out. No
+    /// job counts that far; what claims to have is refused, so that there is always a next one.
+    pub(super) const LAST: u64 = u64::MAX >> 1;
+
     /// Generation 0: the seeds, by which the first members find each other.
     pub(super) fn of_seeds(seeds: &[String]) -> Generation {
         let seed = |(index, control): (usize, &String)| ElasticMember {
@@ -117,6 +121,9 @@ impl Generation {
         if number == 0 || self.members.is_empty() || self.members.len() > Generation::MAX_MEMBERS {
             let (members, limit) = (self.members.len(), Generation::MAX_MEMBERS);
             return Err(format!("generation {number} has {members} members; 1 to {limit} are allowed"));
+        }
+        if number > Generation::LAST || self.next_join > Generation::LAST {
+            return Err(format!("generation {number} with next join number {} is beyond the last one", self.next_join));
         }
         if let Some(pair) = self.members.windows(2).find(|pair| pair[0].join_number >= pair[1].join_number) {
             let join = pair[1].join_number;

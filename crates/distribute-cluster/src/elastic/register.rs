@@ -103,8 +103,8 @@ impl FileRegister {
         &self.path
     }
 
-    /// Creates a folder and its missing parents, one after the other, each once the disk holds the name of the one above;
-    /// that of the last one that is there may not be synced yet.
+    /// Creates a folder and its missing parents, one after the other, each once the disk holds the name of the one
+    /// above; that of the last one that is there may not be synced yet.
     fn create(&self, folder: &Path) -> IoResult<()> {
         let folders: Vec<&Path> = folder.ancestors().filter(|folder| !folder.as_os_str().is_empty()).collect();
         let there = folders.iter().position(|folder| folder.is_dir()).unwrap_or(folders.len());
@@ -137,30 +137,16 @@ impl FileRegister {
         self.sync_names()?;
         let mut bytes = Vec::new();
         file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes)?;
-        let damaged = |problem: &str| {
-            let text = format!("the file is damaged: {problem}; restore it, or remove it if the job is over");
-            IoError::new(ErrorKind::InvalidData, text)
-        };
-        if bytes.len() > MAX_FILE_BYTES {
-            return Err(damaged("it is too long"));
-        }
-        let body = bytes.strip_prefix(&MAGIC).ok_or_else(|| damaged("it does not begin as a register"))?;
-        let (sum, body) = body.split_at_checked(SUM_BYTES).ok_or_else(|| damaged("it is too short"))?;
-        if sum != checksum(body) {
-            return Err(damaged("its checksum differs"));
-        }
-        Generation::from_bytes(body).map(Some).map_err(|_| damaged("it holds no generation"))
+        decode(&bytes).map(Some)
     }
 
     /// Replaces the file, so that a reader or a crash finds the one before or this one.
     fn store(&self, next: &Generation) -> IoResult<()> {
-        let (body, unfinished) = (next.to_bytes(), self.path.with_extension("unfinished"));
+        let unfinished = self.path.with_extension("unfinished");
         self.steps.before("create", &unfinished)?;
         let mut file = File::create(&unfinished)?;
         self.steps.before("write", &unfinished)?;
-        file.write_all(&MAGIC)?;
-        file.write_all(&checksum(&body))?;
-        file.write_all(&body)?;
+        file.write_all(&encode(&next.to_bytes()))?;
         self.steps.before("sync", &unfinished)?;
         file.sync_all()?;
         self.steps.before("rename", &self.path)?;
@@ -250,6 +236,28 @@ const SUM_BYTES: usize = 16;
 
 /// Size limit of the file.
 const MAX_FILE_BYTES: usize = MAX_MESSAGE_BYTES + MAGIC.len() + SUM_BYTES;
+
+/// Returns the generation in the content of the file.
+pub(super) fn decode(bytes: &[u8]) -> IoResult<Generation> {
+    let damaged = |problem: &str| {
+        let text = format!("the file is damaged: {problem}; restore it, or remove it if the job is over");
+        IoError::new(ErrorKind::InvalidData, text)
+    };
+    if bytes.len() > MAX_FILE_BYTES {
+        return Err(damaged("it is too long"));
+    }
+    let body = bytes.strip_prefix(&MAGIC).ok_or_else(|| damaged("it does not begin as a register"))?;
+    let (sum, body) = body.split_at_checked(SUM_BYTES).ok_or_else(|| damaged("it is too short"))?;
+    if sum != checksum(body) {
+        return Err(damaged("its checksum differs"));
+    }
+    Generation::from_bytes(body).map_err(|_| damaged("it holds no generation"))
+}
+
+/// Returns the content of the file with the bytes of a generation.
+pub(super) fn encode(body: &[u8]) -> Vec<u8> {
+    [&MAGIC[..], &checksum(body), body].concat()
+}
 
 fn checksum(body: &[u8]) -> [u8; SUM_BYTES] {
     let mut digest = Digest::new("register");

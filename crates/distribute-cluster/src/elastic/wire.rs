@@ -104,28 +104,28 @@ pub(super) fn read(message: ElasticMessage) -> Option<Message> {
         Kind::Hello(_) | Kind::Refusal(_) => return None,
         Kind::Join(join) => Message::Join { have: join.have, candidate: candidate(join.candidate?)? },
         Kind::Wait(ElasticWait { leader }) => Message::Wait { leader },
-        Kind::Prepare(prepare) => Message::Prepare { base: prepare.base, ballot: prepare.ballot?.into() },
+        Kind::Prepare(prepare) => Message::Prepare { base: prepare.base, ballot: read_ballot(prepare.ballot?)? },
         Kind::Promise(promise) => {
             let ElasticPromise { base, ballot, voter, accepted, candidate: own, is_leaving } = promise;
             let accepted = match accepted {
-                Some(ElasticVote { ballot, change: made }) => Some((ballot?.into(), Arc::new(change(made?)?))),
+                Some(ElasticVote { ballot, change: made }) => Some((read_ballot(ballot?)?, Arc::new(change(made?)?))),
                 None => None,
             };
             let candidate = match own {
                 Some(own) => Some(candidate(own)?),
                 None => None,
             };
-            Message::Promise(Promise { base, ballot: ballot?.into(), voter, accepted, candidate, is_leaving })
+            Message::Promise(Promise { base, ballot: read_ballot(ballot?)?, voter, accepted, candidate, is_leaving })
         }
         Kind::Accept(ElasticAccept { base, vote }) => {
             let ElasticVote { ballot, change: made } = vote?;
-            Message::Accept { base, ballot: ballot?.into(), change: Arc::new(change(made?)?) }
+            Message::Accept { base, ballot: read_ballot(ballot?)?, change: Arc::new(change(made?)?) }
         }
         Kind::Accepted(ElasticAccepted { base, ballot, voter }) => {
-            Message::Accepted { base, ballot: ballot?.into(), voter }
+            Message::Accepted { base, ballot: read_ballot(ballot?)?, voter }
         }
         Kind::Nack(ElasticNack { base, ballot, promised }) => {
-            Message::Nack { base, ballot: ballot?.into(), promised: promised?.into() }
+            Message::Nack { base, ballot: read_ballot(ballot?)?, promised: read_ballot(promised?)? }
         }
         Kind::Decided(ElasticDecided { number, change: made }) => {
             Message::Decided { number, change: Arc::new(change(made?)?) }
@@ -171,10 +171,8 @@ impl From<Ballot> for ElasticBallot {
     }
 }
 
-impl From<ElasticBallot> for Ballot {
-    fn from(ElasticBallot { round, join_number }: ElasticBallot) -> Ballot {
-        Ballot { round, join_number }
-    }
+fn read_ballot(ElasticBallot { round, join_number }: ElasticBallot) -> Option<Ballot> {
+    (round <= Generation::LAST).then_some(Ballot { round, join_number })
 }
 
 impl From<Candidate> for ElasticCandidate {
@@ -242,9 +240,9 @@ mod tests {
         let change = Arc::new(Change { removed: vec![1, 2], added });
         let large = Change { removed: Vec::new(), added: change.added.clone() };
         let mut whole = Generation::of_seeds(&[]).apply(&large).unwrap();
-        (whole.number, whole.next_join) = (u64::MAX, u64::MAX);
+        (whole.number, whole.next_join) = (Generation::LAST, Generation::LAST);
         for (place, member) in whole.members.iter_mut().enumerate() {
-            (member.joined_in, member.join_number) = (u64::MAX, u64::MAX - 5000 + place as u64);
+            (member.joined_in, member.join_number) = (Generation::LAST, Generation::LAST - 5000 + place as u64);
         }
         assert_eq!(Generation::from_bytes(&whole.to_bytes()).unwrap(), whole);
         let promise = Promise {
@@ -276,6 +274,22 @@ mod tests {
             assert!(bytes.len() <= MAX_MESSAGE_BYTES, "{} bytes", bytes.len());
             assert_eq!(read(ElasticMessage::decode(&*bytes).unwrap()), Some(message));
         }
+    }
+
+    #[test]
+    fn numbers_that_have_no_next_one_are_refused() {
+        let change = Change { removed: Vec::new(), added: vec![candidate(1)] };
+        let mut last = Generation::of_seeds(&[]).apply(&change).unwrap();
+        last.number = Generation::LAST;
+        assert_eq!(Generation::from_bytes(&last.to_bytes()).unwrap(), last);
+        assert!(last.apply(&Change { added: vec![candidate(2)], ..change }).unwrap_err().contains("beyond the last"));
+        for (number, next_join) in [(Generation::LAST + 1, 1), (u64::MAX, 1), (1, Generation::LAST + 1), (1, u64::MAX)]
+        {
+            let generation = Generation { number, next_join, ..last.clone() };
+            assert!(Generation::from_bytes(&generation.to_bytes()).is_err(), "{number}, {next_join}");
+        }
+        let round = |round| read(Message::Prepare { base: 1, ballot: Ballot { round, join_number: 1 } }.into());
+        assert!(round(Generation::LAST).is_some() && round(u64::MAX).is_none());
     }
 
     #[test]

@@ -112,7 +112,7 @@ impl Refusal {
 }
 
 /// Returns the delay of a `Retry-After`: a number of seconds, or a date.
-fn delay(value: &str, now: SystemTime) -> Option<Duration> {
+pub(super) fn delay(value: &str, now: SystemTime) -> Option<Duration> {
     if let Ok(seconds) = value.trim().parse() {
         return Some(Duration::from_secs(seconds));
     }
@@ -138,7 +138,7 @@ fn message(body: &[u8]) -> Option<String> {
 }
 
 /// Length limit of the server's message, in characters.
-const MAX_MESSAGE: usize = 300;
+pub(super) const MAX_MESSAGE: usize = 300;
 
 #[cfg(test)]
 mod tests {

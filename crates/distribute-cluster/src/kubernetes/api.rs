@@ -128,10 +128,10 @@ impl<S: Stream<Item = Result<Change, Trouble>> + Send> Changes for S {}
 
 /// A page of a list of pods.
 #[derive(Deserialize)]
-struct Page {
+pub(super) struct Page {
     #[serde(default)]
     metadata: PageMetadata,
-    items: Vec<Pod>,
+    pub(super) items: Vec<Pod>,
 }
 
 #[derive(Default, Deserialize)]
@@ -204,7 +204,7 @@ fn refused(error: &dyn StdError) -> Trouble {
 }
 
 /// Returns the failure that an answer describes: a `Status` as JSON, or text.
-fn failed(code: u16, body: &[u8], retry_after: Option<u64>) -> Trouble {
+pub(super) fn failed(code: u16, body: &[u8], retry_after: Option<u64>) -> Trouble {
     let failure = serde_json::from_slice::<Failure>(body).ok().filter(|failure| !failure.message.is_empty());
     let asked = failure.as_ref().map(|failure| u64::from(failure.details.retry_after_seconds));
     let retry_after = retry_after.or(asked).filter(|seconds| *seconds > 0).map(Duration::from_secs);

@@ -57,7 +57,7 @@ pub(super) async fn attributes(client: &Client, metadata: &Metadata) -> Result<A
 }
 
 /// Returns the pairs of lines such as `KEY: 'value'`.
-fn tpu_env(text: &str) -> BTreeMap<String, String> {
+pub(super) fn tpu_env(text: &str) -> BTreeMap<String, String> {
     let pair = |line: &str| {
         let (key, value) = line.split_once(':')?;
         let (key, value) = (key.trim().trim_matches(['\'', '"']), value.trim().trim_matches(['\'', '"']));
@@ -190,7 +190,7 @@ fn addresses(name: &'static str, list: &str, port: u16) -> Result<Vec<String>> {
         }
         let place = on_host.entry(host.to_owned()).or_default();
         let own = port.checked_add(*place);
-        *place += 1;
+        *place = place.saturating_add(1);
         let own = own.ok_or_else(|| wrong("port", "it leaves too few ports", &port.to_string(), "a lower port"))?;
         Ok(format!("{host}:{own}"))
     };
@@ -246,6 +246,14 @@ mod tests {
             (slice.addresses.clone(), slice.process),
             (["a:8470", "a:8471", "b:8470"].map(String::from).into(), 2)
         );
+    }
+
+    #[test]
+    fn a_host_has_no_more_processes_than_ports() {
+        let list = vec!["a"; 1 << 16].join(",");
+        let find = |name: &str| (name == HOSTS).then(|| list.clone());
+        let error = Slice::read(&find, &Attributes::new(), 1).unwrap_err().to_string();
+        assert!(error.contains("too few ports"), "{error}");
     }
 
     #[test]

@@ -253,6 +253,28 @@ impl Endpoint {
     }
 }
 
+/// Reads the information of another process, for fuzzers.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn endpoint(bytes: &[u8]) -> bool {
+    let Some(endpoint) = Endpoint::decode(bytes) else { return false };
+    let again = Endpoint::decode(&endpoint.encode()).expect("it was encoded");
+    assert_eq!(
+        (again.generation, again.nonce, again.options == endpoint.options),
+        (endpoint.generation, endpoint.nonce, true)
+    );
+    assert_eq!(again.address, endpoint.address);
+    let ours = Agreed::new(&Options::default(), 1);
+    assert_eq!(ours.compare(&endpoint.options, "group", "here", "there").is_ok(), ours == endpoint.options);
+    true
+}
+
+/// Returns what a member publishes, for the corpus.
+#[cfg(test)]
+pub(crate) fn sample() -> Vec<u8> {
+    let (options, address) = (Agreed::new(&Options::default(), 1), "127.0.0.1:2222".to_owned());
+    Endpoint { options, generation: 1, nonce: Nonce::from_bytes([7; 16]), address }.encode()
+}
+
 /// Serializes numbers as text.
 mod as_text {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};

@@ -1,6 +1,6 @@
 //! Diagnosis of a failed group from the records of its ranks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use super::{FlightRecord, RecordedOperation, RecordedState};
@@ -31,13 +31,20 @@ pub fn explain(records: &[FlightRecord]) -> String {
     groups.into_iter().map(|(name, records)| explain_group(name, &records)).collect()
 }
 
+/// The number of ranks that a verdict lists.
+const MAX_LISTED: usize = 64;
+
 fn explain_group(name: &str, records: &[&FlightRecord]) -> String {
     let world_size = records.iter().map(|record| record.world_size).max().unwrap_or(0);
     let mut text = format!("group {name:?}, {} of {world_size} ranks left a record\n", records.len());
-    let silent: Vec<String> = (0..world_size)
-        .filter(|rank| records.iter().all(|record| record.rank.index() != *rank))
-        .map(|rank| format!("rank {rank}"))
-        .collect();
+    let there: BTreeSet<usize> = records.iter().map(|record| record.rank.index()).collect();
+    let missing = world_size.saturating_sub(there.range(..world_size).count());
+    // The size is that of a file, and may be any number.
+    let silent = (0..world_size).filter(|rank| !there.contains(rank)).take(MAX_LISTED.min(missing));
+    let mut silent: Vec<String> = silent.map(|rank| format!("rank {rank}")).collect();
+    if missing > silent.len() {
+        silent.push(format!("{} more", missing - silent.len()));
+    }
     for record in records {
         let last = record.operations.last();
         let state = last.map_or("has called nothing".to_owned(), |last| match last.state {

@@ -24,7 +24,7 @@ struct Encoded {
 
 impl AbortReason {
     /// Longest text of either field, in characters; what is longer is cut.
-    const MAX_TEXT: usize = 2000;
+    pub(crate) const MAX_TEXT: usize = 2000;
 
     /// Encodes the reason, for transports that have no encoding of their own.
     pub fn encode(&self) -> Vec<u8> {

@@ -23,6 +23,8 @@ use crate::schedule::Link;
 
 mod connect;
 mod frames;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 
 /// The messages of the service.
 #[expect(unreachable_pub, reason = "generated from the protocol file")]

@@ -10,6 +10,8 @@
 
 #[cfg(target_os = "linux")]
 mod attach;
+#[cfg(any(test, fuzzing))]
+pub(super) mod fuzz;
 mod handshake;
 mod identity;
 mod ring;

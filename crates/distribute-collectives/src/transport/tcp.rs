@@ -20,6 +20,8 @@ use super::{
 use crate::schedule::Link;
 
 mod connect;
+#[cfg(any(test, fuzzing))]
+pub(super) mod fuzz;
 mod hello;
 mod reception;
 mod stream;
@@ -349,6 +351,7 @@ impl Drop for TcpTransport {
     }
 }
 
+#[derive(Debug, PartialEq)]
 enum ControlMessage {
     Abort(Box<AbortReason>),
     Left,
@@ -470,25 +473,30 @@ impl Peer {
         }
     }
 
-    /// Parses the control messages read so far, up to the first that ends the connection; notices of waiting are noted.
     fn parse_control(&mut self) -> Option<ControlMessage> {
-        loop {
-            let (header, content) = self.inbox.split_at_checked(5)?;
-            let len = u32::from_le_bytes([header[1], header[2], header[3], header[4]]) as usize;
-            if len > MAX_CONTROL_BYTES {
-                return Some(ControlMessage::Broken(format!("it sent a control message of {len} bytes")));
+        parse_control(&mut self.inbox, &mut self.waiting)
+    }
+}
+
+/// Parses the control messages in `inbox`, up to the first that ends the connection; notices of waiting are taken out
+/// of it and noted.
+fn parse_control(inbox: &mut Vec<u8>, waiting: &mut Option<u64>) -> Option<ControlMessage> {
+    loop {
+        let (header, content) = inbox.split_at_checked(5)?;
+        let len = u32::from_le_bytes([header[1], header[2], header[3], header[4]]) as usize;
+        if len > MAX_CONTROL_BYTES {
+            return Some(ControlMessage::Broken(format!("it sent a control message of {len} bytes")));
+        }
+        let content = content.get(..len)?;
+        match header[0] {
+            CONTROL_ABORT => return Some(ControlMessage::Abort(Box::new(AbortReason::decode(content)))),
+            CONTROL_LEFT => return Some(ControlMessage::Left),
+            CONTROL_WAITING => {
+                *waiting = content.try_into().ok().map(u64::from_le_bytes);
+                inbox.drain(..5 + len);
             }
-            let content = content.get(..len)?;
-            match header[0] {
-                CONTROL_ABORT => return Some(ControlMessage::Abort(Box::new(AbortReason::decode(content)))),
-                CONTROL_LEFT => return Some(ControlMessage::Left),
-                CONTROL_WAITING => {
-                    self.waiting = content.try_into().ok().map(u64::from_le_bytes);
-                    self.inbox.drain(..5 + len);
-                }
-                other => {
-                    return Some(ControlMessage::Broken(format!("it sent a control message of unknown kind {other}")));
-                }
+            other => {
+                return Some(ControlMessage::Broken(format!("it sent a control message of unknown kind {other}")));
             }
         }
     }

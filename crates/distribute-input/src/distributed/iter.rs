@@ -79,7 +79,7 @@ impl<T> Iterator for WorkerIterator<T> {
             None => self.read()?,
         };
         Some(step.map(|step| {
-            self.position.steps += 1;
+            self.position.steps = self.position.steps.saturating_add(1);
             self.position.lanes = step.lanes;
             self.examples = step.examples;
             step.parts

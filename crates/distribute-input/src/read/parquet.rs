@@ -1,6 +1,7 @@
 //! Columns of Parquet and Arrow files.
 
 use std::io::{self, Read, Seek, SeekFrom};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use arrow_array::RecordBatch;
 use parquet::arrow::ProjectionMask;
@@ -82,7 +83,8 @@ impl RecordReader for Parquet {
     fn open(&self, file: &FileShard) -> io::Result<ParquetRecords> {
         let opened = file.open()?;
         let (file_bytes, failure) = (opened.byte_len()?, opened.failure());
-        let mut builder = ParquetRecordBatchReaderBuilder::try_new(opened).map_err(|error| {
+        let built = guarded(|| ParquetRecordBatchReaderBuilder::try_new(opened)).map_err(io::Error::other)?;
+        let mut builder = built.map_err(|error| {
             let error = failure.cause(io::Error::other(error));
             refused(file, "since Parquet files are read by ranges, and let its columns be compressed instead", error)
         })?;
@@ -139,8 +141,8 @@ impl Iterator for ParquetRecords {
         if self.ended {
             return None;
         }
-        let (row, batch) = (self.row, self.reader.next()?);
-        Some(match batch {
+        let (row, batch) = (self.row, guarded(|| self.reader.next()).transpose()?);
+        Some(match batch.and_then(|batch| batch.map_err(|error| error.to_string())) {
             Ok(batch) => {
                 self.row += batch.num_rows() as u64;
                 Ok(batch)
@@ -148,10 +150,15 @@ impl Iterator for ParquetRecords {
             Err(error) => {
                 self.ended = true;
                 // The reader does not report the position of a column's page in the file.
-                Err(self.failure.bad(row, 0, error.to_string()))
+                Err(self.failure.bad(row, 0, error))
             }
         })
     }
+}
+
+/// Calls a format's library, which panics on some files whose parts contradict each other.
+fn guarded<T>(read: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(read)).map_err(|_| "its lengths or offsets contradict each other".to_owned())
 }
 
 /// A reader of Arrow's IPC files, in the batches in which they were written. With `n` parts, a part of a file is every
@@ -168,6 +175,7 @@ pub struct ArrowRecords {
     reader: arrow_ipc::reader::FileReader<InputFile>,
     failure: Failure,
     batch: u64,
+    ended: bool,
 }
 
 impl RecordReader for Arrow {
@@ -178,9 +186,12 @@ impl RecordReader for Arrow {
         let mut opened = file.open()?;
         let failure = opened.failure();
         let reader = check_blocks(&mut opened)
-            .and_then(|()| arrow_ipc::reader::FileReader::try_new(opened, None).map_err(io::Error::other))
+            .and_then(|()| {
+                let opened = guarded(|| arrow_ipc::reader::FileReader::try_new(opened, None));
+                opened.map_err(io::Error::other)?.map_err(io::Error::other)
+            })
             .map_err(|error| refused(file, "since Arrow files are read by ranges", failure.cause(error)))?;
-        Ok(ArrowRecords { file: file.clone(), reader, failure, batch: 0 })
+        Ok(ArrowRecords { file: file.clone(), reader, failure, batch: 0, ended: false })
     }
 }
 
@@ -220,17 +231,24 @@ impl Iterator for ArrowRecords {
     type Item = Result<RecordBatch, BadRecord>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        loop {
+        while !self.ended {
             let batch = self.batch;
             self.batch += 1;
             if self.file.has(batch) {
                 // The reader does not report the position of a batch in the file.
-                let read = self.reader.next()?;
-                return Some(read.map_err(|error| self.failure.bad(batch, 0, error.to_string())));
+                let read = match guarded(|| self.reader.next()) {
+                    Ok(read) => read?.map_err(|error| error.to_string()),
+                    Err(problem) => {
+                        self.ended = true;
+                        Err(problem)
+                    }
+                };
+                return Some(read.map_err(|problem| self.failure.bad(batch, 0, problem)));
             }
             if batch as usize >= self.reader.num_batches() || self.reader.set_index(batch as usize + 1).is_err() {
                 return None;
             }
         }
+        None
     }
 }

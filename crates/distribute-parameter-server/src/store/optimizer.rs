@@ -99,7 +99,7 @@ impl Optimizer {
         }
         // A closure that runs again continues the step that it began.
         let step = self.tokens.find(origin, 0).unwrap_or_else(|| {
-            self.steps += 1;
+            self.steps = self.steps.saturating_add(1);
             self.tokens.note(origin, 0, self.steps);
             self.steps
         });
@@ -124,8 +124,8 @@ impl Optimizer {
         if self.gathered.len() < self.contributions {
             return (None, true);
         }
-        self.steps += 1;
-        self.round += 1;
+        self.steps = self.steps.saturating_add(1);
+        self.round = self.round.saturating_add(1);
         let mut by_shard: BTreeMap<u32, Vec<Gradient>> = BTreeMap::new();
         for (shard, gradient) in std::mem::take(&mut self.gathered).into_values().flatten() {
             by_shard.entry(shard).or_default().push(gradient);

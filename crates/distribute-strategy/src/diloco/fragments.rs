@@ -14,7 +14,7 @@ pub(super) struct Schedule {
     pub(super) overlap: u64,
 }
 
-/// What the fragment with an index does after a step.
+/// An action of the fragment with an index after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
     /// Its changes are reduced, and it makes an outer step.

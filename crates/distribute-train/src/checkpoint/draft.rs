@@ -189,8 +189,8 @@ impl<'a> Draft<'a> {
     }
 }
 
-/// Returns a sequence number above those of all earlier checkpoints, which are counted from 1, or from the time at which
-/// this was called: the time in microseconds.
+/// Returns a sequence number above those of all earlier checkpoints, which are counted from 1, or from the time at
+/// which this was called: the time in microseconds.
 fn beyond_all() -> u64 {
     let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)

@@ -415,8 +415,8 @@ fn clear_of(disk: &Disk, root: &Path, is_over: impl Fn(&str) -> bool) -> Result<
     Ok(())
 }
 
-/// Removes what has been moved out of the way: once the disk holds its new name, since a crash could otherwise bring the
-/// old name back, with a part of its files.
+/// Removes what has been moved out of the way: once the disk holds its new name, since a crash could otherwise bring
+/// the old name back, with a part of its files.
 pub(super) fn discard(disk: &Disk, root: &Path, path: &Path) -> Result<()> {
     disk.sync_folder(root)?;
     disk.remove_folder(path)

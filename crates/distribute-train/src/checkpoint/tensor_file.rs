@@ -69,9 +69,9 @@ pub(super) fn header_bytes(first: [u8; LENGTH_BYTES], file_bytes: u64) -> Result
 pub(super) fn tensors_of(header: &[u8], file_bytes: u64) -> Result<Vec<Located>, String> {
     let metadata: Metadata = serde_json::from_slice(header).map_err(|error| error.to_string())?;
     let before = LENGTH_BYTES as u64 + header.len() as u64;
-    let expected = before + metadata.data_len() as u64;
-    if expected != file_bytes {
-        return Err(format!("its header describes {expected} bytes, and it has {file_bytes}"));
+    let described = metadata.data_len() as u64;
+    if before.checked_add(described) != Some(file_bytes) {
+        return Err(format!("its header describes {described} bytes after byte {before}, and it has {file_bytes}"));
     }
     let located = |name: String| {
         let info = metadata.info(&name).ok_or_else(|| format!("{name} is not described"))?;
@@ -153,5 +153,20 @@ mod tests {
         // Lengths that do not fit are found before anything is read.
         assert!(header_bytes(first, before as u64 - 1).unwrap_err().contains("cannot have"));
         assert!(tensors_of(&file[LENGTH_BYTES..before], file.len() as u64 - 1).unwrap_err().contains("describes"));
+    }
+
+    #[test]
+    fn tensors_that_no_file_can_hold_are_refused() {
+        let each = 1u64 << 60;
+        let tensors = (0..16).map(|index| {
+            let (start, end) = (index * each, (index * each).wrapping_add(each).wrapping_sub(u64::from(index == 15)));
+            format!(r#""t{index}":{{"dtype":"U8","shape":[{}],"data_offsets":[{start},{end}]}}"#, end - start)
+        });
+        let header = format!("{{{}}}", tensors.collect::<Vec<_>>().join(","));
+        // Their lengths fit into 64 bits, but not together with the header's.
+        for file_bytes in [0, LENGTH_BYTES as u64 + header.len() as u64, u64::MAX] {
+            let problem = tensors_of(header.as_bytes(), file_bytes).unwrap_err();
+            assert!(problem.contains("its header describes"), "{problem}");
+        }
     }
 }

@@ -85,7 +85,8 @@ impl Checked<'_> {
         Ok(())
     }
 
-    /// Each rank of a job is one process; one that has not joined has an error in time, which names the missing members.
+    /// Each rank of a job is one process; one that has not joined has an error in time, which names the missing
+    /// members.
     fn joins(&self) -> Result<(), String> {
         let mut ranks: BTreeMap<([u8; 16], u32), usize> = BTreeMap::new();
         for (at, process, event) in self.events {

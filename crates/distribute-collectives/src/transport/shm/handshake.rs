@@ -17,8 +17,8 @@ use super::{Attached, Current, Lane, RING_BYTES, Segment, SegmentFile};
 
 const MAGIC: &[u8; 8] = b"dst-shm2";
 
-const OFFER_BYTES: usize = 8 + PidScope::LEN + 4 + 4 + 8 + 8 + Nonce::LEN;
-const ANSWER_BYTES: usize = 1 + 1 + 4 + 8 + Nonce::LEN;
+pub(super) const OFFER_BYTES: usize = 8 + PidScope::LEN + 4 + 4 + 8 + 8 + Nonce::LEN;
+pub(super) const ANSWER_BYTES: usize = 1 + 1 + 4 + 8 + Nonce::LEN;
 
 /// A segment that was offered to a peer.
 pub(in crate::transport) struct Offered {
@@ -39,15 +39,16 @@ pub(in crate::transport) fn offer(stream: &mut impl Write) -> io::Result<Offered
     let probe = Box::new(nonce);
     let place = PidScope::here();
     let segment = place.is_ok().then(|| Segment::create(RING_BYTES, nonce).ok()).flatten();
-    let mut bytes = Vec::with_capacity(OFFER_BYTES);
-    bytes.extend_from_slice(MAGIC);
-    // An empty place is nobody's.
-    bytes.extend_from_slice(&place.map_or([0; PidScope::LEN], |place| place.encode()));
-    bytes.extend_from_slice(&std::process::id().to_le_bytes());
-    bytes.extend_from_slice(&segment.as_ref().map_or(-1, |(_, file)| file.number()).to_le_bytes());
-    bytes.extend_from_slice(&(RING_BYTES as u64).to_le_bytes());
-    bytes.extend_from_slice(&(&raw const *probe as u64).to_le_bytes());
-    bytes.extend_from_slice(&nonce.to_bytes());
+    let offer = Offer {
+        // An empty place is nobody's.
+        place: place.unwrap_or_default(),
+        pid: std::process::id() as i32,
+        fd: segment.as_ref().map_or(-1, |(_, file)| file.number()),
+        capacity: RING_BYTES as u64,
+        address: &raw const *probe as u64,
+        nonce,
+    };
+    let bytes = offer.encode();
     stream.write_all(&bytes)?;
     Ok(Offered { segment, _probe: probe })
 }
@@ -56,15 +57,11 @@ pub(in crate::transport) fn offer(stream: &mut impl Write) -> io::Result<Offered
 pub(in crate::transport) fn answer(stream: &mut (impl Read + Write)) -> io::Result<Answered> {
     let mut bytes = [0; OFFER_BYTES];
     stream.read_exact(&mut bytes)?;
-    let mut fields = Fields(&bytes);
-    if fields.take(MAGIC.len()) != MAGIC {
-        return Err(io::Error::other(
+    let Offer { place: theirs, pid, fd, capacity, address, nonce: expected } = Offer::decode(&bytes).ok_or_else(|| {
+        io::Error::other(
             "the peer offers no shared memory as this version does; give every member the same transport and version",
-        ));
-    }
-    let theirs = PidScope::decode(fields.take(PidScope::LEN));
-    let (pid, fd, capacity) = (fields.i32(), fields.i32(), fields.u64());
-    let (address, expected) = (fields.u64(), fields.nonce());
+        )
+    })?;
     let nonce = Nonce::new()?;
     let opened = match PidScope::here().ok().map(|here| here.obstacle(&theirs)) {
         None => Err(Obstacle::Unsupported),
@@ -78,11 +75,14 @@ pub(in crate::transport) fn answer(stream: &mut (impl Read + Write)) -> io::Resu
     }
     let attached = opened.is_ok().then(|| Attached::new(pid, address, expected)).flatten();
     let probe = Box::new(nonce);
-    let mut bytes = vec![opened.as_ref().map_or_else(|obstacle| *obstacle as u8, |_| 0), u8::from(attached.is_some())];
-    bytes.extend_from_slice(&std::process::id().to_le_bytes());
-    bytes.extend_from_slice(&(&raw const *probe as u64).to_le_bytes());
-    bytes.extend_from_slice(&nonce.to_bytes());
-    stream.write_all(&bytes)?;
+    let answer = Answer {
+        obstacle: opened.as_ref().err().copied(),
+        fetches: attached.is_some(),
+        pid: std::process::id() as i32,
+        address: &raw const *probe as u64,
+        nonce,
+    };
+    stream.write_all(&answer.encode())?;
     Ok(Answered { lane: opened.map(|segment| Lane::new(segment, 1, attached)), _probe: probe })
 }
 
@@ -93,9 +93,7 @@ pub(in crate::transport) fn accept(
 ) -> io::Result<Result<Lane, Obstacle>> {
     let mut bytes = [0; ANSWER_BYTES];
     stream.read_exact(&mut bytes)?;
-    let (obstacle, peer_fetches) = (Obstacle::from_code(bytes[0]), bytes[1] == 1);
-    let mut fields = Fields(&bytes[2..]);
-    let (pid, address, expected) = (fields.i32(), fields.u64(), fields.nonce());
+    let Answer { obstacle, fetches: peer_fetches, pid, address, nonce: expected } = Answer::decode(&bytes);
     let shared = match (obstacle, offered.segment) {
         (Some(obstacle), _) => Err(obstacle),
         (None, None) => Err(Obstacle::NoSegment),
@@ -135,6 +133,70 @@ impl Lane {
     /// Returns whether long messages are copied once only, in both directions.
     pub(in crate::transport) fn fetches(&self) -> bool {
         self.peer_fetches && self.attached.is_some()
+    }
+}
+
+/// Where a segment and a number of the offering process are.
+#[derive(Debug, PartialEq)]
+pub(super) struct Offer {
+    pub(super) place: PidScope,
+    pub(super) pid: i32,
+    /// The file of the segment; negative if there is none.
+    pub(super) fd: i32,
+    pub(super) capacity: u64,
+    pub(super) address: u64,
+    pub(super) nonce: Nonce,
+}
+
+impl Offer {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(OFFER_BYTES);
+        bytes.extend_from_slice(MAGIC);
+        bytes.extend_from_slice(&self.place.encode());
+        bytes.extend_from_slice(&self.pid.to_le_bytes());
+        bytes.extend_from_slice(&self.fd.to_le_bytes());
+        bytes.extend_from_slice(&self.capacity.to_le_bytes());
+        bytes.extend_from_slice(&self.address.to_le_bytes());
+        bytes.extend_from_slice(&self.nonce.to_bytes());
+        bytes
+    }
+
+    /// Returns the offer; `None` if the bytes are those of another protocol.
+    pub(super) fn decode(bytes: &[u8; OFFER_BYTES]) -> Option<Offer> {
+        let mut fields = Fields(bytes);
+        if fields.take(MAGIC.len()) != MAGIC {
+            return None;
+        }
+        let place = PidScope::decode(fields.take(PidScope::LEN));
+        let (pid, fd, capacity) = (fields.i32(), fields.i32(), fields.u64());
+        Some(Offer { place, pid, fd, capacity, address: fields.u64(), nonce: fields.nonce() })
+    }
+}
+
+/// The outcome of an offer, and where a number of the answering process is.
+#[derive(Debug, PartialEq)]
+pub(super) struct Answer {
+    pub(super) obstacle: Option<Obstacle>,
+    /// Whether the answering process can fetch from the other's memory.
+    pub(super) fetches: bool,
+    pub(super) pid: i32,
+    pub(super) address: u64,
+    pub(super) nonce: Nonce,
+}
+
+impl Answer {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut bytes = vec![self.obstacle.map_or(0, |obstacle| obstacle as u8), u8::from(self.fetches)];
+        bytes.extend_from_slice(&self.pid.to_le_bytes());
+        bytes.extend_from_slice(&self.address.to_le_bytes());
+        bytes.extend_from_slice(&self.nonce.to_bytes());
+        bytes
+    }
+
+    pub(super) fn decode(bytes: &[u8; ANSWER_BYTES]) -> Answer {
+        let (obstacle, fetches) = (Obstacle::from_code(bytes[0]), bytes[1] == 1);
+        let mut fields = Fields(&bytes[2..]);
+        Answer { obstacle, fetches, pid: fields.i32(), address: fields.u64(), nonce: fields.nonce() }
     }
 }
 

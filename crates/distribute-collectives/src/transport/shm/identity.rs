@@ -62,7 +62,7 @@ impl std::fmt::Display for Obstacle {
 }
 
 /// The host and namespaces of a process, which must be equal for process ids to mean the same processes.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct PidScope {
     host: String,
     pid_namespace: String,

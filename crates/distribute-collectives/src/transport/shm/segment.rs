@@ -98,7 +98,7 @@ impl Segment {
     }
 
     /// Memory of this process alone that is never given back, for two threads in Miri, which maps no files.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(super) fn leaked(capacity: usize) -> std::sync::Arc<Segment> {
         #[repr(align(64))]
         #[derive(Clone, Copy)]

@@ -50,7 +50,7 @@ pub(super) fn connect(
             if dialled_now.is_opening() {
                 dialled_now.stream.socket().set_nonblocking(true).map_err(setup)?;
             }
-            // The first message of a handshake; without one there is nothing to do before an answer has come.
+            // The first message of a handshake; without one there is nothing to do before an answer arrives.
             dialled_now.open(&Door { rank, proofs, terms: &terms, refusals: Refusals::default() })?;
             dialled.push(dialled_now);
         }

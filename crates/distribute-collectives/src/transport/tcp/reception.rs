@@ -14,6 +14,9 @@ use super::connect::Dialled;
 use super::hello::{Hello, claimed};
 use super::stream::Stream;
 
+#[cfg(any(test, fuzzing))]
+pub(super) mod fuzz;
+
 /// How long a caller may take to send its hello. Port scanners never do.
 const MAX_SILENCE: Duration = Duration::from_secs(5);
 

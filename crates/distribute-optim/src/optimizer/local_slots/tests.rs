@@ -179,8 +179,8 @@ fn a_hundred_steps_send_a_hundredth_of_the_bytes() {
     };
     let eight = sent(&diloco(2, every(100).wire(Wire::Int8)));
     let each = sent(&mirrored(2));
-    // Both send 2 (n - 1) / n times the bytes of the values. In eight bits these are an all-to-all and an all-gather, with
-    // messages of the larger part: the two blocks of 300 values. The record has both parts of the first.
+    // Both send 2 (n - 1) / n times the bytes of the values. In eight bits these are an all-to-all and an all-gather,
+    // with messages of the larger part: the two blocks of 300 values. The record has both parts of the first.
     let expected = 3 * (300 + 2 * 4);
     assert!((expected..expected + 100).contains(&eight), "{eight}");
     assert!(each >= 100 * 4 * 305 && each > 100 * eight, "{each} bytes in every step, {eight} apart");

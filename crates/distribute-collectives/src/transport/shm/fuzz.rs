@@ -1,0 +1,106 @@
+//! The offer of shared memory, its answer, and rings that another process writes.
+
+use std::cell::OnceCell;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::handshake::{ANSWER_BYTES, Answer, OFFER_BYTES, Offer};
+use super::identity::PidScope;
+use super::ring::{Consumer, Record, RingMemory as _};
+use super::segment::Segment;
+
+thread_local! {
+    /// The segment of this thread, as it cannot be given back.
+    static SEGMENT: OnceCell<Arc<Segment>> = const { OnceCell::new() };
+}
+
+const CAPACITY: usize = 256;
+
+/// The first byte chooses: an offer, an answer, or a ring.
+pub(crate) fn shared_memory(bytes: &[u8]) -> bool {
+    let Some((sort, bytes)) = bytes.split_first() else { return false };
+    match sort % 3 {
+        0 => offer(bytes),
+        1 => answer(bytes),
+        _ => ring(bytes),
+    }
+}
+
+fn offer(bytes: &[u8]) -> bool {
+    let Some((bytes, _)) = bytes.split_first_chunk::<OFFER_BYTES>() else { return false };
+    let Some(offer) = Offer::decode(bytes) else { return false };
+    // An offer of an unknown place is one of another host.
+    let nowhere = PidScope::default();
+    assert!(nowhere.obstacle(&offer.place).is_some());
+    let again = offer.encode();
+    assert_eq!(again.len(), OFFER_BYTES);
+    // Bytes that are not UTF-8 are replaced, which makes the place longer, and no place of a process.
+    if let Some(again) = again.first_chunk().filter(|_| std::str::from_utf8(bytes).is_ok()) {
+        assert_eq!(Offer::decode(again).map(|offer| offer.nonce), Some(offer.nonce));
+    }
+    true
+}
+
+fn answer(bytes: &[u8]) -> bool {
+    let Some((bytes, _)) = bytes.split_first_chunk::<ANSWER_BYTES>() else { return false };
+    let answer = Answer::decode(bytes);
+    let again = answer.encode();
+    assert_eq!(again.first_chunk().map(Answer::decode), Some(answer));
+    true
+}
+
+/// The first eight bytes say how many bytes the producer claims to have written; the others are in the ring.
+fn ring(bytes: &[u8]) -> bool {
+    let Some((produced, content)) = bytes.split_first_chunk() else { return false };
+    let produced = u64::from_le_bytes(*produced);
+    let segment = SEGMENT.with(|segment| segment.get_or_init(|| Segment::leaked(CAPACITY)).clone());
+    let mut whole = [0; CAPACITY];
+    whole.iter_mut().zip(content).for_each(|(place, byte)| *place = *byte);
+    segment.write(0, 0, &whole);
+    segment.words(0).consumed.store(0, Ordering::Release);
+    segment.words(0).produced.store(produced, Ordering::Release);
+    let mut consumer = Consumer::new(segment, 0);
+    let (mut records, mut taken) = (0, 0);
+    let mut buffer = [0; CAPACITY];
+    loop {
+        match consumer.begin() {
+            Ok(Record::None) => break,
+            Ok(Record::Short(len)) => {
+                assert!((1..=CAPACITY - 16).contains(&len));
+                consumer.copy(&mut buffer[..len]);
+                taken += 16 + len;
+            }
+            Ok(Record::Long(_, len)) => {
+                assert!(len > 0);
+                taken += 24;
+            }
+            Err(_) => return records > 0,
+        }
+        records += 1;
+        assert!(taken as u64 <= produced && taken <= CAPACITY, "more is taken than was produced");
+        consumer.release();
+    }
+    assert_eq!(taken as u64, produced);
+    records > 0
+}
+
+/// Returns offers, answers and rings, for the corpus.
+#[cfg(test)]
+pub(crate) fn samples() -> Vec<Vec<u8>> {
+    use super::Obstacle;
+    use crate::transport::Nonce;
+    let nonce = Nonce::from_bytes([7; 16]);
+    let place = PidScope::here().unwrap_or_default();
+    let offer = Offer { place, pid: 4, fd: 5, capacity: 1 << 18, address: 1 << 40, nonce };
+    let yes = Answer { obstacle: None, fetches: true, pid: 4, address: 1 << 40, nonce };
+    let no = Answer { obstacle: Some(Obstacle::OtherHost), fetches: false, ..yes };
+    let record = |kind: u64, len: u64, bytes: &[u8]| [&kind.to_le_bytes()[..], &len.to_le_bytes(), bytes].concat();
+    let records = [record(0x7368_6f72_7400, 5, b"bytes"), record(0x6c6f_6e67_0000, 1 << 20, &[1; 8])].concat();
+    let ring = [&(records.len() as u64).to_le_bytes()[..], &records].concat();
+    vec![
+        [vec![0], offer.encode()].concat(),
+        [vec![1], yes.encode()].concat(),
+        [vec![1], no.encode()].concat(),
+        [vec![2], ring].concat(),
+    ]
+}
