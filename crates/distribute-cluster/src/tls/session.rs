@@ -194,7 +194,7 @@ impl Session {
     /// Tells the other side that nothing more comes, so that it can tell the end from a connection that was cut.
     ///
     /// # Errors
-    /// The socket's.
+    /// The socket's error if it takes no bytes.
     pub fn close<S: Write>(&mut self, socket: &mut S) -> IoResult<()> {
         self.connection.send_close_notify();
         self.flush(socket)
