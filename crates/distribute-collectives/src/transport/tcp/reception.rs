@@ -137,15 +137,7 @@ impl<'a> Reception<'a> {
                         let silent = self.callers.iter().position(|caller| !caller.proving).unwrap_or(0);
                         self.callers.remove(silent);
                     }
-                    self.callers.push(Caller {
-                        stream: stream.into(),
-                        stage: Stage::First,
-                        encrypted: false,
-                        proving: false,
-                        bytes: [0; Hello::LEN],
-                        len: 0,
-                        since: Instant::now(),
-                    });
+                    self.callers.push(Caller::new(stream));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 // A caller that hung up at once was not a member: a member calls again.
@@ -199,6 +191,19 @@ enum Received {
 }
 
 impl Caller {
+    /// Creates the caller of a connection that was accepted, which does not block.
+    fn new(stream: TcpStream) -> Caller {
+        Caller {
+            stream: stream.into(),
+            stage: Stage::First,
+            encrypted: false,
+            proving: false,
+            bytes: [0; Hello::LEN],
+            len: 0,
+            since: Instant::now(),
+        }
+    }
+
     /// Begins and continues a handshake, where the caller begins one and a certificate is asked for.
     fn begin(&mut self, door: &Door<'_>) -> io::Result<()> {
         let listening = |terms: &Terms| {

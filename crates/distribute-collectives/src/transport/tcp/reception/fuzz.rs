@@ -3,11 +3,12 @@
 use std::cell::RefCell;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use distribute_cluster::JobSecret;
-use distribute_cluster::secret::{Listening, Refusals, Terms};
+use distribute_cluster::secret::{Refusals, Terms};
 
+use super::super::super::Proofs;
 use super::super::hello::{Hello, claim};
 use super::{Caller, Door, Received};
 
@@ -38,18 +39,16 @@ pub(crate) fn reception(bytes: &[u8]) -> bool {
     // More is a message of another connection, which is not read here.
     let sent = &sent[..sent.len().min(2048)];
     let secret = (flags & 1 == 1).then(|| JobSecret::new([7; 32]).expect("it is long enough"));
-    let terms = Terms::new("fuzz 1", "group a");
-    let door = Door { rank: 3, secret: secret.as_ref(), terms: &terms, refusals: Refusals::default() };
+    let (proofs, terms) = (Proofs { secret, tls: None }, Terms::new("fuzz 1", "group a"));
+    let door = Door { rank: 3, proofs: &proofs, terms: &terms, refusals: Refusals::default() };
     let (mut client, stream) = connected();
-    let listening = Listening::new(secret.as_ref(), &terms).expect("the system has random numbers");
-    let (proving, bytes, len) = (false, [0; Hello::LEN], 0);
-    let mut caller = Caller { stream, listening: Some(listening), proving, bytes, len, since: Instant::now() };
+    let mut caller = Caller::new(stream);
     let mut read = 0;
     for piece in sent.chunks(usize::from(*size).max(1)) {
         client.write_all(piece).expect("a connection of this thread");
         let expected = read + piece.len();
         while read < expected {
-            let got = match caller.read() {
+            let got = match caller.begin(&door).and_then(|()| caller.read()) {
                 Ok(got) => got,
                 // The kernel may take a moment.
                 Err(error) if error.kind() == ErrorKind::WouldBlock => continue,
