@@ -43,7 +43,7 @@ pub(super) struct Disk {
 
 impl Default for Disk {
     fn default() -> Disk {
-        Disk { under_way: Arc::default(), faults: Faults::default(), files: Arc::new(System) }
+        Disk { under_way: Arc::default(), faults: Default::default(), files: Arc::new(System) }
     }
 }
 
