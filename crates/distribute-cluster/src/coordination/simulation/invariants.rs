@@ -270,9 +270,10 @@ impl Checked<'_> {
     /// Without faults, whatever strangers do, all members join and exchange everything.
     fn calm(&self) -> Result<(), String> {
         let is_calm = |fault: &Fault| match fault {
-            Fault::Stranger { kind, .. } => match kind {
-                // One that is there first takes the place of a member.
+            Fault::Stranger { kind, at } => match kind {
+                // One that is there first takes the place of a member, or the port of the leader.
                 Stranger::Twin { .. } => false,
+                Stranger::OtherJob { rank: 0 } => *at > self.scenario.starts[0],
                 Stranger::NoSecret { .. } | Stranger::FalseClaim { .. } | Stranger::Replay => self.scenario.secret,
                 Stranger::WrongSecret { .. } => true,
                 _ => true,
