@@ -13,14 +13,14 @@ mod stage;
 mod strangers;
 mod verdict;
 
-use std::path::PathBuf;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 use stage::Stage;
 use verdict::{Held, Verdict};
+
+use crate::examples::Profile;
 
 #[derive(Args, Default)]
 pub(crate) struct Flags {
@@ -39,13 +39,6 @@ pub(crate) struct Flags {
     /// Seed of the moments at which processes are killed; printed, so that a run can be repeated.
     #[arg(long)]
     seed: Option<u64>,
-}
-
-#[derive(Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-enum Profile {
-    #[default]
-    Release,
-    Dev,
 }
 
 /// One attack. It returns what was seen where all it expects holds, and else what did not.
@@ -114,7 +107,8 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
         chosen.iter().for_each(|attack| println!("{:<26} {}", attack.name, attack.what));
         return Ok(());
     }
-    let programs = programs(flags)?;
+    let names = ["mnist", "parameter_server", "elastic"];
+    let programs = flags.profile.examples(&names, "full", flags.no_build)?;
     let seed = flags.seed.unwrap_or_else(seed_of_now);
     println!("seed {seed}");
     println!("{:<26} | {:<7} | {:>7} | {:>5}", "attack", "result", "time", "bound");
@@ -153,28 +147,6 @@ fn on_its_own_thread(run: fn(&Stage) -> Verdict, stage: Stage) -> (Verdict, Dura
         Err(text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("the attack panicked").to_owned())
     });
     (verdict, began.elapsed())
-}
-
-/// Builds the examples; the folder where they lie.
-fn programs(flags: &Flags) -> Result<PathBuf, String> {
-    let release = flags.profile == Profile::Release;
-    if !flags.no_build {
-        let mut command = Command::new("cargo");
-        command.args(["build", "--locked", "--package", "distribute", "--features", "full", "--example", "mnist"]);
-        command.args(["--example", "parameter_server", "--example", "elastic"]).args(release.then_some("--release"));
-        match command.status() {
-            Ok(status) if status.success() => {}
-            Ok(status) => return Err(format!("cargo build of the examples failed: {status}")),
-            Err(error) => return Err(format!("cargo build could not be started: {error}")),
-        }
-    }
-    let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
-    let target = target.unwrap_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target")));
-    let folder = target.join(if release { "release" } else { "debug" }).join("examples");
-    match ["mnist", "parameter_server", "elastic"].into_iter().find(|name| !folder.join(name).is_file()) {
-        None => Ok(folder),
-        Some(name) => Err(format!("{name} is not in {}; run without --no-build", folder.display())),
-    }
 }
 
 fn seed_of_now() -> u64 {

@@ -13,15 +13,16 @@ mod stage;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 use cells::{Fault, Kind, promise};
 use peers::Peer;
 use row::{Measured, Row, print_header};
 use stage::{PAUSE_MS, Plan, Stage};
+
+use crate::examples::Profile;
 
 #[derive(Args, Default)]
 pub(crate) struct Flags {
@@ -61,12 +62,8 @@ pub(crate) struct Flags {
     no_build: bool,
 }
 
-#[derive(Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-enum Profile {
-    #[default]
-    Release,
-    Dev,
-}
+/// Cargo features of the examples.
+const FEATURES: &str = "candle,logging,parameter-server";
 
 /// Milliseconds of silence after which a task counts as lost, where a strategy has an option of it.
 const SILENCE_MS: u64 = 2000;
@@ -89,7 +86,7 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
         faults.iter().for_each(|fault| println!("{}", fault.name()));
         return Ok(());
     }
-    let programs = programs(flags)?;
+    let programs = flags.profile.examples(&["ledger", "elastic"], FEATURES, flags.no_build)?;
     let seed = flags.seed.unwrap_or_else(|| fastrand::u64(..1_000_000_000));
     if let Some(time) = flags.soak {
         return soak::run(flags, &programs, seed, time);
@@ -161,28 +158,6 @@ fn cell(plan: &Plan, fault: Fault, kind: Kind) -> Result<Outcome, String> {
         Kind::Servers => servers::measure(&stage, fault)?,
         Kind::Workers | Kind::Sharded | Kind::Diloco => in_step::measure(&stage, fault)?,
     }))
-}
-
-/// Builds the examples; the folder where they lie.
-fn programs(flags: &Flags) -> Result<PathBuf, String> {
-    let release = flags.profile == Profile::Release;
-    if !flags.no_build {
-        let mut command = Command::new("cargo");
-        command.args(["build", "--locked", "--quiet", "--package", "distribute"]);
-        command.args(["--features", "candle,logging,parameter-server", "--example", "ledger", "--example", "elastic"]);
-        match command.args(release.then_some("--release")).status() {
-            Ok(status) if status.success() => {}
-            Ok(status) => return Err(format!("cargo build of the examples failed: {status}")),
-            Err(error) => return Err(format!("cargo build could not be started: {error}")),
-        }
-    }
-    let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
-    let target = target.unwrap_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target")));
-    let folder = target.join(if release { "release" } else { "debug" }).join("examples");
-    match ["ledger", "elastic"].into_iter().find(|name| !folder.join(name).is_file()) {
-        None => folder.canonicalize().map_err(crate::error::text),
-        Some(name) => Err(format!("{name} is not in {}; run without --no-build", folder.display())),
-    }
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ mod dist;
 mod docs;
 mod elf;
 mod error;
+mod examples;
 mod faults;
 mod fuzz;
 mod gpu;
