@@ -88,8 +88,6 @@ mod net;
 mod place;
 mod planted;
 mod process_manager;
-#[cfg(test)]
-mod random;
 mod rendezvous;
 mod resolver;
 mod rules;

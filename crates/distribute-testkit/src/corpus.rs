@@ -4,6 +4,8 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::simulation::Random;
+
 /// A fuzz target: decodes the bytes, checks what it decoded, and returns whether they were accepted.
 pub type FuzzTarget = fn(&[u8]) -> bool;
 
@@ -34,7 +36,7 @@ pub fn replay(name: &str, target: FuzzTarget, messages: &[Vec<u8>], mutations: u
         (0..beginnings).for_each(|len| run(&input[..len]));
     }
     let given = std::env::var("DISTRIBUTE_TEST_MUTATIONS").ok().and_then(|given| given.parse().ok());
-    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let mut random = Random::new(0x9e37_79b9_7f4a_7c15);
     for _ in 0..given.unwrap_or(mutations) {
         let mut input = random.of(&inputs).to_vec();
         for _ in 0..1 + random.below(4) {
@@ -79,20 +81,10 @@ impl Drop for Shown<'_> {
     }
 }
 
-/// Numbers by xorshift64*.
-struct Random(u64);
-
 impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
     /// Returns a number below `end`; 0 if that is 0.
     fn below(&mut self, end: usize) -> usize {
-        (self.next() >> 33) as usize % end.max(1)
+        self.between(0, end as u64) as usize
     }
 
     fn of<'a>(&mut self, inputs: &[&'a [u8]]) -> &'a [u8] {
@@ -145,7 +137,7 @@ mod tests {
     fn changes_repeat_and_reach_every_kind_of_input() {
         let inputs: [&[u8]; 2] = [b"one message", b""];
         let all = |seed| -> Vec<Vec<u8>> {
-            let mut random = Random(seed);
+            let mut random = Random::new(seed);
             let changed = |_| {
                 let mut input = random.of(&inputs).to_vec();
                 random.change(&mut input, &inputs);

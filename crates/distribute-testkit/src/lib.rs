@@ -11,6 +11,7 @@
 //! - [`skipped`] shows why a test was skipped, also where its output is captured.
 //! - [`CountingAllocator`] counts the bytes that a process uses.
 //! - [`replay`] runs a fuzz target on its corpus and on changes of it, without a fuzzer.
+//! - [`simulation`] runs scenarios that follow from seeds, and shortens those in which something is wrong.
 //! - [`Slurm`] starts Slurm's daemons on this machine, where they are installed.
 //! - [`with_object_server`] runs a test against an S3 server, over a [`Relay`] that cuts and delays connections.
 //!
@@ -59,6 +60,7 @@ mod hook;
 mod job;
 mod object_server;
 mod ports;
+pub mod simulation;
 mod skip;
 mod slurm;
 

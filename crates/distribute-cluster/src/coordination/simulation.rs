@@ -12,8 +12,9 @@ mod world;
 
 use std::time::Instant;
 
+use distribute_testkit::simulation::{Scenario as _, find_planted, run_seeds, seeds_or};
+
 use crate::planted::{Defect, plant};
-use crate::random::seeds_or;
 use scenario::Scenario;
 use world::{Outcome, World};
 
@@ -22,29 +23,11 @@ fn run(scenario: &Scenario) -> Result<Outcome, String> {
     World::new(scenario).run()
 }
 
-/// Leaves out faults and members as long as something is still wrong.
-fn shrink(mut scenario: Scenario, mut problem: String) -> (Scenario, String) {
-    loop {
-        let shorter = scenario.shorter().find_map(|fewer| run(&fewer).err().map(|problem| (fewer, problem)));
-        match shorter {
-            Some(found) => (scenario, problem) = found,
-            None => return (scenario, problem),
-        }
-    }
-}
-
 #[test]
 fn seeds() {
     let (seeds, began) = (seeds_or(100), Instant::now());
     let mut sum = Outcome::default();
-    for seed in seeds.clone() {
-        let scenario = Scenario::draw(seed);
-        let outcome = run(&scenario).unwrap_or_else(|problem| {
-            let (scenario, shortest) = shrink(scenario, problem.clone());
-            panic!("DISTRIBUTE_TEST_SEED={seed}: {problem}\nwith the fewest faults: {shortest}\n{scenario:#?}")
-        });
-        sum.add(&outcome);
-    }
+    run_seeds(seeds.clone(), run).iter().for_each(|outcome| sum.add(outcome));
     let count = seeds.end - seeds.start;
     println!("coordination: {count} seeds in {:.1} s; {sum}", began.elapsed().as_secs_f64());
     // Most jobs form, many notice a failure, and strangers are there to be refused.
@@ -67,12 +50,14 @@ fn planted_defects_are_found() {
         Defect::AnyClaim,
     ];
     for defect in defects {
-        plant(Some(defect));
-        let found = (0..WITHIN).find_map(|seed| run(&Scenario::draw(seed)).err().map(|problem| (seed, problem)));
-        plant(None);
-        let (seed, problem) = found.unwrap_or_else(|| panic!("{defect:?} is not found"));
-        run(&Scenario::draw(seed)).unwrap_or_else(|problem| panic!("seed {seed} without a defect: {problem}"));
-        println!("{defect:?}: seed {seed}: {}", problem.lines().next().unwrap_or_default());
+        let planted = |scenario: &Scenario| {
+            plant(Some(defect));
+            let outcome = run(scenario);
+            plant(None);
+            outcome
+        };
+        let (seed, problem) = find_planted(&defect, WITHIN, planted, run);
+        println!("{defect:?}: seed {seed}: {problem}");
     }
 }
 

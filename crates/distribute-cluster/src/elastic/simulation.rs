@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::random::seeds_or;
+use distribute_testkit::simulation::{run_seeds, seeds_or};
 
 mod invariants;
 mod scenario;
@@ -24,37 +24,10 @@ fn run(scenario: &Scenario) -> Result<Outcome, String> {
     World::new(scenario).run()
 }
 
-/// Leaves out faults as long as something is still wrong.
-fn shrink(mut scenario: Scenario, mut problem: String) -> (Scenario, String) {
-    loop {
-        let shorter = (0..scenario.faults.len()).find_map(|place| {
-            let mut fewer = scenario.clone();
-            fewer.faults.remove(place);
-            run(&fewer).err().map(|problem| (fewer, problem))
-        });
-        match shorter {
-            Some(found) => (scenario, problem) = found,
-            None => return (scenario, problem),
-        }
-    }
-}
-
-/// Runs scenarios from seeds and returns their outcomes.
-fn run_all(seeds: std::ops::Range<u64>) -> Vec<Outcome> {
-    let outcome = |seed| {
-        let scenario = Scenario::draw(seed);
-        run(&scenario).unwrap_or_else(|problem| {
-            let (scenario, shortest) = shrink(scenario, problem.clone());
-            panic!("DISTRIBUTE_TEST_SEED={seed}: {problem}\nwith the fewest faults: {shortest}\n{scenario:#?}")
-        })
-    };
-    seeds.map(outcome).collect()
-}
-
 #[test]
 fn seeds() {
     let (seeds, began) = (seeds_or(700), Instant::now());
-    let outcomes = run_all(seeds.clone());
+    let outcomes = run_seeds(seeds.clone(), run);
     let count = |of: fn(&Outcome) -> bool| outcomes.iter().filter(|outcome| of(outcome)).count();
     let (settled, stuck) = (count(|outcome| outcome.settled.is_some()), count(|outcome| outcome.settled.is_none()));
     let slowest = outcomes.iter().filter_map(|outcome| outcome.settled).max().unwrap_or_default();

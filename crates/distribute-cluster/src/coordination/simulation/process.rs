@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use distribute_testkit::simulation::Random;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -15,7 +16,6 @@ use crate::coordination::member::Member;
 use crate::coordination::{CoordinationOptions, roster, terms, wire};
 use crate::frames;
 use crate::net::{Network, Place, TcpStream};
-use crate::random::Random;
 use crate::secret;
 use crate::{Error, FailureCause, Incarnation, JobId, JobSecret, Membership, Task};
 
@@ -191,7 +191,7 @@ pub(super) async fn member(spec: Spec, place: Place, leader_host: std::net::IpAd
 
 /// Exchanges values, and puts and gets others.
 async fn work(spec: &Spec, member: &Member, alarm: &Alarm, tell: &impl Fn(Event)) {
-    let random = &mut Random(spec.seed ^ ((spec.process as u64) << 32));
+    let random = &mut Random::new(spec.seed ^ ((spec.process as u64) << 32));
     for round in 0..spec.rounds {
         tokio::time::sleep(Duration::from_micros(random.between(0, 500_000))).await;
         let mut attempt = 0;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::random::Random;
+use distribute_testkit::simulation::{self, Random, without_each};
 
 pub(super) const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(200);
 pub(super) const HEARTBEAT_TIMEOUT: Duration = Duration::from_millis(1500);
@@ -88,9 +88,9 @@ pub(super) enum Stranger {
 /// The end of the time in which faults begin.
 const FAULTS: u64 = 6_000_000;
 
-impl Scenario {
-    pub(super) fn draw(seed: u64) -> Scenario {
-        let random = &mut Random(seed);
+impl simulation::Scenario for Scenario {
+    fn draw(seed: u64) -> Scenario {
+        let random = &mut Random::new(seed);
         let ranks = random.between(2, 6) as u32;
         let mut scenario = Scenario {
             seed,
@@ -116,7 +116,7 @@ impl Scenario {
                 7 => Fault::Leap { process, at: from, by: random.between(100_000, 20_000_000) },
                 8 | 9 => Fault::Cut { one: process, other, one_way: random.percent(50), from, until },
                 10 => Fault::Slow { from, until, most: random.between(100_000, 1_500_000) },
-                11 => Fault::Break { process, at: from, draw: random.next() },
+                11 => Fault::Break { process, at: from, draw: random.number() },
                 12 => {
                     // A rank whose process is gone is started again while the others join.
                     let at = random.between(0, 2_000_000);
@@ -131,12 +131,8 @@ impl Scenario {
     }
 
     /// Returns the scenarios that have one fault or exchange less.
-    pub(super) fn shorter(&self) -> impl Iterator<Item = Scenario> + '_ {
-        let without_fault = (0..self.faults.len()).map(|place| {
-            let mut fewer = self.clone();
-            fewer.faults.remove(place);
-            fewer
-        });
+    fn shorter(&self) -> impl Iterator<Item = Scenario> + '_ {
+        let without_fault = without_each(&self.faults).map(|faults| Scenario { faults, ..self.clone() });
         let rounds = (self.rounds > 1).then(|| Scenario { rounds: self.rounds - 1, ..self.clone() });
         let clocks = self.clocks.then(|| Scenario { clocks: false, ..self.clone() });
         without_fault.chain(rounds).chain(clocks)

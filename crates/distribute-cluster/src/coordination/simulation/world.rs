@@ -4,13 +4,13 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use distribute_testkit::simulation::Random;
 use tokio::runtime::{Builder, Runtime};
 
 use super::invariants;
 use super::process::{self, Event, Journal, PORT, Spec};
 use super::scenario::{Fault, STEP, Scenario, Stranger};
 use crate::net::{Link, Network, act_as};
-use crate::random::Random;
 
 /// When everybody has ended at the latest, in microseconds: all waits of a process together.
 const END: u64 = 90_000_000;
@@ -88,8 +88,8 @@ impl<'a> World<'a> {
                 _ => 0,
             };
             let most = slow.iter().map(is_slow).max().unwrap_or(0).max(30_000);
-            let mut random = Random(seed ^ (connection << 40) ^ (end << 32) ^ piece);
-            Random(random.next()).between(500, most)
+            let mut random = Random::new(seed ^ (connection << 40) ^ (end << 32) ^ piece);
+            Random::new(random.number()).between(500, most)
         };
         let is_open = move |link: &Link, at: u64| {
             !faults.iter().any(|fault| match fault {
@@ -106,7 +106,7 @@ impl<'a> World<'a> {
             scenario,
             network: Network::new(Box::new(delays), Box::new(is_open)),
             journal: Journal::default(),
-            random: Random(scenario.seed ^ 0x0707),
+            random: Random::new(scenario.seed ^ 0x0707),
             processes: Vec::new(),
             known: Vec::new(),
         }
@@ -217,7 +217,7 @@ impl<'a> World<'a> {
         match stranger {
             Some(Stranger::Garbage) => {
                 let length = self.random.between(1, 300);
-                let mut bytes: Vec<u8> = (0..length).map(|_| self.random.next() as u8).collect();
+                let mut bytes: Vec<u8> = (0..length).map(|_| self.random.number() as u8).collect();
                 // Some begin as members do.
                 if self.random.percent(50) {
                     bytes.splice(..0, *[b"distcoor", b"dst-sec1"][self.random.between(0, 2) as usize]);
@@ -226,7 +226,7 @@ impl<'a> World<'a> {
             }
             Some(Stranger::Silent) => drop(runtime.spawn(process::caller(Vec::new(), process, address, journal))),
             Some(Stranger::Replay) => {
-                let draw = self.random.next();
+                let draw = self.random.number();
                 drop(runtime.spawn(process::replay(self.network.clone(), draw, process, address, journal)));
             }
             Some(Stranger::FalseClaim { .. }) => drop(runtime.spawn(process::false_claim(spec, leader, journal))),

@@ -1,6 +1,6 @@
 //! The job and the faults that a seed stands for.
 
-use crate::random::Random;
+use distribute_testkit::simulation::{self, Random, without_each};
 
 /// A job and what happens to it. Times are in microseconds.
 #[derive(Clone, Debug)]
@@ -94,9 +94,9 @@ pub(super) enum Fault {
 /// The end of the time in which faults begin.
 const FAULTS: u64 = 8_000_000;
 
-impl Scenario {
-    pub(super) fn draw(seed: u64) -> Scenario {
-        let random = &mut Random(seed);
+impl simulation::Scenario for Scenario {
+    fn draw(seed: u64) -> Scenario {
+        let random = &mut Random::new(seed);
         let seeds = random.between(1, 8) as usize;
         let majority = random.percent(65);
         let min = random.between(1, seeds as u64 / 2 + 2) as usize;
@@ -112,7 +112,7 @@ impl Scenario {
                 0 => Fault::Loss { from, until, percent: random.between(5, 80) },
                 1 => Fault::Twice { from, until, percent: random.between(5, 60) },
                 2 => Fault::Slow { from, until, most: random.between(10_000, 1_500_000) },
-                3 | 4 => Fault::Partition { from, until, side: random.next(), one_way: random.percent(40) },
+                3 | 4 => Fault::Partition { from, until, side: random.number(), one_way: random.percent(40) },
                 5 | 6 => Fault::Freeze { node, from, until },
                 7 => Fault::Kill { node, at: from },
                 8 => Fault::KillAmid { message: random.between(1, 60) },
@@ -154,6 +154,12 @@ impl Scenario {
         scenario
     }
 
+    fn shorter(&self) -> impl Iterator<Item = Scenario> + '_ {
+        without_each(&self.faults).map(|faults| Scenario { faults, ..self.clone() })
+    }
+}
+
+impl Scenario {
     /// Returns when the last fault is over.
     pub(super) fn quiet(&self) -> u64 {
         let end = |fault: &Fault| match fault {

@@ -5,12 +5,13 @@ use std::collections::{BinaryHeap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use distribute_testkit::simulation::Random;
+
 use super::BOUND;
 use super::invariants::Invariants;
 use super::scenario::{Fault, Scenario};
 use crate::elastic::core::{Action, Core, Event, Message, Settings};
 use crate::elastic::generation::{Candidate, Generation};
-use crate::random::Random;
 
 /// The end of a scenario.
 pub(super) struct Outcome {
@@ -87,7 +88,7 @@ impl<'a> World<'a> {
     pub(super) fn new(scenario: &'a Scenario) -> World<'a> {
         let mut world = World {
             scenario,
-            random: Random(scenario.seed ^ 0x5eed),
+            random: Random::new(scenario.seed ^ 0x5eed),
             now: 0,
             sequence: 0,
             queue: BinaryHeap::new(),

@@ -6,11 +6,11 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use distribute_testkit::simulation::Random;
 use parking_lot::{Condvar, Mutex};
 
 use super::super::disk::Disk;
 use super::super::disk::files::{FileSystem, NewFile, OpenFile, OpenFolder};
-use super::random::Random;
 use super::volume::{Id, Volume};
 
 /// A volume as one process uses it.
@@ -218,7 +218,7 @@ struct State {
 impl Turns {
     pub(super) fn new(processes: usize, seed: u64) -> Arc<Turns> {
         let waiting = vec![Some(false); processes];
-        let state = State { random: Random(seed), waiting, turn: None };
+        let state = State { random: Random::new(seed), waiting, turn: None };
         Arc::new(Turns { state: Mutex::new(state), changed: Condvar::new() })
     }
 

@@ -1,6 +1,6 @@
 //! The actions of a run and the faults meanwhile, which follow from a seed.
 
-use super::random::Random;
+use distribute_testkit::simulation::{self, Random, without_each};
 
 /// A run that saves, and the faults meanwhile.
 #[derive(Clone, Debug)]
@@ -70,9 +70,9 @@ pub(super) enum Trouble {
 /// About how many operations an action takes.
 const OPERATIONS: u64 = 45;
 
-impl Scenario {
-    pub(super) fn draw(seed: u64) -> Scenario {
-        let random = &mut Random(seed);
+impl simulation::Scenario for Scenario {
+    fn draw(seed: u64) -> Scenario {
+        let random = &mut Random::new(seed);
         let mut scenario = Scenario {
             seed,
             ordered: random.percent(50),
@@ -130,17 +130,9 @@ impl Scenario {
     }
 
     /// Returns the scenarios that have one action or fault less.
-    pub(super) fn shorter(&self) -> impl Iterator<Item = Scenario> + '_ {
-        let without_fault = (0..self.faults.len()).map(|place| {
-            let mut fewer = self.clone();
-            fewer.faults.remove(place);
-            fewer
-        });
-        let without_action = (0..self.actions.len()).map(|place| {
-            let mut fewer = self.clone();
-            fewer.actions.remove(place);
-            fewer
-        });
+    fn shorter(&self) -> impl Iterator<Item = Scenario> + '_ {
+        let without_fault = without_each(&self.faults).map(|faults| Scenario { faults, ..self.clone() });
+        let without_action = without_each(&self.actions).map(|actions| Scenario { actions, ..self.clone() });
         let without_renames =
             (!self.after_renames.is_empty()).then(|| Scenario { after_renames: Vec::new(), ..self.clone() });
         without_fault.chain(without_renames).chain(without_action)

@@ -11,9 +11,9 @@ use std::fmt;
 use std::io;
 use std::path::{Component, Path, PathBuf};
 
+use distribute_testkit::simulation::Random;
 use rustix::io::Errno;
 
-use super::random::Random;
 use super::scenario::{Fault, Trouble};
 
 /// Numbers a file or folder.
@@ -127,7 +127,7 @@ impl Volume {
             count: 0,
             troubles: 0,
             ended: None,
-            random: Random(seed ^ 0x5eed),
+            random: Random::new(seed ^ 0x5eed),
             log: Vec::new(),
         }
     }
