@@ -18,100 +18,130 @@ const OTHER: &str = "the secret of another job";
 /// The deadline of groups that form.
 const SOON: Duration = Duration::from_secs(20);
 
-fn kinds() -> Vec<TransportKind> {
+pub(super) fn kinds() -> Vec<TransportKind> {
     let kinds = [TransportKind::Auto, TransportKind::Tcp, TransportKind::Shm, TransportKind::Grpc];
     let built = |kind: &TransportKind| cfg!(feature = "grpc") || *kind != TransportKind::Grpc;
     kinds.into_iter().filter(built).filter(|kind| cfg!(target_os = "linux") || *kind != TransportKind::Shm).collect()
 }
 
+/// Returns the kinds whose connections differ: shared memory is agreed on over the sockets of TCP.
+pub(super) fn kinds_of_connections() -> impl Iterator<Item = TransportKind> {
+    kinds().into_iter().filter(|kind| matches!(kind, TransportKind::Tcp | TransportKind::Grpc))
+}
+
 fn listeners(count: usize) -> (Vec<TcpListener>, Vec<String>) {
     let listeners: Vec<TcpListener> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").expect("a port")).collect();
-    let addresses = listeners.iter().map(|listener| listener.local_addr().expect("bound").to_string());
-    let addresses = addresses.collect();
+    let addresses = listeners.iter().map(|listener| listener.local_addr().expect("bound").to_string()).collect();
     (listeners, addresses)
 }
+
+fn secret(text: &str) -> Proofs {
+    Proofs { secret: Some(JobSecret::new(text).expect("long enough")), tls: None }
+}
+
+pub(super) type Connected = crate::Result<Box<dyn Transport>>;
 
 fn opened(
     kind: TransportKind,
     rank: usize,
     addresses: &[String],
     listener: TcpListener,
-    (nonce, secret): (Nonce, Option<&str>),
+    (nonce, proofs): (Nonce, Proofs),
     wait: Duration,
-) -> crate::Result<Box<dyn Transport>> {
-    let secret = secret.map(|text| JobSecret::new(text).expect("long enough"));
-    let group = GroupIdentity { name: "g", nonce, proofs: Proofs { secret, tls: None } };
+) -> Connected {
+    let group = GroupIdentity { name: "g", nonce, proofs };
     open(kind, rank, addresses, listener, group, &format!("rank {rank}"), Instant::now() + wait)
 }
 
-/// Connects members with these secrets, in rank order.
-fn connected(kind: TransportKind, secrets: &[Option<&str>], wait: Duration) -> Vec<crate::Result<Box<dyn Transport>>> {
-    let (listeners, addresses) = listeners(secrets.len());
+/// Connects members with these proofs, in rank order, after strangers have called the first.
+pub(super) fn connected(
+    kind: TransportKind,
+    proofs: &[Proofs],
+    wait: Duration,
+    disturb: impl FnOnce(&str) + Send,
+) -> Vec<Connected> {
+    let (listeners, addresses) = listeners(proofs.len());
     let nonce = Nonce::new().expect("random numbers");
     thread::scope(|scope| {
+        let (addresses, first) = (&addresses, &addresses[0]);
+        scope.spawn(move || disturb(first)).join().expect("no panic");
         let members: Vec<_> = listeners
             .into_iter()
-            .zip(secrets)
+            .zip(proofs.iter().cloned())
             .enumerate()
-            .map(|(rank, (listener, secret))| {
-                let addresses = &addresses;
-                scope.spawn(move || opened(kind, rank, addresses, listener, (nonce, *secret), wait))
+            .map(|(rank, (listener, proofs))| {
+                scope.spawn(move || opened(kind, rank, addresses, listener, (nonce, proofs), wait))
             })
             .collect();
         members.into_iter().map(|member| member.join().expect("no panic")).collect()
     })
 }
 
+pub(super) fn group(transport: Connected, rank: usize, members: usize, timeout: Duration) -> ProcessGroup {
+    let names = (0..members).map(|rank| format!("rank {rank}")).collect();
+    let options = Options::default().timeout(timeout);
+    let groups = ProcessGroup::with_transport(transport.expect("proofs of one job"), rank, 1, names, &options);
+    groups.expect("as many ranks").remove(0)
+}
+
+/// Lets four members reduce, in one group and in two halves, whose connections have proofs that are `inherited`.
+pub(super) fn form_groups_and_sub_groups(kind: TransportKind, proofs: &[Proofs; 4], inherited: fn(&Proofs) -> bool) {
+    let transports = connected(kind, proofs, SOON, |_| ());
+    thread::scope(|scope| {
+        for (rank, transport) in transports.into_iter().enumerate() {
+            scope.spawn(move || {
+                let group = group(transport, rank, 4, SOON);
+                // More than the sockets hold, and not a whole number of records.
+                for len in [1, 5000, 1_500_007] {
+                    let mut values = vec![rank as f32; len];
+                    group.all_reduce(&mut values, ReduceOp::Sum).expect("all are there");
+                    assert!(values.iter().all(|value| *value == 6.0), "{kind:?} {len}");
+                }
+                if kind == TransportKind::Grpc {
+                    return;
+                }
+                let half = group.split(Some(rank as u32 % 2), 0).expect("all split").expect("all have a colour");
+                assert!(inherited(&half.proofs()), "{kind:?}");
+                let mut values = [rank as u32];
+                half.all_reduce(&mut values, ReduceOp::Sum).expect("both are there");
+                assert_eq!(values, [if rank % 2 == 0 { 2 } else { 4 }], "{kind:?}");
+            });
+        }
+    });
+}
+
+/// Asserts that the second of two members is refused for good, with these words, while the first waits for a member.
+pub(super) fn second_is_refused(kind: TransportKind, proofs: &[Proofs; 2], wait: Duration, words: [&str; 2]) {
+    let mut outcomes = connected(kind, proofs, wait, |_| ());
+    let refused = outcomes.remove(1).err().expect("it is refused");
+    assert!(matches!(refused, crate::Error::Secret { .. }), "{kind:?} {words:?} {refused}");
+    assert_eq!(refused.failure_kind(), FailureKind::Configuration, "{refused}");
+    let text = refused.to_string();
+    assert!(words.into_iter().all(|words| text.contains(words)), "{kind:?} {text}");
+    // The listener waits for a member until the end.
+    let waited = outcomes.remove(0).err().expect("no member came");
+    assert!(waited.to_string().contains("not all peers connected before the deadline"), "{waited}");
+}
+
 #[test]
 fn members_with_one_secret_form_groups_and_sub_groups() {
     for kind in kinds() {
-        let transports = connected(kind, &[Some(SECRET); 4], SOON);
-        thread::scope(|scope| {
-            for (rank, transport) in transports.into_iter().enumerate() {
-                scope.spawn(move || {
-                    let names = (0..4).map(|rank| format!("rank {rank}")).collect();
-                    let transport = transport.expect("one secret");
-                    let (name, options) = (transport.name(), Options::default().timeout(SOON));
-                    let group = ProcessGroup::with_transport(transport, rank, 1, names, &options);
-                    let group = group.expect("four ranks").remove(0);
-                    let mut values = [rank as f32; 5000];
-                    group.all_reduce(&mut values, ReduceOp::Sum).expect("all are there");
-                    assert_eq!(values, [6.0; 5000], "{name}");
-                    if kind == TransportKind::Grpc {
-                        return;
-                    }
-                    let half = group.split(Some(rank as u32 % 2), 0).expect("all split").expect("all have a colour");
-                    assert!(half.proofs().secret.is_some(), "{name}");
-                    let mut values = [rank as u32];
-                    half.all_reduce(&mut values, ReduceOp::Sum).expect("both are there");
-                    assert_eq!(values, [if rank % 2 == 0 { 2 } else { 4 }], "{name}");
-                });
-            }
-        });
+        form_groups_and_sub_groups(kind, &[(); 4].map(|()| secret(SECRET)), |proofs| proofs.secret.is_some());
     }
 }
 
 #[test]
 fn a_member_without_the_groups_secret_is_refused_for_good_and_the_others_wait() {
     let cases = [
-        ([Some(SECRET), Some(OTHER)], "this process and the other side do not have the same secret"),
-        ([Some(SECRET), None], "this process has no secret, and the other side has one"),
-        ([None, Some(SECRET)], "this process has a secret, and the other side has none"),
+        ([secret(SECRET), secret(OTHER)], "this process and the other side do not have the same secret"),
+        ([secret(SECRET), Proofs::default()], "this process has no secret, and the other side has one"),
+        ([Proofs::default(), secret(SECRET)], "this process has a secret, and the other side has none"),
     ];
-    // Shared memory is agreed on over the sockets of TCP.
-    let kinds = kinds().into_iter().filter(|kind| matches!(kind, TransportKind::Tcp | TransportKind::Grpc));
     thread::scope(|scope| {
-        for (kind, (secrets, words)) in kinds.flat_map(|kind| cases.map(|case| (kind, case))) {
+        for (kind, (proofs, words)) in kinds_of_connections().flat_map(|kind| cases.clone().map(|case| (kind, case))) {
             scope.spawn(move || {
-                let mut outcomes = connected(kind, &secrets, Duration::from_secs(1));
-                let refused = outcomes.remove(1).err().expect("it is refused");
-                assert!(matches!(refused, crate::Error::Secret { .. }), "{kind:?} {refused}");
-                assert_eq!(refused.failure_kind(), FailureKind::Configuration, "{refused}");
-                let text = refused.to_string();
-                assert!(text.contains(words) && text.contains("set DISTRIBUTE_JOB_SECRET_FILE"), "{kind:?} {text}");
-                // The listener waits for a member until the end.
-                let waited = outcomes.remove(0).err().expect("no member came");
-                assert!(waited.to_string().contains("not all peers connected before the deadline"), "{waited}");
+                let words = [words, "set DISTRIBUTE_JOB_SECRET_FILE"];
+                second_is_refused(kind, &proofs, Duration::from_secs(1), words);
             });
         }
     });
@@ -147,7 +177,7 @@ fn recorder(target: String) -> (String, Arc<Mutex<Vec<Vec<u8>>>>) {
 
 #[test]
 fn what_a_member_has_sent_makes_no_member_again() {
-    for kind in kinds().into_iter().filter(|kind| matches!(kind, TransportKind::Tcp | TransportKind::Grpc)) {
+    for kind in kinds_of_connections() {
         let (mut listeners, mut addresses) = listeners(2);
         let nonce = Nonce::new().expect("random numbers");
         let (again, target) = (listeners[0].try_clone().expect("a socket"), addresses[0].clone());
@@ -155,9 +185,9 @@ fn what_a_member_has_sent_makes_no_member_again() {
         addresses[0] = proxy;
         let (second, first) = (listeners.remove(1), listeners.remove(0));
         thread::scope(|scope| {
-            let (addresses, own) = (&addresses, (nonce, Some(SECRET)));
-            let leads = scope.spawn(move || opened(kind, 0, addresses, first, own, SOON));
-            let follows = scope.spawn(move || opened(kind, 1, addresses, second, own, SOON));
+            let (addresses, own) = (&addresses, || (nonce, secret(SECRET)));
+            let leads = scope.spawn(move || opened(kind, 0, addresses, first, own(), SOON));
+            let follows = scope.spawn(move || opened(kind, 1, addresses, second, own(), SOON));
             let both = [leads, follows].map(|member| member.join().expect("no panic").expect("one secret"));
             drop(both);
         });
@@ -166,7 +196,7 @@ fn what_a_member_has_sent_makes_no_member_again() {
         let wait = Duration::from_millis(500);
         let outcome = thread::scope(|scope| {
             let addresses = &addresses;
-            let leads = scope.spawn(move || opened(kind, 0, addresses, again, (nonce, Some(SECRET)), wait));
+            let leads = scope.spawn(move || opened(kind, 0, addresses, again, (nonce, secret(SECRET)), wait));
             let replayed: Vec<TcpStream> = recorded
                 .iter()
                 .map(|bytes| {

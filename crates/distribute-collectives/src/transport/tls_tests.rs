@@ -1,19 +1,19 @@
 //! Members show certificates of the job's authority over every transport.
 
 use std::io::Write;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::Path;
-use std::sync::Barrier;
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use distribute_cluster::tls::TlsFiles;
 use distribute_cluster::{JobSecret, JobTls};
 use distribute_testkit::certificates::{Authority, Certificate, Files};
-use distribute_types::{ErrorClass, FailureKind};
 
+use super::tests::{connected, form_groups_and_sub_groups, group, kinds, kinds_of_connections, second_is_refused};
 use super::*;
-use crate::{Error, Options, ProcessGroup, ReduceOp};
+use crate::ReduceOp;
 
 /// The deadline of groups that form, and of calls.
 const SOON: Duration = Duration::from_secs(20);
@@ -30,55 +30,6 @@ fn proofs(tls: &JobTls, secret: Option<&str>) -> Proofs {
     Proofs { tls: Some(tls.clone()), secret: secret.map(|text| JobSecret::new(text).expect("long enough")) }
 }
 
-fn kinds() -> Vec<TransportKind> {
-    let kinds = [TransportKind::Auto, TransportKind::Tcp, TransportKind::Shm, TransportKind::Grpc];
-    let built = |kind: &TransportKind| cfg!(feature = "grpc") || *kind != TransportKind::Grpc;
-    kinds.into_iter().filter(built).filter(|kind| cfg!(target_os = "linux") || *kind != TransportKind::Shm).collect()
-}
-
-fn listeners(count: usize) -> (Vec<TcpListener>, Vec<String>) {
-    let listeners: Vec<TcpListener> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").expect("a port")).collect();
-    let addresses = listeners.iter().map(|listener| listener.local_addr().expect("bound").to_string()).collect();
-    (listeners, addresses)
-}
-
-type Connected = crate::Result<Box<dyn Transport>>;
-
-/// Connects members with these proofs, in rank order, while strangers call the first.
-fn connected(
-    kind: TransportKind,
-    proofs: &[Proofs],
-    wait: Duration,
-    disturb: impl FnOnce(&str) + Send,
-) -> Vec<Connected> {
-    let (listeners, addresses) = listeners(proofs.len());
-    let nonce = Nonce::new().expect("random numbers");
-    thread::scope(|scope| {
-        let (addresses, first) = (&addresses, &addresses[0]);
-        scope.spawn(move || disturb(first)).join().expect("no panic");
-        let members: Vec<_> = listeners
-            .into_iter()
-            .zip(proofs.iter().cloned())
-            .enumerate()
-            .map(|(rank, (listener, proofs))| {
-                scope.spawn(move || {
-                    let group = GroupIdentity { name: "g", nonce, proofs };
-                    let (name, deadline) = (format!("rank {rank}"), Instant::now() + wait);
-                    open(kind, rank, addresses, listener, group, &name, deadline)
-                })
-            })
-            .collect();
-        members.into_iter().map(|member| member.join().expect("no panic")).collect()
-    })
-}
-
-fn group(transport: Connected, rank: usize, members: usize, timeout: Duration) -> ProcessGroup {
-    let names = (0..members).map(|rank| format!("rank {rank}")).collect();
-    let options = Options::default().timeout(timeout);
-    let groups = ProcessGroup::with_transport(transport.expect("one authority"), rank, 1, names, &options);
-    groups.expect("as many ranks").remove(0)
-}
-
 #[test]
 fn members_with_one_authority_form_groups_and_sub_groups() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -88,29 +39,8 @@ fn members_with_one_authority_form_groups_and_sub_groups() {
     for (kind, secret) in
         kinds().into_iter().flat_map(|kind| [(kind, None), (kind, Some("the secret of this one job"))])
     {
-        let all: Vec<Proofs> = own.iter().map(|tls| proofs(tls, secret)).collect();
-        let transports = connected(kind, &all, SOON, |_| ());
-        thread::scope(|scope| {
-            for (rank, transport) in transports.into_iter().enumerate() {
-                scope.spawn(move || {
-                    let group = group(transport, rank, 4, SOON);
-                    // More than the sockets hold, and not a whole number of records.
-                    for len in [1, 5000, 1_500_007] {
-                        let mut values = vec![rank as f32; len];
-                        group.all_reduce(&mut values, ReduceOp::Sum).expect("all are there");
-                        assert!(values.iter().all(|value| *value == 6.0), "{kind:?} {len}");
-                    }
-                    if kind == TransportKind::Grpc {
-                        return;
-                    }
-                    let half = group.split(Some(rank as u32 % 2), 0).expect("all split").expect("all have a colour");
-                    assert!(half.proofs().tls.is_some(), "{kind:?}");
-                    let mut values = [rank as u32];
-                    half.all_reduce(&mut values, ReduceOp::Sum).expect("both are there");
-                    assert_eq!(values, [if rank % 2 == 0 { 2 } else { 4 }], "{kind:?}");
-                });
-            }
-        });
+        let all = [0, 1, 2, 3].map(|rank: usize| proofs(&own[rank], secret));
+        form_groups_and_sub_groups(kind, &all, |proofs| proofs.tls.is_some());
     }
 }
 
@@ -142,21 +72,14 @@ fn a_member_with_another_certificate_or_none_is_refused_for_good_and_the_others_
         (plain(), tls(&own), "this process uses TLS, and the other side does not"),
         (secret(), tls(&own), "this process uses TLS, and the other side does not"),
     ];
-    // Shared memory is agreed on over the sockets of TCP.
-    let kinds = kinds().into_iter().filter(|kind| matches!(kind, TransportKind::Tcp | TransportKind::Grpc));
     thread::scope(|scope| {
-        for (kind, (first, second, words)) in kinds.flat_map(|kind| cases.clone().map(|case| (kind, case))) {
+        for (kind, (first, second, words)) in
+            kinds_of_connections().flat_map(|kind| cases.clone().map(|case| (kind, case)))
+        {
             scope.spawn(move || {
                 let began = Instant::now();
-                let mut outcomes = connected(kind, &[first, second], Duration::from_secs(4), |_| ());
-                let refused = outcomes.remove(1).err().expect("it is refused");
-                assert!(matches!(refused, Error::Secret { .. }), "{kind:?} {words} {refused}");
-                assert_eq!(refused.failure_kind(), FailureKind::Configuration, "{refused}");
-                let text = refused.to_string();
-                assert!(text.contains(words) && text.contains("DISTRIBUTE_TLS_CERT"), "{kind:?} {text}");
-                // The listener waits for a member until the end.
-                let waited = outcomes.remove(0).err().expect("no member came");
-                assert!(waited.to_string().contains("not all peers connected before the deadline"), "{waited}");
+                let words = [words, "DISTRIBUTE_TLS_CERT"];
+                second_is_refused(kind, &[first, second], Duration::from_secs(4), words);
                 assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
             });
         }
@@ -164,11 +87,11 @@ fn a_member_with_another_certificate_or_none_is_refused_for_good_and_the_others_
 }
 
 #[test]
-fn strangers_on_the_port_disturb_nobody() {
+fn strangers_on_the_port_do_not_disturb_members() {
     let folder = tempfile::tempdir().expect("a folder");
     let authority = Authority::new().expect("keys");
     let own = issued(&authority, folder.path(), "own", &Certificate::valid());
-    for kind in kinds().into_iter().filter(|kind| matches!(kind, TransportKind::Tcp | TransportKind::Grpc)) {
+    for kind in kinds_of_connections() {
         let all = [proofs(&own, None), proofs(&own, None), proofs(&own, None)];
         let began = Instant::now();
         let strangers = std::sync::Mutex::new(Vec::new());
@@ -245,26 +168,29 @@ fn a_group_that_forms_later_uses_the_renewed_certificate() {
     let own: Vec<JobTls> =
         (0..2).map(|rank| issued(&authority, folder.path(), &format!("rank-{rank}"), &Certificate::valid())).collect();
     let all: Vec<Proofs> = own.iter().map(|tls| proofs(tls, None)).collect();
-    for kind in kinds().into_iter().filter(|kind| matches!(kind, TransportKind::Tcp | TransportKind::Grpc)) {
+    for kind in kinds_of_connections() {
         let running = connected(kind, &all, SOON, |_| ());
-        let renewed = Barrier::new(3);
+        let (tell, told) = mpsc::channel();
         thread::scope(|scope| {
+            let mut continued = Vec::new();
             for (rank, transport) in running.into_iter().enumerate() {
-                let renewed = &renewed;
+                let (tell, (proceed, renewed)) = (tell.clone(), mpsc::channel());
+                continued.push(proceed);
                 scope.spawn(move || {
                     let group = group(transport, rank, 2, SOON);
                     group.barrier().expect("both are there");
-                    renewed.wait();
-                    renewed.wait();
+                    tell.send(()).expect("it is awaited");
+                    renewed.recv_timeout(SOON).expect("files are renewed");
                     // Connections that exist stay.
                     group.barrier().expect("both are there");
                 });
             }
-            renewed.wait();
+            (0..2).for_each(|_| told.recv_timeout(SOON).expect("members have met"));
             for rank in 0..2 {
-                next.issue(folder.path(), &format!("rank-{rank}"), &Certificate::valid()).expect("a folder");
+                let stem = format!("rank-{rank}");
+                next.issue(folder.path(), &stem, &Certificate::valid()).expect("a folder");
             }
-            renewed.wait();
+            continued.iter().for_each(|proceed| proceed.send(()).expect("it is awaited"));
         });
         // Both have the next authority's, which one of the first would not accept.
         for outcome in connected(kind, &all, SOON, |_| ()) {
