@@ -86,6 +86,41 @@ fn a_stranger_changes_nothing_of_a_job() {
     }
 }
 
+/// Asserts that coordinators with these proofs end at once, for good, and with these words.
+fn coordinators_are_refused<P>(
+    strategy: impl Fn(Option<P>) -> Result<ParameterServerStrategy, Error>,
+    cases: [(Option<P>, &str); 2],
+) {
+    let began = Instant::now();
+    for (given, words) in cases {
+        let error = strategy(given).unwrap_err();
+        assert!(matches!(error, Error::Secret { .. }) && error.to_string().contains(words), "{error}");
+        assert_eq!(error.failure_kind(), FailureKind::Configuration, "{error}");
+    }
+    assert!(began.elapsed() < SOON / 2, "{:?}", began.elapsed());
+}
+
+/// Runs functions of a coordinator of the job. A caller that knows everything of the job but its proofs is refused
+/// meanwhile, with these words, before its body, which never arrives.
+fn job_is_not_affected(cluster: &Cluster, of_job: ParameterServerStrategy, words: &str) {
+    of_job.untrained("total", &HostTensor::scalar(0.0)).unwrap();
+    let coordinator = ClusterCoordinator::new(&of_job, program()).unwrap();
+    drop(of_job);
+    coordinator.schedule("add", &1.0).unwrap();
+    coordinator.join().unwrap();
+    let own = cluster.resolver().job_id().unwrap();
+    block_on(async {
+        for (task, method) in [(server(0), "ParameterServer/Push"), (worker(0), "Worker/Run")] {
+            let caller = Caller::new(&cluster.address(task), &task.to_string(), &own, 77);
+            let mut open = caller.open([&[0, 0x40, 0, 0, 0][..], &[7; 1000]].concat());
+            refused(caller.answer_to(method, &mut open).await, Code::Unauthenticated, words);
+        }
+    });
+    coordinator.schedule("add", &1.0).unwrap();
+    coordinator.join().unwrap();
+    assert_eq!(total(&coordinator), 2.0);
+}
+
 #[test]
 fn tasks_without_the_jobs_secret_take_no_part() {
     let secret = "the secret of this one job";
@@ -95,36 +130,15 @@ fn tasks_without_the_jobs_secret_take_no_part() {
         let options = Cluster::options().secret(secret);
         ParameterServerStrategy::builder(&cluster.resolver()).options(options).build()
     };
-    // Coordinators without it, which end at once.
-    let began = Instant::now();
-    for (given, words) in [
-        (of("the secret of another job"), "do not have the same secret; set DISTRIBUTE_JOB_SECRET_FILE"),
-        (None, "this process has no secret, and the other side has one; set DISTRIBUTE_JOB_SECRET_FILE"),
-    ] {
-        let error = strategy(given).unwrap_err();
-        assert!(matches!(error, Error::Secret { .. }) && error.to_string().contains(words), "{error}");
-        assert_eq!(error.failure_kind(), FailureKind::Configuration, "{error}");
-    }
-    assert!(began.elapsed() < SOON / 2, "{:?}", began.elapsed());
-    let of_job = strategy(of(secret)).unwrap();
-    of_job.untrained("total", &HostTensor::scalar(0.0)).unwrap();
-    let coordinator = ClusterCoordinator::new(&of_job, program()).unwrap();
-    drop(of_job);
-    coordinator.schedule("add", &1.0).unwrap();
-    coordinator.join().unwrap();
-    // A caller that knows everything of the job but its secret is refused before its body, which never arrives here.
-    let own = cluster.resolver().job_id().unwrap();
-    block_on(async {
-        for (task, method) in [(server(0), "ParameterServer/Push"), (worker(0), "Worker/Run")] {
-            let caller = Caller::new(&cluster.address(task), &task.to_string(), &own, 77);
-            let mut open = caller.open([&[0, 0x40, 0, 0, 0][..], &[7; 1000]].concat());
-            refused(caller.answer_to(method, &mut open).await, Code::Unauthenticated, "this process has no secret");
-        }
-    });
-    coordinator.schedule("add", &1.0).unwrap();
-    coordinator.join().unwrap();
-    assert_eq!(total(&coordinator), 2.0);
-    drop(coordinator);
+    let wrong = of("the secret of another job");
+    coordinators_are_refused(
+        strategy,
+        [
+            (wrong, "do not have the same secret; set DISTRIBUTE_JOB_SECRET_FILE"),
+            (None, "this process has no secret, and the other side has one; set DISTRIBUTE_JOB_SECRET_FILE"),
+        ],
+    );
+    job_is_not_affected(&cluster, strategy(of(secret)).unwrap(), "this process has no secret");
     for task in [server(0), worker(0)] {
         let printed = cluster.end_of(task);
         assert!(printed.contains("left") && !printed.contains(secret), "{task}: {printed}");
@@ -148,37 +162,16 @@ fn tasks_without_a_certificate_of_the_jobs_authority_take_no_part() {
     let strategy = |tls: Option<JobTls>| {
         ParameterServerStrategy::builder(&cluster.resolver()).options(Cluster::options().tls(tls)).build()
     };
-    let began = Instant::now();
     let other = opened(&issue(&Authority::new().unwrap(), "other"));
-    for (given, words) in [
-        (Some(other), "the certificate of the other side is not of the authority that this process trusts"),
-        (None, "this process does not use TLS, and the other side does; give every process"),
-    ] {
-        let error = strategy(given).unwrap_err();
-        assert!(matches!(error, Error::Secret { .. }) && error.to_string().contains(words), "{error}");
-        assert_eq!(error.failure_kind(), FailureKind::Configuration, "{error}");
-    }
-    assert!(began.elapsed() < SOON / 2, "{:?}", began.elapsed());
-    let of_job = strategy(Some(opened(&issue(&authority, "chief")))).unwrap();
-    of_job.untrained("total", &HostTensor::scalar(0.0)).unwrap();
-    let coordinator = ClusterCoordinator::new(&of_job, program()).unwrap();
-    drop(of_job);
-    coordinator.schedule("add", &1.0).unwrap();
-    coordinator.join().unwrap();
-    // A caller that knows everything of the job is refused before its body, which never arrives here.
-    let own = cluster.resolver().job_id().unwrap();
-    block_on(async {
-        for (task, method) in [(server(0), "ParameterServer/Push"), (worker(0), "Worker/Run")] {
-            let caller = Caller::new(&cluster.address(task), &task.to_string(), &own, 77);
-            let mut open = caller.open([&[0, 0x40, 0, 0, 0][..], &[7; 1000]].concat());
-            let words = "this process does not use TLS";
-            refused(caller.answer_to(method, &mut open).await, Code::Unauthenticated, words);
-        }
-    });
-    coordinator.schedule("add", &1.0).unwrap();
-    coordinator.join().unwrap();
-    assert_eq!(total(&coordinator), 2.0);
-    drop(coordinator);
+    coordinators_are_refused(
+        strategy,
+        [
+            (Some(other), "the certificate of the other side is not of the authority that this process trusts"),
+            (None, "this process does not use TLS, and the other side does; give every process"),
+        ],
+    );
+    let chief = strategy(Some(opened(&issue(&authority, "chief")))).unwrap();
+    job_is_not_affected(&cluster, chief, "this process does not use TLS");
     for task in [server(0), worker(0)] {
         assert!(cluster.end_of(task).contains("left"), "{task}");
     }
