@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use distribute_collectives::{ProcessGroup, ReduceOp, present};
+use distribute_collectives::{ProcessGroup, ReduceOp};
 use distribute_testkit::{Job, JobBuilder, Signal};
-use distribute_train::progress::{CallNow, CallSource, Form, GroupCall, Options, Progress};
+use distribute_train::progress::{CallSource, Form, Options, Progress};
 use serde_json::Value;
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -29,7 +29,7 @@ fn task() {
         title: "toy".into(),
         task: format!("worker:{rank}"),
         is_chief: rank == 0,
-        calls: CallSource::new(|| present().into_iter().map(of_group).collect()),
+        calls: CallSource::of_process(),
         ..Options::default()
     };
     let mut progress = Progress::new(options, Form::Off).unwrap();
@@ -57,27 +57,6 @@ fn slow_preprocessing(time: Duration) {
         std::thread::sleep(Duration::from_millis(500));
     }
     panic!("this task is not stopped");
-}
-
-fn of_group(presence: distribute_collectives::Presence) -> GroupCall {
-    GroupCall {
-        group: presence.group,
-        members: presence.members,
-        world_size: u32::try_from(presence.world_size).unwrap(),
-        rank: presence.rank.0,
-        name: presence.name,
-        calls: presence.calls,
-        now: presence.call.map(|call| CallNow {
-            operation: call.kind.name().to_owned(),
-            sequence: call.sequence,
-            call: call.call,
-            bytes: call.bytes,
-            since_s: call.since.as_secs_f64(),
-            blocked_s: call.blocked.map(|blocked| blocked.as_secs_f64()),
-        }),
-        last_ago_s: presence.last.as_ref().map(|last| last.ago.as_secs_f64()),
-        last: presence.last.map(|last| last.call),
-    }
 }
 
 /// A folder for sockets, and the jobs that leave theirs there.
