@@ -47,6 +47,7 @@
     allow(rustdoc::broken_intra_doc_links)
 )]
 
+mod bounded_file;
 #[cfg(feature = "coordination")]
 mod coordination;
 #[cfg(feature = "coordination")]

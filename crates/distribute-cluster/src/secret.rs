@@ -7,8 +7,8 @@
 //! then, or a private network.
 
 use std::fmt;
-use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::fs;
+use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -17,6 +17,7 @@ use hmac::{Hmac, Mac};
 use sha2::{Digest, Sha256};
 use zeroize::Zeroizing;
 
+use crate::bounded_file::{self, Unread};
 use crate::{Error, Result, environment};
 
 #[cfg(feature = "coordination")]
@@ -143,31 +144,16 @@ impl JobSecret {
     }
 
     fn read(subject: &'static str, path: &Path) -> Result<JobSecret> {
-        let wrong = |problem: String, remedy: &str| {
-            let expected = "a file of 16 bytes to 4 KiB that only its owner can read";
-            Error::config(subject, problem, path.to_string_lossy(), expected, remedy)
-        };
-        let cannot = |error: io::Error| wrong(error.to_string(), "Correct the path, or create the file.");
-        // Before it is opened: a pipe would wait for its writer.
-        if !fs::metadata(path).map_err(cannot)?.is_file() {
-            return Err(wrong("it is not a file".to_owned(), "Give the path of a file."));
-        }
-        let file = File::open(path).map_err(cannot)?;
-        #[cfg(unix)]
-        {
-            use std::os::unix::fs::PermissionsExt;
-            let mode = file.metadata().map_err(cannot)?.permissions().mode() & 0o777;
-            if mode & 0o066 != 0 {
-                let problem = format!("others than its owner can read or change it (mode {mode:04o})");
-                return Err(wrong(
-                    problem,
-                    "Run `chmod 600` on it, and use another secret if others may have read it.",
-                ));
-            }
-        }
         // Enough for the longest secret with the end of its line, and for one byte too many.
-        let mut bytes = Zeroizing::new(Vec::with_capacity(JobSecret::MAX_BYTES + 3));
-        file.take(JobSecret::MAX_BYTES as u64 + 3).read_to_end(&mut bytes).map_err(cannot)?;
+        let bytes = bounded_file::read(path, JobSecret::MAX_BYTES + 3, true).map_err(|unread| {
+            let expected = "a file of 16 bytes to 4 KiB that only its owner can read";
+            let remedy = match unread {
+                Unread::Io(_) => "Correct the path, or create the file.",
+                Unread::NotAFile => "Give the path of a file.",
+                Unread::NotPrivate(_) => "Run `chmod 600` on it, and use another secret if others may have read it.",
+            };
+            Error::config(subject, unread.to_string(), path.to_string_lossy(), expected, remedy)
+        })?;
         JobSecret::checked(subject, &bytes)
     }
 

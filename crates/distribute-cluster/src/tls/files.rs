@@ -1,7 +1,6 @@
 //! Reading of certificates and keys.
 
-use std::fs::{self, File, Metadata};
-use std::io::{Error as IoError, Read, Result as IoResult};
+use std::fs::{self, Metadata};
 use std::path::Path;
 use std::time::SystemTime;
 
@@ -10,6 +9,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use zeroize::Zeroizing;
 
 use super::TlsFiles;
+use crate::bounded_file::{self, Unread};
 use crate::{Error, Result};
 
 /// The time, length and number of a file, by which a change is noticed without reading it. A file that was renamed over
@@ -55,8 +55,8 @@ impl Contents {
     /// [`Error::Config`] if one cannot be read, is too long or holds something else, or if others than its owner can
     /// read or change the key.
     pub(super) fn read(files: &TlsFiles) -> Result<Contents> {
-        let authority = certificates("the authority's certificates (DISTRIBUTE_TLS_CA)", &files.authority)?;
-        let chain = certificates("the certificate (DISTRIBUTE_TLS_CERT)", &files.certificate)?;
+        let authority = certificates(AUTHORITY, &files.authority)?;
+        let chain = certificates(CERTIFICATE, &files.certificate)?;
         let subject = "the private key (DISTRIBUTE_TLS_KEY)";
         let bytes = bounded(subject, &files.key, true)?;
         let key = PrivateKeyDer::from_pem_slice(&bytes).map_err(|error| {
@@ -81,33 +81,18 @@ fn certificates(subject: &'static str, path: &Path) -> Result<Vec<CertificateDer
 
 /// Reads a file of bounded length; one that is private is refused if others can read or change it.
 fn bounded(subject: &'static str, path: &Path, private: bool) -> Result<Zeroizing<Vec<u8>>> {
-    let cannot = |error: IoError| {
-        wrong(subject, path, error.to_string(), "a file that can be read", "Correct the path, or create the file.")
-    };
-    // Before it is opened: a pipe would wait for its writer.
-    if !fs::metadata(path).map_err(cannot)?.is_file() {
-        return Err(wrong(subject, path, "it is not a file".to_owned(), "a file", "Give the path of a file."));
-    }
-    let file = File::open(path).map_err(cannot)?;
-    #[cfg(unix)]
-    if private {
-        use std::os::unix::fs::PermissionsExt;
-        let mode = file.metadata().map_err(cannot)?.permissions().mode() & 0o777;
-        if mode & 0o066 != 0 {
-            let problem = format!("others than its owner can read or change it (mode {mode:04o})");
-            let remedy = "Run `chmod 600` on it, and issue another certificate if others may have read it.";
-            return Err(wrong(subject, path, problem, "a file that only its owner can read", remedy));
-        }
-    }
-    #[cfg(not(unix))]
-    let _ = private;
-    let read = |file: File| -> IoResult<Zeroizing<Vec<u8>>> {
-        let mut bytes = Zeroizing::new(Vec::with_capacity(8 * 1024));
-        file.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
-        Ok(bytes)
-    };
-    let bytes = read(file).map_err(cannot)?;
-    match bytes.len() as u64 > MAX_BYTES {
+    let bytes = bounded_file::read(path, MAX_BYTES + 1, private).map_err(|unread| {
+        let (expected, remedy) = match unread {
+            Unread::Io(_) => ("a file that can be read", "Correct the path, or create the file."),
+            Unread::NotAFile => ("a file", "Give the path of a file."),
+            Unread::NotPrivate(_) => (
+                "a file that only its owner can read",
+                "Run `chmod 600` on it, and issue another certificate if others may have read it.",
+            ),
+        };
+        wrong(subject, path, unread.to_string(), expected, remedy)
+    })?;
+    match bytes.len() > MAX_BYTES {
         true => Err(wrong(subject, path, "it is too long".to_owned(), "at most 256 KiB", ISSUE)),
         false => Ok(bytes),
     }
@@ -117,11 +102,15 @@ pub(super) fn wrong(subject: &'static str, path: &Path, problem: String, expecte
     Error::config(subject, problem, path.to_string_lossy(), expected, remedy)
 }
 
+/// The subjects of errors.
+pub(super) const AUTHORITY: &str = "the authority's certificates (DISTRIBUTE_TLS_CA)";
+pub(super) const CERTIFICATE: &str = "the certificate (DISTRIBUTE_TLS_CERT)";
+
 /// The remedy of a file that cannot be used.
 pub(super) const ISSUE: &str = "Issue it again, such as by `distribute certs issue`.";
 
 /// Size limit of a file.
-const MAX_BYTES: u64 = 256 * 1024;
+const MAX_BYTES: usize = 256 * 1024;
 
 /// The largest number of certificates in a file.
 const MAX_CERTIFICATES: usize = 32;

@@ -11,7 +11,7 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
-use super::files::{Contents, ISSUE, Stamps, wrong};
+use super::files::{AUTHORITY, CERTIFICATE, Contents, ISSUE, Stamps, wrong};
 use super::verifier::OfJob;
 use super::{PROTOCOL, Side, TlsFiles, TlsProblem};
 use crate::{Error, Result, environment};
@@ -130,7 +130,7 @@ impl JobTls {
             };
             let expected =
                 format!("a certificate that processes of the job accept, for the name {}", self.0.files.name);
-            wrong("the certificate (DISTRIBUTE_TLS_CERT)", &self.0.files.certificate, problem, &expected, ISSUE)
+            wrong(CERTIFICATE, &self.0.files.certificate, problem, &expected, ISSUE)
         })
     }
 
@@ -169,13 +169,11 @@ impl Ready {
     fn read(files: &TlsFiles, name: &ServerName<'static>, provider: &Arc<CryptoProvider>) -> Result<Ready> {
         let Contents { authority, chain, key } = Contents::read(files)?;
         let of_authority = |error: rustls::Error| {
-            let subject = "the authority's certificates (DISTRIBUTE_TLS_CA)";
-            wrong(subject, &files.authority, error.to_string(), "certificates of an authority", ISSUE)
+            wrong(AUTHORITY, &files.authority, error.to_string(), "certificates of an authority", ISSUE)
         };
         let of_certificate = |error: rustls::Error| {
-            let subject = "the certificate (DISTRIBUTE_TLS_CERT)";
             let expected = "a certificate, and its own key in DISTRIBUTE_TLS_KEY";
-            wrong(subject, &files.certificate, error.to_string(), expected, ISSUE)
+            wrong(CERTIFICATE, &files.certificate, error.to_string(), expected, ISSUE)
         };
         let mut roots = RootCertStore::empty();
         for certificate in authority {
