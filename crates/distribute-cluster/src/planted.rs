@@ -2,10 +2,13 @@
 
 #[cfg(not(test))]
 pub(crate) use absent::planted;
+#[cfg(all(test, feature = "coordination"))]
+pub(crate) use present::plant;
 #[cfg(test)]
-pub(crate) use present::{plant, planted};
+pub(crate) use present::planted;
 
 /// A defect that can be planted.
+#[cfg_attr(not(feature = "coordination"), expect(dead_code, reason = "most are of the coordination"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Defect {
     /// A leader admits members of other jobs.
@@ -41,6 +44,7 @@ mod present {
     }
 
     /// Plants a defect for what this thread runs, or removes it.
+    #[cfg(feature = "coordination")]
     pub(crate) fn plant(defect: Option<super::Defect>) {
         PLANTED.set(defect);
     }

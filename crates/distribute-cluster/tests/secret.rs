@@ -1,5 +1,6 @@
 //! Members prove the job's secret, and others take no part.
 
+#![cfg(feature = "coordination")]
 #![expect(clippy::unwrap_used, reason = "a failure of a test is a panic")]
 
 use std::io::{Read, Write};

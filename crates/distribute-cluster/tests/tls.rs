@@ -1,6 +1,6 @@
 //! Members show certificates of the job's authority, and others take no part.
 
-#![cfg(feature = "tls")]
+#![cfg(all(feature = "coordination", feature = "tls"))]
 #![expect(clippy::unwrap_used, reason = "a failure of a test is a panic")]
 
 use std::io::{Read, Write};

@@ -1,4 +1,5 @@
 use distribute_testkit::replay;
+#[cfg(feature = "grpc")]
 use prost::Message as _;
 
 use super::*;

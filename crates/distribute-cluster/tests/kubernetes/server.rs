@@ -34,6 +34,7 @@ pub(crate) enum Fault {
     /// No answer for a while, then the usual one.
     Slow(Duration),
     /// The request has its effect, and the connection ends without an answer.
+    #[cfg_attr(not(feature = "coordination"), expect(dead_code, reason = "for Leases"))]
     Lost,
     /// In a watch: the event of an expired version.
     Expired,
