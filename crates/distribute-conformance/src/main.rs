@@ -12,7 +12,9 @@ mod library;
 mod place;
 mod scenarios;
 
+use std::panic::resume_unwind;
 use std::process::ExitCode;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
@@ -62,10 +64,9 @@ fn main() -> ExitCode {
     table.set_header([Cell::new("scenario")].into_iter().chain(headings));
     let (mut passed, mut notes) = (0, Vec::new());
     let mut failures = Vec::new();
-    for (name, scenario) in &scenarios {
+    for ((name, _), outcomes) in scenarios.iter().zip(run_all(&scenarios, &arrangements)) {
         let mut row = vec![Cell::new(name)];
-        for arrangement in &arrangements {
-            let outcome = run(arrangement, (name, scenario));
+        for (arrangement, outcome) in arrangements.iter().zip(outcomes) {
             let mark = match outcome {
                 Outcome::Passed => {
                     passed += 1;
@@ -100,6 +101,28 @@ fn main() -> ExitCode {
         println!("failed: {failure}");
     }
     if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Returns the outcomes of each scenario under each strategy. What runs in processes of its own does so beside what runs
+/// in this one.
+fn run_all(scenarios: &[(String, &Scenario)], arrangements: &[&Arrangement]) -> Vec<Vec<Outcome>> {
+    let some = |in_processes: bool| -> Vec<Vec<Option<Outcome>>> {
+        let one = |name: &str, scenario| -> Vec<Option<Outcome>> {
+            let is_chosen = |arrangement: &&Arrangement| arrangement.workers.is_some() == in_processes;
+            let chosen = |arrangement| is_chosen(arrangement).then(|| run(arrangement, (name, scenario)));
+            arrangements.iter().map(chosen).collect()
+        };
+        scenarios.iter().map(|(name, scenario)| one(name, scenario)).collect()
+    };
+    let (outside, here) = thread::scope(|scope| {
+        let outside = scope.spawn(|| some(true));
+        let here = some(false);
+        (outside.join().unwrap_or_else(|panic| resume_unwind(panic)), here)
+    });
+    let of_scenario = |(outside, here): (Vec<Option<Outcome>>, Vec<Option<Outcome>>)| {
+        outside.into_iter().zip(here).filter_map(|(outside, here)| outside.or(here)).collect()
+    };
+    outside.into_iter().zip(here).map(of_scenario).collect()
 }
 
 fn run(arrangement: &Arrangement, (name, scenario): (&str, &Scenario)) -> Outcome {
