@@ -185,6 +185,6 @@ pub(super) fn check_len(what: &'static str, got: usize, expected: usize, remedy:
     if got == expected { Ok(()) } else { Err(Error::Length { what, got, expected, remedy }) }
 }
 
-fn check_at_most(what: &'static str, got: usize, expected: usize, remedy: &'static str) -> Result<()> {
+pub(super) fn check_at_most(what: &'static str, got: usize, expected: usize, remedy: &'static str) -> Result<()> {
     if got <= expected { Ok(()) } else { Err(Error::Length { what, got, expected, remedy }) }
 }

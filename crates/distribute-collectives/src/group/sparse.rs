@@ -3,7 +3,7 @@
 use distribute_device::Element;
 
 use super::ProcessGroup;
-use super::reductions::check_len;
+use super::reductions::{check_at_most, check_len};
 use crate::{ReduceOp, Result, kernel};
 
 /// Rows of a matrix, each with its index.
@@ -92,13 +92,18 @@ impl<T: Element> SparseRows<T> {
             check_len("row of a sparse all_reduce", shape[1] as usize, shapes[1] as usize, remedy)?;
         }
         let rows: Vec<usize> = shapes.iter().step_by(2).map(|rows| *rows as usize).collect();
-        if rows.iter().fold(0, |sum: usize, rows| sum.saturating_add(*rows)) > most {
+        let total = rows.iter().fold(0, |sum: usize, rows| sum.saturating_add(*rows));
+        if total > most {
             return Ok(None);
         }
+        // The numbers come from other processes.
+        let longest = isize::MAX as usize / size_of::<T>().saturating_mul(row_len).max(size_of::<i64>());
+        let remedy = "a rank reports more rows than memory can hold";
+        check_at_most("rows of all ranks of a sparse all_reduce", total, longest, remedy)?;
         let lens: Vec<usize> = rows.iter().map(|rows| rows * row_len).collect();
-        let mut all_indices = vec![0i64; rows.iter().sum()];
+        let mut all_indices = vec![0i64; total];
         group.parts(&rows).all_gather(indices, &mut all_indices)?;
-        let mut all_values = vec![T::default(); lens.iter().sum()];
+        let mut all_values = vec![T::default(); total * row_len];
         group.parts(&lens).all_gather(values, &mut all_values)?;
         Ok(Some(combine(&all_indices, &all_values, row_len, op, group.world_size())))
     }

@@ -338,6 +338,23 @@ proptest! {
 }
 
 #[test]
+fn numbers_of_rows_that_no_memory_holds_are_an_error() {
+    let numbers = [u64::MAX, i64::MAX as u64, i64::MAX as u64 / 16];
+    for told in numbers {
+        each(&groups(1, 2, &quick()), |group| {
+            if group.rank() == Rank(1) {
+                // In place of its own number of rows, and their length.
+                group.all_gather(&[told, 2], &mut [0; 4]).unwrap();
+                return;
+            }
+            let rows = SparseRows { indices: vec![1], values: vec![1.0, 2.0] };
+            let error = rows.all_reduce(group, 2, ReduceOp::Sum).unwrap_err();
+            assert!(matches!(error, Error::Length { .. }) && error.to_string().contains("memory"), "{error}");
+        });
+    }
+}
+
+#[test]
 fn long_exchanges_arrive_whole() {
     for (processes, local, options) in arrangements(&[(1, 2), (2, 1), (2, 2)]) {
         check_exchanges(processes, local, 300_000, &options);
