@@ -103,8 +103,8 @@ fn main() -> ExitCode {
     if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Returns the outcomes of each scenario under each strategy. What runs in processes of its own does so beside what runs
-/// in this one.
+/// Returns the outcomes of each scenario under each strategy. Strategies of several processes are tried at the same
+/// time as those of this process.
 fn run_all(scenarios: &[(String, &Scenario)], arrangements: &[&Arrangement]) -> Vec<Vec<Outcome>> {
     let some = |in_processes: bool| -> Vec<Vec<Option<Outcome>>> {
         let one = |name: &str, scenario| -> Vec<Option<Outcome>> {
