@@ -5,6 +5,7 @@ use distribute_strategy::ReplicaContext;
 
 use crate::Result;
 use crate::losses::at_least_32_bits;
+use crate::rows::{cross_entropy_of_classes, is_fused};
 
 /// Operations of a replica context on candle's tensors.
 pub trait CandleContext {
@@ -135,6 +136,10 @@ pub fn cross_entropy_per_example(logits: &Tensor, targets: &Tensor) -> candle_co
     if logits.dim(0)? == 0 {
         // candle refuses the maximum of an empty tensor, but a replica without examples takes part in the step.
         return logits.narrow(D::Minus1, 0, 1)?.squeeze(D::Minus1);
+    }
+    if is_fused(&logits) && targets.device().is_cpu() && logits.rank() == 2 && targets.dims() == [logits.dim(0)?] {
+        check_classes("the target of example", targets, logits.dim(D::Minus1)?)?;
+        return cross_entropy_of_classes(&logits, targets);
     }
     nll_per_example(&candle_nn::ops::log_softmax(&logits, D::Minus1)?, targets)
 }

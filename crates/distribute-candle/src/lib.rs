@@ -11,9 +11,9 @@
 //! - [`Sharded`] is a block whose parameters are gathered while it runs, under a strategy that shards them;
 //!   [`Sharded::recompute`] does not keep its intermediate results for backward, but computes them again.
 //! - [`Model::load_safetensors`] loads pretrained values; [`Model::save_safetensors`] saves values for other programs.
-//! - [`SyncBatchNorm`] normalises over the global batch; [`LayerNorm`] and [`RmsNorm`] have the backward that candle's
-//!   fused operations lack; [`sum_over_replicas`], [`mean_over_replicas`] and
-//!   [`gather_over_replicas`] are differentiable collectives.
+//! - [`SyncBatchNorm`] normalises over the global batch; [`LayerNorm`], [`RmsNorm`], [`softmax`], [`gelu`] and
+//!   [`cross_entropy_per_example`] are fused in host memory, and have the backward that candle's fused operations lack.
+//! - [`sum_over_replicas`], [`mean_over_replicas`] and [`gather_over_replicas`] are differentiable collectives.
 //! - [`ColumnParallelLinear`], [`RowParallelLinear`], [`VocabParallelEmbedding`] and
 //!   [`vocab_parallel_cross_entropy_per_example`] are layers whose variables are split among the ranks of a tensor
 //!   group (`tensor_parallel` of a strategy's builder).
@@ -64,6 +64,7 @@ mod norms;
 #[cfg(feature = "parameter-server")]
 mod parameter_server;
 mod pretrained;
+mod rows;
 mod sharded;
 mod statistics;
 mod sums;
@@ -93,6 +94,7 @@ pub use parameter_server::{
     ServedTrainer, ServedTraining, ShardedEmbedding, WorkerModel, sharded_embedding,
 };
 pub use pretrained::Loaded;
+pub use rows::{gelu, softmax};
 pub use sharded::Sharded;
 pub use tensor::Candle;
 pub use tensor_parallel::{

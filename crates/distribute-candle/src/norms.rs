@@ -2,7 +2,9 @@
 
 use candle_core::{D, DType, Module, Result, Tensor};
 use candle_nn::{LayerNormConfig, VarBuilder};
+use distribute_rows::normalise::Normalise;
 
+use crate::rows::{self, is_fused};
 use crate::tensor::is_short;
 
 /// Layer normalisation that can be trained. candle's uses a fused operation without backward, so layers before it get
@@ -79,6 +81,10 @@ fn normalise(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, epsilon: f64, r
     }
     let wide = if is_short(dtype) { DType::F32 } else { dtype };
     let x = x.to_dtype(wide)?;
+    if is_fused(&x) && size > 0 {
+        let (weight, bias) = (weight.to_dtype(wide)?, bias.map(|bias| bias.to_dtype(wide)).transpose()?);
+        return rows::normalise(&x, &weight, bias.as_ref(), Normalise { epsilon, remove_mean })?.to_dtype(dtype);
+    }
     let x = match remove_mean && x.elem_count() > 0 {
         true => {
             // The result does not depend on a constant that is subtracted from all elements, so the constant needs no

@@ -15,6 +15,7 @@ mod parameter_servers;
 mod preemption;
 mod pretrained;
 mod recompute;
+mod rows;
 mod served;
 mod sharded;
 mod sharded_meshes;

@@ -1,0 +1,42 @@
+//! Division of rows among threads.
+
+use rayon::prelude::*;
+
+use crate::Float;
+
+/// The number of elements below which a thread would cost more than it saves.
+const LEAST: usize = 16 * 1024;
+
+/// Calls `f` with the number of each row and its `size` results, which it computes from `cost` elements.
+pub(crate) fn each_row<T: Float>(out: &mut [T], size: usize, cost: usize, f: impl Fn(usize, &mut [T]) + Sync) {
+    if out.is_empty() {
+        return;
+    }
+    let rows = LEAST.div_ceil(cost).max(1);
+    let block = |(block, out): (usize, &mut [T])| {
+        simd(|| {
+            for (row, out) in out.chunks_exact_mut(size).enumerate() {
+                f(block * rows + row, out);
+            }
+        });
+    };
+    if out.len() <= rows * size {
+        return block((0, out));
+    }
+    out.par_chunks_mut(rows * size).enumerate().for_each(block);
+}
+
+/// Runs a function whose loops, and those of the functions inlined in it, use the processor's SIMD instructions.
+#[inline(always)]
+pub(crate) fn simd<R>(f: impl FnOnce() -> R) -> R {
+    pulp::Arch::new().dispatch(f)
+}
+
+/// Checks the length of a slice.
+///
+/// # Panics
+/// If it does not have the expected length, or does not consist of rows of `size` elements.
+pub(crate) fn check(what: &str, len: usize, size: usize, expected: usize) {
+    assert!(size > 0 && len.is_multiple_of(size), "{what}: {len} elements do not make rows of {size}");
+    assert!(len == expected, "{what} has {len} elements; give {expected}");
+}

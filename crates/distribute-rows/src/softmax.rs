@@ -1,0 +1,41 @@
+//! Softmax.
+
+use crate::Float;
+use crate::float::{greatest, sum, sum_of_pairs};
+use crate::parallel::{check, each_row};
+
+/// Computes the softmax of each row: its exponentials, divided by their sum. A row of -∞ alone gives NaN.
+///
+/// # Shapes
+/// `x` and `out`: rows of `size` elements.
+pub fn forward<T: Float>(x: &[T], size: usize, out: &mut [T]) {
+    check("the input", x.len(), size, out.len());
+    each_row(out, size, size, |row, out| {
+        let x = &x[row * size..][..size];
+        // Exponentials of differences from the greatest element do not overflow.
+        let top = greatest(x);
+        for (out, x) in out.iter_mut().zip(x) {
+            *out = (*x - top).exp();
+        }
+        let scale = T::ONE / sum(out, |x| x);
+        for out in out {
+            *out = *out * scale;
+        }
+    });
+}
+
+/// Computes the gradient of the input.
+///
+/// # Shapes
+/// `y`, the result of [`forward`], its gradient and `out`: rows of `size` elements.
+pub fn backward<T: Float>(y: &[T], size: usize, gradient: &[T], out: &mut [T]) {
+    check("the result", y.len(), size, out.len());
+    check("the gradient", gradient.len(), size, out.len());
+    each_row(out, size, size, |row, out| {
+        let (y, gradient) = (&y[row * size..][..size], &gradient[row * size..][..size]);
+        let mean = sum_of_pairs(y, gradient, |y, gradient| y * gradient);
+        for ((out, y), gradient) in out.iter_mut().zip(y).zip(gradient) {
+            *out = *y * (*gradient - mean);
+        }
+    });
+}
