@@ -13,17 +13,17 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use candle_core::{D, DType, Device, Module, Result as CandleResult, Tensor};
-use candle_nn::{Init, VarBuilder, ops::softmax};
+use candle_nn::{Init, VarBuilder};
 use clap::Parser;
 use distribute::Error;
 use distribute::candle::{
-    Clip, ColumnParallelLinear, ColumnParallelOptions, Model, RowParallelLinear, RowParallelOptions, Sharded,
-    VocabParallelEmbedding, column_parallel_linear, gather_from_tensor_group, row_parallel_linear,
-    vocab_parallel_cross_entropy_per_example, vocab_parallel_embedding_with,
+    Clip, ColumnParallelLinear, ColumnParallelOptions, LayerNorm, Model, RowParallelLinear, RowParallelOptions,
+    Sharded, VocabParallelEmbedding, column_parallel_linear, gather_from_tensor_group, layer_norm, row_parallel_linear,
+    softmax, vocab_parallel_cross_entropy_per_example, vocab_parallel_embedding_with,
 };
 use distribute::input::Array;
 use distribute::prelude::*;
-use distribute::strategy::{DilocoStrategy, Wire};
+use distribute::strategy::{DilocoStrategy, OuterNesterov, Wire};
 use distribute::train::progress::{Options, Progress, Summary};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -56,6 +56,9 @@ struct Flags {
     /// Sends the changes of `--diloco` in eight bits.
     #[arg(long, requires = "diloco")]
     eight_bits: bool,
+    /// Learning rate and momentum of the outer steps of `--diloco`.
+    #[arg(long, requires = "diloco", num_args = 2, default_values_t = [0.7, 0.9], value_names = ["RATE", "MOMENTUM"])]
+    outer: Vec<f64>,
     /// Lets replicas make this many steps while the changes of `--diloco` are reduced.
     #[arg(long, requires = "diloco", default_value_t = 0)]
     overlap: u64,
@@ -94,24 +97,6 @@ struct Flags {
     seed: u64,
 }
 
-/// Layer normalisation with backward, which candle's fused layer_norm lacks.
-struct LayerNorm(Tensor, Tensor);
-
-impl LayerNorm {
-    fn new(width: usize, vb: VarBuilder<'_>) -> CandleResult<LayerNorm> {
-        let get = |name, value| vb.get_with_hints(width, name, Init::Const(value));
-        Ok(LayerNorm(get("weight", 1.0)?, get("bias", 0.0)?))
-    }
-}
-
-impl Module for LayerNorm {
-    fn forward(&self, x: &Tensor) -> CandleResult<Tensor> {
-        let centred = x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?;
-        let deviation = (centred.sqr()?.mean_keepdim(D::Minus1)? + 1e-5)?.sqrt()?;
-        centred.broadcast_div(&deviation)?.broadcast_mul(&self.0)?.broadcast_add(&self.1)
-    }
-}
-
 /// Attention to preceding characters, and a feed-forward network for each character. Of both, a tensor rank has a part:
 /// some of the heads, some of the inner elements.
 struct Layer {
@@ -127,7 +112,7 @@ impl Layer {
         let split = ColumnParallelOptions::default().gather_output(false);
         let joined = RowParallelOptions::default().input_is_parallel(true);
         Ok(Layer {
-            before: (LayerNorm::new(width, vb.pp("norm1"))?, LayerNorm::new(width, vb.pp("norm2"))?),
+            before: (layer_norm(width, 1e-5, vb.pp("norm1"))?, layer_norm(width, 1e-5, vb.pp("norm2"))?),
             attention: (
                 column_parallel_linear(width, 3 * width, split.bias(false).blocks(3), vb.pp("qkv"))?,
                 row_parallel_linear(width, width, joined.bias(false), vb.pp("projection"))?,
@@ -154,7 +139,7 @@ impl Layer {
         let part = |at| parts.narrow(2, at, 1)?.squeeze(2)?.transpose(1, 2)?.contiguous();
         let (q, k, v): (Tensor, Tensor, Tensor) = (part(0)?, part(1)?, part(2)?);
         let scores = (q.matmul(&k.t()?.contiguous()?)? / (width as f64).sqrt())?;
-        let weights = softmax(&scores.broadcast_add(mask)?, D::Minus1)?;
+        let weights = softmax(&scores.broadcast_add(mask)?)?;
         self.attention.1.forward(&weights.matmul(&v)?.transpose(1, 2)?.flatten_from(2)?)
     }
 }
@@ -183,7 +168,7 @@ impl Transformer {
             layers: (0..flags.layers)
                 .map(|layer| Sharded::new(vb.pp(format!("layer{layer}")), |vb| Layer::new(flags, vb)))
                 .collect::<CandleResult<_>>()?,
-            norm: LayerNorm::new(width, vb.pp("norm"))?,
+            norm: layer_norm(width, 1e-5, vb.pp("norm"))?,
             head: column_parallel_linear(
                 width,
                 vocabulary,
@@ -229,7 +214,9 @@ fn run(flags: &Flags) -> distribute::Result<()> {
     let wire = if flags.eight_bits { Wire::Int8 } else { Wire::F32 };
     let strategy = match flags.diloco {
         Some(inner_steps) => {
-            DilocoStrategy::builder().inner_steps(inner_steps).wire(wire).overlap(flags.overlap).over(strategy)?
+            let outer = OuterNesterov { learning_rate: flags.outer[0], momentum: flags.outer[1] };
+            let diloco = DilocoStrategy::builder().inner_steps(inner_steps).outer(outer).wire(wire);
+            diloco.overlap(flags.overlap).over(strategy)?
         }
         None => strategy,
     };
@@ -343,7 +330,7 @@ fn write(model: &Transformer, flags: &Flags, text: &Text) -> distribute::Result<
             None => logits,
         };
         let logits = logits.narrow(0, 0, text.vocabulary.len())?;
-        let chances = softmax(&(logits / flags.temperature.max(1e-3))?, 0)?.to_vec1::<f32>()?;
+        let chances = softmax(&(logits / flags.temperature.max(1e-3))?)?.to_vec1::<f32>()?;
         let mut point = f64::from(random.next_u32()) / f64::from(u32::MAX);
         let next = chances.iter().position(|chance| {
             point -= f64::from(*chance);
