@@ -244,7 +244,8 @@ impl ClusterCoordinator {
     /// Each change of a step is made once on each server, as often as the step is scheduled, also by another
     /// coordinator that was [restarted in place](crate::ParameterServerOptions::restart_in_place): that one begins with
     /// [`first_step`](ParameterServerStrategy::first_step), and schedules again all steps from there on. Those that had
-    /// ended already run for their results only. The function makes the same changes in the same order whenever it runs.
+    /// ended already run for their results only. The function makes the same changes in the same order whenever it
+    /// runs.
     ///
     /// # Errors
     /// The errors of [`schedule`](ClusterCoordinator::schedule); [`Error::Step`] if the number is not the next one;

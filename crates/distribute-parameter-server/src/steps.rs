@@ -1,7 +1,7 @@
 //! Numbered steps of a training: which have ended, and which may be scheduled.
 //!
-//! A step's number is the program's own, so that a coordinator that is started again, and servers that have outlived the
-//! one before, mean the same step by it.
+//! A step's number is the program's own, so that a coordinator that is started again, and servers that have outlived
+//! the one before, mean the same step by it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -85,7 +85,7 @@ struct Steps {
     begun: u64,
     /// Steps that were scheduled, or had begun before, and have not succeeded.
     pending: BTreeSet<u64>,
-    /// Those of them that wait or run.
+    /// The pending steps that wait or run.
     active: BTreeSet<u64>,
 }
 

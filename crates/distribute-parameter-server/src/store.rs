@@ -57,7 +57,7 @@ struct Held {
     numbered: bool,
     /// Whether everything that the coordinator makes is here.
     complete: bool,
-    /// What is known of numbered steps. Locked last.
+    /// Numbered steps that are known to have ended. Locked last.
     steps: Mutex<EndedSteps>,
     shards: BTreeMap<u32, Arc<Shard>>,
     optimizers: BTreeMap<u32, Arc<Mutex<Optimizer>>>,

@@ -112,7 +112,7 @@ struct Created {
     optimizers: Vec<(OptimizerDescription, Vec<String>)>,
     /// The descriptions with which the program has made them, as JSON.
     made_as: Vec<String>,
-    /// What the servers have kept and the program has not made again.
+    /// Contents that servers have kept, and the program has not made again.
     kept: Kept,
     /// The run whose checkpoints fit the servers' contents, once one was saved or loaded.
     run: Option<RunId>,

@@ -199,8 +199,8 @@ impl ShardedVariable {
     /// [`Error::Variable`] if a coordinator that was restarted in place has not asked where training continues.
     fn own_origin(&self) -> Result<Origin> {
         if self.parameters.sealed.load(Ordering::Acquire) {
-            let problem = "the servers have kept its trained values, which this would change; where is_continued is true, \
-                           leave initial changes out, and call first_step before others";
+            let problem = "the servers have kept its trained values, which this would change; where is_continued is \
+                           true, leave initial changes out, and call first_step before others";
             return Err(self.wrong(problem.to_owned()));
         }
         Ok(Origin { session: self.parameters.session(), worker: u32::MAX, epoch: u64::MAX, ..Origin::default() })

@@ -70,7 +70,7 @@ pub(crate) struct Attendance {
     pub(crate) over: AtomicBool,
     /// Iterators over datasets, by number.
     pub(crate) resources: Mutex<HashMap<u64, Resource>>,
-    /// Those of the coordinator before, which are used for the same datasets.
+    /// Iterators of the coordinator before, which are used for the same datasets.
     left: Mutex<HashMap<u64, Resource>>,
     /// Objects that functions keep from one closure to the next.
     pub(crate) kept: Mutex<Objects>,

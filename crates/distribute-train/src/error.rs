@@ -62,7 +62,7 @@ pub enum Error {
     StepsUnknown {
         /// The steps that were made.
         made: u64,
-        /// Those of the loop's state.
+        /// The steps of the loop's state.
         known: u64,
     },
     /// Class weights were set for targets that are not classes.

@@ -102,8 +102,8 @@ pub trait Trainee: Sync {
         Ok(known)
     }
 
-    /// Lets the checkpoint that is restored next take the place of steps that the variables have made since, because the
-    /// loop cannot continue after them. Default: a checkpoint always does.
+    /// Lets the checkpoint that is restored next replace what the variables have made since, because the loop cannot
+    /// continue after that. Default: a checkpoint always does.
     fn prefer_checkpoint(&self) {}
 
     /// Computes the loss and the metrics of a batch, without a step. Returns each local replica's [`sums`].

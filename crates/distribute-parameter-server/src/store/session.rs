@@ -26,8 +26,8 @@ impl Store {
     /// given up.
     ///
     /// # Errors
-    /// `failed_precondition` for a smaller number than that of an earlier call; `already_exists` if the contents, or the
-    /// steps that have ended, are others than the caller has found.
+    /// `failed_precondition` for a smaller number than that of an earlier call; `already_exists` if the contents, or
+    /// the steps that have ended, are others than the caller has found.
     pub(crate) fn begin_session(&self, request: &AttendServer) -> Result<(), Status> {
         if request.session == 0 {
             return Err(invalid("a coordinator's session cannot be 0"));

@@ -12,7 +12,7 @@ pub(super) struct Tokens {
     kept: usize,
 }
 
-/// What makes a change: a numbered step, which is the same for all coordinators, or another closure of this one.
+/// The maker of a change: a numbered step, which is the same for all coordinators, or another closure of this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Maker {
     Step(u64),

@@ -182,8 +182,8 @@ impl ParameterServerStrategyBuilder {
             return Err(Error::Option {
                 what: "the way in which updates are combined",
                 given: format!("{:?}, with restart_in_place", options.updates),
-                expected: "Asynchronous or BoundedStaleness, since contributions to a step that is not complete would be \
-                           lost with the coordinator",
+                expected: "Asynchronous or BoundedStaleness, since contributions to a step that is not complete would \
+                           be lost with the coordinator",
             });
         }
         if let Some(wire) = options.wire.filter(|wire| !matches!(wire, DType::F16 | DType::BF16)) {

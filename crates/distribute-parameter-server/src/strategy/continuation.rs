@@ -20,7 +20,7 @@ use crate::wire::proto::{
 use crate::wire::{Addressee, Link, OwnJob, is_lost, ps, worker};
 use crate::{Error, Result, numbers};
 
-/// What the servers have kept, until the program has made it again.
+/// The contents that servers have kept, without those that the program has made again.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
     /// By variable.
@@ -73,11 +73,15 @@ impl ParameterServerStrategy {
     /// saved then: servers learn of the end of a step with the changes of a later one. Returns the step with which
     /// training continues, which is a later one if the servers know more. It has no effect after the first step.
     ///
+    /// Checkpoints that are restored after this call take the place of what the servers have kept.
+    ///
     /// # Errors
     /// [`Error::Step`] if the servers do not know of these steps, as those of another training.
     pub fn confirm_steps(&self, until: u64) -> Result<u64> {
         let confirmed = self.inner.ledger.confirm(until).map_err(|error| self.inner.failed(error))?;
         self.inner.forget_failure();
+        // The program knows where it continues, so what it restores from now on is meant.
+        self.prefer_checkpoint();
         Ok(confirmed)
     }
 
@@ -108,8 +112,8 @@ impl Inner {
     /// whether it is there.
     pub(super) fn check_not_begun(&self, name: &str) -> Result<()> {
         if self.options.restart_in_place && self.ledger.has_begun() {
-            let problem = "the coordinator can be restarted in place, so all variables and optimizers must be made before \
-                           the first step";
+            let problem = "the coordinator can be restarted in place, so all variables and optimizers must be made \
+                           before the first step";
             return Err(Error::Variable { name: name.to_owned(), problem: problem.to_owned() });
         }
         Ok(())

@@ -164,7 +164,7 @@ fn a_frozen_coordinator_is_fenced_when_another_has_attached() {
     let mut old = coordinator_of(&cluster).start().unwrap();
     old.wait_for_line(0, "made step 5.", SOON).unwrap();
     old.kill(0, Signal::STOP).unwrap();
-    // At once, when nobody has noticed yet.
+    // At once, before servers and workers have noticed.
     let mut new = coordinator_of(&cluster).start().unwrap();
     new.wait_for_line(0, "made step 8.", SOON).unwrap();
     old.kill(0, Signal::CONT).unwrap();

@@ -219,14 +219,14 @@ impl<T: Trainee> Session<'_, T> {
         }
         let ahead = made - known;
         distribute_notice::warn!(
-            "continuing after step {made}, with the variables' own values; what callbacks and metrics of this epoch would \
-             know of the {ahead} steps since step {known} is lost"
+            "continuing after step {made}, with the variables' own values; what callbacks and metrics of this epoch \
+             would know of the {ahead} steps since step {known} is lost"
         );
         (self.steps, self.standing.steps) = (made, self.standing.steps + ahead);
         Ok(())
     }
 
-    /// Returns whether the epoch in which the state is goes on after a later step.
+    /// Returns whether a later step is one of the epoch in which the state is, and not its last one.
     fn is_in_epoch(&self, step: u64) -> bool {
         let Standing { epochs_done, steps, ended, all_steps, .. } = &self.standing;
         let ahead = step.saturating_sub(self.steps);
@@ -711,8 +711,8 @@ impl<T: Trainee> Run for Session<'_, T> {
             return Ok(Some(steps));
         }
         distribute_notice::warn!(
-            "the variables have made {made} steps, and the checkpoint is that of step {steps}, of an epoch that has ended \
-             since: training continues from the checkpoint"
+            "the variables have made {made} steps, and the checkpoint is that of step {steps}, of an epoch that has \
+             ended since: training continues from the checkpoint"
         );
         self.trainer.prefer_checkpoint();
         let Some((steps, standing)) = checkpoints.restore(strategy, &[model, optimizer])? else { return Ok(None) };
