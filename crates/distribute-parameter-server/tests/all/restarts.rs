@@ -146,11 +146,14 @@ fn a_coordinator_that_is_killed_continues_in_place_with_the_same_results() {
 
 #[test]
 fn each_change_counts_once_however_many_steps_were_under_way() {
-    let cluster = Cluster::start(2, 3);
+    let mut cluster = Cluster::start(2, 3);
     for made in [60, 170] {
         let coordinator = coordinator_of(&cluster).env("TEST_SUM", "1").start().unwrap();
         coordinator.wait_for_line(0, &format!("made step {made}."), SOON).unwrap();
+        // With a worker, whose changes may be on their way.
+        cluster.signal(worker(1), Signal::KILL);
         killed(coordinator);
+        cluster.restart(worker(1));
     }
     let said = coordinator_of(&cluster).env("TEST_SUM", "1").start().unwrap().wait(0, SOON).unwrap().stdout;
     assert!(!said.contains("begins with step 0"), "{said}");
