@@ -26,13 +26,15 @@ use crate::wire::proto::{AttendServer, CreateShard, Done, JobFailure, OptimizerO
 use crate::wire::{Addressee, Attendance, Link, OwnJob, is_lost, parts_of, ps};
 use crate::{Error, Result, numbers};
 
+mod attachment;
 mod builder;
 mod checkpoint;
 mod continuation;
 mod training;
 
+pub(crate) use self::attachment::BETWEEN_ATTEMPTS;
+use self::attachment::{Completion, Kept};
 pub use self::builder::{ParameterServerOptions, ParameterServerStrategyBuilder};
-use self::continuation::{Completion, Kept};
 
 /// Training against parameter servers: the coordinator creates variables on servers and schedules functions on workers.
 ///
@@ -528,6 +530,3 @@ impl Drop for Reserved<'_> {
 
 /// Limit of the message by which workers and servers are told of a failure.
 const MAX_FAILURE_BYTES: usize = 4096;
-
-/// About the time that a task needs to start.
-pub(crate) const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(100);

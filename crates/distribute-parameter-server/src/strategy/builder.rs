@@ -11,7 +11,7 @@ use distribute_device::DType;
 use distribute_types::FailureKind;
 use parking_lot::Mutex;
 
-use super::continuation::{Completion, Kept, find, next_session};
+use super::attachment::{Completion, Kept, find, next_session};
 use super::{Created, Inner, ParameterServerStrategy};
 use crate::parameters::Parameters;
 use crate::partitioner::Partitioner;
@@ -199,7 +199,13 @@ impl ParameterServerStrategyBuilder {
         let limits = (options.silence, options.message_timeout);
         // Calls that belong to no session.
         let finder = Parameters::new(runtime.handle().clone(), &job, &roles.servers, 0, None, limits)?;
-        let found = finder.block_on(find(&finder, &job, &roles.workers, &options));
+        let found = finder.block_on(find(
+            &finder,
+            &job,
+            &roles.workers,
+            options.restart_in_place,
+            (options.connect_timeout, options.silence),
+        ));
         let (hold, unfound) = match found {
             Ok(hold) => (hold, None),
             Err(error) => (AttendServer { session: next_session(0), ..AttendServer::default() }, Some(error)),
