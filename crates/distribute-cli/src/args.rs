@@ -217,6 +217,14 @@ pub(crate) struct Run {
     #[arg(help_heading = "Restarts")]
     pub(crate) max_restarts: Option<u32>,
 
+    /// How often the chief may be started again alone, while servers and workers wait for it
+    ///
+    /// For programs whose strategy has restart_in_place, on one host. It is started again if a signal ends it, or if it
+    /// ends with a code of 128 or more, except 143, which says that it was told to stop.
+    #[arg(long, value_name = "N", env = "DISTRIBUTE_CHIEF_RESTARTS", hide_env = true, default_value_t = 0)]
+    #[arg(help_heading = "Restarts")]
+    pub(crate) chief_restarts: u32,
+
     /// Restarts that are longer ago do not count [default: all count; with --elastic, 600]
     #[arg(long, value_name = "SECONDS", env = "DISTRIBUTE_RESTART_WINDOW", hide_env = true)]
     #[arg(help_heading = "Restarts")]
@@ -323,9 +331,23 @@ impl Run {
             let expected = format!("a number below --nnodes {}", self.nnodes);
             return wrong("--node-rank is the number of no host", rank.to_string(), &expected);
         }
-        if let (Some(window), None, None) = (self.restart_window, self.max_restarts, self.elastic) {
+        if let (Some(window), None, None, 0) =
+            (self.restart_window, self.max_restarts, self.elastic, self.chief_restarts)
+        {
             let given = format!("--restart-window {window}");
-            return wrong("--restart-window counts restarts, and none are allowed", given, "--max-restarts N too");
+            let expected = "--max-restarts N too, or --chief-restarts N";
+            return wrong("--restart-window counts restarts, and none are allowed", given, expected);
+        }
+        if self.chief_restarts > 0 && self.ps == 0 {
+            let given = format!("--chief-restarts {}", self.chief_restarts);
+            let expected = "--ps N too; without parameter servers nothing outlives the chief, and --max-restarts N \
+                            starts all tasks again";
+            return wrong("only the chief of a job with parameter servers is started again alone", given, expected);
+        }
+        if self.chief_restarts > 0 && (self.hosts.is_some() || self.nodes() > 1) {
+            let given = format!("--chief-restarts {} and {} hosts", self.chief_restarts, self.nodes());
+            let expected = "one host, or --max-restarts N, which starts all tasks again";
+            return wrong("the chief is started again alone on one host", given, expected);
         }
         if self.tls && (self.hosts.is_some() || self.nodes() > 1) {
             let expected = "one host; on several, certificates of `distribute certs` in DISTRIBUTE_TLS_CERT on each";

@@ -9,12 +9,13 @@ use signal_hook::consts::SIGCHLD;
 use crate::error::Error;
 use crate::host::{Host, Start, TICK};
 use crate::hosts::{FromHost, Hosts, Last, Report, ToLeader, ToMember, Woken};
-use crate::job::{Addresses, LOOPBACK, Ports, Task};
+use crate::job::{self, Addresses, LOOPBACK, Ports, Task};
 use crate::local::{Event, Local};
 use crate::outcome::{Exit, Outcome, Verdict, tells_of_another};
 use crate::ports::Reserved;
 use crate::process;
 use crate::report;
+use crate::restart::Budget;
 use crate::ssh::Shells;
 use crate::status::Status;
 use crate::supervisor::{Action, Supervisor};
@@ -27,6 +28,8 @@ pub(crate) struct Ended {
     pub(crate) outcomes: Vec<Outcome>,
     pub(crate) pids: Vec<Option<i32>>,
     pub(crate) lasts: Vec<Last>,
+    /// How often each was started again alone.
+    pub(crate) restarts: Vec<u32>,
 }
 
 impl Ended {
@@ -54,6 +57,8 @@ pub(crate) struct Attempt<'a> {
     pub(crate) grace: Duration,
     /// Whether the job does without a worker that is lost.
     pub(crate) coordinated: bool,
+    /// How often its chief may be started again alone, on this host.
+    pub(crate) chief: Option<Budget>,
 }
 
 impl Attempt<'_> {
@@ -83,9 +88,16 @@ impl Attempt<'_> {
             self.status.started(rank, pid, Some(tail));
         }
         let workers = self.tasks.iter().filter(|task| self.coordinated && task.job == "worker");
+        // A coordinator reschedules the work of a lost worker on another one.
+        let mut supervisor =
+            Supervisor::new(self.tasks.len(), self.grace).with_expendable(workers.map(|task| task.rank));
+        if let (Some(budget), Some(chief)) = (self.chief.take(), self.tasks.iter().find(|task| task.job == "chief")) {
+            supervisor = supervisor.with_revivable(chief.rank, budget);
+        }
         let mut running = Running {
-            // A coordinator reschedules the work of a lost worker on another one.
-            supervisor: Supervisor::new(self.tasks.len(), self.grace).with_expendable(workers.map(|task| task.rank)),
+            supervisor,
+            start,
+            again: None,
             lasts: self.tasks.iter().map(|task| Last { rank: task.rank, ..Last::default() }).collect(),
             attempt: self,
             own,
@@ -166,6 +178,10 @@ struct Running<'a> {
     attempt: Attempt<'a>,
     own: Option<usize>,
     local: Local<'a>,
+    /// How the tasks were started.
+    start: Start,
+    /// The newest start of a task that was started again alone.
+    again: Option<Local<'a>>,
     supervisor: Supervisor,
     pids: Vec<Option<i32>>,
     lasts: Vec<Last>,
@@ -195,7 +211,7 @@ impl Running<'_> {
     fn finish(mut self) -> Result<Ended, Error> {
         let begun = Instant::now();
         let mut missing: Vec<usize> = self.attempt.others(self.own).collect();
-        for last in self.local.lasts() {
+        for last in self.local.lasts().into_iter().chain(self.again.as_ref().map(Local::lasts).unwrap_or_default()) {
             self.keep(last);
         }
         while let Some(left) = LASTS.checked_sub(begun.elapsed()) {
@@ -221,7 +237,8 @@ impl Running<'_> {
             outcome.told = tells_of_another(&last.lines);
         }
         let verdict = Verdict::of(&outcomes, self.supervisor.interrupted());
-        Ok(Ended { verdict, outcomes, pids: self.pids, lasts: self.lasts })
+        let restarts = self.supervisor.restarts();
+        Ok(Ended { verdict, outcomes, pids: self.pids, lasts: self.lasts, restarts })
     }
 
     fn keep(&mut self, last: Last) {
@@ -245,12 +262,14 @@ impl Running<'_> {
 
     fn reap(&mut self) {
         while let Some((pid, exit)) = process::reap() {
-            match self.local.ended(pid, exit) {
+            let event = self.again.as_mut().and_then(|again| again.ended(pid, exit));
+            match event.or_else(|| self.local.ended(pid, exit)) {
                 Some(event) => self.handle(event),
                 None => self.attempt.shells.ended(pid, exit),
             }
         }
-        self.local.gone().into_iter().for_each(|event| self.handle(event));
+        let gone = self.again.as_mut().map(Local::gone).unwrap_or_default();
+        gone.into_iter().chain(self.local.gone()).for_each(|event| self.handle(event));
     }
 
     fn handle(&mut self, event: Event) {
@@ -317,6 +336,13 @@ impl Running<'_> {
 
     fn act(&mut self, action: Action) {
         match action {
+            Action::Start { rank, count } => {
+                if let Err(error) = self.start_again(rank, count) {
+                    self.failure.get_or_insert(error);
+                    // As a shell says that it finds no program.
+                    self.handle(Event::Exit { rank, exit: Exit::Code(127), leftover: false });
+                }
+            }
             Action::Signal { rank, signal } => {
                 self.attempt.status.signalled(rank, signal);
                 self.signal(rank, signal, false);
@@ -328,10 +354,34 @@ impl Running<'_> {
         }
     }
 
+    /// Starts a task of this host again, with the same place in the job.
+    fn start_again(&mut self, rank: usize, count: u32) -> Result<(), Error> {
+        let Attempt { host, tasks, number, .. } = self.attempt;
+        let (task, Start { addresses, job, reports_to, .. }) = (&tasks[rank], &self.start);
+        let mut env = job::environment(tasks, task, addresses).ok_or(Error::Addresses)?;
+        let shared = host.shared_environment(job, number + count, tasks.len());
+        env.extend(shared.into_iter().map(|(name, value)| (name, Some(value))));
+        env.extend(reports_to.as_ref().map(|address| ("DISTRIBUTE_STATUS_ADDR", Some(address.clone()))));
+        let place = host.places(tasks.len())?.into_iter().nth(rank).flatten();
+        let local = host.start_alone(task, number + count, env, place.as_ref())?;
+        for (rank, pid, tail) in local.tails() {
+            self.pids[rank] = Some(pid);
+            self.attempt.status.started(rank, pid, Some(tail));
+        }
+        self.again = Some(local);
+        Ok(())
+    }
+
     fn signal(&self, rank: usize, signal: i32, leader_only: bool) {
         let node = self.attempt.tasks[rank].node;
         match Some(node) == self.own {
-            true => self.local.signal(rank, signal, leader_only),
+            true => {
+                // One of them has ended.
+                self.local.signal(rank, signal, leader_only);
+                if let Some(again) = &self.again {
+                    again.signal(rank, signal, leader_only);
+                }
+            }
             false => {
                 let attempt = self.attempt.number;
                 self.attempt.send(node, &ToMember::Signal { attempt, rank, signal, leader_only });

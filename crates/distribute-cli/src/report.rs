@@ -59,6 +59,14 @@ pub(crate) fn note(note: &Note, tasks: &[Task], grace: Duration) -> String {
         Note::Forgiven { rank, exit, at } => {
             format!("{} {} after {}; the others continue", tasks[*rank], ended(*exit), seconds(*at))
         }
+        Note::Again { rank, exit, at, pause, count, of } => format!(
+            "{} {} after {}; starting it again in {} s ({count} of {of}), the others wait for it",
+            tasks[*rank],
+            ended(*exit),
+            seconds(*at),
+            pause.as_secs(),
+        ),
+        Note::GivenUp { rank, why } => format!("{} is not started again alone: {why}", tasks[*rank]),
         Note::Interrupted { signal, tasks } => {
             let name = signal_name(*signal);
             format!("{name}: stopping {} (killed after {grace} s, or at once by Ctrl-C)", count(*tasks, "task"))

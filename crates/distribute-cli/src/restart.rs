@@ -13,6 +13,8 @@ pub(crate) struct Budget {
     window: Option<Duration>,
     backoff: Duration,
     restarts: VecDeque<Duration>,
+    /// The option that sets how often.
+    option: &'static str,
 }
 
 /// The consequence of a failure.
@@ -26,7 +28,12 @@ pub(crate) enum Decision {
 
 impl Budget {
     pub(crate) fn new(most: u32, window: Option<Duration>, backoff: Duration) -> Budget {
-        Budget { most, window, backoff, restarts: VecDeque::new() }
+        Budget { most, window, backoff, restarts: VecDeque::new(), option: "--max-restarts" }
+    }
+
+    /// Names the option that sets how often.
+    pub(crate) fn of_option(self, option: &'static str) -> Budget {
+        Budget { option, ..self }
     }
 
     /// Decides after a failure at `now`, the time since the launcher began, whose first cause ended so.
@@ -44,9 +51,8 @@ impl Budget {
         let used = self.restarts.len() as u32;
         if used >= self.most {
             let within = self.window.map(|window| format!(" within {} s", window.as_secs())).unwrap_or_default();
-            return Decision::GiveUp(format!(
-                "it was started again {used} times{within}, as often as --max-restarts says"
-            ));
+            let option = self.option;
+            return Decision::GiveUp(format!("it was started again {used} times{within}, as often as {option} says"));
         }
         let pause = self.backoff.saturating_mul(1 << used.min(16)).min(LONGEST.max(self.backoff));
         self.restarts.push_back(now + pause);

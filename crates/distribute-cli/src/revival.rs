@@ -378,6 +378,8 @@ impl Revival {
             let Some(supervisor) = &mut task.supervisor else { continue };
             while let Some(action) = supervisor.poll_action() {
                 let note = match action {
+                    // Only supervisors of whole jobs start tasks.
+                    supervisor::Action::Start { .. } => continue,
                     supervisor::Action::Signal { signal, .. } => {
                         self.actions.push_back(Action::Signal { rank, signal });
                         continue;
@@ -392,6 +394,8 @@ impl Revival {
                     // One note for all is shown.
                     supervisor::Note::Interrupted { .. }
                     | supervisor::Note::Failed { .. }
+                    | supervisor::Note::Again { .. }
+                    | supervisor::Note::GivenUp { .. }
                     | supervisor::Note::Forgiven { .. } => {}
                     supervisor::Note::Killing { asked: false, .. } => unstopped.push(rank),
                     supervisor::Note::Killing { asked: true, .. } => on_request.push(rank),

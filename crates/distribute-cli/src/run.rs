@@ -44,7 +44,9 @@ pub(crate) fn run(args: &Run) -> Result<u8, Error> {
         (None, Some(address)) if nodes > 1 => at_rendezvous(args, &host, &tasks, roles, address),
         (None, _) => {
             let status = status(args, &host, &tasks, Reports::OfThisHost)?;
-            Job { args, host: &host, tasks: &tasks, shells: Shells::default(), status, reached_at: LOOPBACK }.run(None)
+            let shells = Shells::default();
+            let reached_at = LOOPBACK;
+            Job { args, host: &host, tasks: &tasks, shells, status, reached_at, chief_starts: 0 }.run(None)
         }
     };
     host.close();
@@ -100,7 +102,8 @@ fn at_rendezvous(args: &Run, host: &Host, tasks: &[Task], roles: Roles, address:
             host.note(format!("this host leads the job at {address}"));
             note_secret(host);
             let mut hosts = Hosts::new(door, Some(own), command, Vec::new(), host.notes());
-            let ended = Job { args, host, tasks, shells: Shells::default(), status, reached_at: &reached_at }
+            let shells = Shells::default();
+            let ended = Job { args, host, tasks, shells, status, reached_at: &reached_at, chief_starts: 0 }
                 .run(Some(&mut hosts));
             finish(hosts, ended)
         }
@@ -149,7 +152,7 @@ fn over_ssh(args: &Run, host: &Host, tasks: &[Task], roles: Roles) -> Result<(u8
     let mut hosts = Hosts::new(door, None, command, names, host.notes());
     let reached_at = host_of(&address);
     let status = status(args, host, tasks, Reports::OfAllHosts)?;
-    let mut job = Job { args, host, tasks, shells, status, reached_at: &reached_at };
+    let mut job = Job { args, host, tasks, shells, status, reached_at: &reached_at, chief_starts: 0 };
     let ended = job.run(Some(&mut hosts));
     let ended = finish(hosts, ended);
     job.shells.close(host);
@@ -256,6 +259,8 @@ struct Job<'a> {
     status: Status,
     /// The address at which the tasks of all hosts reach this launcher.
     reached_at: &'a str,
+    /// How often the chief was started again alone, in all attempts.
+    chief_starts: u32,
 }
 
 impl Job<'_> {
@@ -316,8 +321,17 @@ impl Job<'_> {
         }
         let grace = Duration::from_secs(self.args.grace.into());
         let coordinated = self.args.ps > 0;
+        let seconds = |seconds: u32| Duration::from_secs(seconds.into());
+        let (window, backoff) = (self.args.restart_window.map(seconds), seconds(self.args.restart_backoff));
+        let of = self.args.chief_restarts;
+        let chief = (of > 0).then(|| Budget::new(of, window, backoff).of_option("--chief-restarts"));
+        // Each start has a number of its own, by which its logs are told apart.
+        let number = number + self.chief_starts;
         let Job { host, tasks, shells, status, reached_at, .. } = self;
-        Attempt { number, host, tasks, hosts, shells, status, reached_at, grace, coordinated }.run()
+        let ended =
+            Attempt { number, host, tasks, hosts, shells, status, reached_at, grace, coordinated, chief }.run()?;
+        self.chief_starts += ended.restarts.iter().sum::<u32>();
+        Ok(ended)
     }
 
     /// Starts the launchers of lost hosts again, if this one has started them.
@@ -332,12 +346,13 @@ impl Job<'_> {
 
     fn report(&self, ended: &Ended, hosts: Option<&Hosts>) -> String {
         let names = hosts.map(Hosts::names).unwrap_or_default();
+        let is_revived = ended.restarts.iter().any(|restarts| *restarts > 0);
         let line = |(at, task): (usize, &Task)| report::Line {
             task: *task,
             host: names.get(task.node).cloned(),
             pid: ended.pids[at],
             outcome: ended.outcomes[at],
-            starts: None,
+            starts: is_revived.then(|| 1 + ended.restarts[at]),
             last: &ended.lasts[at],
         };
         let lines: Vec<_> = self.tasks.iter().enumerate().map(line).collect();

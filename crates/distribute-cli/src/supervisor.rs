@@ -8,10 +8,13 @@ use std::time::Duration;
 use signal_hook::consts::{SIGCONT, SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 
 use crate::outcome::{Exit, Outcome};
+use crate::restart::{Budget, Decision};
 
 /// An action for the caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Action {
+    /// Start a task again; `count` is the number of its restarts so far.
+    Start { rank: usize, count: u32 },
     /// Send a signal to the process group of a task.
     Signal { rank: usize, signal: i32 },
     /// Send a signal to the first process of a task only.
@@ -27,6 +30,10 @@ pub(crate) enum Note {
     Failed { rank: usize, exit: Exit, at: Duration, others: usize },
     /// A task failed, and the job continues without it.
     Forgiven { rank: usize, exit: Exit, at: Duration },
+    /// A task failed, and is started again after a pause while the others wait for it.
+    Again { rank: usize, exit: Exit, at: Duration, pause: Duration, count: u32, of: u32 },
+    /// A task failed, and is not started again, for this reason.
+    GivenUp { rank: usize, why: String },
     /// The launcher was signalled, and forwards the signal.
     Interrupted { signal: i32, tasks: usize },
     /// These tasks did not stop within the grace and are killed, or the user has interrupted again.
@@ -44,11 +51,16 @@ pub(crate) struct Supervisor {
     phase: Phase,
     grace: Duration,
     interrupted: Option<i32>,
+    /// The task that is started again alone, and how often.
+    revivable: Option<(usize, Budget)>,
     actions: VecDeque<Action>,
 }
 
 #[derive(Debug, Default)]
 struct Task {
+    /// When it is started again, and how it has ended.
+    revival: Option<(Duration, Outcome)>,
+    restarts: u32,
     outcome: Option<Outcome>,
     /// Whether the others can continue without it, as long as one such task is left.
     expendable: bool,
@@ -85,7 +97,13 @@ impl Supervisor {
     /// Creates a running job of `tasks` tasks, which get `grace` to stop when they are asked to.
     pub(crate) fn new(tasks: usize, grace: Duration) -> Self {
         let tasks = (0..tasks).map(|_| Task::default()).collect();
-        Self { tasks, phase: Phase::Running, grace, interrupted: None, actions: VecDeque::new() }
+        let (phase, interrupted, revivable) = (Phase::Running, None, None);
+        Self { tasks, phase, grace, interrupted, revivable, actions: VecDeque::new() }
+    }
+
+    /// Lets a task be started again alone if it is lost, as often as the budget says.
+    pub(crate) fn with_revivable(self, rank: usize, budget: Budget) -> Self {
+        Self { revivable: Some((rank, budget)), ..self }
     }
 
     /// Marks tasks that the others can do without, as long as one of them is left.
@@ -101,10 +119,10 @@ impl Supervisor {
             && !exit.is_success()
             && self.tasks[rank].expendable
             && self.tasks.iter().enumerate().any(|(other, task)| other != rank && lives(task));
-        let task = &mut self.tasks[rank];
-        if task.outcome.is_some() {
+        if self.tasks[rank].outcome.is_some() || self.revive(rank, exit, leftover, now) {
             return;
         }
+        let task = &mut self.tasks[rank];
         let stopped = task.sent.iter().any(|signal| exit.answers(*signal));
         task.outcome = Some(Outcome { exit, at: now, stopped, forgiven, told: false });
         task.gone = !leftover;
@@ -123,6 +141,34 @@ impl Supervisor {
             // Of two such codes either may be the cause.
             Phase::Settling { rank: first, .. } if exit.may_blame_others() && !self.blames_others(first) => {}
             Phase::Running | Phase::Settling { .. } => self.stop_after(rank, now),
+        }
+    }
+
+    /// Plans another start of a task that was lost, if its budget allows one; returns whether it does.
+    fn revive(&mut self, rank: usize, exit: Exit, leftover: bool, now: Duration) -> bool {
+        let is_lost = matches!(exit, Exit::Signal(_) | Exit::Lost | Exit::Code(128..)) && !exit.answers(SIGTERM);
+        let Some((_, budget)) = self.revivable.as_mut().filter(|(revivable, _)| *revivable == rank) else {
+            return false;
+        };
+        if self.phase != Phase::Running || !is_lost {
+            return false;
+        }
+        match budget.after(exit, now) {
+            Decision::Restart { pause, count, of } => {
+                let outcome = Outcome { exit, at: now, stopped: false, forgiven: false, told: false };
+                let task = &mut self.tasks[rank];
+                (task.revival, task.gone) = (Some((now + pause, outcome)), !leftover);
+                // What it has left behind must not call as it any more.
+                task.next = leftover.then_some((now, Step::Stop));
+                self.actions.push_back(Action::Note(Note::Again { rank, exit, at: now, pause, count, of }));
+                true
+            }
+            Decision::GiveUp(why) => {
+                if !why.is_empty() {
+                    self.actions.push_back(Action::Note(Note::GivenUp { rank, why }));
+                }
+                false
+            }
         }
     }
 
@@ -159,6 +205,11 @@ impl Supervisor {
         }
         for rank in 0..self.tasks.len() {
             let task = &mut self.tasks[rank];
+            if self.phase == Phase::Running && task.gone && task.revival.is_some_and(|(at, _)| at <= now) {
+                let count = task.restarts + 1;
+                *task = Task { restarts: count, expendable: task.expendable, ..Task::default() };
+                self.actions.push_back(Action::Start { rank, count });
+            }
             match task.next {
                 Some((at, Step::Stop)) if !task.gone && at <= now => {
                     task.next = Some((now + self.grace, Step::Kill));
@@ -182,6 +233,9 @@ impl Supervisor {
     pub(crate) fn stop(&mut self, signal: i32, now: Duration) {
         self.phase = Phase::Stopping;
         for task in &mut self.tasks {
+            if let Some((_, outcome)) = task.revival.take() {
+                task.outcome = Some(outcome);
+            }
             task.next = Some((now + self.grace, Step::Kill));
         }
         self.send(signal);
@@ -202,12 +256,18 @@ impl Supervisor {
             Phase::Running | Phase::Stopping => None,
         };
         let next = self.tasks.iter().filter(|task| !task.gone).filter_map(|task| Some(task.next?.0));
-        next.chain(settling).min()
+        let starts = self.tasks.iter().filter(|task| task.gone).filter_map(|task| Some(task.revival?.0));
+        next.chain(starts).chain(settling).min()
     }
 
     /// Returns whether no process of any task is left.
     pub(crate) fn is_done(&self) -> bool {
-        self.tasks.iter().all(|task| task.gone)
+        self.tasks.iter().all(|task| task.gone && task.revival.is_none())
+    }
+
+    /// Returns how often each task was started again.
+    pub(crate) fn restarts(&self) -> Vec<u32> {
+        self.tasks.iter().map(|task| task.restarts).collect()
     }
 
     /// Returns the ends of all tasks, once the job is done.
@@ -225,7 +285,7 @@ impl Supervisor {
     }
 
     fn stop_after(&mut self, rank: usize, now: Duration) {
-        let others = self.tasks.iter().filter(|task| task.outcome.is_none()).count();
+        let others = self.tasks.iter().filter(|task| task.outcome.is_none() && task.revival.is_none()).count();
         if let Some(Outcome { exit, at, .. }) = self.tasks[rank].outcome {
             self.actions.push_back(Action::Note(Note::Failed { rank, exit, at, others }));
         }

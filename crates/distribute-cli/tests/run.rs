@@ -90,6 +90,42 @@ fn parameter_servers_come_with_a_chief_and_one_lost_worker_ends_no_job() {
 }
 
 #[test]
+fn a_lost_chief_is_started_again_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = r#"
+        echo "begins $DISTRIBUTE_RESTART_COUNT"
+        case "$TF_CONFIG" in
+            *'"type":"chief"'*)
+                case "$DISTRIBUTE_RESTART_COUNT" in 0) kill -9 $$;; 1) exit 138;; esac
+                touch "$FOLDER/done"; echo "$TF_CONFIG";;
+            *) while [ ! -e "$FOLDER/done" ]; do sleep 0.05; done;;
+        esac"#;
+    let flags = ["-n", "2", "--ps", "1", "--chief-restarts", "2", "--restart-backoff", "0"];
+    let job = launcher(&flags, script).env("FOLDER", folder.path().to_str().unwrap());
+    let outcome = job.start().unwrap().wait(0, DEADLINE).unwrap();
+    assert!(outcome.success(), "{outcome:?}");
+    assert_eq!(lines_of(&outcome, "chief-0")[..3], ["begins 0", "begins 1", "begins 2"]);
+    assert!(lines_of(&outcome, "chief-0")[3].contains("127.0.0.1"), "{outcome:?}");
+    for task in ["worker-0", "worker-1", "ps-0"] {
+        assert_eq!(lines_of(&outcome, task), ["begins 0"]);
+    }
+    for words in ["chief-0 was killed by SIGKILL", "(1 of 2), the others wait for it", "(2 of 2)"] {
+        assert!(outcome.stderr.contains(words), "{words}: {outcome:?}");
+    }
+    // Once more than that.
+    let flags = ["-n", "1", "--ps", "1", "--chief-restarts", "1", "--restart-backoff", "0"];
+    let outcome = run(&flags, r#"case "$TF_CONFIG" in *'"type":"chief"'*) kill -9 $$;; *) sleep 60;; esac"#);
+    assert_eq!(outcome.code, Some(137), "{outcome:?}");
+    assert!(outcome.stderr.contains("as often as --chief-restarts says"), "{outcome:?}");
+    // An error of its own.
+    let outcome = run(&flags, r#"case "$TF_CONFIG" in *'"type":"chief"'*) exit 7;; *) sleep 60;; esac"#);
+    assert_eq!(outcome.code, Some(7), "{outcome:?}");
+    assert!(!outcome.stderr.contains("starting it again"), "{outcome:?}");
+    let outcome = run(&["-n", "2", "--chief-restarts", "1"], "true");
+    assert!(outcome.code == Some(2) && outcome.stderr.contains("--ps N too"), "{outcome:?}");
+}
+
+#[test]
 fn nothing_but_text_goes_into_a_pipe() {
     let colors = r#"printf '\033[1;31mred\033[0m\033[2K\rbar 10%%\rbar 20%%\r\n'; printf '\007\033[3Aend\n' >&2"#;
     let outcome = run(&["-n", "2", "--timestamps"], colors);

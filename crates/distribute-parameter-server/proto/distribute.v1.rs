@@ -3,10 +3,48 @@
 pub struct Done {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct AttendServer {
-    /// The run of a coordinator; variables belong to one session.
+pub struct FindRequest {
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Found {
+    /// The greatest session so far; 0 if there was none.
     #[prost(uint64, tag = "1")]
     pub session: u64,
+    #[prost(uint64, tag = "2")]
+    pub incarnation: u64,
+    /// The session in which the contents were made; 0 if there are none.
+    #[prost(uint64, tag = "3")]
+    pub lineage: u64,
+    /// Whether all of the contents are there, and changes since then belong to numbered steps.
+    #[prost(bool, tag = "4")]
+    pub complete: bool,
+    /// What this server knows of the steps.
+    #[prost(message, optional, tag = "5")]
+    pub steps: ::core::option::Option<StepRecord>,
+}
+/// Which numbered steps of a training have ended.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StepRecord {
+    /// Steps below this have ended, but for those in `open`.
+    #[prost(uint64, tag = "1")]
+    pub begun: u64,
+    #[prost(uint64, repeated, tag = "2")]
+    pub open: ::prost::alloc::vec::Vec<u64>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AttendServer {
+    /// The run of a coordinator. One that begins later has a greater number, and calls of smaller ones are refused.
+    #[prost(uint64, tag = "1")]
+    pub session: u64,
+    /// The session in which the contents were made that this one keeps; 0 to begin without contents.
+    #[prost(uint64, tag = "3")]
+    pub lineage: u64,
+    /// Whether another coordinator may continue: then only numbered steps change variables.
+    #[prost(bool, tag = "4")]
+    pub numbered: bool,
+    /// The steps that have ended, where contents are kept.
+    #[prost(message, optional, tag = "5")]
+    pub steps: ::core::option::Option<StepRecord>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ServerState {
@@ -64,6 +102,17 @@ pub struct OptimizerOfShards {
     /// The number of workers whose gradients make one step; 0: each gradient makes one.
     #[prost(uint32, tag = "6")]
     pub contributions: u32,
+    /// The description with which it was made; a later one may have another learning rate.
+    #[prost(string, tag = "7")]
+    pub made_as: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CompleteRequest {
+    #[prost(uint64, tag = "1")]
+    pub session: u64,
+    /// Whether variables were restored, so that steps are numbered anew.
+    #[prost(bool, tag = "2")]
+    pub restored: bool,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DescribeRequest {
@@ -157,6 +206,12 @@ pub struct Origin {
     pub live: ::prost::alloc::vec::Vec<u64>,
     #[prost(uint64, tag = "9")]
     pub round: u64,
+    /// The number of the training step that the closure makes, by which it is also known to later coordinators.
+    #[prost(uint64, optional, tag = "10")]
+    pub step: ::core::option::Option<u64>,
+    /// The steps that have ended, where it makes one.
+    #[prost(message, optional, tag = "11")]
+    pub steps: ::core::option::Option<StepRecord>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PushRequest {
@@ -238,6 +293,17 @@ pub struct JobFailure {
     #[prost(bool, tag = "2")]
     pub configuration: bool,
 }
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReleaseRequest {
+    #[prost(uint64, tag = "1")]
+    pub session: u64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Released {
+    /// The greatest session so far; if it is greater than the caller's, the hold continues.
+    #[prost(uint64, tag = "1")]
+    pub session: u64,
+}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AttendWorker {
     #[prost(uint64, tag = "1")]
@@ -258,6 +324,9 @@ pub struct AttendWorker {
     pub datasets: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(uint32, optional, tag = "9")]
     pub wire: ::core::option::Option<u32>,
+    /// The session in which the servers' contents were made, where a later one keeps them: then datasets are kept, too.
+    #[prost(uint64, tag = "10")]
+    pub lineage: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct WorkerState {

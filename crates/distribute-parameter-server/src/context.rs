@@ -9,12 +9,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use distribute_device::DType;
 use distribute_input::DatasetIter;
 use distribute_values::{Scatter, TensorStorage};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::parameters::{Gradient, Traffic, VariableInfo, Versions};
 use crate::variable::ShardedVariable;
 use crate::wire::proto::Origin;
-use crate::worker::Attendance;
+use crate::worker::{Attendance, Objects};
 use crate::{Error, Result, numbers};
 
 /// The worker that runs a function of a [`Program`](crate::Program): its index among the workers, the variables on the
@@ -83,9 +84,14 @@ impl WorkerContext {
     ///
     /// # Errors
     /// [`Error::EndOfData`] after the last element; [`Error::Input`] if the dataset fails; [`Error::WrongTask`] if this
-    /// worker has no such iterator, its elements have another type, or another thread uses it for too long.
+    /// worker has no such iterator, its elements have another type, or another thread uses it for too long;
+    /// [`Error::Cancelled`] if the coordinator has given this worker up.
     pub fn next<T: 'static>(&self, iterator: &PerWorkerIterator<T>) -> Result<T> {
         let worker = self.attendance.worker;
+        if self.is_cancelled() {
+            // The element belongs to functions of the next coordinator.
+            return Err(given_up("an element"));
+        }
         let resource = self.attendance.resources.lock().get(&iterator.resource).cloned();
         let resource = resource.ok_or_else(|| Error::WrongTask {
             task: format!("worker:{worker}"),
@@ -136,7 +142,7 @@ impl WorkerContext {
     /// [`Error::Variable`] if shape or type differ; [`Error::ServerLost`] or [`Error::Cancelled`], which functions
     /// should pass on.
     pub fn assign_add<L, T: TensorStorage<L>>(&self, variable: &ShardedVariable, value: &T) -> Result<()> {
-        variable.assign_as(&self.change()?, Scatter::Add, None, value)
+        self.change(|origin| variable.assign_as(origin, Scatter::Add, None, value))
     }
 
     /// Changes some rows of a variable, once for this closure however often it runs. Rows are written in order; one may
@@ -152,7 +158,7 @@ impl WorkerContext {
         rows: &[usize],
         values: &T,
     ) -> Result<()> {
-        variable.assign_as(&self.change()?, scatter, Some(rows), values)
+        self.change(|origin| variable.assign_as(origin, scatter, Some(rows), values))
     }
 
     /// Sends gradients to the servers, whose optimizer applies them. Returns whether they counted: with
@@ -165,7 +171,7 @@ impl WorkerContext {
     /// [`Error::Refused`] if a gradient does not fit.
     pub fn push(&self, optimizer: u32, gradients: &[Gradient]) -> Result<bool> {
         let parameters = &self.attendance.parameters;
-        parameters.block_on(parameters.push(&self.change()?, optimizer, gradients))
+        self.change(|origin| parameters.block_on(parameters.push(origin, optimizer, gradients)))
     }
 
     /// Returns the optimizer that updates a variable on the servers, if there is one.
@@ -224,23 +230,51 @@ impl WorkerContext {
     /// # Errors
     /// The error of `make`.
     pub fn keep<T: Any + Send + Sync, E>(&self, name: &str, make: impl FnOnce() -> Result<T, E>) -> Result<Arc<T>, E> {
-        let key = format!("{name}\n{}", std::any::type_name::<T>());
-        let kept = self.attendance.kept.lock().get(&key).cloned();
-        if let Some(kept) = kept.and_then(|kept| kept.downcast::<T>().ok()) {
-            return Ok(kept);
-        }
-        // Calls run one at a time, so no other has created it meanwhile.
-        let made = Arc::new(make()?);
-        self.attendance.kept.lock().insert(key, made.clone());
-        Ok(made)
+        kept_in(&self.attendance.kept, name, make)
     }
 
-    /// Returns the origin of this closure's next change, unless the closure is cancelled.
-    fn change(&self) -> Result<Origin> {
-        if self.is_cancelled() {
-            let why = "the coordinator has given this worker up".to_owned();
-            return Err(Error::Cancelled { what: "a change".to_owned(), why });
-        }
-        Ok(Origin { change: self.changes.fetch_add(1, Ordering::Relaxed), ..self.origin.clone() })
+    /// Returns an object that this worker keeps between calls, as [`keep`](WorkerContext::keep) does, and also when its
+    /// coordinator is [restarted in place](crate::ParameterServerOptions::restart_in_place): for positions in data and
+    /// other state that depends on no coordinator. Variables do, and must not be kept here.
+    ///
+    /// # Errors
+    /// The error of `make`.
+    pub fn keep_lasting<T: Any + Send + Sync, E>(
+        &self,
+        name: &str,
+        make: impl FnOnce() -> Result<T, E>,
+    ) -> Result<Arc<T>, E> {
+        kept_in(&self.attendance.lasting, name, make)
     }
+
+    /// Makes this closure's next change, unless the closure is cancelled.
+    fn change<T>(&self, make: impl FnOnce(&Origin) -> Result<T>) -> Result<T> {
+        // Another coordinator waits for this lock after it has cancelled the closure.
+        let _changing = self.attendance.changing.read();
+        if self.is_cancelled() {
+            return Err(given_up("a change"));
+        }
+        make(&Origin { change: self.changes.fetch_add(1, Ordering::Relaxed), ..self.origin.clone() })
+    }
+}
+
+fn given_up(what: &str) -> Error {
+    Error::Cancelled { what: what.to_owned(), why: "the coordinator has given this worker up".to_owned() }
+}
+
+/// Returns an object by its name and type, created by `make` if there is none.
+fn kept_in<T: Any + Send + Sync, E>(
+    objects: &Mutex<Objects>,
+    name: &str,
+    make: impl FnOnce() -> Result<T, E>,
+) -> Result<Arc<T>, E> {
+    let key = format!("{name}\n{}", std::any::type_name::<T>());
+    let kept = objects.lock().get(&key).cloned();
+    if let Some(kept) = kept.and_then(|kept| kept.downcast::<T>().ok()) {
+        return Ok(kept);
+    }
+    // Calls run one at a time, so no other has created it meanwhile.
+    let made = Arc::new(make()?);
+    objects.lock().insert(key, made.clone());
+    Ok(made)
 }

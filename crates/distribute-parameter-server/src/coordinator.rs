@@ -19,6 +19,7 @@ use crate::message;
 use crate::progress::Progress;
 use crate::queue::ClosureQueue;
 use crate::remote_value::RemoteValue;
+use crate::steps::ActiveStep;
 use crate::strategy::{Inner, ParameterServerOptions, ParameterServerStrategy};
 use crate::wire::proto::{Done, JobFailure, LeaveRequest};
 use crate::wire::{ps, worker};
@@ -139,6 +140,8 @@ pub(crate) struct Shared {
 pub(crate) struct Scheduled {
     pub(crate) arguments: Bytes,
     pub(crate) value: RemoteValue,
+    /// The numbered step that it makes, if it does.
+    pub(crate) step: Option<ActiveStep>,
 }
 
 impl Drop for Scheduled {
@@ -232,13 +235,42 @@ impl ClusterCoordinator {
     /// [`Error::UnknownName`] if the program has no such function; [`Error::Value`] if the arguments do not fit it; the
     /// first error of functions scheduled before; [`Error::Stalled`] if the queue stays full and nothing happens.
     pub fn schedule(&self, function: &str, arguments: &impl Serialize) -> Result<RemoteValue> {
+        self.put(function, arguments, || Ok(None))
+    }
+
+    /// Schedules a function that makes a numbered step of the training. The number is the program's: the first step may
+    /// have any, further ones follow in order, and one that has failed may be scheduled again.
+    ///
+    /// Each change of a step is made once on each server, as often as the step is scheduled, also by another
+    /// coordinator that was [restarted in place](crate::ParameterServerOptions::restart_in_place): that one begins with
+    /// [`first_step`](ParameterServerStrategy::first_step), and schedules again all steps from there on. Those that had
+    /// ended already run for their results only. The function makes the same changes in the same order whenever it
+    /// runs.
+    ///
+    /// # Errors
+    /// The errors of [`schedule`](ClusterCoordinator::schedule); [`Error::Step`] if the number is not the next one;
+    /// [`Error::OtherTraining`] if servers have kept something that the program has not made.
+    pub fn schedule_step(&self, step: u64, function: &str, arguments: &impl Serialize) -> Result<RemoteValue> {
+        let inner = &self.handle.strategy.inner;
+        inner.complete()?;
+        self.put(function, arguments, || {
+            let admitted = inner.ledger.schedule(step).map_err(|error| inner.failed(error))?;
+            Ok(Some(admitted))
+        })
+    }
+
+    fn put(
+        &self,
+        function: &str,
+        arguments: &impl Serialize,
+        step: impl FnOnce() -> Result<Option<ActiveStep>>,
+    ) -> Result<RemoteValue> {
         let shared = &self.handle.shared;
         let known = shared.program.find(function)?;
         let wrong = |source| Error::Value { what: format!("the arguments of {function}"), source };
         let arguments = message::encode(arguments).map_err(wrong)?;
         known.check(&arguments).map_err(wrong)?;
         let value = RemoteValue::new(function, Arc::downgrade(shared));
-        let scheduled = Scheduled { arguments: arguments.into(), value: value.clone() };
         let begun = Instant::now();
         let mut queue = shared.lock();
         loop {
@@ -246,7 +278,7 @@ impl ClusterCoordinator {
                 return Err(self.take_error(queue));
             }
             if queue.has_room() {
-                queue.put(scheduled);
+                queue.put(Scheduled { arguments: arguments.into(), value: value.clone(), step: step()? });
                 shared.ready.notify_waiters();
                 return Ok(value);
             }

@@ -11,6 +11,7 @@ use crate::Error;
 use crate::coordinator::{Delivery, Scheduled, ServerState, Shared, WorkerState, cancel};
 use crate::message;
 use crate::queue::{Begin, Entry};
+use crate::steps::ActiveStep;
 use crate::strategy::{BETWEEN_ATTEMPTS, Inner};
 use crate::wire::proto::{
     AttendWorker, Closure, Done, FenceRequest, Origin, Outcome, Resource, WorkerState as Attending,
@@ -90,6 +91,7 @@ impl Dispatcher {
             functions: names(self.shared.program.functions().collect()),
             datasets: names(self.shared.program.datasets().collect()),
             wire: self.inner.options.wire.map(|wire| wire.code().into()),
+            lineage: self.inner.lineage,
         };
         let (_, attendance) = self.link.attend::<_, Attending>(worker!("Attend"), request, message_timeout).await?;
         Ok(attendance)
@@ -168,6 +170,7 @@ impl Dispatcher {
 
     async fn run(&self, begun: &Begin<Scheduled>, resources: &mut usize) -> Result<Outcome, Status> {
         self.make_resources(resources).await?;
+        let Scheduled { arguments, value, step } = &begun.entry.closure;
         let origin = Origin {
             session: self.inner.parameters.session(),
             worker: self.worker as u32,
@@ -178,8 +181,9 @@ impl Dispatcher {
             horizon: begun.horizon,
             live: begun.live.clone(),
             round: begun.round,
+            step: step.as_ref().map(ActiveStep::number),
+            steps: step.as_ref().map(ActiveStep::start),
         };
-        let Scheduled { arguments, value } = &begun.entry.closure;
         let mut first = Some((origin, value.function().to_owned()));
         let messages = parts_of(arguments.clone()).map(|(payload, more)| {
             let (origin, function) = first.take().map_or((None, String::new()), |(origin, of)| (Some(origin), of));
@@ -223,6 +227,10 @@ impl Dispatcher {
         let Some(problem) = outcome.problem else {
             // The value is set first, so that it is there when `join` returns.
             entry.closure.value.set(Ok(outcome.payload));
+            // Taken, so that it may be scheduled again as soon as `join` has returned.
+            if let Some(step) = entry.closure.step.take() {
+                step.succeed();
+            }
             let goes_on = {
                 let mut queue = self.shared.lock();
                 queue.done(entry.number);
@@ -350,6 +358,12 @@ pub(crate) async fn watch_server(server: usize, shared: Arc<Shared>, inner: Arc<
                 }
                 set(ServerState::Ready);
             }
+            // Another coordinator has taken over, and a further run would take over from that one.
+            Err(error @ Error::Refused { .. }) => {
+                inner.note_failure(&error);
+                set(ServerState::Lost);
+                return shared.fail(None, error);
+            }
             Err(error) => {
                 let address = inner.parameters.address(server).to_owned();
                 let why = match error {
@@ -376,6 +390,7 @@ async fn recover(server: usize, shared: &Shared, inner: &Inner) -> Result<String
         (true, _) => "its connection had broken, and it has kept its variables".to_owned(),
         (false, Some(folder)) => {
             let step = inner.restore_from(server, folder).await?;
+            inner.complete_again(server).await?;
             format!("it was started again, and has its part of the checkpoint of step {step}")
         }
         (false, None) => {

@@ -138,6 +138,22 @@ pub enum Error {
         /// The problem and the remedy.
         problem: String,
     },
+    /// A numbered step cannot be scheduled.
+    #[error("step {step}: {problem}")]
+    Step {
+        /// Its number.
+        step: u64,
+        /// The problem and the remedy.
+        problem: String,
+    },
+    /// The servers have kept another training than that of this program.
+    #[error(
+        "{problem}; start the program that began the training, or end its servers and workers before another training"
+    )]
+    OtherTraining {
+        /// The difference.
+        problem: String,
+    },
     /// An option is outside its range.
     #[error("{what} is {given}; give {expected}")]
     Option {
@@ -241,7 +257,9 @@ impl ErrorClass for Error {
         match self {
             Error::WorkerLost { .. } | Error::ServerLost { .. } | Error::Unreachable { .. } => lost(Scope::Peer),
             Error::Stalled { .. } | Error::NoCoordinator { .. } => lost(Scope::Cluster),
-            Error::WrongTask { .. } | Error::Option { .. } | Error::Secret { .. } => Class::CONFIGURATION,
+            Error::WrongTask { .. } | Error::Option { .. } | Error::Secret { .. } | Error::OtherTraining { .. } => {
+                Class::CONFIGURATION
+            }
             Error::JobFailed { configuration: true, .. } => Class::CONFIGURATION,
             // As the shell counts processes that a signal ends.
             Error::Stopped { signal, .. } => {

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use distribute_device::DType;
 use prost::Message as _;
 
-use crate::wire::proto::{AttendWorker, Closure, Outcome, Resource};
+use crate::wire::proto::{AttendWorker, Closure, Outcome, Released, Resource};
 use crate::{message, numbers};
 
 /// Calls of a coordinator and of workers to a server, one after another.
@@ -65,6 +65,12 @@ pub fn worker_messages(bytes: &[u8]) -> bool {
         assert_eq!(M::decode(&*message.encode_to_vec()), Ok(message));
         true
     }
-    [same::<AttendWorker>(bytes), same::<Resource>(bytes), same::<Closure>(bytes), same::<Outcome>(bytes)]
-        .contains(&true)
+    [
+        same::<AttendWorker>(bytes),
+        same::<Resource>(bytes),
+        same::<Closure>(bytes),
+        same::<Outcome>(bytes),
+        same::<Released>(bytes),
+    ]
+    .contains(&true)
 }

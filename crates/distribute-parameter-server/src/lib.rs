@@ -74,6 +74,7 @@ mod roles;
 mod server;
 mod server_methods;
 mod signals;
+mod steps;
 mod store;
 mod strategy;
 mod updates;

@@ -59,6 +59,15 @@ impl Lifetime {
         Attended { lifetime: self.clone(), number }
     }
 
+    /// Ends the coordinator's hold, since another one is about to attach.
+    pub(crate) fn release(&self) {
+        self.state.send_modify(|state| {
+            if state.attended_by.take().is_some() {
+                state.alone_since = Instant::now();
+            }
+        });
+    }
+
     /// Ends the job.
     pub(crate) fn end(&self, failure: Option<JobFailure>) {
         let end = failure.map_or(End::Done, End::Failed);

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use distribute_cluster::{Task, TaskType};
@@ -40,6 +40,8 @@ pub(crate) struct Parameters {
     wire: Option<DType>,
     message_timeout: Duration,
     table: RwLock<Arc<Table>>,
+    /// Whether servers have kept variables that the coordinator cannot assign yet.
+    pub(crate) sealed: AtomicBool,
     pulled_bytes: AtomicU64,
     pushed_bytes: AtomicU64,
     /// The last server that was lost, or cancelled a call of this task.
@@ -96,6 +98,7 @@ impl Parameters {
             wire,
             message_timeout,
             table: RwLock::default(),
+            sealed: AtomicBool::new(false),
             pulled_bytes: AtomicU64::new(0),
             pushed_bytes: AtomicU64::new(0),
             noted: Mutex::default(),
@@ -133,6 +136,16 @@ impl Parameters {
 
     pub(crate) fn failed(&self, server: usize, call: &'static str) -> impl Fn(Status) -> Error + '_ {
         move |status| note(&self.noted, Error::of_server(server, self.address(server), call, status))
+    }
+
+    /// Returns the error for a server that has not answered since `started`.
+    pub(crate) fn unreachable(&self, server: usize, started: Instant, last: &Status) -> Error {
+        Error::Unreachable {
+            task: Task::new(TaskType::Ps, server as u32),
+            address: self.address(server).to_owned(),
+            waited: started.elapsed(),
+            last: last.message().to_owned(),
+        }
     }
 
     /// Returns the bytes transferred so far.

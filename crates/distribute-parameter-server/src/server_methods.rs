@@ -10,8 +10,8 @@ use tonic::body::Body;
 use crate::lifetime::Lifetime;
 use crate::store::{Assigning, Creating, Store};
 use crate::wire::proto::{
-    AssignRequest, AttendServer, CreateShard, DescribeRequest, Done, FenceRequest, LeaveRequest, OptimizerOfShards,
-    PullRequest, PushRequest, ServerState,
+    AssignRequest, AttendServer, CompleteRequest, CreateShard, DescribeRequest, Done, FenceRequest, FindRequest,
+    LeaveRequest, OptimizerOfShards, PullRequest, PushRequest, ServerState,
 };
 use crate::wire::{
     Inbox, MAX_HEAD_BYTES, MAX_MESSAGE_BYTES, Methods, SHORT_MESSAGE_BYTES, reply, reply_all, reply_stream,
@@ -37,7 +37,7 @@ impl ServerMethods {
         let attended = {
             // One at a time, so that the hold is that of the session that began last.
             let _turn = self.turn.lock();
-            self.store.begin_session(request.session)?;
+            self.store.begin_session(&request)?;
             self.lifetime.attend()
         };
         let state = ServerState { incarnation: self.store.incarnation() };
@@ -95,13 +95,14 @@ impl Methods for ServerMethods {
     const NAME: &'static str = "distribute.v1.ParameterServer";
 
     fn admit(&self, method: &str, session: u64) -> Result<usize, Status> {
-        if method == "Attend" {
-            // This call begins a session.
-            return Ok(SHORT_MESSAGE_BYTES);
-        }
-        self.store.check_session(session)?;
         match method {
-            "Describe" | "Fence" | "Leave" => Ok(SHORT_MESSAGE_BYTES),
+            "Find" => return Ok(SHORT_MESSAGE_BYTES),
+            // This call begins a session.
+            "Attend" => return Ok(MAX_HEAD_BYTES),
+            _ => self.store.check_session(session)?,
+        }
+        match method {
+            "Complete" | "Describe" | "Fence" | "Leave" => Ok(SHORT_MESSAGE_BYTES),
             "SetOptimizer" | "Pull" => Ok(MAX_HEAD_BYTES),
             "Create" | "Push" | "Assign" => Ok(MAX_MESSAGE_BYTES),
             other => Err(no_method(other)),
@@ -110,7 +111,15 @@ impl Methods for ServerMethods {
 
     async fn call(self: Arc<Self>, method: String, mut inbox: Inbox) -> Result<Body, Status> {
         match method.as_str() {
+            "Find" => {
+                inbox.one::<FindRequest>().await?;
+                reply(self.store.find())
+            }
             "Attend" => self.attend(inbox).await,
+            "Complete" => {
+                self.store.complete(&inbox.one::<CompleteRequest>().await?)?;
+                reply(Done {})
+            }
             "Create" => self.create(inbox).await,
             "SetOptimizer" => {
                 self.store.set_optimizer(&inbox.one::<OptimizerOfShards>().await?)?;

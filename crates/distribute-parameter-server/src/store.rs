@@ -1,9 +1,9 @@
 //! The contents of a parameter server: shards of variables, and the optimizers that update them.
 //!
-//! This module does not deal with connections. All contents belong to one session, which is one run of a coordinator;
-//! the next one starts empty.
+//! This module does not deal with connections. Calls belong to a session, which is one run of a coordinator; the next
+//! one has a greater number, and starts empty or keeps the contents.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -15,6 +15,7 @@ mod answer;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod optimizer;
+mod session;
 mod shard;
 mod tokens;
 
@@ -23,9 +24,11 @@ mod tests;
 
 pub(crate) use self::answer::Answer;
 use self::optimizer::{Gradients, Optimizer, PushMode};
+pub(crate) use self::session::TAKEN_OVER;
 pub(crate) use self::shard::operation_of;
 use self::shard::{Extent, Gradient, Shard, invalid};
 use crate::numbers;
+use crate::steps::EndedSteps;
 use crate::wire::proto::{
     AssignRequest, CreateShard, Description, Elements, FenceRequest, OptimizerOfShards, Origin, PullRequest, PushReply,
     PushRequest, Wanted,
@@ -46,9 +49,16 @@ pub(crate) struct Store {
 /// Lock order: `fences`, then `held`, then an optimizer, then a shard.
 #[derive(Debug, Default)]
 struct Held {
+    /// The greatest session so far.
     session: u64,
-    /// The last sessions that others have replaced.
-    over: VecDeque<u64>,
+    /// The session in which the contents were made.
+    lineage: u64,
+    /// Whether only numbered steps change variables.
+    numbered: bool,
+    /// Whether everything that the coordinator makes is here.
+    complete: bool,
+    /// Numbered steps that are known to have ended. Locked last.
+    steps: Mutex<EndedSteps>,
     shards: BTreeMap<u32, Arc<Shard>>,
     optimizers: BTreeMap<u32, Arc<Mutex<Optimizer>>>,
 }
@@ -105,29 +115,6 @@ impl Store {
         self.incarnation
     }
 
-    /// Begins a session and drops another one's contents. An earlier session is refused, since its coordinator was
-    /// given up.
-    pub(crate) fn begin_session(&self, session: u64) -> Result<(), Status> {
-        if session == 0 {
-            return Err(invalid("a coordinator's session cannot be 0"));
-        }
-        let mut fences = self.fences.write();
-        let mut held = self.held.write();
-        if held.over.contains(&session) {
-            return Err(Status::failed_precondition(TAKEN_OVER));
-        }
-        if held.session != session {
-            let mut over = std::mem::take(&mut held.over);
-            over.push_back(held.session);
-            if over.len() > SESSIONS_KEPT {
-                over.pop_front();
-            }
-            *held = Held { session, over, ..Held::default() };
-            fences.clear();
-        }
-        Ok(())
-    }
-
     /// Creates a shard, or sets one of its slots, once all parts have arrived.
     pub(crate) fn create(&self, creating: &mut Creating, mut message: CreateShard) -> Result<(), Status> {
         let (part, more) = (std::mem::take(&mut message.payload), message.more);
@@ -147,25 +134,33 @@ impl Store {
         }
         let Coming { about, payload, .. } = coming;
         if !about.slot.is_empty() {
-            self.check_session(about.session)?;
+            // No other session begins while it is set.
+            let _fences = self.fences.read();
+            self.held.write().begin_to_make(about.session)?;
             return self.shard(about.shard)?.set_slot(&about.slot, payload);
         }
         let (session, number, shard) = (about.session, about.shard, Shard::new(about, payload)?);
         let mut held = self.held.write();
         // Another coordinator may have attached while the parts arrived.
         held.check_session(session)?;
+        held.complete = false;
         held.shards.insert(number, Arc::new(shard));
         Ok(())
     }
 
     /// Creates an optimizer with its slots, or changes one.
     pub(crate) fn set_optimizer(&self, about: &OptimizerOfShards) -> Result<(), Status> {
+        let _fences = self.fences.read();
         self.check_session(about.session)?;
+        if !about.shards.is_empty() {
+            self.held.write().begin_to_make(about.session)?;
+        }
         let optimizer = Optimizer::new(about)?;
         for number in &about.shards {
             self.shard(*number)?.make_slots(&optimizer.description)?;
         }
         let mut held = self.held.write();
+        held.check_session(about.session)?;
         match held.optimizers.get(&about.optimizer) {
             Some(known) if about.shards.is_empty() => known.lock().description = optimizer.description,
             _ => {
@@ -248,18 +243,25 @@ impl Store {
         let request = AssignRequest { rows: coming.rows.map(Parts::join), ..coming.about };
         let payload = coming.payload.join();
         let _admitted = request.origin.as_ref().map(|origin| self.admit(origin)).transpose()?;
+        if request.origin.as_ref().is_some_and(|origin| self.has_ended(origin)) {
+            return Ok(());
+        }
         self.shard(request.shard)?.assign(&request, &payload)
     }
 
     /// Begins to receive the gradients of a closure.
     pub(crate) fn begin_push(&self, head: &PushRequest) -> Result<Push, Status> {
         let origin = head.origin.clone().ok_or_else(|| invalid("gradients without origin"))?;
-        drop(self.admit(&origin)?);
+        let _admitted = self.admit(&origin)?;
         let held = self.held.read();
         let optimizer = held.optimizers.get(&head.optimizer).cloned();
         let optimizer = optimizer.ok_or_else(|| invalid(format!("there is no optimizer {}", head.optimizer)))?;
-        let turn = optimizer.lock().begin(&origin);
-        Ok(Push { origin, optimizer, turn, kept: Vec::new(), seen: BTreeSet::new(), coming: None })
+        let turn = match held.has_ended(&origin) {
+            true => PushMode::Done { counted: true },
+            false => optimizer.lock().begin(&origin),
+        };
+        drop(held);
+        Ok(Push { origin: origin.clone(), optimizer, turn, kept: Vec::new(), seen: BTreeSet::new(), coming: None })
     }
 
     /// Receives the gradient of a shard, or a part of it.
@@ -350,7 +352,7 @@ impl Store {
     fn admit(&self, origin: &Origin) -> Result<impl Sized, Status> {
         // In this order, so that no other session begins while the change is made.
         let fences = self.fences.read();
-        self.check_session(origin.session)?;
+        self.held.read().admit(origin)?;
         match fences.get(&origin.worker) {
             Some(epoch) if origin.epoch <= *epoch => {
                 Err(Status::aborted("this worker was given up, and what it computes is computed by another one"))
@@ -372,17 +374,6 @@ impl Store {
     }
 }
 
-impl Held {
-    fn check_session(&self, session: u64) -> Result<(), Status> {
-        match self.session == session {
-            // A restarted server has no session.
-            _ if self.session == 0 => Err(Status::unavailable("this server was started again and holds nothing")),
-            true => Ok(()),
-            false => Err(Status::aborted("this server belongs to another coordinator by now")),
-        }
-    }
-}
-
 impl<M> Coming<M> {
     fn take(&mut self, rows: Option<Bytes>, part: Bytes) -> Result<(), Status> {
         match (&mut self.rows, rows) {
@@ -397,9 +388,3 @@ impl<M> Coming<M> {
 fn mixed(first: u32, second: u32) -> Status {
     invalid(format!("a message of shard {second} arrived before all parts of shard {first}"))
 }
-
-/// How many earlier coordinators a task remembers, so that none of them takes its place back.
-pub(crate) const SESSIONS_KEPT: usize = 1024;
-
-/// The message to a coordinator that another one has replaced.
-pub(crate) const TAKEN_OVER: &str = "another coordinator has taken over; there can be one at a time";

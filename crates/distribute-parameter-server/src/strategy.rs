@@ -15,20 +15,25 @@ use distribute_types::{ErrorClass, FailureKind};
 use distribute_values::TensorStorage;
 use parking_lot::Mutex;
 use tokio::runtime::Runtime;
+use tonic::Code;
 
 use crate::parameters::{Parameters, ShardInfo, Table, VariableInfo};
 use crate::partitioner::{self, Partitioner};
 use crate::placement::Placer;
-use crate::server::incarnation;
+use crate::steps::Ledger;
 use crate::variable::ShardedVariable;
 use crate::wire::proto::{AttendServer, CreateShard, Done, JobFailure, OptimizerOfShards, ServerState};
 use crate::wire::{Addressee, Attendance, Link, OwnJob, is_lost, parts_of, ps};
 use crate::{Error, Result, numbers};
 
+mod attachment;
 mod builder;
 mod checkpoint;
+mod continuation;
 mod training;
 
+pub(crate) use self::attachment::BETWEEN_ATTEMPTS;
+use self::attachment::{Completion, Kept};
 pub use self::builder::{ParameterServerOptions, ParameterServerStrategyBuilder};
 
 /// Training against parameter servers: the coordinator creates variables on servers and schedules functions on workers.
@@ -66,6 +71,14 @@ pub(crate) struct Inner {
     pub(crate) job: OwnJob,
     pub(crate) options: ParameterServerOptions,
     partitioner: Option<Box<dyn Partitioner>>,
+    /// How this coordinator attends to servers.
+    hold: Mutex<AttendServer>,
+    /// The session in which the variables were made; 0 if a later one cannot keep them.
+    pub(crate) lineage: u64,
+    /// Whether an earlier coordinator has made them.
+    is_continued: bool,
+    pub(crate) ledger: Arc<Ledger>,
+    completion: Completion,
     /// Everything created so far, so that a restarted server can be given its part.
     made: Mutex<Created>,
     /// The number that identifies each server's process.
@@ -99,6 +112,10 @@ struct Created {
     next_shard: u32,
     shards: Vec<(usize, CreateShard)>,
     optimizers: Vec<(OptimizerDescription, Vec<String>)>,
+    /// The descriptions with which the program has made them, as JSON.
+    made_as: Vec<String>,
+    /// Contents that servers have kept, and the program has not made again.
+    kept: Kept,
     /// The run whose checkpoints fit the servers' contents, once one was saved or loaded.
     run: Option<RunId>,
 }
@@ -196,6 +213,7 @@ impl ParameterServerStrategy {
             );
             return Err(inner.failed(Error::Variable { name: name.to_owned(), problem }));
         }
+        inner.check_not_begun(name).map_err(|error| inner.failed(error))?;
         if !inner.made.lock().names.insert(name.to_owned()) {
             let problem = "there is one of this name already; give each its own".to_owned();
             return Err(inner.failed(Error::Variable { name: name.to_owned(), problem }));
@@ -218,26 +236,33 @@ impl ParameterServerStrategy {
             let place = |rows: &Range<usize>| made.placer.place((rows.len() * row_bytes) as u64);
             (first, cut.iter().map(place).collect::<Vec<usize>>())
         };
+        let about = |(number, rows): (u32, &Range<usize>)| CreateShard {
+            session: inner.parameters.session(),
+            shard: number,
+            variable: name.to_owned(),
+            dtype: dtype.code().into(),
+            shape: shape.iter().map(|extent| *extent as u64).collect(),
+            first_row: rows.start as u64,
+            rows: rows.len() as u64,
+            shards: shards as u32,
+            trainable,
+            ..CreateShard::default()
+        };
+        let abouts: Vec<CreateShard> = (first..).zip(&cut).map(about).collect();
+        let abouts: Vec<(usize, CreateShard)> = servers.into_iter().zip(abouts).collect();
+        let is_kept = inner.claim_variable(name, &abouts).map_err(|error| inner.failed(error))?;
         let mut infos = Vec::new();
-        for ((number, rows), server) in (first..).zip(cut).zip(servers) {
-            let about = CreateShard {
-                session: inner.parameters.session(),
-                shard: number,
-                variable: name.to_owned(),
-                dtype: dtype.code().into(),
-                shape: shape.iter().map(|extent| *extent as u64).collect(),
-                first_row: rows.start as u64,
-                rows: rows.len() as u64,
-                shards: shards as u32,
-                trainable,
-                ..CreateShard::default()
-            };
-            let payload = part(rows.clone())?;
-            // From here on a server may hold a part of it.
+        for ((server, about), rows) in abouts.into_iter().zip(cut) {
+            let number = about.shard;
+            if !is_kept {
+                let payload = part(rows.clone())?;
+                // From here on a server may hold a part of it.
+                reserved.is_made = true;
+                let created =
+                    inner.parameters.block_on(inner.create(server, vec![CreateShard { payload, ..about.clone() }]));
+                created.map_err(|error| inner.failed(error))?;
+            }
             reserved.is_made = true;
-            let created =
-                inner.parameters.block_on(inner.create(server, vec![CreateShard { payload, ..about.clone() }]));
-            created.map_err(|error| inner.failed(error))?;
             inner.made.lock().shards.push((server, about));
             infos.push(ShardInfo { server, rows, number });
         }
@@ -282,12 +307,26 @@ impl ParameterServerStrategy {
             }
         }
         let inner = &self.inner;
+        let name = variables.first().map_or("none", |variable| variable.name());
+        inner.check_not_begun(name).map_err(|error| inner.failed(error))?;
         let mut made = inner.made.lock();
         let number = made.optimizers.len() as u32;
         made.optimizers.push((description, variables.iter().map(|variable| variable.name().to_owned()).collect()));
+        // The description consists of numbers and names, which are always valid JSON.
+        made.made_as.push(serde_json::to_string(&description).unwrap_or_default());
         let requests = inner.optimizer_requests(&made, number, &BTreeMap::new());
         drop(made);
-        inner.parameters.block_on(inner.set_optimizers(requests)).map_err(|error| inner.failed(error))?;
+        match inner.claim_optimizer(number, &requests).map_err(|error| inner.failed(error))? {
+            None => inner.parameters.block_on(inner.set_optimizers(requests)).map_err(|error| inner.failed(error))?,
+            Some((current, differs)) => {
+                if let Some((known, _)) = inner.made.lock().optimizers.get_mut(number as usize) {
+                    *known = current;
+                }
+                if differs {
+                    self.set_learning_rate(number, current.learning_rate)?;
+                }
+            }
+        }
         inner.parameters.block_on(inner.parameters.refresh()).map_err(|error| inner.failed(error))?;
         Ok(number)
     }
@@ -369,6 +408,7 @@ impl Inner {
                 steps: steps.get(&number).copied().unwrap_or(0),
                 shards,
                 contributions: self.options.updates.contributions(),
+                made_as: made.made_as.get(number as usize).cloned().unwrap_or_default(),
             };
             (server, request)
         };
@@ -388,9 +428,8 @@ impl Inner {
     /// Attends to a server, retrying until `timeout` is over; returns whether it is the same process as before.
     pub(crate) async fn attend(&self, server: usize, timeout: Duration) -> Result<bool> {
         let (parameters, started) = (&self.parameters, Instant::now());
-        let request = AttendServer { session: parameters.session() };
         loop {
-            let link = parameters.link(server);
+            let (link, request) = (parameters.link(server), self.hold.lock().clone());
             match link.attend::<_, ServerState>(ps!("Attend"), request, parameters.message_timeout()).await {
                 Ok((state, attendance)) => {
                     self.attendances.lock()[server] = Some(attendance);
@@ -401,12 +440,13 @@ impl Inner {
                     tokio::time::sleep(BETWEEN_ATTEMPTS).await;
                 }
                 Err(status) if is_lost(&status) => {
-                    return Err(Error::Unreachable {
-                        task: Task::new(TaskType::Ps, server as u32),
-                        address: parameters.address(server).to_owned(),
-                        waited: started.elapsed(),
-                        last: status.message().to_owned(),
-                    });
+                    return Err(parameters.unreachable(server, started, &status));
+                }
+                // It was changed after it was found, for example by a worker that was not reached.
+                Err(status) if status.code() == Code::AlreadyExists && started.elapsed() < timeout => {
+                    if !self.find_again(server).await? {
+                        return Err(parameters.failed(server, "Attend")(status));
+                    }
                 }
                 Err(status) => return Err(parameters.failed(server, "Attend")(status)),
             }
@@ -434,6 +474,11 @@ impl Inner {
             // The cause is another error.
             return;
         }
+        let is_unbegun = matches!(error, Error::Step { .. }) && !self.ledger.has_begun();
+        if matches!(error, Error::OtherTraining { .. }) || is_unbegun {
+            // The program that began the training may come back.
+            return self.note(error.to_string(), FailureKind::Retryable);
+        }
         self.note(error.to_string(), error.failure_kind());
     }
 
@@ -443,7 +488,7 @@ impl Inner {
         *self.verdict.lock() = Some(Verdict { is_retryable: kind == FailureKind::Retryable, failure });
     }
 
-    fn failed(&self, error: Error) -> Error {
+    pub(crate) fn failed(&self, error: Error) -> Error {
         self.note_failure(&error);
         error
     }
@@ -485,11 +530,3 @@ impl Drop for Reserved<'_> {
 
 /// Limit of the message by which workers and servers are told of a failure.
 const MAX_FAILURE_BYTES: usize = 4096;
-
-/// About the time that a task needs to start.
-pub(crate) const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(100);
-
-/// Draws a number that identifies this run of a coordinator.
-pub(crate) fn session() -> u64 {
-    incarnation()
-}

@@ -2,6 +2,7 @@
 
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use distribute_device::{DType, Element};
@@ -130,7 +131,7 @@ impl ShardedVariable {
     /// [`Error::Variable`] if shape or type differ; [`Error::Values`] if `value` cannot be read; [`Error::ServerLost`]
     /// if a server cannot be reached.
     pub fn assign<L, T: TensorStorage<L>>(&self, value: &T) -> Result<()> {
-        self.assign_as(&self.own_origin(), Scatter::Update, None, value)
+        self.assign_as(&self.own_origin()?, Scatter::Update, None, value)
     }
 
     /// Adds to all elements. A function that workers run should call
@@ -141,7 +142,7 @@ impl ShardedVariable {
     /// [`Error::Variable`] if shape or type differ; [`Error::Values`] if `value` cannot be read; [`Error::ServerLost`]
     /// if a server cannot be reached.
     pub fn assign_add<L, T: TensorStorage<L>>(&self, value: &T) -> Result<()> {
-        self.assign_as(&self.own_origin(), Scatter::Add, None, value)
+        self.assign_as(&self.own_origin()?, Scatter::Add, None, value)
     }
 
     /// Subtracts from all elements.
@@ -150,7 +151,7 @@ impl ShardedVariable {
     /// [`Error::Variable`] if shape or type differ; [`Error::Values`] if `value` cannot be read; [`Error::ServerLost`]
     /// if a server cannot be reached.
     pub fn assign_sub<L, T: TensorStorage<L>>(&self, value: &T) -> Result<()> {
-        self.assign_as(&self.own_origin(), Scatter::Sub, None, value)
+        self.assign_as(&self.own_origin()?, Scatter::Sub, None, value)
     }
 
     /// Changes some rows, in order; a row may be named more than once.
@@ -162,7 +163,7 @@ impl ShardedVariable {
     /// [`Error::Variable`] for a row outside the variable, or if shape or type differ; [`Error::Values`] if `values`
     /// cannot be read; [`Error::ServerLost`] if a server cannot be reached.
     pub fn scatter<L, T: TensorStorage<L>>(&self, scatter: Scatter, rows: &[usize], values: &T) -> Result<()> {
-        self.assign_as(&self.own_origin(), scatter, Some(rows), values)
+        self.assign_as(&self.own_origin()?, scatter, Some(rows), values)
     }
 
     pub(crate) fn assign_as<L, T: TensorStorage<L>>(
@@ -193,8 +194,16 @@ impl ShardedVariable {
     }
 
     /// Returns the origin of changes that belong to no closure.
-    fn own_origin(&self) -> Origin {
-        Origin { session: self.parameters.session(), worker: u32::MAX, epoch: u64::MAX, ..Origin::default() }
+    ///
+    /// # Errors
+    /// [`Error::Variable`] if a coordinator that was restarted in place has not asked where training continues.
+    fn own_origin(&self) -> Result<Origin> {
+        if self.parameters.sealed.load(Ordering::Acquire) {
+            let problem = "the servers have kept its trained values, which this would change; where is_continued is \
+                           true, leave initial changes out, and call first_step before others";
+            return Err(self.wrong(problem.to_owned()));
+        }
+        Ok(Origin { session: self.parameters.session(), worker: u32::MAX, epoch: u64::MAX, ..Origin::default() })
     }
 
     fn check_type(&self, given: DType) -> Result<()> {

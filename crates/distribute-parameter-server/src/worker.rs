@@ -1,15 +1,15 @@
 //! The methods of a worker, which runs the closures of its coordinator one at a time.
 
 use std::any::Any;
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use distribute_input::InputContext;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::oneshot;
 use tonic::Status;
 use tonic::body::Body;
@@ -18,9 +18,10 @@ use crate::checkout::Checkout;
 use crate::lifetime::Lifetime;
 use crate::parameters::Parameters;
 use crate::program::Failed;
-use crate::store::{SESSIONS_KEPT, TAKEN_OVER};
+use crate::store::TAKEN_OVER;
 use crate::wire::proto::{
-    AttendWorker, Closure, Done, LeaveRequest, Outcome, Problem, Resource as ResourceRequest, WorkerState,
+    AttendWorker, Closure, Done, LeaveRequest, Outcome, Problem, ReleaseRequest, Released, Resource as ResourceRequest,
+    WorkerState,
 };
 use crate::wire::{
     Identity, Inbox, MAX_HEAD_BYTES, MAX_MESSAGE_BYTES, Methods, OwnJob, Parts, SHORT_MESSAGE_BYTES, parts_of, reply,
@@ -42,26 +43,45 @@ pub(crate) struct WorkerMethods {
 #[derive(Default)]
 struct Held {
     attendance: Option<Arc<Attendance>>,
-    /// The last sessions that others have replaced.
-    over: VecDeque<u64>,
+    /// The greatest session so far; calls of smaller ones are refused.
+    session: u64,
 }
 
-/// One coordinator's hold on this worker, with the state of its closures. The next one starts anew.
+impl Held {
+    /// Returns the attendance of a session, unless a coordinator with a greater one has called.
+    fn of(&self, session: u64) -> Option<&Arc<Attendance>> {
+        self.attendance.as_ref().filter(|attendance| attendance.session == session && session == self.session)
+    }
+}
+
+/// One coordinator's hold on this worker, with the state of its closures. The next one starts anew, or, if it keeps the
+/// variables on the servers, with the datasets and lasting objects of this one.
 pub(crate) struct Attendance {
     pub(crate) session: u64,
     pub(crate) epoch: u64,
     pub(crate) worker: u32,
     pub(crate) workers: u32,
     pub(crate) parameters: Arc<Parameters>,
+    /// The session in which the servers' contents were made, if a later one may keep them; else 0.
+    lineage: u64,
+    /// Locked for reading during a change on the servers.
+    pub(crate) changing: RwLock<()>,
     /// Whether results of closures that still run are no longer needed.
     pub(crate) over: AtomicBool,
     /// Iterators over datasets, by number.
     pub(crate) resources: Mutex<HashMap<u64, Resource>>,
+    /// Iterators of the coordinator before, which are used for the same datasets.
+    left: Mutex<HashMap<u64, Resource>>,
     /// Objects that functions keep from one closure to the next.
-    pub(crate) kept: Mutex<HashMap<String, Arc<dyn Any + Send + Sync>>>,
+    pub(crate) kept: Mutex<Objects>,
+    /// Objects that the next coordinator's functions find, too.
+    pub(crate) lasting: Mutex<Objects>,
     /// Sends closures to the thread that runs them.
     jobs: crossbeam_channel::Sender<Job>,
 }
+
+/// Objects of any type, by name.
+pub(crate) type Objects = HashMap<String, Arc<dyn Any + Send + Sync>>;
 
 /// A worker's iterator over a dataset.
 #[derive(Clone)]
@@ -72,6 +92,9 @@ pub(crate) struct Resource {
 
 /// How long a thread waits while another one takes an element of the same dataset.
 const ELEMENT_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// How often a worker looks whether a change has ended.
+const CHANGE_POLL: Duration = Duration::from_millis(5);
 
 /// A closure to run, and the channel for its outcome.
 type Job = (Closure, oneshot::Sender<Outcome>);
@@ -100,18 +123,14 @@ impl WorkerMethods {
         }
         let (attendance, attended) = {
             let mut held = self.held.lock();
-            if held.over.contains(&request.session) {
+            if request.session < held.session {
                 return Err(Status::failed_precondition(TAKEN_OVER));
             }
             let attendance = Attendance::begin(&request, self.program.clone(), &self.identity.job, self.limits)?;
+            held.session = request.session;
             if let Some(earlier) = held.attendance.replace(attendance.clone()) {
                 earlier.over.store(true, Ordering::Release);
-                if earlier.session != request.session {
-                    held.over.push_back(earlier.session);
-                    if held.over.len() > SESSIONS_KEPT {
-                        held.over.pop_front();
-                    }
-                }
+                attendance.inherit(&earlier);
             }
             (attendance, self.lifetime.attend())
         };
@@ -123,15 +142,41 @@ impl WorkerMethods {
         })
     }
 
+    /// Ends the hold of earlier coordinators. Returns when no change of theirs is on its way to a server, or would be
+    /// refused there.
+    async fn release(&self, request: ReleaseRequest) -> Result<Body, Status> {
+        let (greatest, earlier) = {
+            let mut held = self.held.lock();
+            let is_newer = request.session > held.session;
+            held.session = held.session.max(request.session);
+            (held.session, held.attendance.clone().filter(|_| is_newer))
+        };
+        if let Some(earlier) = earlier {
+            earlier.over.store(true, Ordering::Release);
+            self.lifetime.release();
+            let begun = Instant::now();
+            // A call to a server has this limit, too.
+            while earlier.changing.try_write().is_none() && begun.elapsed() < self.limits.1 {
+                tokio::time::sleep(CHANGE_POLL).await;
+            }
+        }
+        reply(Released { session: greatest })
+    }
+
     /// Returns the current attendance, if it is the one that the call names.
     fn attendance(&self, session: u64, epoch: u64) -> Result<Arc<Attendance>, Status> {
-        let attendance = self.held.lock().attendance.clone();
-        let meant = attendance.filter(|attendance| (attendance.session, attendance.epoch) == (session, epoch));
-        meant.ok_or_else(elsewhere)
+        let held = self.held.lock();
+        let meant = held.of(session).filter(|attendance| attendance.epoch == epoch);
+        meant.cloned().ok_or_else(elsewhere)
     }
 
     async fn create_resource(&self, request: ResourceRequest) -> Result<Body, Status> {
         let attendance = self.attendance(request.session, request.epoch)?;
+        let left = attendance.left.lock().remove(&request.resource).filter(|left| left.dataset == request.dataset);
+        if let Some(left) = left {
+            attendance.resources.lock().insert(request.resource, left);
+            return reply(Done {});
+        }
         let context = InputContext {
             num_input_pipelines: attendance.workers as usize,
             input_pipeline_id: attendance.worker as usize,
@@ -187,13 +232,14 @@ impl Methods for WorkerMethods {
 
     fn admit(&self, method: &str, session: u64) -> Result<usize, Status> {
         let held = self.held.lock();
-        let present = held.attendance.as_ref().is_some_and(|attendance| attendance.session == session);
+        let present = held.of(session).is_some();
         match method {
-            // This call begins a session.
+            // These calls begin a session.
             "Attend" => Ok(MAX_HEAD_BYTES),
+            "Release" => Ok(SHORT_MESSAGE_BYTES),
             // Only the current coordinator, or any before the first attendance, may end the job; one that was given up
             // ends nothing.
-            "Leave" if present || held.attendance.is_none() => Ok(SHORT_MESSAGE_BYTES),
+            "Leave" if present || held.session == 0 => Ok(SHORT_MESSAGE_BYTES),
             "Leave" => Err(Status::aborted(TAKEN_OVER)),
             "CreateResource" | "Run" if !present => Err(elsewhere()),
             "CreateResource" => Ok(SHORT_MESSAGE_BYTES),
@@ -205,6 +251,7 @@ impl Methods for WorkerMethods {
     async fn call(self: Arc<Self>, method: String, mut inbox: Inbox) -> Result<Body, Status> {
         match method.as_str() {
             "Attend" => self.attend(inbox).await,
+            "Release" => self.release(inbox.one().await?).await,
             "CreateResource" => self.create_resource(inbox.one().await?).await,
             "Run" => self.run(inbox).await,
             "Leave" => {
@@ -239,9 +286,13 @@ impl Attendance {
             worker: request.worker,
             workers: request.workers,
             parameters: Arc::new(parameters),
+            lineage: request.lineage,
+            changing: RwLock::new(()),
             over: AtomicBool::new(false),
             resources: Mutex::default(),
+            left: Mutex::default(),
             kept: Mutex::default(),
+            lasting: Mutex::default(),
             jobs,
         });
         // Weak, so that the thread ends when no closure can be sent any more.
@@ -257,6 +308,17 @@ impl Attendance {
         let thread = std::thread::Builder::new().name(name).spawn(run);
         thread.map_err(|error| Status::resource_exhausted(format!("cannot start a thread: {error}")))?;
         Ok(attendance)
+    }
+
+    /// Takes over the datasets and lasting objects of an earlier coordinator, if this one keeps what that one has made.
+    fn inherit(&self, earlier: &Attendance) {
+        if self.lineage == 0 || self.lineage != earlier.lineage || self.session == earlier.session {
+            return;
+        }
+        let mut left = std::mem::take(&mut *earlier.left.lock());
+        left.extend(std::mem::take(&mut *earlier.resources.lock()));
+        *self.left.lock() = left;
+        *self.lasting.lock() = std::mem::take(&mut *earlier.lasting.lock());
     }
 
     fn run(self: Arc<Self>, program: &Program, closure: Closure) -> Outcome {

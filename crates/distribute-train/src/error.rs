@@ -54,6 +54,17 @@ pub enum Error {
         /// The steps that were made.
         made: u64,
     },
+    /// The variables have made steps of which the loop knows nothing.
+    #[error(
+        "the variables have made {made} steps, and the state of the loop is that of step {known}, of an epoch that has \
+         ended since; add BackupAndRestore to the callbacks, or end the servers and workers to begin anew"
+    )]
+    StepsUnknown {
+        /// The steps that were made.
+        made: u64,
+        /// The steps of the loop's state.
+        known: u64,
+    },
     /// Class weights were set for targets that are not classes.
     #[error(
         "a target is {target}, and class_weights are by class; give the number of each example's class as its target, \

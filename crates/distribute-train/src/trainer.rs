@@ -92,6 +92,20 @@ pub trait Trainee: Sync {
         Ok(PerReplica::new(vec![sums(self.metrics()); self.strategy().num_local_replicas()]))
     }
 
+    /// Returns how many steps the model's variables have made, where they outlive the process that trains, such as on
+    /// parameter servers; `known` is the number that the loop knows, of a restored checkpoint or 0. The loop calls it
+    /// before the first step and continues after these steps, if they are of the same epoch. Default: `known`.
+    ///
+    /// # Errors
+    /// [`Error::Part`](crate::Error::Part) if the variables are of another training.
+    fn steps_made(&self, known: u64) -> crate::Result<u64> {
+        Ok(known)
+    }
+
+    /// Lets the checkpoint that is restored next replace what the variables have made since, because the loop cannot
+    /// continue after that. Default: a checkpoint always does.
+    fn prefer_checkpoint(&self) {}
+
     /// Computes the loss and the metrics of a batch, without a step. Returns each local replica's [`sums`].
     ///
     /// # Errors

@@ -252,7 +252,8 @@ fn serve_or_coordinate(flags: &Flags) -> distribute::Result<()> {
     if let Some(folder) = &flags.checkpoints {
         builder = builder.restore_servers_from(folder);
     }
-    let strategy = builder.partitioner(MinSizePartitioner::new(64 << 10, 2)).build()?;
+    // A coordinator that is started again finds what its servers have made meanwhile.
+    let strategy = builder.restart_in_place().partitioner(MinSizePartitioner::new(64 << 10, 2)).build()?;
     let outcome = coordinate(flags, &strategy, program);
     if let Err(error) = &outcome {
         // Of its own, such as one of its disk: the others then end with it.
@@ -271,12 +272,16 @@ fn coordinate(flags: &Flags, strategy: &ParameterServerStrategy, program: Progra
         None => None,
     };
     let mut state = restored.map(|(_, state)| state).unwrap_or_default();
+    // Steps that were made after the checkpoint, of which the servers alone know.
+    let first = strategy.confirm_steps(state.steps)?;
+    state.seen[0] += (first - state.steps) * BATCH as u64;
+    state.steps = first;
     println!("joined generation 0 members 1 chief true after step {} at {}", state.steps, now());
     let coordinator = ClusterCoordinator::new(strategy, program)?;
     let data = coordinator.create_per_worker_dataset::<Batch>("digits")?.iter();
     while state.steps < flags.steps {
         let until = (state.steps + flags.every.max(1)).min(flags.steps);
-        let steps = (state.steps..until).map(|_| coordinator.schedule("step", &(&data, flags.pause)));
+        let steps = (state.steps..until).map(|step| coordinator.schedule_step(step, "step", &(&data, flags.pause)));
         for step in steps.collect::<Result<Vec<_>, _>>()? {
             // The function's own error is returned by `join`, once.
             let Ok(seen) = step.fetch::<Seen>() else { break };

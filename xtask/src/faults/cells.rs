@@ -165,7 +165,9 @@ pub(super) fn promise(fault: Fault, kind: Kind, silence: u64) -> Option<Promise>
                 }
                 Fault::Reset => Promise { recover: Some(2000), ..goes_on },
                 Fault::SlowLink => Promise { recover: Some(silence), ..goes_on },
-                Fault::KillServer | Fault::KillChief => Promise { recover: Some(15_000), steps_lost: EVERY, ..goes_on },
+                Fault::KillServer => Promise { recover: Some(15_000), steps_lost: EVERY, ..goes_on },
+                // The steps that were under way, which are made again without effect.
+                Fault::KillChief => Promise { recover: Some(15_000), steps_lost: 4, ..goes_on },
                 Fault::DiskFull | Fault::DiskReadOnly => {
                     Promise { recover: None, end: Some(5000), codes: &[1], steps_lost: 2 * EVERY, ..goes_on }
                 }

@@ -10,6 +10,7 @@ use distribute_candle::{
     Adam, CandleParameterServer, CandleStrategy, Error, MeanSquaredError, ServedFit, ServedTrainer, ServedTraining,
     Sgd, SparseCategoricalCrossentropy,
 };
+use distribute_cluster::SimpleResolver;
 use distribute_input::{Dataset, InputContext};
 use distribute_parameter_server::{
     FixedShardsPartitioner, ParameterServerOptions, ParameterServerStrategy, Server, Updates,
@@ -23,6 +24,7 @@ use distribute_train::history::History;
 use distribute_train::metrics::{Accuracy, Metric, Metrics, Predictions};
 use distribute_train::preemption::TerminationConfig;
 use distribute_train::trainer::Trainee;
+use distribute_types::FailureKind;
 
 use crate::common::{Mlp, data, mirrored, serve};
 
@@ -382,4 +384,78 @@ fn two_trainings_do_not_share_a_strategy() {
     let mut other = other.on_servers(&strategy).unwrap();
     let error = other.fit("train", ServedFit::epochs(1).steps_per_epoch(1)).unwrap_err();
     assert!(error.to_string().contains("another training of this strategy"), "{error}");
+}
+
+/// Ends like a process that is lost: servers and workers wait for the next coordinator.
+struct Lost(u64);
+
+impl Callback for Lost {
+    fn step_end(&mut self, training: &mut Training<'_>) -> distribute_train::Result<()> {
+        if training.step >= self.0 { Err(distribute_train::Error::Chief("it was lost".to_owned())) } else { Ok(()) }
+    }
+}
+
+/// Makes a call of `fit` as one run of a coordinator that can be restarted in place; returns the count and the outcome.
+fn run_in_place(chief: &SimpleResolver, fit: ServedFit, lost: bool) -> (f32, distribute_candle::Result<History>) {
+    let strategy = ParameterServerStrategy::builder(chief).restart_in_place().build().unwrap();
+    let mut trainer = counting().on_servers(&strategy).unwrap();
+    let outcome = trainer.fit("ones", fit);
+    let count = strategy.read_model(Counter::new).unwrap().0.to_vec1::<f32>().unwrap()[0];
+    if lost {
+        strategy.report_failure("it was lost", FailureKind::Retryable);
+    }
+    (count, outcome)
+}
+
+#[test]
+fn fit_continues_in_place_after_the_step_that_the_servers_have_made() {
+    let folder = tempfile::tempdir().unwrap();
+    let (chief, _tasks) = serve(2, 2, &counting().program());
+    let fit = |lost: Option<u64>| {
+        let backup = BackupAndRestore::new(folder.path());
+        ServedFit::epochs(3).steps_per_epoch(10).callback(backup).callback(lost.map(Lost))
+    };
+    let (count, outcome) = run_in_place(&chief, fit(Some(16)), true);
+    assert!(outcome.is_err() && (-20.0..=-16.0).contains(&count), "{count}: {outcome:?}");
+    let (count, outcome) = run_in_place(&chief, fit(None), false);
+    let batches = outcome.unwrap().of("batches");
+    // The second epoch lacks what the first coordinator knew of it.
+    assert!(batches[0] == 10.0 && batches[1] < 10.0 && batches[2] == 10.0, "{batches:?}");
+    assert_eq!(count, -30.0);
+}
+
+/// Copies a folder with its folders.
+fn copied(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let (path, to) = (entry.as_ref().unwrap().path(), to.join(entry.unwrap().file_name()));
+        match path.is_dir() {
+            true => copied(&path, &to),
+            false => assert!(std::fs::copy(&path, &to).is_ok()),
+        }
+    }
+}
+
+#[test]
+fn fit_goes_back_to_its_backup_if_an_epoch_has_ended_since_and_says_so_without_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let (newest, older) = (folder.path().join("newest"), folder.path().join("older"));
+    let (chief, _tasks) = serve(1, 1, &counting().program());
+    let backup = |folder: &Path| BackupAndRestore::new(folder).keep_at_end();
+    let steps = |epochs: u32| ServedFit::epochs(epochs).steps_per_epoch(3);
+    let (count, outcome) = run_in_place(&chief, steps(1).callback(backup(&newest)), true);
+    assert_eq!((count, outcome.unwrap().epochs.len()), (-3.0, 1));
+    copied(&newest, &older);
+    // It knows more than the servers, which learn of the last step's end from a further one.
+    let (count, outcome) = run_in_place(&chief, steps(4).callback(backup(&newest)).callback(Lost(8)), true);
+    assert!(outcome.is_err() && count <= -8.0, "{count}: {outcome:?}");
+    let (count, outcome) = run_in_place(&chief, steps(4).callback(backup(&older)), true);
+    let history = outcome.unwrap();
+    assert_eq!((count, history.of("batches")), (-12.0, vec![3.0; 4]));
+    // Without any backup nothing is known of the epochs that have ended.
+    let (count, outcome) = run_in_place(&chief, steps(5), false);
+    let error = outcome.unwrap_err();
+    let unknown = matches!(&error, Error::Train(distribute_train::Error::StepsUnknown { .. }));
+    assert!(unknown && error.to_string().contains("BackupAndRestore"), "{error}");
+    assert_eq!(count, -12.0);
 }

@@ -292,7 +292,7 @@ impl Serving<'_> {
                 match action {
                     Action::Signal { rank, signal } => local.signal(ranks[rank], signal, false),
                     Action::SignalLeader { rank, signal } => local.signal(ranks[rank], signal, true),
-                    Action::Note(_) => {}
+                    Action::Note(_) | Action::Start { .. } => {}
                 }
             }
             let timeout = supervisor.poll_timeout().map(|at| at.saturating_sub(begun.elapsed()));

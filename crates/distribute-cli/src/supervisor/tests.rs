@@ -45,6 +45,63 @@ fn a_failure_stops_the_others_and_kills_them_after_the_grace() {
     assert_eq!(job.outcomes().iter().map(|outcome| outcome.stopped).collect::<Vec<_>>(), [true, false, true]);
 }
 
+fn revivable(restarts: u32) -> Supervisor {
+    Supervisor::new(3, GRACE).with_revivable(0, Budget::new(restarts, None, Duration::from_secs(1)))
+}
+
+#[test]
+fn a_task_is_started_again_alone_while_the_others_run() {
+    let mut job = revivable(2);
+    for (count, exit, at) in [(1, Exit::Signal(SIGKILL), 100), (2, Exit::Code(138), 5000)] {
+        job.handle_exit(0, exit, false, ms(at));
+        let pause = Duration::from_secs(count);
+        let again = Note::Again { rank: 0, exit, at: ms(at), pause, count: count as u32, of: 2 };
+        assert_eq!(actions(&mut job), [Action::Note(again)]);
+        assert_eq!(job.poll_timeout(), Some(ms(at) + pause));
+        job.handle_timeout(ms(at + 999));
+        assert!(actions(&mut job).is_empty() && !job.is_done());
+        job.handle_timeout(ms(at) + pause);
+        assert_eq!(actions(&mut job), [Action::Start { rank: 0, count: count as u32 }]);
+    }
+    [0, 1, 2].into_iter().for_each(|rank| job.handle_exit(rank, Exit::Code(0), false, ms(9000)));
+    assert!(job.is_done());
+    assert_eq!((verdict(&job), job.restarts()), (Verdict::Success, vec![2, 0, 0]));
+}
+
+#[test]
+fn a_task_is_not_started_again_without_need_or_budget() {
+    // Its own failure, a request to stop, and another task's end.
+    for (rank, exit) in
+        [(0, Exit::Code(7)), (0, Exit::Code(143)), (0, Exit::Signal(SIGTERM)), (1, Exit::Signal(SIGKILL))]
+    {
+        let mut job = revivable(9);
+        job.handle_exit(rank, exit, false, ms(100));
+        assert!(matches!(actions(&mut job)[0], Action::Note(Note::Failed { .. })), "{exit}");
+    }
+    let mut job = revivable(0);
+    job.handle_exit(0, Exit::Signal(SIGKILL), false, ms(100));
+    assert!(matches!(actions(&mut job)[..], [Action::Note(Note::Failed { .. }), ..]));
+    // What it has left behind ends first.
+    let mut job = revivable(1);
+    job.handle_exit(0, Exit::Signal(SIGKILL), true, ms(100));
+    job.handle_timeout(ms(100));
+    assert_eq!(signals(&mut job), [(0, SIGTERM)]);
+    job.handle_timeout(ms(2000));
+    assert_eq!(actions(&mut job), []);
+    job.handle_gone(0);
+    job.handle_timeout(ms(2001));
+    assert_eq!(actions(&mut job), [Action::Start { rank: 0, count: 1 }]);
+    // The job is stopped while it pauses.
+    let mut job = revivable(1);
+    job.handle_exit(0, Exit::Signal(SIGKILL), false, ms(100));
+    job.handle_exit(1, Exit::Code(7), false, ms(200));
+    assert_eq!(signals(&mut job), [(2, SIGTERM)]);
+    job.handle_exit(2, Exit::Signal(SIGTERM), false, ms(300));
+    job.handle_timeout(ms(5000));
+    assert!(job.is_done() && actions(&mut job).is_empty());
+    assert_eq!(job.outcomes()[0].exit, Exit::Signal(SIGKILL));
+}
+
 #[test]
 fn a_job_goes_on_without_what_it_can_do_without() {
     let mut job = Supervisor::new(3, GRACE).with_expendable([1, 2]);

@@ -7,31 +7,34 @@ use super::{Assigning, Creating, Extent, Push, Store};
 use crate::numbers;
 use crate::wire::MAX_PAYLOAD_BYTES;
 use crate::wire::proto::{
-    AssignRequest, CreateShard, FenceRequest, OptimizerOfShards, Origin, PullRequest, PushRequest,
+    AssignRequest, AttendServer, CompleteRequest, CreateShard, FenceRequest, OptimizerOfShards, Origin, PullRequest,
+    PushRequest,
 };
 
+/// The first session.
 const SESSION: u64 = 7;
 
 /// Each call is a kind, a length, and as many bytes of its message. Calls are those of the current session.
 pub(crate) fn calls(mut bytes: &[u8]) -> bool {
     let store = Store::new(99);
-    store.begin_session(SESSION).expect("the first session");
+    let mut session = SESSION;
+    store.begin_session(&AttendServer { session, ..AttendServer::default() }).expect("the first session");
     let (mut creating, mut assigning, mut push) = (Creating::default(), Assigning::default(), None::<Push>);
     let mut accepted = 0;
     while let [kind, len, rest @ ..] = bytes {
         let (message, rest) = rest.split_at(usize::from(*len).min(rest.len()));
         bytes = rest;
-        let is_accepted = match kind % 9 {
+        let is_accepted = match kind % 11 {
             0 => read::<CreateShard>(message).is_some_and(|message| {
-                let message = CreateShard { session: SESSION, ..message };
+                let message = CreateShard { session, ..message };
                 let created = store.create(&mut creating, message);
                 created.inspect_err(|_| creating = Creating::default()).is_ok()
             }),
             1 => read::<OptimizerOfShards>(message)
-                .is_some_and(|message| store.set_optimizer(&OptimizerOfShards { session: SESSION, ..message }).is_ok()),
-            2 => read::<PullRequest>(message).is_some_and(|request| pull(&store, request)),
+                .is_some_and(|message| store.set_optimizer(&OptimizerOfShards { session, ..message }).is_ok()),
+            2 => read::<PullRequest>(message).is_some_and(|request| pull(&store, session, request)),
             3 => read::<PushRequest>(message).is_some_and(|head| {
-                let begun = store.begin_push(&PushRequest { origin: origin(head.origin), ..head });
+                let begun = store.begin_push(&PushRequest { origin: origin(session, head.origin), ..head });
                 push = begun.ok();
                 push.is_some()
             }),
@@ -40,14 +43,23 @@ pub(crate) fn calls(mut bytes: &[u8]) -> bool {
             }),
             5 => push.take().is_some_and(|push| store.end_push(push).is_ok()),
             6 => read::<AssignRequest>(message).is_some_and(|request| {
-                let request = AssignRequest { origin: origin(request.origin), ..request };
+                let request = AssignRequest { origin: origin(session, request.origin), ..request };
                 let assigned = store.assign(&mut assigning, request);
                 assigned.inspect_err(|_| assigning = Assigning::default()).is_ok()
             }),
             7 => read::<FenceRequest>(message)
-                .is_some_and(|request| store.fence(&FenceRequest { session: SESSION, ..request }).is_ok()),
+                .is_some_and(|request| store.fence(&FenceRequest { session, ..request }).is_ok()),
+            9 => read::<AttendServer>(message).is_some_and(|request| {
+                let found = store.find();
+                let begun = store.begin_session(&AttendServer { session: session + 1, ..request.clone() });
+                session += u64::from(begun.is_ok());
+                assert!(begun.is_err() || request.lineage != found.lineage || store.find().complete == found.complete);
+                begun.is_ok()
+            }),
+            10 => read::<CompleteRequest>(message)
+                .is_some_and(|request| store.complete(&CompleteRequest { session, ..request }).is_ok()),
             _ => {
-                let description = store.describe(SESSION).expect("the session is the current one");
+                let description = store.describe(session).expect("the session is the current one");
                 assert!(description.shards.iter().all(|shard| Extent::of(shard).is_ok()));
                 !description.shards.is_empty()
             }
@@ -64,13 +76,13 @@ fn read<M: Message + Default + PartialEq + std::fmt::Debug>(bytes: &[u8]) -> Opt
     Some(message)
 }
 
-fn origin(origin: Option<Origin>) -> Option<Origin> {
-    origin.map(|origin| Origin { session: SESSION, ..origin })
+fn origin(session: u64, origin: Option<Origin>) -> Option<Origin> {
+    origin.map(|origin| Origin { session, ..origin })
 }
 
 /// The parts of an answer are one after another, none is too long, and together they are what was asked for.
-fn pull(store: &Store, request: PullRequest) -> bool {
-    let request = PullRequest { session: SESSION, ..request };
+fn pull(store: &Store, session: u64, request: PullRequest) -> bool {
+    let request = PullRequest { session, ..request };
     if store.check_pull(&request).is_err() {
         return false;
     }
@@ -95,7 +107,7 @@ fn pull(store: &Store, request: PullRequest) -> bool {
 /// Returns calls of a training, for the corpus.
 #[cfg(test)]
 pub(crate) fn samples() -> Vec<Vec<u8>> {
-    use crate::wire::proto::Wanted;
+    use crate::wire::proto::{StepRecord, Wanted};
     use distribute_optim::{OptimizerDescription, UpdateRule};
     let call = |kind: u8, message: &dyn Fn() -> Vec<u8>| {
         let message = message();
@@ -168,6 +180,34 @@ pub(crate) fn samples() -> Vec<Vec<u8>> {
         ]
         .concat()
     };
+    // Steps that another coordinator repeats.
+    let of_step = |step: u64| {
+        let steps = Some(StepRecord { begun: step + 1, open: vec![step] });
+        let origin = origin(0, 0).map(|origin| Origin { step: Some(step), steps, ..origin });
+        PushRequest { origin, ..PushRequest::default() }
+    };
+    let steps = |first: u64| {
+        let step = |number| {
+            [call(3, &|| of_step(number).encode_to_vec()), call(4, &|| whole.encode_to_vec()), call(5, &Vec::new)]
+                .concat()
+        };
+        [step(first), step(first + 1)].concat()
+    };
+    let attend = |lineage, begun, open| {
+        let steps = Some(StepRecord { begun, open });
+        AttendServer { lineage, numbered: true, steps, ..AttendServer::default() }
+    };
+    let handed_over = [
+        call(9, &|| attend(0, 0, Vec::new()).encode_to_vec()),
+        create.clone(),
+        call(1, &|| optimizer(sgd, 0, 0).encode_to_vec()),
+        call(10, &|| CompleteRequest::default().encode_to_vec()),
+        steps(0),
+        call(9, &|| attend(SESSION + 1, 2, vec![1]).encode_to_vec()),
+        steps(1),
+        call(2, &|| pull.encode_to_vec()),
+    ]
+    .concat();
     let fence = FenceRequest { worker: 1, epoch: 1, ..FenceRequest::default() };
     vec![
         train(0, 0, 0),
@@ -179,5 +219,6 @@ pub(crate) fn samples() -> Vec<Vec<u8>> {
         adam(u64::MAX - 1),
         [create.clone(), call(6, &|| assign.encode_to_vec()), call(2, &|| pull.encode_to_vec())].concat(),
         [create, call(7, &|| fence.encode_to_vec()), call(6, &|| assign.encode_to_vec())].concat(),
+        handed_over,
     ]
 }

@@ -17,6 +17,8 @@ use crate::wire::proto::{OptimizerOfShards, Origin};
 pub(super) struct Optimizer {
     pub(super) number: u32,
     pub(super) description: OptimizerDescription,
+    /// The description with which the coordinator has made it, as JSON.
+    made_as: String,
     /// The shards that it updates, ascending.
     pub(super) shards: Vec<u32>,
     /// The number of steps made.
@@ -62,6 +64,7 @@ impl Optimizer {
         Ok(Optimizer {
             number: about.optimizer,
             description,
+            made_as: about.made_as.clone(),
             shards,
             steps: about.steps,
             contributions: about.contributions as usize,
@@ -80,7 +83,15 @@ impl Optimizer {
             steps: self.steps,
             shards: self.shards.clone(),
             contributions: self.contributions as u32,
+            made_as: self.made_as.clone(),
         }
+    }
+
+    /// Prepares it for another coordinator, whose closures and rounds are numbered anew.
+    pub(super) fn keep_steps(&mut self) {
+        self.tokens.keep_steps();
+        self.round = 0;
+        self.gathered.clear();
     }
 
     /// Returns whether it updates this shard.

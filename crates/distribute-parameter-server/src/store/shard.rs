@@ -116,6 +116,11 @@ impl Shard {
         Ok(Shard { about, dtype: extent.dtype, row_len: extent.row_len, state: Mutex::new(state) })
     }
 
+    /// Forgets the changes of closures of an earlier coordinator, and keeps those of steps.
+    pub(super) fn keep_steps(&self) {
+        self.lock().tokens.keep_steps();
+    }
+
     /// Creates the slots of an optimizer that do not exist yet.
     pub(super) fn make_slots(&self, optimizer: &OptimizerDescription) -> Result<(), Status> {
         let mut state = self.lock();

@@ -5,20 +5,24 @@ use proptest::test_runner::RngSeed;
 
 use super::*;
 use crate::numbers::rows_to_bytes;
-use crate::wire::proto::Wanted;
+use crate::wire::proto::{AttendServer, Wanted};
 
 const SESSION: u64 = 7;
 
 /// Returns a server with a table of four rows of two, in two shards of rows 0..3 and 3..4, and SGD.
 fn store(contributions: u32) -> Store {
     let store = Store::new(99);
-    store.begin_session(SESSION).unwrap();
+    begin(&store, SESSION).unwrap();
     for (shard, first_row, rows) in [(0, 0, 3), (1, 3, 1)] {
         let payload = bytemuck::cast_slice(&vec![1.0f32; rows * 2]).to_vec().into();
         create(&store, CreateShard { shard, first_row, rows: rows as u64, payload, ..table() }).unwrap();
     }
     optimizer(&store, UpdateRule::Sgd { momentum: 0.0, nesterov: false }, contributions);
     store
+}
+
+fn begin(store: &Store, session: u64) -> Result<(), Status> {
+    store.begin_session(&AttendServer { session, ..AttendServer::default() })
 }
 
 /// Describes a shard of the table, without its number.
@@ -250,11 +254,11 @@ fn other_sessions_and_what_does_not_fit_are_refused() {
     let error = push(&store, origin(2), vec![gradient(0, Some(&[1]), &[1.0; 2])]).unwrap_err();
     assert!(error.message().contains("AdamW"), "{error}");
     // Another coordinator starts with an empty store.
-    store.begin_session(8).unwrap();
+    begin(&store, 8).unwrap();
     assert!(store.describe(8).unwrap().shards.is_empty());
     assert_eq!(push(&store, origin(3), Vec::new()).unwrap_err().code(), tonic::Code::Aborted);
     // The first one, if still alive, cannot take its place back.
-    assert!(store.begin_session(SESSION).is_err() && store.describe(8).is_ok());
+    assert!(begin(&store, SESSION).is_err() && store.describe(8).is_ok());
 }
 
 #[test]
@@ -304,7 +308,7 @@ fn sizes_are_verified_before_anything_is_made() {
     // The contents are unchanged.
     assert_eq!(values(&store, 0), [1.0; 6]);
     let fresh = Store::new(1);
-    assert!(fresh.begin_session(0).is_err() && fresh.check_session(0).is_err());
+    assert!(begin(&fresh, 0).is_err() && fresh.check_session(0).is_err());
 }
 
 #[test]

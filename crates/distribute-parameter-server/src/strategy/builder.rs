@@ -2,22 +2,26 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use distribute_cluster::{ClusterResolver, JobSecret, JobTls, Membership, SimpleResolver, TaskType};
 use distribute_device::DType;
+use distribute_types::FailureKind;
 use parking_lot::Mutex;
 
-use super::{Created, Inner, ParameterServerStrategy, session};
+use super::attachment::{Completion, Kept, find, next_session};
+use super::{Created, Inner, ParameterServerStrategy};
 use crate::parameters::Parameters;
 use crate::partitioner::Partitioner;
 use crate::placement::{Placement, Placer};
 use crate::roles::Roles;
 use crate::server::check_silence;
+use crate::steps::{EndedSteps, Ledger};
 use crate::updates::Updates;
 use crate::wire::OwnJob;
+use crate::wire::proto::AttendServer;
 use crate::{Error, Result};
 
 /// Options of a [`ParameterServerStrategy`].
@@ -41,6 +45,10 @@ pub struct ParameterServerOptions {
     /// A folder of checkpoints from which a restarted server is restored. Default: none, so that a lost server is an
     /// error.
     pub restore_servers_from: Option<PathBuf>,
+    /// Whether this coordinator, if it was started again, continues with the variables that the servers hold. Default:
+    /// false, so that it begins anew, and restores a checkpoint. See
+    /// [`ParameterServerStrategyBuilder::restart_in_place`].
+    pub restart_in_place: bool,
     /// The secret that tasks of the job prove to each other on every connection. Default: what
     /// [`JobSecret::from_env`] reads, as workers and servers do.
     pub secret: Option<JobSecret>,
@@ -60,6 +68,7 @@ impl Default for ParameterServerOptions {
             message_timeout: Duration::from_secs(60),
             server_timeout: Duration::from_secs(300),
             restore_servers_from: None,
+            restart_in_place: false,
             secret: None,
             tls: None,
         }
@@ -74,6 +83,7 @@ distribute_types::setters! {
         silence: Duration,
         message_timeout: Duration,
         server_timeout: Duration,
+        restart_in_place: bool,
     } into {
         wire: Option<DType>,
         restore_servers_from: Option<PathBuf>,
@@ -121,6 +131,20 @@ impl ParameterServerStrategyBuilder {
         self.with(|options| options.restore_servers_from = Some(folder.into()))
     }
 
+    /// Lets a coordinator that was started again continue with the variables, optimizers and datasets of servers and
+    /// workers that have outlived the one before. They wait for it for
+    /// [`coordinator_timeout`](crate::ServerOptions::coordinator_timeout).
+    ///
+    /// The program makes the same variables and optimizers as before; they keep their values, and a difference is
+    /// [`Error::OtherTraining`]. All are made before the first step. Functions that change variables are scheduled as
+    /// numbered steps, by [`ClusterCoordinator::schedule_step`](crate::ClusterCoordinator::schedule_step), from
+    /// [`ParameterServerStrategy::first_step`] on. Until then a checkpoint is not loaded over the values that the
+    /// servers have kept, which are newer. If they hold nothing, not everything, or not the same run, training begins
+    /// as without this option, with a warning.
+    pub fn restart_in_place(self) -> Self {
+        self.with(|options| options.restart_in_place = true)
+    }
+
     /// Sets all options except the partitioner.
     pub fn options(self, options: ParameterServerOptions) -> Self {
         ParameterServerStrategyBuilder { options, ..self }
@@ -154,6 +178,14 @@ impl ParameterServerStrategyBuilder {
         job.tls = options.tls.clone().or(job.tls);
         options.updates.check()?;
         check_silence(options.silence)?;
+        if options.restart_in_place && options.updates.contributions() > 0 {
+            return Err(Error::Option {
+                what: "the way in which updates are combined",
+                given: format!("{:?}, with restart_in_place", options.updates),
+                expected: "Asynchronous or BoundedStaleness, since contributions to a step that is not complete would \
+                           be lost with the coordinator",
+            });
+        }
         if let Some(wire) = options.wire.filter(|wire| !matches!(wire, DType::F16 | DType::BF16)) {
             let given = wire.to_string();
             return Err(Error::Option { what: "the type on the wire", given, expected: "f16 or bf16" });
@@ -165,8 +197,28 @@ impl ParameterServerStrategyBuilder {
             .build()
             .map_err(Error::Threads)?;
         let limits = (options.silence, options.message_timeout);
+        // Calls that belong to no session.
+        let finder = Parameters::new(runtime.handle().clone(), &job, &roles.servers, 0, None, limits)?;
+        let found = finder.block_on(find(
+            &finder,
+            &job,
+            &roles.workers,
+            options.restart_in_place,
+            (options.connect_timeout, options.silence),
+        ));
+        let (hold, unfound) = match found {
+            Ok(hold) => (hold, None),
+            Err(error) => (AttendServer { session: next_session(0), ..AttendServer::default() }, Some(error)),
+        };
+        let (session, is_continued) = (hold.session, hold.lineage != 0);
+        let lineage = match options.restart_in_place {
+            true if is_continued => hold.lineage,
+            true => session,
+            false => 0,
+        };
         let parameters =
-            Parameters::new(runtime.handle().clone(), &job, &roles.servers, session(), options.wire, limits)?;
+            Parameters::new(runtime.handle().clone(), &job, &roles.servers, session, options.wire, limits)?;
+        parameters.sealed.store(is_continued, Ordering::Release);
         let servers = roles.servers.len();
         let placer = Placer::new(options.placement, servers);
         let inner = Inner {
@@ -175,12 +227,19 @@ impl ParameterServerStrategyBuilder {
             workers: roles.workers,
             job,
             partitioner: self.partitioner,
+            hold: Mutex::new(hold),
+            lineage,
+            is_continued,
+            ledger: Arc::new(Ledger::new()),
+            completion: Completion::default(),
             made: Mutex::new(Created {
                 placer,
                 names: BTreeSet::new(),
                 next_shard: 0,
                 shards: Vec::new(),
                 optimizers: Vec::new(),
+                made_as: Vec::new(),
+                kept: Kept::default(),
                 run: None,
             }),
             incarnations: Mutex::new(vec![0; servers]),
@@ -191,10 +250,24 @@ impl ParameterServerStrategyBuilder {
             runtime: Some(runtime),
             options,
         };
+        // Recorded so that waiting workers learn whether to keep waiting.
+        let failed = |error| inner.failed(error);
+        if let Some(error) = unfound {
+            return Err(failed(error));
+        }
         for server in 0..servers {
-            let attended = inner.parameters.block_on(inner.attend(server, inner.options.connect_timeout));
-            // Recorded so that waiting workers learn whether to keep waiting.
-            attended.map_err(|error| inner.failed(error))?;
+            inner.parameters.block_on(inner.attend(server, inner.options.connect_timeout)).map_err(failed)?;
+        }
+        if is_continued {
+            let described = inner.parameters.block_on(inner.parameters.describe()).map_err(failed)?;
+            inner.made.lock().kept = Kept::of(described);
+            let record = inner.hold.lock().steps.clone();
+            let ended = EndedSteps::of(record.as_ref())
+                .map_err(|status| failed(Error::OtherTraining { problem: status.message().to_owned() }))?;
+            inner.ledger.continue_after(&ended);
+            // Until something has succeeded: what the servers have kept outlives a program that fails at its beginning.
+            inner.note("the coordinator ended before it continued".to_owned(), FailureKind::Retryable);
+            tracing::info!("continuing with step {}, with the variables that the servers have kept", ended.first());
         }
         Ok(ParameterServerStrategy { inner: Arc::new(inner) })
     }

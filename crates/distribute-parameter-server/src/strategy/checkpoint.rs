@@ -110,10 +110,23 @@ impl Checkpointed for ParameterServerStrategy {
         let plans = (0..inner.parameters.servers()).map(|server| inner.plan(server, snapshot));
         // Before anything is overwritten: for example, the checkpoint is of another model.
         let plans: Vec<Plan> = plans.collect::<Result<_>>().map_err(|error| boxed(inner.failed(error)))?;
+        if inner.keeps_values() {
+            tracing::info!(
+                "the checkpoint of step {} is older than the variables on the servers, which are kept",
+                snapshot.step()
+            );
+            inner.note_run(snapshot);
+            return Ok(());
+        }
+        if inner.options.restart_in_place && inner.ledger.is_active() {
+            let problem = "steps wait or run while a checkpoint is restored; call join first".to_owned();
+            return Err(boxed(inner.failed(Error::Variable { name: "all".to_owned(), problem })));
+        }
         for plan in plans {
             let restored = inner.parameters.block_on(inner.restore(plan, snapshot));
             restored.map_err(|error| boxed(inner.failed(error)))?;
         }
+        inner.note_restored();
         inner.note_run(snapshot);
         Ok(())
     }

@@ -17,7 +17,8 @@ macro_rules! messages {
 }
 
 messages!(
-    Done, AttendServer, ServerState, OptimizerOfShards, DescribeRequest, Description, PullRequest, PushReply,
-    FenceRequest, LeaveRequest, AttendWorker, WorkerState, Resource;
+    Done, FindRequest, Found, CompleteRequest, ReleaseRequest, Released, AttendServer, ServerState, OptimizerOfShards,
+    DescribeRequest, Description, PullRequest, PushReply, FenceRequest, LeaveRequest, AttendWorker, WorkerState,
+    Resource;
     CreateShard, Elements, PushRequest, AssignRequest, Closure, Outcome
 );

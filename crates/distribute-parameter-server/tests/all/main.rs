@@ -5,6 +5,7 @@ mod coordinator;
 mod faults;
 mod harness;
 mod large_tables;
+mod restarts;
 mod soak;
 mod strangers;
 mod variables;

@@ -315,6 +315,9 @@ fn varint(mut value: u64) -> Vec<u8> {
     bytes
 }
 
+/// A session that is later than any coordinator's.
+const LATER: u64 = 1 << 63;
+
 #[test]
 fn a_pull_asks_for_no_more_than_its_limit() {
     let (_server, chief, address) = alone(ServerOptions::default());
@@ -323,14 +326,14 @@ fn a_pull_asks_for_no_more_than_its_limit() {
     let table = strategy.variable("w", &HostTensor::new(&[2, 2 << 20], vec![1.0f32; 4 << 20]).unwrap()).unwrap();
     assert_eq!(table.shards().len(), 1);
     block_on(async {
-        // The session is the strategy's own: a second attendance would take its place.
-        let caller = Caller::new(&address, "ps:0", &chief.job_id().unwrap(), 42);
-        let mut hold = caller.open(Fields::default().number(1, 42).message());
+        // A later session than the strategy's, whose place it takes.
+        let caller = Caller::new(&address, "ps:0", &chief.job_id().unwrap(), LATER);
+        let mut hold = caller.open(Fields::default().number(1, LATER).message());
         let holder = caller.with("x", "y");
         let holding = tokio::spawn(async move { holder.answer_to("ParameterServer/Attend", &mut hold).await });
         let width = 2u64 << 20;
         let shape = [varint(1), varint(width)].concat();
-        let about = Fields::default().number(1, 42).bytes(3, "w").bytes(5, shape).number(7, 1).number(8, 1);
+        let about = Fields::default().number(1, LATER).bytes(3, "w").bytes(5, shape).number(7, 1).number(8, 1);
         let part = vec![0u8; width as usize * 4];
         let message = about.bytes(15, part).message();
         while caller
@@ -340,7 +343,7 @@ fn a_pull_asks_for_no_more_than_its_limit() {
         {}
         // 32 KB that request 32 GiB.
         let rows = vec![0u8; 8 * 4096];
-        let bytes = Fields::default().number(1, 42).inside(3, Fields::default().bytes(3, rows)).message();
+        let bytes = Fields::default().number(1, LATER).inside(3, Fields::default().bytes(3, rows)).message();
         refused(caller.call("ParameterServer/Pull", bytes).await, Code::InvalidArgument, "ask for at most");
         holding.abort();
     });

@@ -197,11 +197,41 @@ impl<T: Trainee> Session<'_, T> {
         strategy.take_request(Request::End);
         self.tell(callbacks, &[], |callback, training| callback.train_begin(training))?;
         self.give_states(callbacks);
+        self.catch_up()?;
         self.after = (self.standing.pass, self.standing.position.clone());
         if let Some(config) = course.fit.termination.take() {
             course.preemption = Some(PreemptionHandler::install(strategy, config)?);
         }
         Ok(())
+    }
+
+    /// Continues after the steps that the variables have made since the restored checkpoint.
+    ///
+    /// # Errors
+    /// [`Error::StepsUnknown`] if an epoch has ended in between.
+    fn catch_up(&mut self) -> Result<()> {
+        let (known, made) = (self.steps, self.trainer.steps_made(self.steps)?);
+        if made <= known {
+            return Ok(());
+        }
+        if !self.is_in_epoch(made) {
+            return Err(Error::StepsUnknown { made, known });
+        }
+        let ahead = made - known;
+        distribute_notice::warn!(
+            "continuing after step {made}, with the variables' own values; what callbacks and metrics of this epoch \
+             would know of the {ahead} steps since step {known} is lost"
+        );
+        (self.steps, self.standing.steps) = (made, self.standing.steps + ahead);
+        Ok(())
+    }
+
+    /// Returns whether a later step is one of the epoch in which the state is, and not its last one.
+    fn is_in_epoch(&self, step: u64) -> bool {
+        let Standing { epochs_done, steps, ended, all_steps, .. } = &self.standing;
+        let ahead = step.saturating_sub(self.steps);
+        let is_open = *epochs_done < self.epochs && ended.is_none() && !all_steps;
+        ahead == 0 || is_open && self.steps_per_epoch.is_some_and(|all| steps + ahead < all)
     }
 
     /// Continues with the members of a generation; `stands` if this process has trained before.
@@ -673,12 +703,21 @@ impl<T: Trainee> Run for Session<'_, T> {
             return Ok(Some(self.steps));
         }
         let (strategy, model, optimizer) = (self.trainer.strategy(), self.trainer.model(), self.trainer.optimizer());
-        let restored = checkpoints.restore(strategy, &[model, optimizer])?;
-        Ok(restored.map(|(steps, standing)| {
-            self.run = checkpoints.run();
-            (self.steps, self.standing) = (steps, standing);
-            steps
-        }))
+        let Some((steps, standing)) = checkpoints.restore(strategy, &[model, optimizer])? else { return Ok(None) };
+        self.run = checkpoints.run();
+        (self.steps, self.standing) = (steps, standing);
+        let made = self.trainer.steps_made(steps)?;
+        if self.is_in_epoch(made) {
+            return Ok(Some(steps));
+        }
+        distribute_notice::warn!(
+            "the variables have made {made} steps, and the checkpoint is that of step {steps}, of an epoch that has \
+             ended since: training continues from the checkpoint"
+        );
+        self.trainer.prefer_checkpoint();
+        let Some((steps, standing)) = checkpoints.restore(strategy, &[model, optimizer])? else { return Ok(None) };
+        (self.steps, self.standing) = (steps, standing);
+        Ok(Some(steps))
     }
 }
 

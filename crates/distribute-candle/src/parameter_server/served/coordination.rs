@@ -10,7 +10,7 @@ use distribute_strategy::Strategy;
 use distribute_train::BoxError;
 use distribute_train::checkpoint::{Checkpointed, Snapshot};
 use distribute_train::trainer::{self, BATCH_SIZE, Settings};
-use distribute_types::{ErrorClass, FailureKind};
+use distribute_types::{Classified, ErrorClass, FailureKind};
 use parking_lot::Mutex;
 
 use super::ServedTraining;
@@ -39,6 +39,10 @@ struct State {
     is_begun: bool,
     /// An error that the loop could not be told.
     failed: Option<Error>,
+    /// The number of the next step, once it is known, if the coordinator can be restarted in place.
+    next: Option<u64>,
+    /// Whether a step has got its number.
+    is_numbered: bool,
 }
 
 /// Steps that are scheduled ahead, for each worker.
@@ -54,7 +58,15 @@ impl<M: ModuleT + Send + Sync + 'static> Coordination<M> {
         let coordinator = ClusterCoordinator::new(strategy, training.program())?;
         let step = Step { optimizer, dataset: String::new(), run: 0, first_pass: 0, class_weights: Vec::new() };
         let sums = trainer::sums(training.measures.metrics());
-        let state = State { step, under_way: VecDeque::new(), sums, is_begun: false, failed: None };
+        let state = State {
+            step,
+            under_way: VecDeque::new(),
+            sums,
+            is_begun: false,
+            failed: None,
+            next: None,
+            is_numbered: false,
+        };
         let strategy = strategy.clone();
         Ok(Coordination { training, strategy, here, coordinator, optimizer, state: Mutex::new(state) })
     }
@@ -111,11 +123,26 @@ impl<M: ModuleT + Send + Sync + 'static> Coordination<M> {
             let kind = match error {
                 // The next run of this program continues with the same workers and servers.
                 Error::Train(distribute_train::Error::Preempted { .. }) => FailureKind::Retryable,
+                // What the servers have kept outlives a program that cannot continue with it.
+                Error::Train(distribute_train::Error::StepsUnknown { .. }) => FailureKind::Retryable,
                 error => error.failure_kind(),
             };
             self.strategy.report_failure(error, kind);
         }
         outcome
+    }
+
+    /// Returns how many steps the servers have made, and numbers the steps of the run from there on, if the coordinator
+    /// can be restarted in place. Further runs count on.
+    pub(super) fn steps_made(&self, known: u64) -> distribute_train::Result<u64> {
+        if !self.strategy.restarts_in_place() || self.state.lock().is_numbered {
+            return Ok(known);
+        }
+        let confirmed = self.strategy.confirm_steps(known);
+        let made = confirmed.map_err(|error| distribute_train::Error::Part(Classified::new(error).into()))?;
+        self.strategy.first_step();
+        self.state.lock().next = Some(made);
+        Ok(made)
     }
 
     /// Schedules steps, and returns the sums of those that have ended.
@@ -129,8 +156,16 @@ impl<M: ModuleT + Send + Sync + 'static> Coordination<M> {
             return Err(error);
         }
         for _ in 0..steps {
-            let scheduled = self.coordinator.schedule(STEP, &step).map_err(|error| self.failed(error.into()))?;
-            self.state.lock().under_way.push_back(scheduled);
+            let number = self.state.lock().next;
+            let scheduled = match number {
+                None => self.coordinator.schedule(STEP, &step),
+                Some(number) => self.coordinator.schedule_step(number, STEP, &step),
+            };
+            let scheduled = scheduled.map_err(|error| self.failed(error.into()))?;
+            let mut state = self.state.lock();
+            state.next = number.map(|number| number + 1);
+            state.is_numbered |= number.is_some();
+            state.under_way.push_back(scheduled);
         }
         let ahead = AHEAD * self.strategy.num_workers();
         // The loop shows a loss after each call, so there is one from the start.

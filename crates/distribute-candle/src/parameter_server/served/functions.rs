@@ -153,7 +153,13 @@ impl<M: ModuleT + Send + Sync + 'static> ServedTraining<M> {
 
     /// Returns the worker's next batch, of the next pass at the end of one; `None` if a pass has none.
     fn next(&self, worker: &WorkerContext, step: &Step) -> Result<Option<Examples>> {
-        let kept = worker.keep(&format!("dataset {}", step.dataset), || Ok::<_, Error>(Mutex::new(None::<Reading>)))?;
+        let name = format!("dataset {}", step.dataset);
+        // A coordinator that is started again in place continues with the same position.
+        let kept = worker.keep_lasting(&name, || Ok::<_, Error>(Mutex::new(None::<Reading>)))?;
+        if worker.is_cancelled() {
+            let problem = "the worker was given up, and its data are read for the next coordinator";
+            return Err(Error::Served { problem: problem.to_owned() });
+        }
         // Functions of a worker run one at a time, so no other waits for this lock.
         let mut reading = kept.lock();
         let reading = match &mut *reading {

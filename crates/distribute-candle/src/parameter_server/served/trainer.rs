@@ -203,6 +203,20 @@ impl<M: ModuleT + Send + Sync + 'static> Trainee for ServedTrainer<M> {
         }
     }
 
+    fn steps_made(&self, known: u64) -> distribute_train::Result<u64> {
+        match &self.0 {
+            Kind::Servers(servers) => servers.steps_made(known),
+            Kind::Replicas(replicas) => replicas.1.steps_made(known),
+        }
+    }
+
+    fn prefer_checkpoint(&self) {
+        match &self.0 {
+            Kind::Servers(servers) => servers.strategy.prefer_checkpoint(),
+            Kind::Replicas(replicas) => replicas.1.prefer_checkpoint(),
+        }
+    }
+
     fn synchronize(&self) -> Result<()> {
         match &self.0 {
             Kind::Servers(_) => Ok(()),

@@ -91,6 +91,10 @@ pub(crate) fn program() -> Program {
             let count = worker.keep("count", || Ok::<_, Error>(AtomicU64::new(0)))?;
             Ok::<_, Error>(count.fetch_add(1, Ordering::Relaxed))
         })
+        .function("lasting", |worker: &WorkerContext, (): ()| {
+            let count = worker.keep_lasting("count", || Ok::<_, Error>(AtomicU64::new(0)))?;
+            Ok::<_, Error>(count.fetch_add(1, Ordering::Relaxed))
+        })
         .function("ids", ids)
         .function("sum_of_part", |_: &WorkerContext, (part, until): (EvaluationShard, u64)| {
             std::thread::sleep(Duration::from_millis(20));
