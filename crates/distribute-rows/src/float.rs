@@ -74,7 +74,7 @@ impl Float for f32 {
         let p = p * r + 8.333_452e-3;
         let p = p * r + 4.166_579_6e-2;
         let p = p * r + 1.666_666_5e-1;
-        let p = p * r + 5.000_000_1e-1;
+        let p = p * r + 0.5;
         let p = p * r * r + r + 1.0;
         // In two steps, because 2^-149 and 2^128 are beyond the normal numbers.
         let half = power >> 1;

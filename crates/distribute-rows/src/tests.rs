@@ -1,4 +1,3 @@
-#![expect(clippy::unwrap_used, reason = "tests")]
 //! Comparison with plain f64 arithmetic and with differences of finite steps.
 
 use proptest::prelude::*;
