@@ -18,6 +18,7 @@ macro_rules! messages {
 
 messages!(
     Done, AttendServer, ServerState, OptimizerOfShards, DescribeRequest, Description, PullRequest, PushReply,
-    FenceRequest, LeaveRequest, AttendWorker, WorkerState, Resource;
-    CreateShard, Elements, PushRequest, AssignRequest, Closure, Outcome
+    FenceRequest, LeaveRequest, AttendWorker, WorkerState, Resource, AttendIsland, IslandState, Fragment,
+    FragmentState, LeaveIsland;
+    CreateShard, Elements, PushRequest, AssignRequest, Closure, Outcome, CreateFragment, Changes, OuterValues
 );
