@@ -186,7 +186,10 @@ pub enum Error {
         waited: Duration,
     },
     /// No island came, or came back, in time.
-    #[error("{task}: no island has attended for {} s; start the chief and the workers, or look at their logs", waited.as_secs())]
+    #[error(
+        "{task}: no island has attended for {} s; start the chief and the workers, or look at their logs",
+        waited.as_secs()
+    )]
     NoIslands {
         /// This task.
         task: Task,

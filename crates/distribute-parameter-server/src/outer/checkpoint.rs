@@ -118,7 +118,7 @@ impl Checkpointed for Part {
 fn read(snapshot: &Snapshot, file: &str, name: &str, len: u64) -> Result<Option<Vec<f32>>> {
     let Some((dtype, _, bytes)) = snapshot.tensor(file, name) else { return Ok(None) };
     let values = numbers::read::<f32>(bytes, dtype).filter(|values| dtype == DType::F32 && values.len() as u64 == len);
-    let problem = || format!("it is no tensor of {len} elements of f32 in the checkpoint; take another folder");
+    let problem = || format!("the checkpoint does not have it as {len} elements of f32; take another folder");
     let values = values.ok_or_else(|| Error::Variable { name: name.to_owned(), problem: problem() })?;
     Ok(Some(values.into_owned()))
 }

@@ -26,35 +26,40 @@ use super::island::Island;
 /// loop and trainer stay as they are.
 ///
 /// # Outer steps
-/// A server makes an outer step of a fragment when changes of [`quorum`](crate::DecoupledDilocoBuilder::quorum) islands have
-/// arrived, and then [`grace`](crate::DecoupledDilocoBuilder::grace) has passed or all islands that attend have sent theirs.
-/// The gradient of the [outer optimizer](distribute_strategy::OuterNesterov) is the mean of the islands' changes,
-/// weighted by their examples. Changes that an island sends twice before an outer step are added, examples too.
+/// A server makes an outer step of a fragment when changes of [`quorum`] islands have arrived, and then [`grace`] has
+/// passed or all islands that attend have sent theirs. The gradient of the [outer
+/// optimizer](distribute_strategy::OuterNesterov) is the mean of the islands' changes, weighted by their examples.
+/// Changes that an island sends twice before an outer step are added, examples too.
 ///
-/// Changes that begin at an earlier outer step count in the next one, unless that is more than
-/// [`staleness`](crate::DecoupledDilocoBuilder::staleness) outer steps ago: then they are refused, with a warning and a count
-/// on both sides, and the island continues from the newest outer parameters.
+/// Changes that begin at an earlier outer step count in the next one, unless that is more than [`staleness`] outer
+/// steps ago: then they are refused, with a warning and a count on both sides, and the island continues from the newest
+/// outer parameters.
 ///
 /// # Ordering
-/// The answer to an island's changes comes when the outer step that counts them is made. It is waited for `grace` if the
-/// quorum is not reached by then, else until the grace window closes: at most twice `grace`. If it is not made by then,
-/// the island gets the newest outer parameters that it does not have; if there are none, it trains on with its own, and
-/// sends next what it has changed since. Changes that were sent are never sent a second time.
+/// The answer to an island's changes comes when the outer step that counts them is made. An island waits for it during
+/// `grace` if the quorum is not reached by then, else until the grace window closes: at most twice `grace`. If it is
+/// not made by then, the island gets the newest outer parameters that it does not have; if there are none, it trains on
+/// with its own, and sends next the changes since. Changes that were sent are never sent a second time.
 ///
 /// An island that joins makes one step, gets the outer parameters, and adds its step to them. An island that is lost is
 /// no longer waited for: at once if its process has ended, after the server's `silence` if it is frozen. While a server
-/// cannot be reached, its islands train on by themselves, with a warning, for
-/// [`server_timeout`](crate::DecoupledDilocoBuilder::server_timeout). If the connection is lost after changes were sent, they
-/// may have counted or not; the island takes them for counted. What becomes of each exchange is passed to
-/// [`on_exchange`](crate::DecoupledDilocoBuilder::on_exchange).
+/// cannot be reached, its islands train on by themselves, with a warning, for [`server_timeout`]. If the connection is
+/// lost after changes were sent, they may have counted or not; the island takes them for counted. The outcome of each
+/// exchange is passed to [`on_exchange`].
 ///
-/// Replicas train on different numbers of examples in different orders, so runs do not repeat bit for bit.
+/// Islands train at their own speeds, so runs do not repeat bit for bit.
+///
+/// [`quorum`]: crate::DecoupledDilocoBuilder::quorum
+/// [`grace`]: crate::DecoupledDilocoBuilder::grace
+/// [`staleness`]: crate::DecoupledDilocoBuilder::staleness
+/// [`server_timeout`]: crate::DecoupledDilocoBuilder::server_timeout
+/// [`on_exchange`]: crate::DecoupledDilocoBuilder::on_exchange
 ///
 /// # Reading and saving
-/// The model of an island is its own: after an exchange the outer parameters, and until the next one what it has
-/// learnt since. Reading or saving it exchanges nothing. The outer parameters, and in eight bits what they have lost, are
-/// state of the optimizer, saved as `w/outer` and `w/residual`; each island has a folder of its own. The outer momentum
-/// is saved by the servers ([`OuterServerOptions::checkpoints`](crate::OuterServerOptions::checkpoints)).
+/// The model of an island is its own: after an exchange the outer parameters, and then those that it trains. Reading or
+/// saving it exchanges nothing. The outer parameters, and in eight bits the remainders that were not sent, are state of
+/// the optimizer, saved as `w/outer` and `w/residual`; each island has a folder of its own. The outer momentum is saved
+/// by the servers ([`OuterServerOptions::checkpoints`](crate::OuterServerOptions::checkpoints)).
 ///
 /// # Cost
 /// Per exchange and parameter an island sends 4 bytes, or about 1.02 with [`Wire::Int8`], and receives 4 if there are
@@ -115,7 +120,7 @@ pub(super) struct Place {
     pub(super) islands: usize,
 }
 
-/// What an island knows of a fragment on its server.
+/// The state of a fragment on its server, as far as an island knows it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Progress {
     /// The server's process and the outer step of the outer parameters here.

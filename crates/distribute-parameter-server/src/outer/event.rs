@@ -1,4 +1,4 @@
-//! What a program can see of exchanges.
+//! Exchanges of islands, as programs can see them.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ pub struct OuterExchange {
     pub fragment: usize,
     /// The number of this island's optimizer steps.
     pub steps: u64,
-    /// What became of it.
+    /// The outcome.
     pub outcome: OuterOutcome,
     /// The number of outer steps behind this island's outer parameters.
     pub outer_steps: u64,
@@ -27,7 +27,7 @@ pub struct OuterExchange {
     pub received_bytes: u64,
 }
 
-/// What became of an exchange.
+/// The outcome of an exchange.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OuterOutcome {

@@ -14,7 +14,7 @@ use crate::placement::{Placement, Placer};
 use crate::wire::proto::OuterVariable;
 use crate::{Error, numbers};
 
-/// What all replicas of an island do to their copies of a fragment after an exchange.
+/// The change that all replicas of an island make to their copies of a fragment after an exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Adoption {
     /// Nothing.

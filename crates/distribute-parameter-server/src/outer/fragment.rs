@@ -33,17 +33,17 @@ pub(crate) struct OuterFragment {
     quorum_at: Option<Instant>,
 }
 
-/// What one island has changed since the last outer step.
+/// The changes of one island since the last outer step.
 #[derive(Debug)]
 struct Contribution {
     changes: Vec<f32>,
     examples: u64,
 }
 
-/// What becomes of an island's changes.
+/// The fate of an island's changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Taken {
-    /// They count in the outer step with this number, and are so many outer steps late.
+    /// They count in the outer step with this number, and are `late` outer steps late.
     Counted { step: u64, late: u64 },
     /// They are too many outer steps late, and do not count.
     TooLate { late: u64 },

@@ -72,7 +72,7 @@ pub(crate) fn calls(mut bytes: &[u8]) -> bool {
     accepted > 1
 }
 
-/// Messages are encoded to what is decoded again. Numbers that are no numbers are not compared.
+/// Messages are encoded to what is decoded again. NaN is compared by its bits.
 fn read<M: Message + Default>(bytes: &[u8]) -> Option<M> {
     let message = M::decode(bytes).ok()?;
     let again = M::decode(&*message.encode_to_vec()).expect("what was encoded");

@@ -85,12 +85,12 @@ impl Held {
         }
     }
 
-    pub(super) fn decode(&self, about: &Changes, parts: Parts) -> Result<Vec<f32>, Status> {
+    pub(super) fn decode(&self, about: &Changes, payload: Parts) -> Result<Vec<f32>, Status> {
         if !about.int8 {
-            return read_values(parts, self.len() * size_of::<f32>());
+            return read_values(payload, self.len() * size_of::<f32>());
         }
         let mut changes = vec![0.0; self.len()];
-        let decoded = self.blocks.add_decoded(&parts.join(), &mut changes);
+        let decoded = self.blocks.add_decoded(&payload.join(), &mut changes);
         decoded.map_err(|error| invalid(error.to_string()))?;
         Ok(changes)
     }

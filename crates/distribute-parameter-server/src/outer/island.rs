@@ -82,7 +82,7 @@ pub(crate) struct Joined {
     pub(crate) values: Option<Vec<f32>>,
 }
 
-/// What an island sends of a fragment.
+/// The changes of a fragment that an island sends.
 pub(crate) struct Contribution {
     pub(crate) incarnation: u64,
     /// The outer step that it begins at.
@@ -276,7 +276,9 @@ impl Island {
         server.seat = None;
         let request =
             AttendIsland { island: self.task.to_string(), settings: Some(self.settings), process: self.process };
-        let attended = server.link.attend::<_, IslandState>(outer!("Attend"), request, self.times.message).await;
+        // It is answered at once, so a server that is silent for longer is frozen.
+        let timeout = self.times.message.min(self.times.silence);
+        let attended = server.link.attend::<_, IslandState>(outer!("Attend"), request, timeout).await;
         let (IslandState { incarnation, seat: number }, mut attendance) = attended?;
         let watch = tokio::spawn(async move { attendance.over().await });
         server.heard = Instant::now();

@@ -31,7 +31,7 @@ use crate::{Error, Result};
 ///
 /// let cluster = TfConfigResolver::from_env()?;
 /// if cluster.task_type() == Some(TaskType::Ps) {
-///     OuterServer::start_with(&cluster, OuterServerOptions::default().checkpoints("run/outer".into()))?.join()?;
+///     OuterServer::start_with(&cluster, OuterServerOptions::default().checkpoints("run/outer"))?.join()?;
 /// }
 /// # Ok::<(), Error>(())
 /// ```
@@ -84,8 +84,14 @@ distribute_types::setters! {
         silence: Duration,
         message_timeout: Duration,
         save_every: u64,
-    } into {
-        checkpoints: Option<PathBuf>,
+    }
+}
+
+impl OuterServerOptions {
+    /// Sets [`checkpoints`](field@Self::checkpoints).
+    #[must_use]
+    pub fn checkpoints(self, folder: impl Into<PathBuf>) -> Self {
+        Self { checkpoints: Some(folder.into()), ..self }
     }
 }
 
@@ -164,8 +170,8 @@ impl OuterServer {
         self.address
     }
 
-    /// Serves until all islands of the cluster have come and gone, at least one of them after its training. Saves on
-    /// this thread, meanwhile and at the end.
+    /// Serves until all islands of the cluster have attended and left, at least one of them after its training. Saves
+    /// on this thread, meanwhile and at the end.
     ///
     /// # Errors
     /// [`Error::Stopped`] after SIGTERM or SIGINT, [`Error::NoIslands`] if no island has attended for `island_timeout`

@@ -35,7 +35,7 @@ pub(crate) struct OuterStore {
 
 #[derive(Debug)]
 struct State {
-    /// What islands agree on, and the one that came first.
+    /// The settings that islands agree on, and the island that came first.
     agreed: Option<(Task, Settings)>,
     /// The attendance of each island that attends.
     seats: BTreeMap<Task, u64>,
@@ -55,7 +55,7 @@ struct State {
     held: BTreeMap<u32, Arc<Held>>,
 }
 
-/// What all islands must have in common.
+/// The settings that all islands must have in common.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Settings {
     rules: Rules,
@@ -83,7 +83,7 @@ pub(crate) struct Received {
 /// How a server's service ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OuterEnd {
-    /// All islands have come and gone, at least one of them after its training.
+    /// All islands have attended and left, at least one of them after its training.
     Done,
     /// No island has attended for too long.
     Alone,
@@ -367,7 +367,7 @@ impl OuterStore {
         island.ok_or_else(|| {
             let known: Vec<String> = self.islands.iter().map(Task::to_string).collect();
             let (name, known) = (printable(name, 80), known.join(", "));
-            Status::permission_denied(format!("{name} is no island of the cluster, which has {known}"))
+            Status::permission_denied(format!("{name} is not an island of the cluster, which has {known}"))
         })
     }
 

@@ -304,7 +304,7 @@ fn what_does_not_belong_together_is_refused_in_words() {
 
 #[test]
 fn settings_outside_their_ranges_are_refused_before_anything_is_sent() {
-    // Nobody listens.
+    // No server listens.
     let spec = cluster(1, 2);
     let told = |builder: DecoupledDilocoBuilder, words: &str| {
         let error = builder.over(one_device()).unwrap_err();

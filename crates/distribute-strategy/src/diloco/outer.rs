@@ -53,8 +53,8 @@ impl OuterNesterov {
         self.learning_rate == 1.0 && self.momentum == 0.0
     }
 
-    /// Makes an outer step. Whoever holds the outer parameters computes the same from the same numbers. `momentum` is
-    /// needed unless the factor is 0.
+    /// Makes an outer step: equal numbers give equal results on every machine. `momentum` is needed unless the factor
+    /// is 0.
     ///
     /// # Shapes
     /// All slices have one length; elements without a counterpart stay as they are.

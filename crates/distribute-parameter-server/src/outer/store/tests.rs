@@ -89,7 +89,7 @@ fn changes_of_all_islands_make_an_outer_step_in_f32_and_in_eight_bits() {
 #[test]
 fn what_does_not_fit_is_refused_in_words() {
     let store = store(2, BTreeMap::new());
-    told(attend(&store, 2), "worker:2 is no island of the cluster, which has worker:0, worker:1");
+    told(attend(&store, 2), "worker:2 is not an island of the cluster, which has worker:0, worker:1");
     let first = attend(&store, 0).unwrap();
     let other = request(1, settings(1), 1);
     told(store.attend(&other), "worker:1 has (OuterNesterov");
@@ -189,7 +189,7 @@ fn a_server_ends_when_all_have_come_and_gone() {
     let second = attend(&store, 1).unwrap();
     store.lose(Task::new(TaskType::Worker, 1), second.seat, now);
     assert_eq!(store.end(now, timeout), Ok(OuterEnd::Done));
-    // The first has come again, and is lost.
+    // The first attends again, and is lost.
     let first = attend(&store, 0).unwrap();
     store.lose(Task::new(TaskType::Worker, 0), first.seat, now);
     assert_eq!(store.end(now, timeout), Err(Some(Duration::ZERO)));

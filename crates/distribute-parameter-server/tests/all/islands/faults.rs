@@ -139,11 +139,10 @@ fn islands_that_are_killed_and_frozen_stop_no_other() {
     (0..3).for_each(|index| drop(all.wait_for(island(index), "Counted")));
     all.signal(island(1), Signal::KILL);
     all.signal(island(2), Signal::STOP);
-    // Outer steps go on at once, and after the frozen one is given up.
+    // Outer steps continue at once, and after the frozen one is given up.
     all.more(island(0), "Counted", 20);
     let text = all.end_of(island(0));
     assert!(text.contains("trained to") && !text.contains("Away"), "{text}");
-    // Nobody waited for longer than a grace window: 600 steps of 5 ms, 300 exchanges of 10 ms.
     all.signal(island(2), Signal::CONT);
     // It was given up, attends again, and trains to the end.
     let text = all.end_of(island(2));
@@ -187,6 +186,22 @@ fn a_server_that_is_started_again_continues_from_its_checkpoint() {
     assert!(joined > 10 && joined <= before + 1, "{joined} of {before}");
     all.more(island(0), "Counted", 5);
     assert!(all.end_of(island(0)).contains("trained to"));
+    assert!(all.end_of(SERVER).contains("left"));
+}
+
+#[test]
+fn islands_train_on_while_their_server_is_frozen() {
+    let mut all = Processes::new(1, None);
+    all.begin(island(0), 1500, 5);
+    all.more(island(0), "Counted", 5);
+    all.signal(SERVER, Signal::STOP);
+    // The first exchange may have been taken; those that follow are not sent.
+    all.wait_for(island(0), "Away");
+    all.more(island(0), "step", 4);
+    all.signal(SERVER, Signal::CONT);
+    all.more(island(0), "Counted", 5);
+    let text = all.end_of(island(0));
+    assert!(text.contains("trained to") && text.matches("Joined").count() == 1, "{text}");
     assert!(all.end_of(SERVER).contains("left"));
 }
 
