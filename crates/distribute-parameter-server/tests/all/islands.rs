@@ -1,6 +1,7 @@
 //! Islands that train apart, on real connections.
 #![allow(clippy::print_stdout, reason = "processes say how far they are")]
 
+mod exchanges;
 mod faults;
 
 use std::sync::{Arc, Mutex};
