@@ -170,8 +170,8 @@ impl DecoupledDilocoStrategy {
         if refused {
             let (task, index, count) = (self.place.task, fragment.index, refusals);
             distribute_notice::warn!(
-                "{task}: its changes of fragment {index} were refused, {late} outer steps late ({count} refusals so far); \
-                 allow more staleness, or send after fewer inner steps"
+                "{task}: its changes of fragment {index} were refused, {late} outer steps late ({count} refusals so \
+                 far); allow more staleness, or send after fewer inner steps"
             );
         }
         self.tell(&OuterExchange {
