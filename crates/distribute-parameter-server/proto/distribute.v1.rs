@@ -376,3 +376,139 @@ pub struct Problem {
     #[prost(bool, tag = "3")]
     pub cancelled: bool,
 }
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct AttendIsland {
+    /// The island's task, such as worker:1.
+    #[prost(string, tag = "1")]
+    pub island: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "2")]
+    pub settings: ::core::option::Option<OuterSettings>,
+    /// Drawn by each process of an island, so that one that another process has replaced does not replace that one in turn.
+    #[prost(uint64, tag = "3")]
+    pub process: u64,
+}
+/// What all islands must have in common.
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+pub struct OuterSettings {
+    #[prost(double, tag = "1")]
+    pub learning_rate: f64,
+    #[prost(double, tag = "2")]
+    pub momentum: f64,
+    #[prost(uint32, tag = "3")]
+    pub quorum: u32,
+    #[prost(uint64, tag = "4")]
+    pub grace_us: u64,
+    #[prost(uint64, tag = "5")]
+    pub staleness: u64,
+    /// How many fragments the model has.
+    #[prost(uint32, tag = "6")]
+    pub fragments: u32,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct IslandState {
+    /// Drawn by each process, so that one that was started again is known.
+    #[prost(uint64, tag = "1")]
+    pub incarnation: u64,
+    /// Counts attendances; calls of an earlier one of the same island are refused.
+    #[prost(uint64, tag = "2")]
+    pub seat: u64,
+}
+/// Who makes a call.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Caller {
+    #[prost(string, tag = "1")]
+    pub island: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "2")]
+    pub seat: u64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Fragment {
+    #[prost(message, optional, tag = "1")]
+    pub caller: ::core::option::Option<Caller>,
+    #[prost(uint32, tag = "2")]
+    pub fragment: u32,
+    #[prost(message, repeated, tag = "3")]
+    pub variables: ::prost::alloc::vec::Vec<OuterVariable>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct OuterVariable {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// How many elements it has.
+    #[prost(uint64, tag = "2")]
+    pub len: u64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FragmentState {
+    /// Whether the server had it before the call.
+    #[prost(bool, tag = "1")]
+    pub held: bool,
+    /// Outer steps so far.
+    #[prost(uint64, tag = "2")]
+    pub version: u64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CreateFragment {
+    /// In the first message.
+    #[prost(message, optional, tag = "1")]
+    pub fragment: ::core::option::Option<Fragment>,
+    /// Whether the next message has more of the payload.
+    #[prost(bool, tag = "2")]
+    pub more: bool,
+    /// f32.
+    #[prost(bytes = "bytes", tag = "15")]
+    pub payload: ::prost::bytes::Bytes,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Changes {
+    #[prost(message, optional, tag = "1")]
+    pub caller: ::core::option::Option<Caller>,
+    #[prost(uint32, tag = "2")]
+    pub fragment: u32,
+    /// The outer step that they begin at.
+    #[prost(uint64, tag = "3")]
+    pub version: u64,
+    /// Examples behind them; 0: there are none, and the newest values are asked for.
+    #[prost(uint64, tag = "4")]
+    pub examples: u64,
+    /// Whether they are in eight bits, rather than in f32.
+    #[prost(bool, tag = "5")]
+    pub int8: bool,
+    /// Whether the next message has more of the payload.
+    #[prost(bool, tag = "6")]
+    pub more: bool,
+    #[prost(bytes = "bytes", tag = "15")]
+    pub payload: ::prost::bytes::Bytes,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct OuterValues {
+    /// Outer steps so far.
+    #[prost(uint64, tag = "1")]
+    pub version: u64,
+    /// How many outer steps the changes were late.
+    #[prost(uint64, tag = "2")]
+    pub late: u64,
+    /// Whether they were too late to count.
+    #[prost(bool, tag = "3")]
+    pub refused: bool,
+    /// Changes of this island that were too late, in all.
+    #[prost(uint64, tag = "4")]
+    pub refusals: u64,
+    /// Whether the payload has the values; else the island has the newest ones.
+    #[prost(bool, tag = "5")]
+    pub newer: bool,
+    /// Whether the next message has more of the payload.
+    #[prost(bool, tag = "6")]
+    pub more: bool,
+    /// f32.
+    #[prost(bytes = "bytes", tag = "15")]
+    pub payload: ::prost::bytes::Bytes,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LeaveIsland {
+    #[prost(message, optional, tag = "1")]
+    pub caller: ::core::option::Option<Caller>,
+    /// Whether its training has ended well.
+    #[prost(bool, tag = "2")]
+    pub done: bool,
+}

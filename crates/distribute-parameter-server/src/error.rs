@@ -201,6 +201,33 @@ pub enum Error {
         /// How long it waited.
         waited: Duration,
     },
+    /// No island came, or came back, in time.
+    #[error(
+        "{task}: no island has attended for {} s; start the chief and the workers, or look at their logs",
+        waited.as_secs()
+    )]
+    NoIslands {
+        /// This task.
+        task: Task,
+        /// How long it waited.
+        waited: Duration,
+    },
+    /// A server of outer parameters has not answered an island for too long.
+    #[error(
+        "lost ps:{server} at {address}, which has not answered for {} s: {why}; start it again, and it continues from \
+         its checkpoints, or without any from the outer parameters of the first island that calls",
+        waited.as_secs()
+    )]
+    OuterServerLost {
+        /// The server's index.
+        server: u32,
+        /// The server's address.
+        address: String,
+        /// How long it has not answered.
+        waited: Duration,
+        /// The last failure.
+        why: String,
+    },
     /// The coordinator has ended with an error that another run would also meet.
     #[error("{task} ends with its job, whose coordinator has failed: {why}")]
     JobFailed {
@@ -247,6 +274,9 @@ pub enum Error {
     /// A checkpoint could not be read or written.
     #[error(transparent)]
     Train(#[from] distribute_train::Error),
+    /// The strategy of an island is invalid.
+    #[error(transparent)]
+    Strategy(#[from] distribute_strategy::Error),
 }
 
 distribute_types::debug_is_display!(Error);
@@ -255,8 +285,11 @@ impl ErrorClass for Error {
     fn class(&self) -> Class {
         let lost = |scope| Class::new(scope, FailureKind::Retryable);
         match self {
-            Error::WorkerLost { .. } | Error::ServerLost { .. } | Error::Unreachable { .. } => lost(Scope::Peer),
-            Error::Stalled { .. } | Error::NoCoordinator { .. } => lost(Scope::Cluster),
+            Error::WorkerLost { .. }
+            | Error::ServerLost { .. }
+            | Error::OuterServerLost { .. }
+            | Error::Unreachable { .. } => lost(Scope::Peer),
+            Error::Stalled { .. } | Error::NoCoordinator { .. } | Error::NoIslands { .. } => lost(Scope::Cluster),
             Error::WrongTask { .. } | Error::Option { .. } | Error::Secret { .. } | Error::OtherTraining { .. } => {
                 Class::CONFIGURATION
             }
@@ -270,6 +303,7 @@ impl ErrorClass for Error {
             Error::Values(error) => error.class(),
             Error::Input(error) => error.class(),
             Error::Train(error) => error.class(),
+            Error::Strategy(error) => error.class(),
             _ => Class::PERMANENT,
         }
     }

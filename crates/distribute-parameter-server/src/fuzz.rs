@@ -19,6 +19,11 @@ pub fn parameter_server(bytes: &[u8]) -> bool {
     crate::store::fuzz::calls(bytes)
 }
 
+/// Calls of islands to a server of outer parameters, one after another.
+pub fn outer_parameters(bytes: &[u8]) -> bool {
+    crate::outer::fuzz::calls(bytes)
+}
+
 /// The arguments and results of functions, in MessagePack.
 pub fn function_values(bytes: &[u8]) -> bool {
     type Nested = BTreeMap<String, Vec<Option<(f64, String)>>>;

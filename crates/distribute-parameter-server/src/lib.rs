@@ -6,6 +6,8 @@
 //!   and writes one as a whole.
 //! - [`ClusterCoordinator`]: schedules functions on workers, whose results are [`RemoteValue`]s.
 //! - [`WorkerContext`]: the context of a function: variables, its dataset, objects kept between calls.
+//! - [`DecoupledDilocoStrategy`]: an island that trains apart from others, for many steps at a time, and exchanges
+//!   parameters with the [`OuterServer`]s, without a coordinator.
 //! - [`Updates`]: whether gradients are applied asynchronously, with bounded staleness, or synchronously.
 //!
 //! The crate depends on no tensor library: gradients and values are elements in host memory. Optimizers run on the
@@ -63,6 +65,7 @@ pub mod fuzz;
 mod lifetime;
 mod message;
 mod numbers;
+mod outer;
 mod parameters;
 mod partitioner;
 mod placement;
@@ -87,6 +90,9 @@ pub use coordinator::{
     ClusterCoordinator, CoordinatorOptions, Delivery, EvaluationShard, PerWorkerDataset, WorkerState,
 };
 pub use error::{BoxError, Error, Result};
+pub use outer::{
+    DecoupledDilocoBuilder, DecoupledDilocoStrategy, OuterExchange, OuterOutcome, OuterServer, OuterServerOptions,
+};
 pub use parameters::{Gradient, ShardInfo, Traffic, VariableInfo, Versions};
 pub use partitioner::{FixedShardsPartitioner, MaxSizePartitioner, MinSizePartitioner, Partitioner};
 pub use placement::Placement;

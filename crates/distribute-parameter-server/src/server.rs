@@ -198,7 +198,7 @@ impl std::fmt::Debug for Server {
     }
 }
 
-async fn serve<M: Methods>(
+pub(crate) async fn serve<M: Methods>(
     listener: TcpListener,
     methods: M,
     identity: Identity,
@@ -231,7 +231,7 @@ async fn serve<M: Methods>(
 
 /// Listens on a task's port: on loopback only if its address is a loopback address, else on all interfaces, since the
 /// name by which others call a task need not belong to this machine.
-fn listen(task: Task, address: &str) -> Result<TcpListener> {
+pub(crate) fn listen(task: Task, address: &str) -> Result<TcpListener> {
     let failed = |source| Error::Listen { task, address: address.to_owned(), source };
     let port = address.rsplit(':').next().and_then(|port| port.parse().ok()).unwrap_or(0);
     let addresses = match look_up(address, RESOLVE_TIMEOUT) {

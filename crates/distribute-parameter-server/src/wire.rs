@@ -63,6 +63,14 @@ macro_rules! ps {
 }
 pub(crate) use ps;
 
+/// The path of a method of servers of outer parameters.
+macro_rules! outer {
+    ($method:literal) => {
+        concat!("/distribute.v1.OuterParameters/", $method)
+    };
+}
+pub(crate) use outer;
+
 /// The path of a method of workers.
 macro_rules! worker {
     ($method:literal) => {

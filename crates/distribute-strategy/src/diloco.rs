@@ -17,8 +17,10 @@ mod in_flight;
 mod int8;
 mod outer;
 
+pub use fragments::FragmentSchedule;
 use fragments::{Schedule, Turn, divide};
 use in_flight::{InFlight, Reduced, Reduction};
+pub use int8::Int8Blocks;
 pub use outer::OuterNesterov;
 
 /// Replicas of another strategy that train apart, for networks that are too slow for a sum of gradients in every step.
@@ -165,16 +167,7 @@ impl DilocoBuilder {
     pub fn over(self, over: Strategy) -> Result<Strategy> {
         let DilocoBuilder { inner_steps, fragments, outer, wire, overlap, mixing } = self;
         let refuse = |problem: String| Err(Error::LocalUpdates { problem });
-        if inner_steps == 0 || fragments == 0 {
-            return refuse(format!("{inner_steps} inner steps and {fragments} fragments were given; give at least 1"));
-        }
-        if !inner_steps.is_multiple_of(fragments as u64) {
-            return refuse(format!(
-                "{inner_steps} inner steps cannot be divided among {fragments} fragments; give a multiple of their \
-                 number, such as {}",
-                inner_steps.next_multiple_of(fragments as u64)
-            ));
-        }
+        FragmentSchedule { inner_steps, fragments }.check()?;
         if overlap >= inner_steps {
             return refuse(format!(
                 "reductions overlap with {overlap} of {inner_steps} inner steps; give fewer, since a fragment has one \
@@ -191,7 +184,7 @@ impl DilocoBuilder {
             _ => {}
         }
         outer.check()?;
-        if let Some(why) = unsupported(&over) {
+        if let Some(why) = over.refuses_local_updates() {
             return refuse(format!("DilocoStrategy cannot be used over {}: {why}", over.describe()));
         }
         let schedule = Schedule { inner_steps, fragments, overlap };
@@ -211,25 +204,29 @@ impl DilocoBuilder {
     }
 }
 
-/// Returns why replicas of a strategy cannot train apart, if they cannot.
-fn unsupported(over: &Strategy) -> Option<&'static str> {
-    #[cfg(feature = "pjrt")]
-    if over.pjrt().is_some() {
-        return Some("its compiled programs sum gradients in every step; use TpuStrategy by itself");
+impl Strategy {
+    /// Returns why a strategy of [`LocalUpdates`] with [slots](LocalUpdates::slots) cannot be built over this one;
+    /// `None` if it can, because each replica has whole variables of its own that it updates itself. For authors of
+    /// strategies.
+    pub fn refuses_local_updates(&self) -> Option<&'static str> {
+        #[cfg(feature = "pjrt")]
+        if self.pjrt().is_some() {
+            return Some("its compiled programs sum gradients in every step; use TpuStrategy by itself");
+        }
+        if self.extended().local_updates().is_some() {
+            return Some("its replicas train apart already; give the strategy that it was built over");
+        }
+        if self.sharding().is_some() {
+            return Some("its replicas have parts of variables; use MirroredStrategy or MultiWorkerMirroredStrategy");
+        }
+        if self.shares_variables() {
+            return Some("its replicas share one copy of the variables; use MirroredStrategy");
+        }
+        if self.tensor_parallel() > 1 {
+            return Some("its replicas consist of several tensor ranks; leave tensor_parallel out");
+        }
+        None
     }
-    if over.extended().local_updates().is_some() {
-        return Some("its replicas train apart already; give the strategy that it was built over");
-    }
-    if over.sharding().is_some() {
-        return Some("its replicas have parts of variables; use MirroredStrategy or MultiWorkerMirroredStrategy");
-    }
-    if over.shares_variables() {
-        return Some("its replicas share one copy of the variables; use MirroredStrategy");
-    }
-    if over.tensor_parallel() > 1 {
-        return Some("its replicas consist of several tensor ranks; leave tensor_parallel out");
-    }
-    None
 }
 
 impl DilocoStrategy {

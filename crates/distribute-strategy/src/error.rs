@@ -52,6 +52,14 @@ pub enum Error {
         /// The problem, and the remedy.
         problem: String,
     },
+    /// A strategy of another crate could not exchange with other processes what its local updates need.
+    #[error("{source}")]
+    Exchange {
+        /// The class of the failure.
+        class: Class,
+        /// The failure, with its remedy.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// A moving average was given a decay that is none.
     #[error("the decay of the moving average {name:?} is {given}; give one from 0 to below 1, such as 0.99")]
     Decay {
@@ -215,7 +223,7 @@ impl ErrorClass for Error {
             Error::Cluster(error) => error.class(),
             Error::Input(error) => error.class(),
             Error::Device(error) => error.class(),
-            Error::NotTakenBack { class, .. } => *class,
+            Error::NotTakenBack { class, .. } | Error::Exchange { class, .. } => *class,
             Error::Devices { .. }
             | Error::Alone { .. }
             | Error::Elastic { .. }

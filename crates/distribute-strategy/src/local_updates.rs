@@ -111,6 +111,13 @@ pub trait LocalUpdates: Send + Sync {
     fn averages_every_step(&self) -> bool {
         false
     }
+
+    /// Returns whether gradients are summed over all replicas in every step, as under other strategies, so that copies
+    /// stay equal. The [synchronizations](LocalUpdates::synchronize_for) that are due then exchange something with
+    /// others than these replicas, and must leave the copies equal. Default: `false`.
+    fn sums_gradients(&self) -> bool {
+        false
+    }
 }
 
 /// The occasion of a synchronization.

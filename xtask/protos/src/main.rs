@@ -11,7 +11,7 @@ const CRATES: [(&str, &[&str]); 4] = [
     ("distribute-cluster", &["coordination.proto", "elastic.proto"]),
     ("distribute-collectives", &["collective.proto"]),
     ("distribute-data-service", &["data_service.proto"]),
-    ("distribute-parameter-server", &["parameter_server.proto", "worker.proto"]),
+    ("distribute-parameter-server", &["parameter_server.proto", "worker.proto", "outer_parameters.proto"]),
 ];
 
 fn main() -> ExitCode {

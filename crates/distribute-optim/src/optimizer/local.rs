@@ -193,6 +193,20 @@ impl<L: TensorLibrary> Optimizer<L> {
         if is_first && gradients.is_empty() { Err(Error::NoGradient.into()) } else { Ok(gradients) }
     }
 
+    /// Lets a strategy whose replicas sum their gradients exchange what is due after a step that all of them have made.
+    pub(super) fn exchange_when_due(
+        &self,
+        context: &ReplicaContext,
+        local: usize,
+        updates: &dyn LocalUpdates,
+    ) -> Result<(), L::Error> {
+        let steps = self.states.each[local].lock().standing.steps;
+        if !updates.is_due(steps) {
+            return Ok(());
+        }
+        self.synchronize_replica(context, local, LocalOccasion::Due { steps }, None)
+    }
+
     /// Synchronizes this replica with all others. In a step, `header` is its header, by which workers compare their
     /// settings and learn of each other's requests.
     fn synchronize_replica(

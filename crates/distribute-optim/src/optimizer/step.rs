@@ -33,13 +33,18 @@ impl<L: TensorLibrary> Optimizer<L> {
         gradients: StepGradients,
         backward: impl FnOnce(Option<Scaling>, Sink<L::Tensor>) -> Result<(), L::Error>,
     ) -> Result<(), L::Error> {
-        if let Some(updates) = context.strategy().extended().local_updates() {
-            if !(updates.averages_every_step() && self.is_linear()) {
+        let updates = context.strategy().extended().local_updates();
+        if let Some(updates) = updates {
+            if !(updates.sums_gradients() || updates.averages_every_step() && self.is_linear()) {
                 return self.local_step(context, local, updates, gradients, backward);
             }
             // The mean of the replicas' updates is the update by the sum of their gradients.
             let scaling = self.states.each[local].lock().standing.scaling;
             self.check_local(gradients, scaling)?;
+            if updates.sums_gradients() {
+                // From the variables before the first step.
+                self.prepare_local_slots(updates, local)?;
+            }
         }
         let started = Instant::now();
         let (counts, accumulated, scaling) = self.begin_step(context, local)?;
@@ -89,6 +94,9 @@ impl<L: TensorLibrary> Optimizer<L> {
         }
         if committed {
             self.audit_when_due(context, local)?;
+            if let Some(updates) = updates.filter(|updates| updates.sums_gradients()) {
+                self.exchange_when_due(context, local, updates)?;
+            }
         }
         let mut state = self.states.each[local].lock();
         state.times.total += started.elapsed();

@@ -8,6 +8,11 @@ fn replay_parameter_server() {
 }
 
 #[test]
+fn replay_outer_parameters() {
+    replay("outer_parameters", outer_parameters, &crate::outer::fuzz::samples(), 1500);
+}
+
+#[test]
 fn replay_function_values() {
     let nested = BTreeMap::from([("name".to_owned(), vec![None, Some((1.5, "text".to_owned()))])]);
     let messages = [

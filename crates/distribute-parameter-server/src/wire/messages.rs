@@ -19,6 +19,6 @@ macro_rules! messages {
 messages!(
     Done, FindRequest, Found, CompleteRequest, ReleaseRequest, Released, AttendServer, ServerState, OptimizerOfShards,
     DescribeRequest, Description, PullRequest, PushReply, FenceRequest, LeaveRequest, AttendWorker, WorkerState,
-    Resource;
-    CreateShard, Elements, PushRequest, AssignRequest, Closure, Outcome
+    Resource, AttendIsland, IslandState, Fragment, FragmentState, LeaveIsland;
+    CreateShard, Elements, PushRequest, AssignRequest, Closure, Outcome, CreateFragment, Changes, OuterValues
 );

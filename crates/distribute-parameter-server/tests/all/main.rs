@@ -4,6 +4,7 @@
 mod coordinator;
 mod faults;
 mod harness;
+mod islands;
 mod large_tables;
 mod restarts;
 mod soak;

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use crate::{Error, Result};
+
 /// When the fragments of a model synchronize: each every `inner_steps` steps, one after another at equal distances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Schedule {
@@ -12,6 +14,57 @@ pub(super) struct Schedule {
     /// The number of steps that the reduction of a fragment may take, fewer than `inner_steps`; 0 if replicas wait
     /// for it.
     pub(super) overlap: u64,
+}
+
+/// When each fragment of a model is exchanged, for authors of strategies: every `inner_steps` steps, one fragment after
+/// another at equal distances, as under [`DilocoStrategy`](crate::DilocoStrategy).
+///
+/// # Examples
+/// ```
+/// let schedule = distribute_strategy::FragmentSchedule { inner_steps: 6, fragments: 2 };
+/// let due: Vec<_> = (1..=6).map(|steps| schedule.due(steps)).collect();
+/// assert_eq!(due, [None, None, Some(1), None, None, Some(0)]);
+/// assert_eq!(schedule.divide(&[4, 4, 8]), [0..2, 2..3]);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FragmentSchedule {
+    /// The number of steps between two exchanges of a fragment: a multiple of the number of fragments.
+    pub inner_steps: u64,
+    /// The number of fragments, at least 1.
+    pub fragments: usize,
+}
+
+impl FragmentSchedule {
+    /// Returns an error unless the model's variables can be exchanged by this schedule.
+    ///
+    /// # Errors
+    /// [`Error::LocalUpdates`] if a number is 0, or the steps cannot be divided among the fragments.
+    pub fn check(self) -> Result<()> {
+        let FragmentSchedule { inner_steps, fragments } = self;
+        let refuse = |problem: String| Err(Error::LocalUpdates { problem });
+        if inner_steps == 0 || fragments == 0 {
+            return refuse(format!("{inner_steps} inner steps and {fragments} fragments were given; give at least 1"));
+        }
+        if !inner_steps.is_multiple_of(fragments as u64) {
+            return refuse(format!(
+                "{inner_steps} inner steps cannot be divided among {fragments} fragments; give a multiple of their \
+                 number, such as {}",
+                inner_steps.next_multiple_of(fragments as u64)
+            ));
+        }
+        Ok(())
+    }
+
+    /// Returns the fragment that is exchanged after a number of steps, if one is.
+    pub fn due(self, steps: u64) -> Option<usize> {
+        Schedule { inner_steps: self.inner_steps, fragments: self.fragments, overlap: 0 }.due(steps)
+    }
+
+    /// Divides variables, given by their sizes in bytes, into ranges of nearly equal sums, in order. None is empty;
+    /// there must be at least as many variables as fragments.
+    pub fn divide(self, bytes: &[usize]) -> Vec<Range<usize>> {
+        divide(bytes, self.fragments)
+    }
 }
 
 /// An action of the fragment with an index after a step.

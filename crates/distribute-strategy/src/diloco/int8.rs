@@ -116,6 +116,59 @@ impl Layout {
     }
 }
 
+/// The changes of variables in eight bits, with a scale in f32 for each block of at most 256 values of a variable, for
+/// authors of strategies. A message holds blocks one after another: the scale, little-endian, and a byte per value.
+///
+/// # Examples
+/// ```
+/// let blocks = distribute_strategy::Int8Blocks::new(&[3]);
+/// let mut changes = [127.0, -1.0, 0.25];
+/// let message = blocks.encode(&mut changes);
+/// assert_eq!((message.len(), changes), (blocks.message_bytes(), [0.0, 0.0, 0.25]));
+/// let mut sum = [1.0; 3];
+/// blocks.add_decoded(&message, &mut sum)?;
+/// assert_eq!(sum, [128.0, 0.0, 1.0]);
+/// # Ok::<(), distribute_strategy::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Int8Blocks {
+    /// The numbers of values of the blocks.
+    blocks: Vec<usize>,
+}
+
+impl Int8Blocks {
+    /// Divides variables with these numbers of elements into blocks.
+    pub fn new(lens: &[usize]) -> Int8Blocks {
+        Int8Blocks { blocks: blocks(lens) }
+    }
+
+    /// Returns the length of a message.
+    pub fn message_bytes(&self) -> usize {
+        message_len(&self.blocks)
+    }
+
+    /// Returns the message of the variables' changes, and leaves in `changes` what it has lost of them (error
+    /// feedback). A block with an infinite value or NaN is decoded to NaN.
+    pub fn encode(&self, changes: &mut [f32]) -> Vec<u8> {
+        let mut message = Vec::with_capacity(self.message_bytes());
+        encode(changes, &self.blocks, &mut message);
+        message
+    }
+
+    /// Adds the changes of a message to `sum`.
+    ///
+    /// # Errors
+    /// [`Error::LocalUpdates`] if the message or `sum` has another length than these variables.
+    pub fn add_decoded(&self, message: &[u8], sum: &mut [f32]) -> Result<()> {
+        let expected = self.message_bytes();
+        if message.len() != expected {
+            let problem = format!("{} bytes of changes were given, and {expected} are expected", message.len());
+            return Err(Error::LocalUpdates { problem });
+        }
+        add_decoded(message, &self.blocks, sum)
+    }
+}
+
 /// Returns the numbers of values of all blocks. None spans two variables, whose values may differ much in magnitude.
 fn blocks(lens: &[usize]) -> Vec<usize> {
     let of_variable = |len: &usize| {

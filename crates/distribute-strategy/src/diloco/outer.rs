@@ -33,7 +33,10 @@ impl Default for OuterNesterov {
 
 impl OuterNesterov {
     /// Returns an error if a setting is out of range.
-    pub(super) fn check(self) -> Result<()> {
+    ///
+    /// # Errors
+    /// [`Error::LocalUpdates`] names the setting.
+    pub fn check(self) -> Result<()> {
         let OuterNesterov { learning_rate, momentum } = self;
         let problem = if !(learning_rate > 0.0 && learning_rate.is_finite()) {
             format!("the outer learning rate is {learning_rate}; give a finite one above 0, such as 0.7")
@@ -50,8 +53,12 @@ impl OuterNesterov {
         self.learning_rate == 1.0 && self.momentum == 0.0
     }
 
-    /// Makes an outer step. Every replica computes the same from the same numbers.
-    pub(super) fn step(self, outer: &mut [f32], mut momentum: Option<&mut [f32]>, gradient: &[f32]) {
+    /// Makes an outer step: equal numbers give equal results on every machine. `momentum` is needed unless the factor
+    /// is 0.
+    ///
+    /// # Shapes
+    /// All slices have one length; elements without a counterpart stay as they are.
+    pub fn step(self, outer: &mut [f32], mut momentum: Option<&mut [f32]>, gradient: &[f32]) {
         let (rate, factor) = (self.learning_rate as f32, self.momentum as f32);
         for (at, (outer, gradient)) in outer.iter_mut().zip(gradient).enumerate() {
             let direction = match momentum.as_deref_mut() {

@@ -143,3 +143,20 @@ fn wrong_clusters_are_told_in_a_sentence() {
         assert!(outcome.stderr.contains(words), "{words}: {outcome:?}");
     }
 }
+
+#[test]
+fn islands_learn_apart_while_one_of_them_is_slow_and_another_is_killed() {
+    let mut job = start("islands", &["--epochs", "12", "--quorum", "1", "--slow-island", "1"]);
+    job.wait_for_line(5, "epoch=2/12", DEADLINE).unwrap();
+    job.kill(5, Signal::KILL).unwrap();
+    let outcomes = job.wait_all(DEADLINE).unwrap();
+    for (rank, outcome) in outcomes.iter().enumerate() {
+        assert_eq!(outcome.success(), rank != 5, "{outcome:?}");
+    }
+    // Chief, and two of three workers; each has a quarter of the data, and learns from all of them.
+    for rank in [0, 3, 4] {
+        let outcome = &outcomes[rank];
+        assert!(number(outcome, "test accuracy") > 0.85, "{outcome:?}");
+        assert!(outcome.stdout.contains("0 without an answer"), "{outcome:?}");
+    }
+}

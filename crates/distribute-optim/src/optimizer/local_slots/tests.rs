@@ -15,6 +15,7 @@ use super::*;
 use crate::{Adam, HostError, HostLoss, HostModel, Sgd, Trainable};
 
 mod overlapped;
+mod summed;
 
 const MEAN: OuterNesterov = OuterNesterov { learning_rate: 1.0, momentum: 0.0 };
 
