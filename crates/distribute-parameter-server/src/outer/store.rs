@@ -14,7 +14,6 @@ use tonic::Status;
 
 use super::fragment::{OuterFragment, Rules, Taken};
 use super::held::{Held, Kept, check_variables, invalid, len_bytes, not_finite, read_values};
-use crate::store::SESSIONS_KEPT;
 use crate::wire::Parts;
 use crate::wire::proto::{
     AttendIsland, Caller, Changes, CreateFragment, Fragment, FragmentState, LeaveIsland, OuterSettings,
@@ -138,7 +137,7 @@ impl OuterStore {
         }
         let earlier = state.processes.insert(island, request.process).filter(|earlier| *earlier != request.process);
         state.replaced.extend(earlier);
-        if state.replaced.len() > SESSIONS_KEPT {
+        if state.replaced.len() > REPLACED_KEPT {
             state.replaced.pop_front();
         }
         state.seats_given += 1;
@@ -424,6 +423,9 @@ impl Settings {
 fn replaced(island: Task) -> Status {
     Status::aborted(format!("another process attends as {island} by now; give each task one process"))
 }
+
+/// The number of replaced processes that a server remembers, so that none of them takes its place back.
+const REPLACED_KEPT: usize = 1024;
 
 #[cfg(test)]
 mod tests;
