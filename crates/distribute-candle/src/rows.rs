@@ -7,6 +7,7 @@ use candle_core::{
     CpuStorage, CustomOp1, CustomOp2, CustomOp3, D, DType, Device, Error, Layout, Result, Shape, Storage, Tensor,
     WithDType,
 };
+use distribute_rows::cross_entropy::LogSum;
 use distribute_rows::normalise::Normalise;
 use distribute_rows::{Float, cross_entropy, gelu as curve, softmax as weights};
 
@@ -267,8 +268,8 @@ impl CustomOp3 for Norm {
 
 struct CrossEntropy<T> {
     classes: Vec<u32>,
-    /// The logarithms of each row's sum of exponentials, from forward for backward.
-    sums: OnceLock<Vec<T>>,
+    /// The sums of each row, from forward for backward.
+    sums: OnceLock<Vec<LogSum<T>>>,
 }
 
 impl<T: Element> CustomOp1 for CrossEntropy<T> {
@@ -278,7 +279,7 @@ impl<T: Element> CustomOp1 for CrossEntropy<T> {
 
     fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
         let (logits, size, rows) = (elements::<T>(storage, layout)?, row_len(layout.shape()), self.classes.len());
-        let mut sums = vec![T::default(); rows];
+        let mut sums = vec![LogSum::default(); rows];
         let losses = computed(rows, |losses| cross_entropy::forward(logits, size, &self.classes, losses, &mut sums));
         let _ = self.sums.set(sums);
         Ok((T::to_cpu_storage_owned(losses), Shape::from(rows)))

@@ -4,24 +4,33 @@ use crate::Float;
 use crate::float::{greatest, sum};
 use crate::parallel::{check, each_row};
 
-/// Computes the cross-entropy of each row of logits and its class, and the logarithm of the row's sum of exponentials,
-/// which [`backward`] needs.
+/// The logarithm of the sum of a row's exponentials, in two parts: their sum would lose the digits of the smaller one.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LogSum<T> {
+    /// The greatest logit.
+    top: T,
+    /// The logarithm of the sum of exponentials of differences from it.
+    rest: T,
+}
+
+/// Computes the cross-entropy of each row of logits and its class, and the sums that [`backward`] needs.
 ///
 /// # Shapes
 /// `logits`: rows of `size` elements; `classes`, `losses` and `sums`: one for each row.
 ///
 /// # Panics
 /// If a class is not below `size`.
-pub fn forward<T: Float>(logits: &[T], size: usize, classes: &[u32], losses: &mut [T], sums: &mut [T]) {
+pub fn forward<T: Float>(logits: &[T], size: usize, classes: &[u32], losses: &mut [T], sums: &mut [LogSum<T>]) {
     check("the logits", logits.len(), size, classes.len() * size);
     assert_eq!((losses.len(), sums.len()), (classes.len(), classes.len()), "one result for each row");
     each_row(sums, 1, size, |row, out| {
         let x = &logits[row * size..][..size];
         let top = greatest(x);
-        out[0] = top + sum(x, |x| (x - top).exp()).ln();
+        out[0] = LogSum { top, rest: sum(x, |x| (x - top).exp()).ln() };
     });
     for (row, (loss, class)) in losses.iter_mut().zip(classes).enumerate() {
-        *loss = sums[row] - logits[row * size..][..size][*class as usize];
+        let LogSum { top, rest } = sums[row];
+        *loss = rest + (top - logits[row * size..][..size][*class as usize]);
     }
 }
 
@@ -32,14 +41,22 @@ pub fn forward<T: Float>(logits: &[T], size: usize, classes: &[u32], losses: &mu
 ///
 /// # Panics
 /// If a class is not below `size`.
-pub fn backward<T: Float>(logits: &[T], size: usize, classes: &[u32], sums: &[T], gradient: &[T], out: &mut [T]) {
+pub fn backward<T: Float>(
+    logits: &[T],
+    size: usize,
+    classes: &[u32],
+    sums: &[LogSum<T>],
+    gradient: &[T],
+    out: &mut [T],
+) {
     check("the logits", logits.len(), size, out.len());
     check("the gradient", gradient.len() * size, size, out.len());
     assert_eq!((classes.len(), sums.len()), (gradient.len(), gradient.len()), "one for each row");
     each_row(out, size, size, |row, out| {
-        let (x, sum, gradient) = (&logits[row * size..][..size], sums[row], gradient[row]);
+        let (x, gradient) = (&logits[row * size..][..size], gradient[row]);
+        let LogSum { top, rest } = sums[row];
         for (out, x) in out.iter_mut().zip(x) {
-            *out = (*x - sum).exp() * gradient;
+            *out = (*x - top - rest).exp() * gradient;
         }
         let class = &mut out[classes[row] as usize];
         *class = *class - gradient;

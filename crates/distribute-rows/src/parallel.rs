@@ -2,13 +2,11 @@
 
 use rayon::prelude::*;
 
-use crate::Float;
-
 /// The number of elements below which a thread would cost more than it saves.
 const LEAST: usize = 16 * 1024;
 
 /// Calls `f` with the number of each row and its `size` results, which it computes from `cost` elements.
-pub(crate) fn each_row<T: Float>(out: &mut [T], size: usize, cost: usize, f: impl Fn(usize, &mut [T]) + Sync) {
+pub(crate) fn each_row<T: Send>(out: &mut [T], size: usize, cost: usize, f: impl Fn(usize, &mut [T]) + Sync) {
     if out.is_empty() {
         return;
     }

@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 
+use crate::cross_entropy::LogSum;
 use crate::normalise::Normalise;
 use crate::{Float, cross_entropy, gelu, softmax};
 
@@ -121,7 +122,7 @@ proptest! {
         };
         let expected = naive(&x);
         let gradient = gradient_of(classes.len());
-        let (mut losses, mut sums) = (vec![0.0; classes.len()], vec![0.0; classes.len()]);
+        let (mut losses, mut sums) = (vec![0.0; classes.len()], vec![LogSum::default(); classes.len()]);
         let mut wide_change = vec![0.0; x.len()];
         cross_entropy::forward(&x, size, &classes, &mut losses, &mut sums);
         cross_entropy::backward(&x, size, &classes, &sums, &gradient, &mut wide_change);
@@ -129,7 +130,7 @@ proptest! {
         let slopes = differences(&x, &gradient, naive);
         prop_assert!(wide_change.iter().zip(&slopes).all(|(got, slope)| (got - slope).abs() < 1e-6));
 
-        let (mut losses, mut sums) = (vec![0.0; classes.len()], vec![0.0; classes.len()]);
+        let (mut losses, mut sums) = (vec![0.0; classes.len()], vec![LogSum::default(); classes.len()]);
         let mut change = vec![0.0; x.len()];
         cross_entropy::forward(&narrow(&x), size, &classes, &mut losses, &mut sums);
         assert_close(&losses, &expected, 2e-6);
@@ -196,7 +197,7 @@ fn extreme_elements_give_what_their_limits_are() {
     let mut y = [0f32; 3];
     softmax::forward(&[f32::NEG_INFINITY, 3e38, -3e38], 3, &mut y);
     assert_eq!(y, [0.0, 1.0, 0.0]);
-    let (mut losses, mut sums) = ([0f32; 2], [0f32; 2]);
+    let (mut losses, mut sums) = ([0f32; 2], [LogSum::default(); 2]);
     let logits = [f32::NEG_INFINITY, 1.0, 1e30, -1e30];
     cross_entropy::forward(&logits, 2, &[0, 1], &mut losses, &mut sums);
     assert_eq!(losses, [f32::INFINITY, 2e30]);
@@ -211,6 +212,20 @@ fn extreme_elements_give_what_their_limits_are() {
 }
 
 #[test]
+fn differences_between_large_logits_count() {
+    let logits = [10_000f32, 10_000.0, 10_000.0, 10_000.0, -3e7, -3e7 + 2.0, -3e7, -3e7];
+    let (mut losses, mut sums) = ([0f32; 2], [LogSum::default(); 2]);
+    cross_entropy::forward(&logits, 4, &[1, 1], &mut losses, &mut sums);
+    assert_close(&losses, &[4f64.ln(), (1.0 + 3.0 * (-2f64).exp()).ln()], 1e-7);
+    let mut change = [0f32; 8];
+    cross_entropy::backward(&logits, 4, &[1, 1], &sums, &[1.0, 1.0], &mut change);
+    let rest = 1.0 + 3.0 * (-2f64).exp();
+    let second = [(-2f64).exp() / rest, 1.0 / rest - 1.0, (-2f64).exp() / rest, (-2f64).exp() / rest];
+    let expected: Vec<f64> = [0.25, -0.75, 0.25, 0.25].into_iter().chain(second).collect();
+    assert_close(&change, &expected, 1e-6);
+}
+
+#[test]
 fn nan_stays_in_its_row() {
     let mut x = [1f32; 40];
     x[3] = f32::NAN;
@@ -218,7 +233,7 @@ fn nan_stays_in_its_row() {
     let (mut y, mut z) = ([0f32; 40], [0f32; 40]);
     softmax::forward(&x, 20, &mut y);
     norm.forward(&x, &[1.0; 20], None, &mut z);
-    let (mut losses, mut sums) = ([0f32; 2], [0f32; 2]);
+    let (mut losses, mut sums) = ([0f32; 2], [LogSum::default(); 2]);
     cross_entropy::forward(&x, 20, &[0, 0], &mut losses, &mut sums);
     for (first, second) in [(&y[..20], &y[20..]), (&z[..20], &z[20..]), (&losses[..1], &losses[1..])] {
         assert!(first.iter().all(|x| x.is_nan()) && second.iter().all(|x| x.is_finite()), "{first:?} {second:?}");

@@ -11,7 +11,7 @@ use super::optimizers::{bytes, elements};
 use crate::Result;
 use crate::check::{Entry, Outcome, ensure, passed};
 use crate::gpu::{Gpus, deadline, get, put};
-use crate::values::{Random, compare, from_wide, same, wide};
+use crate::values::{Random, compare_terms, from_wide, same, wide};
 
 pub(super) const CHECKS: [Entry; 3] = [
     ("optimizers: gradients are divided and limited as on the CPU", updates),
@@ -160,12 +160,17 @@ impl<'a> Model<'a> {
             let what = format!("variable {at} of {}, {what}, seed {}", variable.dtype, self.random.seed);
             let parameter = on_gpu.master.as_ref().unwrap_or(&on_gpu.parameters);
             let pairs = [(parameter, &variable.parameter)].into_iter().chain(on_gpu.slots.iter().zip(&variable.slots));
-            for (found, expected) in pairs {
+            for (at, (found, expected)) in pairs.enumerate() {
                 let found = get(&device, &stream, found)?;
-                match exact {
-                    true => same(&what, &found, expected)?,
-                    false => compare(&what, dtype, &found, &wide(dtype, expected))?,
+                if exact {
+                    same(&what, &found, expected)?;
+                    continue;
                 }
+                let expected = wide(dtype, expected);
+                // A parameter may have been changed to nearly 0, with an error that is proportional to the change.
+                let change = if at == 0 { LARGEST_CHANGE } else { 0.0 };
+                let terms: Vec<f64> = expected.iter().map(|element| element.abs() + change).collect();
+                compare_terms(&what, dtype, &found, &expected, &terms)?;
             }
             if let Some(master) = &on_gpu.master {
                 let rounded = from_wide(variable.dtype, &wide(dtype, &get(&device, &stream, master)?));
@@ -302,3 +307,6 @@ fn squares(dtype: DType, bytes: &[u8], divisor: f64) -> [f64; 2] {
     let divided: Vec<f64> = divided.map(|x| if dtype == DType::F64 { x } else { f64::from(x as f32) }).collect();
     [&given, &divided].map(|values| values.iter().map(|x| x * x).sum())
 }
+
+/// The order of magnitude by which a step changes a parameter.
+const LARGEST_CHANGE: f64 = 1e-2;
