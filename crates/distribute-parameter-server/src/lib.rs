@@ -76,6 +76,7 @@ mod remote_value;
 mod roles;
 mod server;
 mod server_methods;
+mod serving;
 mod signals;
 mod steps;
 mod store;

@@ -1,16 +1,15 @@
 //! The services of workers and parameter servers.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
-use distribute_cluster::secret::warn_if_exposed;
-use distribute_cluster::{ClusterResolver, Incoming, Membership, Task, TaskType, look_up};
-use tokio::runtime::Runtime;
+use distribute_cluster::{ClusterResolver, Incoming, Membership, TaskType};
 
 use crate::lifetime::{End, Lifetime};
 use crate::roles::Roles;
 use crate::server_methods::ServerMethods;
+use crate::serving::Serving;
 use crate::signals::Signals;
 use crate::wire::{
     HTTP_FRAME_BYTES, Identity, MAX_HEADERS_BYTES, MIN_SILENCE, Methods, OwnJob, SHORT_MESSAGE_BYTES, WINDOW_BYTES,
@@ -42,12 +41,9 @@ use crate::{Error, Program, Result};
 /// # Source
 /// `tf.distribute.Server`.
 pub struct Server {
-    task: Task,
-    address: SocketAddr,
+    serving: Serving,
     lifetime: Arc<Lifetime>,
     coordinator_timeout: Duration,
-    /// `None` only during shutdown.
-    runtime: Option<Runtime>,
 }
 
 /// Options of a [`Server`].
@@ -116,22 +112,9 @@ impl Server {
             });
         }
         let job = OwnJob::from_env(cluster)?;
-        let listener = listen(task, spec.task_address(task)?)?;
-        let address = listener.local_addr().map_err(Error::Threads)?;
-        warn_if_exposed(
-            &task.to_string(),
-            Some(address.ip()),
-            (job.secret.as_ref(), job.tls.as_ref()),
-            "DISTRIBUTE_JOB_SECRET_FILE",
-        );
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .thread_name(format!("{}-{}", task.kind, task.index))
-            .enable_all()
-            .build()
-            .map_err(Error::Threads)?;
+        let (serving, listener) = Serving::new(task, &spec, &job)?;
         let lifetime = Arc::new(Lifetime::new());
-        runtime.block_on(async {
+        serving.block_on(async {
             let (lifetime, limits) = (lifetime.clone(), (options.silence, options.message_timeout));
             let identity = Identity::new(job, task);
             match task.kind {
@@ -145,13 +128,13 @@ impl Server {
                 }
             }
         })?;
-        tracing::info!("{task} serves at {address}");
-        Ok(Server { task, address, lifetime, coordinator_timeout: options.coordinator_timeout, runtime: Some(runtime) })
+        tracing::info!("{task} serves at {}", serving.address());
+        Ok(Server { serving, lifetime, coordinator_timeout: options.coordinator_timeout })
     }
 
     /// Returns the address that it listens on.
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.serving.address()
     }
 
     /// Serves until the coordinator ends the job.
@@ -160,41 +143,31 @@ impl Server {
     /// [`Error::Stopped`] after SIGTERM or SIGINT, [`Error::NoCoordinator`] if none connects, or reconnects, within
     /// `coordinator_timeout`, [`Error::JobFailed`] if the coordinator has ended with an error that another run would
     /// also meet.
-    pub fn join(mut self) -> Result<()> {
-        let Some(runtime) = self.runtime.take() else { return Ok(()) };
-        let outcome = runtime.block_on(async {
+    pub fn join(self) -> Result<()> {
+        let task = self.serving.task();
+        let outcome = self.serving.block_on(async {
             let mut signals = Signals::new().map_err(Error::Threads)?;
             tokio::select! {
                 end = self.lifetime.ended(self.coordinator_timeout) => match end {
                     End::Done => Ok(()),
                     End::Failed(failure) => Err(Error::JobFailed {
-                        task: self.task,
+                        task,
                         why: failure.message,
                         configuration: failure.configuration,
                     }),
-                    End::Alone => Err(Error::NoCoordinator { task: self.task, waited: self.coordinator_timeout }),
+                    End::Alone => Err(Error::NoCoordinator { task, waited: self.coordinator_timeout }),
                 },
-                signal = signals.next() => Err(Error::Stopped { task: self.task, signal }),
+                signal = signals.next() => Err(Error::Stopped { task, signal }),
             }
         });
-        // Pending answers are sent, but a function that never ends is not waited for.
-        runtime.block_on(async { tokio::time::sleep(Duration::from_millis(50)).await });
-        runtime.shutdown_timeout(Duration::from_millis(100));
+        self.serving.end();
         outcome
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
-        }
     }
 }
 
 impl std::fmt::Debug for Server {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Server").field("task", &self.task).field("address", &self.address).finish_non_exhaustive()
+        f.debug_struct("Server").field("serving", &self.serving).finish_non_exhaustive()
     }
 }
 
@@ -229,34 +202,11 @@ pub(crate) async fn serve<M: Methods>(
     Ok(())
 }
 
-/// Listens on a task's port: on loopback only if its address is a loopback address, else on all interfaces, since the
-/// name by which others call a task need not belong to this machine.
-pub(crate) fn listen(task: Task, address: &str) -> Result<TcpListener> {
-    let failed = |source| Error::Listen { task, address: address.to_owned(), source };
-    let port = address.rsplit(':').next().and_then(|port| port.parse().ok()).unwrap_or(0);
-    let addresses = match look_up(address, RESOLVE_TIMEOUT) {
-        Ok(addresses) => addresses,
-        Err(error) if error.kind() == std::io::ErrorKind::TimedOut => return Err(failed(error)),
-        // The name may be known to other machines only.
-        Err(_) => Vec::new(),
-    };
-    let loopback = addresses.into_iter().find(|address| address.ip().is_loopback());
-    match loopback {
-        Some(address) => TcpListener::bind(address).map_err(failed),
-        None => TcpListener::bind((IpAddr::from(Ipv6Addr::UNSPECIFIED), port))
-            .or_else(|_| TcpListener::bind((IpAddr::from(Ipv4Addr::UNSPECIFIED), port)))
-            .map_err(failed),
-    }
-}
-
 /// How long a connection may stay open without an admitted call.
 const STRANGER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Maximum number of such connections; the oldest is closed for a new one.
 const MAX_STRANGERS: usize = 128;
-
-/// How long the resolution of the task's own address may take.
-const RESOLVE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Checks that the silence is long enough to tell a slow task from a lost one.
 ///

@@ -5,15 +5,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use distribute_cluster::secret::warn_if_exposed;
-use distribute_cluster::{ClusterResolver, Membership, Task, TaskType};
-use tokio::runtime::Runtime;
+use distribute_cluster::{ClusterResolver, Membership, TaskType};
 
 use super::checkpoint::Checkpoints;
 use super::methods::OuterMethods;
 use super::store::{OuterEnd, OuterStore};
 use crate::roles::Roles;
-use crate::server::{ServerOptions, check_silence, incarnation, listen, serve};
+use crate::server::{ServerOptions, check_silence, incarnation, serve};
+use crate::serving::Serving;
 use crate::signals::Signals;
 use crate::wire::{Identity, OwnJob};
 use crate::{Error, Result};
@@ -39,13 +38,10 @@ use crate::{Error, Result};
 /// # Source
 /// "Decoupled DiLoCo", arXiv 2604.21428.
 pub struct OuterServer {
-    task: Task,
-    address: SocketAddr,
+    serving: Serving,
     store: Arc<OuterStore>,
     island_timeout: Duration,
     checkpoints: Option<Saver>,
-    /// `None` only during shutdown.
-    runtime: Option<Runtime>,
 }
 
 /// Options of an [`OuterServer`].
@@ -137,37 +133,24 @@ impl OuterServer {
             }
             None => Default::default(),
         };
-        let listener = listen(task, spec.task_address(task)?)?;
-        let address = listener.local_addr().map_err(Error::Threads)?;
-        warn_if_exposed(
-            &task.to_string(),
-            Some(address.ip()),
-            (job.secret.as_ref(), job.tls.as_ref()),
-            "DISTRIBUTE_JOB_SECRET_FILE",
-        );
+        let (serving, listener) = Serving::new(task, &spec, &job)?;
         let islands = spec.tasks().filter(|task| task.kind.trains()).collect();
         let store = Arc::new(OuterStore::new(incarnation(), Instant::now(), islands, restored));
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .thread_name(format!("{}-{}", task.kind, task.index))
-            .enable_all()
-            .build()
-            .map_err(Error::Threads)?;
         let limits = ServerOptions::default().silence(options.silence).message_timeout(options.message_timeout);
         let methods = OuterMethods::new(store.clone(), options.silence);
-        runtime.block_on(serve(listener, methods, Identity::new(job, task), limits))?;
+        serving.block_on(serve(listener, methods, Identity::new(job, task), limits))?;
         let checkpoints = checkpoints.map(|checkpoints| {
             let saved = store.outer_steps();
             Saver { checkpoints, store: store.clone(), save_every: options.save_every, saved }
         });
-        tracing::info!("{task} serves outer parameters at {address}");
+        tracing::info!("{task} serves outer parameters at {}", serving.address());
         let island_timeout = options.island_timeout;
-        Ok(OuterServer { task, address, store, island_timeout, checkpoints, runtime: Some(runtime) })
+        Ok(OuterServer { serving, store, island_timeout, checkpoints })
     }
 
     /// Returns the address that it listens on.
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.serving.address()
     }
 
     /// Serves until all islands of the cluster have attended and left, at least one of them after its training. Saves
@@ -177,13 +160,10 @@ impl OuterServer {
     /// [`Error::Stopped`] after SIGTERM or SIGINT, [`Error::NoIslands`] if no island has attended for `island_timeout`
     /// and none has ended well, [`Error::Train`] if a checkpoint cannot be written.
     pub fn join(mut self) -> Result<()> {
-        let Some(runtime) = self.runtime.take() else { return Ok(()) };
         let mut saver = self.checkpoints.take();
-        let outcome = runtime.block_on(self.serve_until_the_end(saver.as_mut()));
+        let outcome = self.serving.block_on(self.serve_until_the_end(saver.as_mut()));
         let saved = saver.map_or(Ok(()), Saver::finish);
-        // Pending answers are sent.
-        runtime.block_on(async { tokio::time::sleep(Duration::from_millis(50)).await });
-        runtime.shutdown_timeout(Duration::from_millis(100));
+        self.serving.end();
         outcome.and(saved)
     }
 
@@ -197,7 +177,7 @@ impl OuterServer {
             let alone = match self.store.end(Instant::now(), self.island_timeout) {
                 Ok(OuterEnd::Done) => return Ok(()),
                 Ok(OuterEnd::Alone) => {
-                    return Err(Error::NoIslands { task: self.task, waited: self.island_timeout });
+                    return Err(Error::NoIslands { task: self.serving.task(), waited: self.island_timeout });
                 }
                 Err(alone) => alone,
             };
@@ -206,7 +186,7 @@ impl OuterServer {
             tokio::select! {
                 _ = changes.changed() => {}
                 () = tokio::time::sleep(left) => {}
-                signal = signals.next() => return Err(Error::Stopped { task: self.task, signal }),
+                signal = signals.next() => return Err(Error::Stopped { task: self.serving.task(), signal }),
             }
         }
     }
@@ -215,17 +195,9 @@ impl OuterServer {
 /// How often a server looks at its state if nothing changes.
 const LOOK: Duration = Duration::from_secs(60);
 
-impl Drop for OuterServer {
-    fn drop(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
-        }
-    }
-}
-
 impl std::fmt::Debug for OuterServer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("OuterServer").field("task", &self.task).field("address", &self.address).finish_non_exhaustive()
+        f.debug_struct("OuterServer").field("serving", &self.serving).finish_non_exhaustive()
     }
 }
 
