@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use distribute_cluster::SimpleResolver;
-use distribute_device::DType;
 use distribute_input::InputOptions;
 use distribute_values::VariableOptions;
 
@@ -398,22 +397,8 @@ impl LocalUpdates for DilocoStrategy {
     }
 
     fn check_variables(&self, variables: &[LocalVariable]) -> Result<()> {
-        let refuse = |problem: String| Err(Error::LocalUpdates { problem });
-        if let Some(variable) = variables.iter().find(|variable| variable.dtype != DType::F32) {
-            let LocalVariable { name, dtype, .. } = variable;
-            return refuse(format!(
-                "DilocoStrategy has outer parameters in f32, but {name} is trained in {dtype}; make it f32, or one of \
-                 16 bits with an optimizer of this workspace, which trains a copy in f32"
-            ));
-        }
-        if variables.len() < self.schedule.fragments {
-            return refuse(format!(
-                "the model trains {} variables, which cannot be divided into {} fragments; ask for fewer",
-                variables.len(),
-                self.schedule.fragments
-            ));
-        }
-        Ok(())
+        let Schedule { inner_steps, fragments, .. } = self.schedule;
+        FragmentSchedule { inner_steps, fragments }.check_variables(variables)
     }
 
     fn averages_every_step(&self) -> bool {

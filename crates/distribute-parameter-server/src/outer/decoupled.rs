@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use distribute_cluster::{SimpleResolver, Task};
-use distribute_device::DType;
 use distribute_input::InputOptions;
 use distribute_strategy::{
     Error as StrategyError, FragmentSchedule, LocalExtent, LocalOccasion, LocalReplica, LocalSlot, LocalUpdates,
@@ -156,22 +155,7 @@ impl LocalUpdates for DecoupledDilocoStrategy {
     }
 
     fn check_variables(&self, variables: &[LocalVariable]) -> Result<(), StrategyError> {
-        let refuse = |problem: String| Err(StrategyError::LocalUpdates { problem });
-        if let Some(variable) = variables.iter().find(|variable| variable.dtype != DType::F32) {
-            let LocalVariable { name, dtype, .. } = variable;
-            return refuse(format!(
-                "outer parameters are in f32, but {name} is trained in {dtype}; make it f32, or one of 16 bits with an \
-                 optimizer of this workspace, which trains a copy in f32"
-            ));
-        }
-        if variables.len() < self.schedule.fragments {
-            return refuse(format!(
-                "the model trains {} variables, which cannot be divided into {} fragments; ask for fewer",
-                variables.len(),
-                self.schedule.fragments
-            ));
-        }
-        Ok(())
+        self.schedule.check_variables(variables)
     }
 
     fn sums_gradients(&self) -> bool {

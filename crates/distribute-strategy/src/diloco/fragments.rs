@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use crate::{Error, Result};
+use distribute_device::DType;
+
+use crate::{Error, LocalVariable, Result};
 
 /// When the fragments of a model synchronize: each every `inner_steps` steps, one after another at equal distances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +52,29 @@ impl FragmentSchedule {
                 "{inner_steps} inner steps cannot be divided among {fragments} fragments; give a multiple of their \
                  number, such as {}",
                 inner_steps.next_multiple_of(fragments as u64)
+            ));
+        }
+        Ok(())
+    }
+
+    /// Returns an error unless a model's variables can be divided into the fragments, and have outer parameters in f32.
+    ///
+    /// # Errors
+    /// [`Error::LocalUpdates`] names the variable, or the numbers.
+    pub fn check_variables(self, variables: &[LocalVariable]) -> Result<()> {
+        let refuse = |problem: String| Err(Error::LocalUpdates { problem });
+        if let Some(variable) = variables.iter().find(|variable| variable.dtype != DType::F32) {
+            let LocalVariable { name, dtype, .. } = variable;
+            return refuse(format!(
+                "outer parameters are in f32, but {name} is trained in {dtype}; make it f32, or one of 16 bits with an \
+                 optimizer of this workspace, which trains a copy in f32"
+            ));
+        }
+        if variables.len() < self.fragments {
+            return refuse(format!(
+                "the model trains {} variables, which cannot be divided into {} fragments; ask for fewer",
+                variables.len(),
+                self.fragments
             ));
         }
         Ok(())
