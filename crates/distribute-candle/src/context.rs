@@ -138,25 +138,25 @@ pub fn cross_entropy_per_example(logits: &Tensor, targets: &Tensor) -> candle_co
         return logits.narrow(D::Minus1, 0, 1)?.squeeze(D::Minus1);
     }
     if is_fused(&logits) && targets.device().is_cpu() && logits.rank() == 2 && targets.dims() == [logits.dim(0)?] {
-        check_classes("the target of example", targets, logits.dim(D::Minus1)?)?;
-        return cross_entropy_of_classes(&logits, targets);
+        let classes = check_classes("the target of example", targets, logits.dim(D::Minus1)?)?;
+        return cross_entropy_of_classes(&logits, classes);
     }
     nll_per_example(&candle_nn::ops::log_softmax(&logits, D::Minus1)?, targets)
 }
 
-/// Refuses an index, such as a target, that is not a class. candle treats the greatest number of a type as padding,
-/// with a loss of 0.
-pub(crate) fn check_classes(what: &str, targets: &Tensor, classes: usize) -> candle_core::Result<()> {
+/// Returns indices, such as targets, in host memory, and refuses one that is not a class. candle treats the greatest
+/// number of a type as padding, with a loss of 0.
+pub(crate) fn check_classes(what: &str, targets: &Tensor, classes: usize) -> candle_core::Result<Vec<usize>> {
     if !targets.dtype().is_int() {
         candle_core::bail!("class indices are of {:?}; give u32, i64 or u8", targets.dtype());
     }
     let all: Vec<i64> = targets.to_dtype(DType::I64)?.flatten_all()?.to_vec1()?;
-    match all.iter().position(|class| usize::try_from(*class).map_or(true, |class| class >= classes)) {
-        None => Ok(()),
-        Some(at) => candle_core::bail!(
-            "{what} {at} is {}, but there are {classes} classes; give indices from 0 to {}",
-            all[at],
+    let class = |(at, given): (usize, &i64)| match usize::try_from(*given) {
+        Ok(class) if class < classes => Ok(class),
+        _ => candle_core::bail!(
+            "{what} {at} is {given}, but there are {classes} classes; give indices from 0 to {}",
             classes.saturating_sub(1)
         ),
-    }
+    };
+    all.iter().enumerate().map(class).collect()
 }

@@ -67,9 +67,8 @@ pub(crate) fn normalise(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, how:
     }
 }
 
-/// Computes the cross-entropy of each row of logits that [`is_fused`], and of its class, which is one.
-pub(crate) fn cross_entropy_of_classes(logits: &Tensor, classes: &Tensor) -> Result<Tensor> {
-    let classes = classes.to_dtype(DType::U32)?.to_vec1()?;
+/// Computes the cross-entropy of each row of logits that [`is_fused`], and of its class, which is below their number.
+pub(crate) fn cross_entropy_of_classes(logits: &Tensor, classes: Vec<usize>) -> Result<Tensor> {
     let logits = logits.contiguous()?;
     match logits.dtype() {
         DType::F64 => logits.apply_op1(CrossEntropy::<f64> { classes, sums: OnceLock::new() }),
@@ -267,7 +266,7 @@ impl CustomOp3 for Norm {
 }
 
 struct CrossEntropy<T> {
-    classes: Vec<u32>,
+    classes: Vec<usize>,
     /// The sums of each row, from forward for backward.
     sums: OnceLock<Vec<LogSum<T>>>,
 }

@@ -20,7 +20,7 @@ pub struct LogSum<T> {
 ///
 /// # Panics
 /// If a class is not below `size`.
-pub fn forward<T: Float>(logits: &[T], size: usize, classes: &[u32], losses: &mut [T], sums: &mut [LogSum<T>]) {
+pub fn forward<T: Float>(logits: &[T], size: usize, classes: &[usize], losses: &mut [T], sums: &mut [LogSum<T>]) {
     check("the logits", logits.len(), size, classes.len() * size);
     assert_eq!((losses.len(), sums.len()), (classes.len(), classes.len()), "one result for each row");
     each_row(sums, 1, size, |row, out| {
@@ -30,7 +30,7 @@ pub fn forward<T: Float>(logits: &[T], size: usize, classes: &[u32], losses: &mu
     });
     for (row, (loss, class)) in losses.iter_mut().zip(classes).enumerate() {
         let LogSum { top, rest } = sums[row];
-        *loss = rest + (top - logits[row * size..][..size][*class as usize]);
+        *loss = rest + (top - logits[row * size..][..size][*class]);
     }
 }
 
@@ -44,7 +44,7 @@ pub fn forward<T: Float>(logits: &[T], size: usize, classes: &[u32], losses: &mu
 pub fn backward<T: Float>(
     logits: &[T],
     size: usize,
-    classes: &[u32],
+    classes: &[usize],
     sums: &[LogSum<T>],
     gradient: &[T],
     out: &mut [T],
@@ -58,7 +58,7 @@ pub fn backward<T: Float>(
         for (out, x) in out.iter_mut().zip(x) {
             *out = (*x - top - rest).exp() * gradient;
         }
-        let class = &mut out[classes[row] as usize];
+        let class = &mut out[classes[row]];
         *class = *class - gradient;
     });
 }
