@@ -3,72 +3,23 @@
 use distribute_input::InputPosition;
 use distribute_strategy::{DistributedDataset, DistributedIterator, Request};
 use distribute_values::PerReplica;
-use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use super::{
     BATCH_SIZE, Batching, Fit, Trainee, TrainingData, by_replica, evaluate_distributed, results, sums, sums_of_all,
 };
-use crate::callbacks::{Callback, Occasion, Run, Training};
-use crate::checkpoint::{CheckpointManager, Checkpointed, RunId};
+use crate::callbacks::{Callback, Occasion, Training};
+use crate::checkpoint::RunId;
 use crate::elastic::{self, Joined};
 use crate::history::History;
 use crate::preemption::PreemptionHandler;
 use crate::progress::{self, Activity, Form, Progress};
 use crate::{Error, Result};
 
-/// The state of training apart from its model and optimizer.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-struct Standing {
-    epochs_done: u32,
-    /// Steps of the current epoch.
-    steps: u64,
-    /// The pass over the data, from 0, and the position in it if it has started.
-    pass: u64,
-    position: Option<InputPosition>,
-    /// Sums of the current epoch over all replicas.
-    #[serde(deserialize_with = "numbers")]
-    sums: Vec<f64>,
-    history: History,
-    callbacks: Vec<Value>,
-    /// The reason why training ended before the last epoch.
-    ended: Option<String>,
-    /// Whether all steps of the current epoch have been made.
-    #[serde(default)]
-    all_steps: bool,
-    /// Whether the last epoch has ended, and callbacks have not saved after it.
-    #[serde(default)]
-    unsaved: bool,
-}
+mod backup;
+mod standing;
 
-/// The state of a process that trains, for one that joins it.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-struct Whole {
-    standing: Standing,
-    steps: u64,
-    examples: u64,
-    run: Option<RunId>,
-    stop: Option<String>,
-    commits: u64,
-}
-
-impl elastic::Standing for Whole {
-    fn commits(&self) -> u64 {
-        self.commits
-    }
-
-    fn progress(&self) -> u64 {
-        let Standing { epochs_done, steps, all_steps, unsaved, .. } = &self.standing;
-        // What happens to these, in the order in which it happens.
-        ((u64::from(*epochs_done) << 32) + (steps << 2)) + (u64::from(*all_steps) << 1) + u64::from(!unsaved)
-    }
-}
-
-/// Reads null, which JSON has for NaN and infinities, as NaN.
-fn numbers<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Vec<f64>, D::Error> {
-    let numbers: Vec<Option<f64>> = Deserialize::deserialize(deserializer)?;
-    Ok(numbers.into_iter().map(|number| number.unwrap_or(f64::NAN)).collect())
-}
+use standing::{Standing, Whole};
 
 /// A training run in progress.
 struct Session<'a, T: Trainee> {
@@ -203,35 +154,6 @@ impl<T: Trainee> Session<'_, T> {
             course.preemption = Some(PreemptionHandler::install(strategy, config)?);
         }
         Ok(())
-    }
-
-    /// Continues after the steps that the variables have made since the restored checkpoint.
-    ///
-    /// # Errors
-    /// [`Error::StepsUnknown`] if an epoch has ended in between.
-    fn catch_up(&mut self) -> Result<()> {
-        let (known, made) = (self.steps, self.trainer.steps_made(self.steps)?);
-        if made <= known {
-            return Ok(());
-        }
-        if !self.is_in_epoch(made) {
-            return Err(Error::StepsUnknown { made, known });
-        }
-        let ahead = made - known;
-        distribute_notice::warn!(
-            "continuing after step {made}, with the variables' own values; what callbacks and metrics of this epoch \
-             would know of the {ahead} steps since step {known} is lost"
-        );
-        (self.steps, self.standing.steps) = (made, self.standing.steps + ahead);
-        Ok(())
-    }
-
-    /// Returns whether a later step is one of the epoch in which the state is, and not its last one.
-    fn is_in_epoch(&self, step: u64) -> bool {
-        let Standing { epochs_done, steps, ended, all_steps, .. } = &self.standing;
-        let ahead = step.saturating_sub(self.steps);
-        let is_open = *epochs_done < self.epochs && ended.is_none() && !all_steps;
-        ahead == 0 || is_open && self.steps_per_epoch.is_some_and(|all| steps + ahead < all)
     }
 
     /// Continues with the members of a generation; `stands` if this process has trained before.
@@ -657,78 +579,5 @@ impl<T: Trainee> Session<'_, T> {
         self.leaves = true;
         strategy.leave_job()?;
         Err(preemption.ended(self.steps))
-    }
-}
-
-impl<T: Trainee> Run for Session<'_, T> {
-    fn model(&self) -> &dyn Checkpointed {
-        self.trainer.model()
-    }
-
-    fn claim(&mut self, checkpoints: &mut CheckpointManager) -> Result<()> {
-        if let Some(run) = self.run {
-            checkpoints.continue_run(run);
-        }
-        if self.joins {
-            // The others have claimed the folder; all do again before the next checkpoint.
-            return Ok(());
-        }
-        self.run = Some(checkpoints.claim(self.trainer.strategy())?);
-        Ok(())
-    }
-
-    fn save(&mut self, checkpoints: &mut CheckpointManager) -> Result<()> {
-        self.claim(checkpoints)?;
-        self.settle()?;
-        self.standing.position = match &self.batches {
-            Some(pass) => Some(pass.position()?),
-            None => None,
-        };
-        self.standing.sums = match self.standing.steps {
-            0 => Vec::new(),
-            _ => sums_of_all(self.trainer.strategy(), &self.sums)?,
-        };
-        let (strategy, model, optimizer) = (self.trainer.strategy(), self.trainer.model(), self.trainer.optimizer());
-        let unsaved = std::mem::take(&mut self.standing.unsaved);
-        let outcome = checkpoints.save(strategy, self.steps, &[model, optimizer], &self.standing);
-        self.standing.unsaved = unsaved;
-        // Both are only for restoring; this run continues with its own pass and sums.
-        (self.standing.position, self.standing.sums) = (None, Vec::new());
-        outcome
-    }
-
-    fn restore(&mut self, checkpoints: &mut CheckpointManager) -> Result<Option<u64>> {
-        if self.joins {
-            // From the others, not from a file.
-            return Ok(Some(self.steps));
-        }
-        let (strategy, model, optimizer) = (self.trainer.strategy(), self.trainer.model(), self.trainer.optimizer());
-        let Some((steps, standing)) = checkpoints.restore(strategy, &[model, optimizer])? else { return Ok(None) };
-        self.run = checkpoints.run();
-        (self.steps, self.standing) = (steps, standing);
-        let made = self.trainer.steps_made(steps)?;
-        if self.is_in_epoch(made) {
-            return Ok(Some(steps));
-        }
-        distribute_notice::warn!(
-            "the variables have made {made} steps, and the checkpoint is that of step {steps}, of an epoch that has \
-             ended since: training continues from the checkpoint"
-        );
-        self.trainer.prefer_checkpoint();
-        let Some((steps, standing)) = checkpoints.restore(strategy, &[model, optimizer])? else { return Ok(None) };
-        (self.steps, self.standing) = (steps, standing);
-        Ok(Some(steps))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_loss_that_is_no_number_survives_a_checkpoint() {
-        let standing = Standing { sums: vec![f64::NAN, 12.0, f64::INFINITY], ..Standing::default() };
-        let read: Standing = serde_json::from_str(&serde_json::to_string(&standing).unwrap()).unwrap();
-        assert!(read.sums[0].is_nan() && read.sums[1] == 12.0 && read.sums[2].is_nan());
     }
 }
