@@ -1,4 +1,4 @@
-//! What the options of `distribute run` mean together.
+//! Checks of the options of `distribute run` that depend on each other.
 
 use super::{Run, SSH};
 use crate::elastic::MAX_RESTARTS;
