@@ -62,7 +62,7 @@ impl Leader {
         options: &CoordinationOptions,
     ) -> Result<Leader> {
         let hub = Arc::new(Hub::new(membership.clone(), options)?);
-        let service = format!("{}, which leads the job,", membership.task());
+        let service = format!("{}, which leads job {},", membership.task(), membership.job_id());
         let bound = listener.local_addr().ok().map(|address| address.ip());
         let proofs = (options.secret.as_ref(), options.tls.as_ref());
         warn_if_exposed(&service, bound, proofs, "DISTRIBUTE_JOB_SECRET_FILE");

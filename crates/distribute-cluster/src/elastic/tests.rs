@@ -222,8 +222,9 @@ fn strangers_and_other_jobs_at_the_control_port_do_no_harm() {
     for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], b"distelas\xff\xff\xff\xff", b"distelas\0\0\0\x02\x08\x01", b""] {
         let mut stream = TcpStream::connect(&seeds[0]).unwrap();
         stream.set_read_timeout(Some(SOON)).unwrap();
-        stream.write_all(bytes).unwrap();
-        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        // It hangs up before all is sent.
+        let _ = stream.write_all(bytes);
+        let _ = stream.shutdown(std::net::Shutdown::Write);
         // It is closed without an answer, but for the preamble and a refusal of a greeting that is none.
         let mut answer = Vec::new();
         let _ = stream.take(4096).read_to_end(&mut answer);

@@ -51,15 +51,15 @@ fn losses(job: JobBuilder, folder: &Path, name: &str) -> (Vec<f64>, Outcome) {
 #[test]
 fn burn_mnist_learns_the_same_on_one_replica_on_two_and_in_two_processes() {
     let folder = tempfile::tempdir().unwrap();
-    let brief = ["--epochs", "2"];
+    let brief = ["--epochs", "1"];
     let one = losses(example("burn_mnist", &brief), folder.path(), "one");
     let two = losses(example("burn_mnist", &brief).args(["--devices", TWO]), folder.path(), "two");
     let launcher = Job::builder(target_binary("distribute").unwrap()).args(["run", "--workers", "2", "--"]);
     let launched = launcher.args([target_binary("burn_mnist").unwrap()]).args(brief);
     let launched = losses(launched, folder.path(), "launched");
     for (losses, outcome) in [&one, &two, &launched] {
-        assert_eq!(losses.len(), 2);
-        assert!(number(outcome, "test accuracy") > 90.0, "{outcome:?}");
+        assert_eq!(losses.len(), 1);
+        assert!(number(outcome, "test accuracy") > 85.0, "{outcome:?}");
     }
     for (a, b) in one.0.iter().zip(&two.0) {
         assert!((a - b).abs() < 1e-3, "{one:?} {two:?}");
@@ -128,7 +128,7 @@ fn the_convolutional_model_of_burn_trains_on_files_with_compressed_gradients() {
 fn burn_char_lm_learns_more_than_frequencies_in_one_process_and_in_two() {
     let text = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/clusters.md");
     let mut brief = vec!["--text", text, "--width", "32", "--layers", "1", "--context", "32", "--sample", "40"];
-    brief.extend(["--epochs", "3", "--steps", "40"]);
+    brief.extend(["--epochs", "2", "--steps", "40"]);
     let one = run(example("burn_char_lm", &brief));
     let two = run(example("burn_char_lm", &brief).args(["--devices", TWO]));
     let processes = run(workers("burn_char_lm", &brief));

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use distribute_testkit::{Job, JobBuilder, Outcome, Ports, Signal, target_binary};
 
 const DEADLINE: Duration = Duration::from_secs(120);
-const SMALL: [&str; 6] = ["--width", "64", "--layers", "2", "--context", "32"];
+const SMALL: [&str; 8] = ["--width", "64", "--layers", "2", "--context", "32", "--text", TEXT];
+const TEXT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/clusters.md");
 
 fn alone(args: &[&str]) -> JobBuilder {
     Job::builder(target_binary("burn_fsdp_lm").unwrap()).args(args).env("RAYON_NUM_THREADS", "1")
@@ -47,7 +48,7 @@ fn assert_close(a: &[f32], b: &[f32]) {
 fn sharded_and_mirrored_replicas_learn_the_same_in_one_process_and_in_several() {
     let folder = tempfile::tempdir().unwrap();
     let losses = |job: JobBuilder, name: &str| losses(job, folder.path(), name);
-    let steps = ["--steps", "12"];
+    let steps = ["--steps", "8"];
     let one = losses(alone(&steps).arg("--mirrored"), "one");
     let mirrored = losses(alone(&steps).args(["--mirrored", "--devices", "CPU:0,CPU:1"]), "mirrored");
     let threads = losses(alone(&steps).args(["--devices", "CPU:0,CPU:1"]), "threads");
@@ -55,7 +56,7 @@ fn sharded_and_mirrored_replicas_learn_the_same_in_one_process_and_in_several() 
     // A sum of two is the same in any order.
     assert_eq!(threads, mirrored);
     assert_eq!(processes, mirrored);
-    assert!(one[11] < one[0] - 0.5, "{one:?}");
+    assert!(one[7] < one[0] - 0.4, "{one:?}");
     for other in [&mirrored, &losses(workers(4, &steps), "four")] {
         assert_close(&one, other);
     }
@@ -89,7 +90,7 @@ fn a_model_that_does_not_fit_one_process_trains_on_four() {
     let program = target_binary("burn_fsdp_lm").unwrap();
     let limited = || {
         let shell = Job::builder("/bin/sh").args(["-c", "ulimit -d $0 && exec \"$@\"", LIMIT_KIB]).arg(&program);
-        shell.args(["--width", "512", "--layers", "4", "--context", "16", "--steps", "2"]).env("RAYON_NUM_THREADS", "1")
+        shell.args(["--width", "512", "--layers", "4", "--context", "16", "--steps", "2", "--text", TEXT]).env("RAYON_NUM_THREADS", "1")
     };
     let one = limited().arg("--mirrored").start().unwrap().wait_all(DEADLINE).unwrap();
     assert!(!one[0].success() && one[0].stderr.contains("memory allocation of"), "{one:?}");

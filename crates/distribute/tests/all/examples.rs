@@ -153,8 +153,9 @@ fn transfer_learning_beats_learning_from_scratch() {
 
 #[test]
 fn char_lm_learns_more_than_frequencies_and_writes_the_same_again() {
-    let mut brief = vec!["--width", "32", "--layers", "1", "--context", "32", "--sample", "40"];
-    brief.extend(["--epochs", "6", "--steps", "50"]);
+    let text = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/clusters.md");
+    let mut brief = vec!["--text", text, "--width", "32", "--layers", "1", "--context", "32", "--sample", "40"];
+    brief.extend(["--epochs", "4", "--steps", "50"]);
     let [one, again, two] =
         ["CPU:0", "CPU:0", TWO].map(|devices| run(example("char_lm", &brief).args(["--devices", devices])).remove(0));
     let mesh = ["--devices", "CPU:0,CPU:1,CPU:2,CPU:3", "--tensor-parallel", "2"];

@@ -49,13 +49,14 @@ fn train(job: JobBuilder, folder: &Path, name: &str) -> (Vec<f32>, String) {
 #[test]
 fn one_replica_two_replicas_and_two_processes_learn_the_same() {
     let folder = tempfile::tempdir().unwrap();
-    let one = train(mnist(&[]), folder.path(), "one");
-    let two = train(mnist(&["--devices", "CPU:0,CPU:1"]).env("RAYON_NUM_THREADS", "1"), folder.path(), "two");
+    let brief = ["--epochs", "2"];
+    let one = train(mnist(&brief), folder.path(), "one");
+    let two = train(mnist(&brief).args(["--devices", "CPU:0,CPU:1"]).env("RAYON_NUM_THREADS", "1"), folder.path(), "two");
     let launcher = Job::builder(target_binary("distribute").unwrap()).args(["run", "--workers", "2", "--"]);
-    let launched = train(launcher.args([target_binary("mnist").unwrap()]), folder.path(), "launched");
+    let launched = train(launcher.args([target_binary("mnist").unwrap()]).args(brief), folder.path(), "launched");
     for (losses, stdout) in [&one, &two, &launched] {
-        assert_eq!(losses.len(), 625);
-        assert!(accuracy(stdout) >= 97.0, "{stdout}");
+        assert_eq!(losses.len(), 250);
+        assert!(accuracy(stdout) >= 94.0, "{stdout}");
     }
     let first_epoch = one.0.iter().zip(&two.0).take(125);
     let difference = first_epoch.map(|(one, two)| (one - two).abs()).fold(0.0, f32::max);
