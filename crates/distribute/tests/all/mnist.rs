@@ -51,7 +51,8 @@ fn one_replica_two_replicas_and_two_processes_learn_the_same() {
     let folder = tempfile::tempdir().unwrap();
     let brief = ["--epochs", "2"];
     let one = train(mnist(&brief), folder.path(), "one");
-    let two = train(mnist(&brief).args(["--devices", "CPU:0,CPU:1"]).env("RAYON_NUM_THREADS", "1"), folder.path(), "two");
+    let two =
+        train(mnist(&brief).args(["--devices", "CPU:0,CPU:1"]).env("RAYON_NUM_THREADS", "1"), folder.path(), "two");
     let launcher = Job::builder(target_binary("distribute").unwrap()).args(["run", "--workers", "2", "--"]);
     let launched = train(launcher.args([target_binary("mnist").unwrap()]).args(brief), folder.path(), "launched");
     for (losses, stdout) in [&one, &two, &launched] {
