@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 WIDTH, HEADS, TOKENS, VOCABULARY, BATCHES, WARM_UP = 128, 4, 32, 96, 32, 20
+WORDS, WORD_WIDTH = 100_000, 64
 
 
 class Block(nn.Module):
@@ -50,19 +51,57 @@ def cnn():
     return nn.Sequential(nn.Unflatten(1, (1, 28, 28)), *convolutions, nn.Flatten(), nn.Linear(32 * 49, 10))
 
 
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(WORDS, WORD_WIDTH), nn.Linear(WORD_WIDTH, 10)
+
+    def forward(self, x):
+        return self.head(self.words(x).mean(1))
+
+
+class Residual(nn.Module):
+    """Two convolutions beside a shortcut, which is subsampled and padded with zeros where the width doubles."""
+
+    def __init__(self, before, width):
+        super().__init__()
+        self.stride = width // before
+        self.first = nn.Conv2d(before, width, 3, stride=self.stride, padding=1, bias=False)
+        self.second = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.norms = nn.ModuleList([nn.BatchNorm2d(width), nn.BatchNorm2d(width)])
+
+    def forward(self, x):
+        y = self.norms[1](self.second(self.norms[0](self.first(x)).relu()))
+        if self.stride > 1:
+            x = nn.functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, x.shape[1]))
+        return (x + y).relu()
+
+
+def resnet():
+    """ResNet-20 for pictures of 32 x 32."""
+    widths = [16] * 4 + [32] * 3 + [64] * 3
+    stem = [nn.Unflatten(1, (3, 32, 32)), nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
+    blocks = [Residual(before, width) for before, width in zip(widths, widths[1:])]
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+
+
 name, batch, limit = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 torch.set_num_threads(1)
 torch.manual_seed(7)
 dist.init_process_group("gloo")
-model = DistributedDataParallel({"mlp": mlp, "cnn": cnn, "transformer": Transformer}[name]())
+models = {"mlp": mlp, "cnn": cnn, "transformer": Transformer, "embedding": Words, "resnet": resnet}
+model = DistributedDataParallel(models[name]())
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0, fused=True)
 if name == "transformer":
     at = torch.arange(TOKENS + 1) + 17 * torch.arange(BATCHES * batch).unsqueeze(1)
     rows = (at * at + 31 * at) % 1009 % VOCABULARY
     inputs, targets = rows[:, :-1].split(batch), rows[:, 1:].split(batch)
 else:
-    numbers = torch.arange(BATCHES * batch * 784) * 2654435761 % 1000
-    inputs = (numbers / 1000).reshape(-1, 784).split(batch)
+    if name == "embedding":
+        inputs = (torch.arange(BATCHES * batch * TOKENS) * 2654435761 % WORDS).reshape(-1, TOKENS).split(batch)
+    else:
+        pixels = 3 * 32 * 32 if name == "resnet" else 784
+        inputs = (torch.arange(BATCHES * batch * pixels) * 2654435761 % 1000 / 1000).reshape(-1, pixels).split(batch)
     targets = (torch.arange(BATCHES * batch) * 7 % 10).split(batch)
 
 

@@ -1,6 +1,5 @@
 //! `cargo xtask bench train`: samples per second of small models, for each tensor library.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
@@ -10,12 +9,14 @@ use distribute::prelude::*;
 use distribute::strategy::TpuStrategy;
 use serde::{Deserialize, Serialize};
 
+use self::compared::Peer;
+use super::processes;
 use super::spread::spread;
-use super::{peers, processes};
 use crate::error::text;
 
 mod burn;
 pub(super) mod candle;
+mod compared;
 mod data;
 
 /// Steps before the measurement.
@@ -44,9 +45,10 @@ pub(crate) struct Flags {
     /// may be lost and join. All three are of candle's MLP.
     #[arg(long, value_enum, default_value = "all")]
     api: Api,
-    /// Also run torch's DistributedDataParallel on the same models, where torch is installed in target/peers/venv.
-    #[arg(long)]
-    compare: bool,
+    /// Also train the same models by torch's DistributedDataParallel, or by TensorFlow's MirroredStrategy and
+    /// MultiWorkerMirroredStrategy, where they are installed in target/peers.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    compare: Vec<Peer>,
     /// The transport between processes: auto, shm, tcp or grpc.
     #[arg(long, default_value = "auto")]
     transport: String,
@@ -61,6 +63,11 @@ enum Api {
     Fit,
     Audit,
     Elastic,
+}
+
+/// Returns the name of a value on the command line.
+fn named(value: &impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -277,12 +284,7 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
             "rounds"
         );
     }
-    if flags.compare && !peers::installed(Path::new("target/peers/venv/bin/python"), "torch") {
-        println!(
-            "skipped: torch is not installed (python3 -m venv target/peers/venv && target/peers/venv/bin/pip install \
-             torch numpy)"
-        );
-    }
+    flags.compare.iter().for_each(|peer| peer.say_if_missing());
     for library in &flags.library {
         for model in &flags.model {
             measure(flags, *library, *model, &arrangements(flags, *library, *model)?)?;
@@ -291,29 +293,21 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the samples per second of torch; `None` where it is not installed, or does not have the model.
-fn torch(flags: &Flags, model: Model, name: &str) -> Result<Option<f64>, String> {
-    if !flags.compare || matches!(model, Model::Wide | Model::Embedding) {
-        return Ok(None);
-    }
-    #[derive(Deserialize)]
-    struct Line {
-        samples_per_s: f64,
-    }
-    let arguments = [name.to_owned(), model.batch().to_string(), flags.seconds.to_string()];
-    let printed = peers::python("venv", "torch", "xtask/peers/torch_ddp.py", flags.processes, &arguments)?;
-    let line = |printed: Vec<u8>| serde_json::from_slice::<Line>(&printed).map(|line| line.samples_per_s).map_err(text);
-    printed.map(line).transpose()
-}
-
 fn measure(flags: &Flags, library: Library, model: Model, arrangements: &[Arrangement]) -> Result<(), String> {
     let mut rates: Vec<Vec<f64>> = vec![Vec::new(); arrangements.len()];
-    let mut of_torch = Vec::new();
+    let compared: Vec<(Peer, Arrangement)> = match model {
+        // The peers do not have it.
+        Model::Wide => Vec::new(),
+        _ => flags
+            .compare
+            .iter()
+            .flat_map(|peer| peer.arrangements(flags.processes).into_iter().map(|of| (*peer, of)))
+            .collect(),
+    };
+    let mut of_peers: Vec<Vec<f64>> = vec![Vec::new(); compared.len()];
     let mut shares: Vec<Vec<f64>> = vec![Vec::new(); arrangements.len()];
     let mut peaks: Vec<f64> = vec![0.0; arrangements.len()];
-    let named =
-        |value: Option<clap::builder::PossibleValue>| value.map_or_else(String::new, |v| v.get_name().to_owned());
-    let (of_library, of_model) = (named(library.to_possible_value()), named(model.to_possible_value()));
+    let (of_library, of_model) = (named(&library), named(&model));
     for _ in 0..flags.rounds {
         for (index, (name, _, _, count)) in arrangements.iter().enumerate() {
             let seconds = flags.seconds.to_string();
@@ -335,8 +329,8 @@ fn measure(flags: &Flags, library: Library, model: Model, arrangements: &[Arrang
                 Ok(())
             })?;
         }
-        if let Some(rate) = torch(flags, model, &of_model)? {
-            of_torch.push(rate);
+        for ((peer, arrangement), rates) in compared.iter().zip(&mut of_peers) {
+            rates.extend(peer.run(flags, model, arrangement)?);
         }
     }
     let rates: Vec<(f64, f64, f64)> = rates.into_iter().map(spread).collect();
@@ -367,9 +361,10 @@ fn measure(flags: &Flags, library: Library, model: Model, arrangements: &[Arrang
         };
         row.print(flags.json)?;
     }
-    if !of_torch.is_empty() {
-        let (name, count) = ("DistributedDataParallel, gloo", flags.processes);
-        row("torch", name, (count, count), spread(of_torch)).print(flags.json)?;
+    for ((peer, (_, strategy, replicas, processes)), rates) in compared.iter().zip(of_peers) {
+        if !rates.is_empty() {
+            row(peer.name(), strategy, (*replicas, *processes), spread(rates)).print(flags.json)?;
+        }
     }
     Ok(())
 }

@@ -1,0 +1,75 @@
+//! The same models trained by torch and TensorFlow.
+
+use std::path::Path;
+
+use clap::ValueEnum;
+use serde::Deserialize;
+
+use super::{Arrangement, Flags, Model, named};
+use crate::bench::peers;
+
+/// What ours is compared with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Peer {
+    Torch,
+    Tensorflow,
+}
+
+impl Peer {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Peer::Torch => "torch",
+            Peer::Tensorflow => "tensorflow",
+        }
+    }
+
+    /// Returns its folder in `target/peers`, and the command that installs it there.
+    fn installed_in(self) -> (&'static str, &'static str) {
+        match self {
+            Peer::Torch => ("venv", "target/peers/venv/bin/pip install torch numpy"),
+            Peer::Tensorflow => ("tf", "target/peers/tf/bin/pip install tensorflow"),
+        }
+    }
+
+    pub(super) fn say_if_missing(self) {
+        let (folder, install) = self.installed_in();
+        if !peers::installed(&Path::new("target/peers").join(folder).join("bin/python"), self.name()) {
+            println!("skipped: {} is not installed (python3 -m venv target/peers/{folder} && {install})", self.name());
+        }
+    }
+
+    /// Returns its strategies: the argument of its script, a description, replicas and processes.
+    pub(super) fn arrangements(self, processes: usize) -> Vec<Arrangement> {
+        match self {
+            Peer::Torch => vec![("ddp", "DistributedDataParallel, gloo", processes, processes)],
+            Peer::Tensorflow => vec![
+                ("mirrored", "MirroredStrategy", 2, 1),
+                ("workers", "MultiWorkerMirroredStrategy, RING", processes, processes),
+            ],
+        }
+    }
+
+    /// Returns the samples per second of one of its strategies; `None` where it is not installed.
+    pub(super) fn run(
+        self,
+        flags: &Flags,
+        model: Model,
+        (name, _, _, processes): &Arrangement,
+    ) -> Result<Option<f64>, String> {
+        #[derive(Deserialize)]
+        struct Line {
+            samples_per_s: f64,
+        }
+        let script = match self {
+            Peer::Torch => "xtask/peers/torch_ddp.py",
+            Peer::Tensorflow => "xtask/peers/tf_train.py",
+        };
+        let model_name = named(&model);
+        let arguments = [model_name, model.batch().to_string(), flags.seconds.to_string()];
+        let strategy = (self == Peer::Tensorflow).then(|| (*name).to_owned());
+        let arguments: Vec<String> = strategy.into_iter().chain(arguments).collect();
+        let printed = peers::python(self.installed_in().0, self.name(), script, *processes, &arguments)?;
+        let line = |printed: Vec<u8>| serde_json::from_slice::<Line>(&printed).map(|line| line.samples_per_s);
+        printed.map(line).transpose().map_err(|error| format!("{script} printed no line of JSON: {error}"))
+    }
+}
