@@ -197,8 +197,8 @@ fn settle<S: Standing>(
     gathering.form()?;
     let mut adopted = None;
     if others().any(lacks_any) {
-        let document = broadcast(strategy, source, document)?;
-        if rank != source && lacks_any(&told) {
+        let lacks = rank != source && lacks_any(&told);
+        if let Some(document) = broadcast(strategy, source, document, lacks)? {
             let snapshot = Snapshot::from_bytes(&document)?;
             if lacks_tensors(&told) {
                 parts.iter().try_for_each(|part| part.load(strategy, &snapshot)).map_err(Error::Part)?;
@@ -230,8 +230,9 @@ fn document<S: Standing>(
     snapshot.to_bytes()
 }
 
-/// Returns the document of the process with this rank on all members, in pieces whose digests are compared.
-fn broadcast(strategy: &Strategy, source: usize, document: Vec<u8>) -> Result<Vec<u8>> {
+/// Sends the document of the process with this rank, in pieces and with its digest. Returns it on the members that
+/// lack it; the others take part, and keep no more than a piece.
+fn broadcast(strategy: &Strategy, source: usize, document: Vec<u8>, lacks: bool) -> Result<Option<Vec<u8>>> {
     let root = source * strategy.topology().replicas_per_worker();
     let is_source = strategy.topology().worker() == source;
     let from_source = |values: Vec<u64>| -> Result<Vec<u64>> {
@@ -246,7 +247,7 @@ fn broadcast(strategy: &Strategy, source: usize, document: Vec<u8>) -> Result<Ve
         || Error::Part(format!("another process sends {length} bytes, for which there is no memory").into());
     let length = usize::try_from(length).map_err(|_| no_memory())?;
     let mut received = Vec::new();
-    if !is_source {
+    if lacks {
         // The length comes from another process, so a failed allocation must not abort.
         received.try_reserve_exact(length).map_err(|_| no_memory())?;
     }
@@ -255,15 +256,13 @@ fn broadcast(strategy: &Strategy, source: usize, document: Vec<u8>) -> Result<Ve
         let bytes = if is_source { document[piece.clone()].to_vec() } else { vec![0; piece.len()] };
         let all =
             on_local_ranks(&strategy.groups(), |_, group| group.start().broadcast(bytes.clone(), Rank::of(root)))?;
-        if !is_source {
+        if lacks {
             received.extend_from_slice(&all.unwrap_or_default());
         }
     }
-    if is_source {
-        return Ok(document);
-    }
     match received.len() == length && digest(&received) == expected {
-        true => Ok(received),
+        _ if !lacks => Ok(None),
+        true => Ok(Some(received)),
         false => Err(Error::Part("the state that another process sent has arrived damaged".into())),
     }
 }

@@ -171,7 +171,7 @@ fn mix(a: Point, b: Point, share: f32) -> Point {
 
 /// Rounds to the grey levels that a byte can hold, as in the scanned digits of MNIST.
 fn quantised(ink: f32) -> f32 {
-    // Of no more than 255.5, which truncates as it floors; `floor` is a call where instructions are not newer than SSE2.
+    // Truncates as `floor` does, which is a call where no instructions newer than SSE2 are used.
     f32::from((ink * 255.0 + 0.5) as u8) / 255.0
 }
 

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::{Arrangement, Flags, Model, named};
 use crate::bench::peers;
 
-/// What ours is compared with.
+/// A library that ours is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Peer {
     Torch,
