@@ -2,7 +2,7 @@
 //! CPU:0,CPU:1`
 //!
 //! DenseNet-BC on the pictures of the example `resnet`: drawn shapes, or CIFAR-10 with `--data FOLDER`. The published
-//! one is `--depth 100 --growth 12 --epochs 300`. As two processes: `distribute run --workers 2 --
+//! one is `--depth 100 --growth 12 --batch 64 --epochs 300`. As two processes: `distribute run --workers 2 --
 //! target/release/examples/densenet`.
 
 use std::process::ExitCode;
@@ -36,7 +36,7 @@ struct Flags {
     #[command(flatten)]
     source: pictures::Source,
     /// Layers of the network: 100 in the paper, or another 6n + 4.
-    #[arg(long, default_value_t = 22)]
+    #[arg(long, default_value_t = 16)]
     depth: usize,
     /// Channels that each layer adds, which are 12 in the paper.
     #[arg(long, default_value_t = 6)]
@@ -44,8 +44,8 @@ struct Flags {
     /// Passes over the training pictures.
     #[arg(long, default_value_t = 8)]
     epochs: u32,
-    /// Global batch: pictures per step, over all replicas.
-    #[arg(long, default_value_t = 64)]
+    /// Global batch: pictures per step, over all replicas; 64 in the paper.
+    #[arg(long, default_value_t = 32)]
     batch: usize,
     /// Learning rate of SGD, which is divided by ten after half and after three quarters of all passes.
     #[arg(long, default_value_t = 0.1)]

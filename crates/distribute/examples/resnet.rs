@@ -1,7 +1,7 @@
 //! Residual networks on small pictures: `cargo run --release -p distribute --example resnet -- --devices CPU:0,CPU:1`
 //!
 //! ResNet-20 to ResNet-110 as published for CIFAR-10, whose binary files it reads: `-- --data cifar-10-batches-bin
-//! --width 16 --epochs 164`. Without them, a narrow network learns drawn shapes. As two processes: `distribute run
+//! --width 16 --batch 128 --epochs 164`. Without them, a narrow network learns drawn shapes. As two processes: `distribute run
 //! --workers 2 -- target/release/examples/resnet`.
 #![expect(clippy::print_stdout, reason = "it prints what it has learnt")]
 
@@ -41,10 +41,10 @@ struct Flags {
     #[arg(long, default_value_t = 8)]
     width: usize,
     /// Passes over the training pictures.
-    #[arg(long, default_value_t = 10)]
+    #[arg(long, default_value_t = 8)]
     epochs: u32,
-    /// Global batch: pictures per step, over all replicas.
-    #[arg(long, default_value_t = 128)]
+    /// Global batch: pictures per step, over all replicas; 128 in the paper.
+    #[arg(long, default_value_t = 32)]
     batch: usize,
     /// Learning rate of SGD, which is divided by ten after half and after three quarters of all steps.
     #[arg(long, default_value_t = 0.1)]

@@ -25,12 +25,12 @@ pub(super) fn drawn(split: u64, count: usize, side: usize) -> Split {
 fn picture(class: usize, side: usize, hand: &mut Hand) -> Vec<u8> {
     let (paper, mut ink) = (hand.colour(), hand.colour());
     // A shape that cannot be seen has no class.
-    while ink.iter().zip(paper).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max) < 0.4 {
+    while ink.iter().zip(paper).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max) < 0.5 {
         ink = hand.colour();
     }
-    let radius = hand.between(0.28, 0.42);
+    let radius = hand.between(0.34, 0.46);
     let (x0, y0) = (hand.between(radius, 1.0 - radius), hand.between(radius, 1.0 - radius));
-    let (slope, noise) = (hand.between(-0.35, 0.35), 0.12);
+    let (slope, noise) = (hand.between(-0.2, 0.2), 0.08);
     // A turn by the angle whose tangent is the slope.
     let length = (1.0 + slope * slope).sqrt();
     let is_inked = |x: f32, y: f32| {
