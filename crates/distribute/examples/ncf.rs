@@ -1,5 +1,5 @@
-//! Neural collaborative filtering: `cargo run --release -p distribute --features parameter-server --example ncf -- --devices
-//! CPU:0,CPU:1`
+//! Neural collaborative filtering: `cargo run --release -p distribute --features parameter-server --example ncf --
+//! --devices CPU:0,CPU:1`
 //!
 //! Recommends items to users by what others have chosen: generated interactions, or MovieLens 100K's with `-- --ratings
 //! ml-100k/u.data`. As two processes: `distribute run --workers 2 -- target/release/examples/ncf`; gradients of large
@@ -106,7 +106,7 @@ fn train(strategy: &Strategy, flags: &Flags, interactions: &Arc<Interactions>) -
         progress.end_epoch(&measured.named());
     }
     let popularity = interactions.popularity();
-    let of_popularity = strategy_free(interactions, |_, items| by_popularity(&popularity, items))?;
+    let of_popularity = evaluate_here(interactions, |_, items| by_popularity(&popularity, items))?;
     progress.finish(&summary(measured, of_popularity, strategy.num_replicas_in_sync()));
     Ok(())
 }
@@ -143,7 +143,7 @@ fn train_on_servers(flags: &Flags, interactions: &Arc<Interactions>) -> distribu
     let mut progress = start_progress(flags, interactions, &title, Options::default())?;
     let judge = || {
         let model = strategy.read_model(build)?;
-        strategy_free(interactions, |users, items| Ok(model.forward(users, items)?))
+        evaluate_here(interactions, |users, items| Ok(model.forward(users, items)?))
     };
     let mut measured = judge()?;
     for epoch in 1..=flags.epochs {
@@ -162,7 +162,7 @@ fn train_on_servers(flags: &Flags, interactions: &Arc<Interactions>) -> distribu
         progress.end_epoch(&measured.named());
     }
     let popularity = interactions.popularity();
-    let of_popularity = strategy_free(interactions, |_, items| by_popularity(&popularity, items))?;
+    let of_popularity = evaluate_here(interactions, |_, items| by_popularity(&popularity, items))?;
     progress.finish(&summary(measured, of_popularity, 0));
     Ok(())
 }
@@ -225,7 +225,7 @@ fn evaluate(
 }
 
 /// Measures scores of the whole test in this process.
-fn strategy_free(
+fn evaluate_here(
     interactions: &Interactions,
     score: impl Fn(&Tensor, &Tensor) -> distribute::Result<Tensor>,
 ) -> distribute::Result<Quality> {

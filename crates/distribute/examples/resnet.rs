@@ -1,8 +1,8 @@
 //! Residual networks on small pictures: `cargo run --release -p distribute --example resnet -- --devices CPU:0,CPU:1`
 //!
 //! ResNet-20 to ResNet-110 as published for CIFAR-10, whose binary files it reads: `-- --data cifar-10-batches-bin
-//! --width 16 --batch 128 --epochs 164`. Without them, a narrow network learns drawn shapes. As two processes: `distribute run
-//! --workers 2 -- target/release/examples/resnet`.
+//! --width 16 --batch 128 --epochs 164`. Without them, a narrow network learns drawn shapes. As two processes:
+//! `distribute run --workers 2 -- target/release/examples/resnet`.
 #![expect(clippy::print_stdout, reason = "it prints what it has learnt")]
 
 use std::process::ExitCode;
@@ -146,7 +146,8 @@ impl ModuleT for ResNet {
 fn main() -> ExitCode {
     let flags = Flags::parse();
     distribute::init_logging();
-    distribute::exit(flags.placement.strategy().and_then(|strategy| train(&strategy, &flags)))
+    let strategy = flags.placement.strategy();
+    distribute::exit(strategy.and_then(|strategy| strategy.report_failure(train(&strategy, &flags))))
 }
 
 fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {

@@ -77,13 +77,13 @@ type Comparison = (&'static str, Vec<(usize, Outcome)>, bool);
 fn compare(flags: &Flags) -> distribute::Result<Comparison> {
     let devices = &flags.placement.devices;
     if distribute::cluster::Membership::from_env()?.is_some() {
-        let problem = "--compare-one-and-many builds strategies of one replica and of several in one process, and this is \
-                       one of several processes; start it alone, with --devices CPU:0,CPU:1";
+        let problem = "--compare-one-and-many builds strategies of one replica and of several in one process, and this \
+                       is one of several processes; start it alone, with --devices CPU:0,CPU:1";
         return Err(Error::program(problem));
     }
     if devices.len() < 2 {
-        let problem =
-            format!("--compare-one-and-many has no second replica on {}; give --devices CPU:0,CPU:1", devices[0]);
+        let device = &devices[0];
+        let problem = format!("--compare-one-and-many has no second replica on {device}; give --devices CPU:0,CPU:1");
         return Err(Error::program(problem));
     }
     let powers = std::iter::successors(Some(1), |replicas| Some(2 * replicas));

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use candle_core::{Device, Result as CandleResult, Tensor};
 use clap::Args;
@@ -36,7 +37,7 @@ pub(crate) struct Interactions {
     latest: Vec<(u32, u32)>,
 }
 
-/// Items that a user has not met, for each that he has met, in training.
+/// Items that a user has not met, for each that they have met, in training.
 const NEGATIVES: usize = 4;
 /// The same for each item of the test.
 const TEST_NEGATIVES: usize = 99;
@@ -116,8 +117,8 @@ impl Interactions {
         let most = seen.iter().map(BTreeSet::len).max().unwrap_or(0);
         if latest.is_empty() || most + TEST_NEGATIVES > item_numbers.len() {
             return Err(Error::program(format!(
-                "{} users have rated {} items, one of them {most}; expected a user with two, and {TEST_NEGATIVES} items \
-                 that a user has not rated",
+                "{} users have rated {} items, one of them {most}; expected a user with two, and {TEST_NEGATIVES} \
+                 items that a user has not rated",
                 seen.len(),
                 item_numbers.len()
             )));
@@ -155,11 +156,7 @@ impl Interactions {
     ///
     /// # Shapes
     /// Users: (examples); items: (examples, 5), of which the user has met the first.
-    pub(crate) fn train(
-        self: &std::sync::Arc<Self>,
-        batch: usize,
-        seed: u64,
-    ) -> distribute::Result<Dataset<(Tensor, Tensor)>> {
+    pub(crate) fn train(self: &Arc<Self>, batch: usize, seed: u64) -> distribute::Result<Dataset<(Tensor, Tensor)>> {
         let (all, count) = (self.clone(), self.train.len());
         let pairs = Dataset::from_tensor_slices(tensors(&self.train)?).shuffle(count, seed).batch(batch);
         // Each interaction gets another of these numbers in each pass.
@@ -174,7 +171,7 @@ impl Interactions {
         }))
     }
 
-    /// Returns the test: for each user the item to predict, among 99 that he has not met.
+    /// Returns the test: for each user the item to predict, among 99 that the user has not met.
     ///
     /// # Shapes
     /// As [`train`](Interactions::train), with 100 items.

@@ -1,7 +1,6 @@
 //! The network.
 
-use candle_core::Module;
-use candle_core::{Device, Result as CandleResult, Tensor};
+use candle_core::{Device, Module, Result as CandleResult, Tensor};
 use candle_nn::{Init, Linear, VarBuilder, linear};
 use distribute::candle::{ShardedEmbedding, sharded_embedding_with};
 
