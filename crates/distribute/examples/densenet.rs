@@ -156,7 +156,7 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
     let Flags { depth, growth, .. } = *flags;
     if depth < 10 || !(depth - 4).is_multiple_of(6) || growth == 0 {
         let problem =
-            format!("--depth {depth} --growth {growth} is no network; give a depth of 6n + 4 and a growth above 0");
+            format!("--depth {depth} --growth {growth} cannot be built; give a depth of 6n + 4 and a growth above 0");
         return Err(Error::program(problem));
     }
     let pictures = flags.source.read()?;

@@ -1,7 +1,7 @@
 //! A strategy of one's own: `cargo run --release -p distribute --example local_sgd -- --devices CPU:0,CPU:1`
 //!
 //! `LocalSgd` is written here, over the interface `StrategyExtended`: replicas of any other strategy train apart, and
-//! become their mean every few steps. It trains a network beside the strategy that it is built over, which sums
+//! become their mean every few steps. It is compared with the strategy that it is built over, which sums
 //! gradients in each step. As two processes: `distribute run --workers 2 -- target/release/examples/local_sgd`.
 #![expect(clippy::print_stdout, reason = "it prints what it has learnt")]
 
@@ -120,7 +120,7 @@ fn compare(over: &Strategy, flags: &Flags) -> distribute::Result<()> {
     Ok(())
 }
 
-/// Trains under a strategy, and prints what has come of it.
+/// Trains under a strategy, and prints the result.
 fn train(strategy: &Strategy, flags: &Flags, digits: &Digits) -> distribute::Result<()> {
     let data = tensors(&digits.train)?.shuffle(digits.train.len(), 42).batch(flags.batch).prefetch(AUTOTUNE);
     let data = strategy.distribute_dataset(&data)?;

@@ -89,7 +89,7 @@ struct Flags {
     exercises: exercises::Exercises,
 }
 
-/// What has come of a training.
+/// The result of a training.
 struct Outcome {
     steps: u64,
     training_time: Duration,

@@ -154,7 +154,7 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
     let Flags { depth, width, weight_decay, .. } = *flags;
     if depth < 8 || !(depth - 2).is_multiple_of(6) || width == 0 {
         let problem =
-            format!("--depth {depth} --width {width} is no network; give a depth of 6n + 2 and a width above 0");
+            format!("--depth {depth} --width {width} cannot be built; give a depth of 6n + 2 and a width above 0");
         return Err(Error::program(problem));
     }
     let pictures = flags.source.read()?;

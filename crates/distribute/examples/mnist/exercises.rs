@@ -70,7 +70,7 @@ impl Exercises {
     }
 }
 
-/// What is varied, its values with their results, and whether this process reports them.
+/// The quantity that is varied, its values with their results, and whether this process reports them.
 type Comparison = (&'static str, Vec<(usize, Outcome)>, bool);
 
 /// Trains on growing numbers of devices with one global batch.

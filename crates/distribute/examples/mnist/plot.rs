@@ -13,7 +13,7 @@ pub(crate) struct Panel {
 /// Width and height of a panel, and its margins to the left and to the right, above and below, in pixels.
 const SIZE: (f64, f64) = (640.0, 240.0);
 const MARGINS: (f64, f64, f64, f64) = (80.0, 24.0, 16.0, 36.0);
-/// Lines across a panel, beside that of the axis.
+/// Lines across a panel, in addition to the lowest one.
 const LINES: u32 = 4;
 
 /// Draws panels below each other, over one logarithmic axis.
