@@ -24,7 +24,7 @@ impl NeuMf {
         let table = |rows, width, name| {
             sharded_embedding_with(rows, width, Init::Randn { mean: 0.0, stdev: 0.01 }, vb.pp(name))
         };
-        let layer = |at: usize| linear(8 * width >> at, 4 * width >> at, vb.pp(format!("layers.{at}")));
+        let layer = |at: usize| linear((8 * width) >> at, (4 * width) >> at, vb.pp(format!("layers.{at}")));
         Ok(NeuMf {
             factors: [table(users, width, "factors.users")?, table(items, width, "factors.items")?],
             features: [table(users, 4 * width, "features.users")?, table(items, 4 * width, "features.items")?],

@@ -68,8 +68,8 @@ fn is_inside(class: usize, x: f32, y: f32) -> bool {
         6 => in_square && (ax <= 0.3 || ay <= 0.3),
         7 => in_square && (ax - ay).abs() <= 0.35,
         // Bars that lie, and bars that stand.
-        8 => in_square && (ay < 0.2 || ay > 0.6),
-        _ => in_square && (ax < 0.2 || ax > 0.6),
+        8 => in_square && !(0.2..=0.6).contains(&ay),
+        _ => in_square && !(0.2..=0.6).contains(&ax),
     }
 }
 
