@@ -91,7 +91,7 @@ pub use norms::{LayerNorm, RmsNorm, layer_norm, rms_norm};
 #[cfg(feature = "parameter-server")]
 pub use parameter_server::{
     CandleParameterServer, CandleWorker, ModelReplica, ReplicatedModel, ServedBatch, ServedData, ServedFit,
-    ServedTrainer, ServedTraining, ShardedEmbedding, WorkerModel, sharded_embedding,
+    ServedTrainer, ServedTraining, ShardedEmbedding, WorkerModel, sharded_embedding, sharded_embedding_with,
 };
 pub use pretrained::Loaded;
 pub use rows::{gelu, softmax};

@@ -23,7 +23,7 @@ mod replicas;
 mod served;
 mod worker_model;
 
-pub use self::embedding::{ShardedEmbedding, sharded_embedding};
+pub use self::embedding::{ShardedEmbedding, sharded_embedding, sharded_embedding_with};
 pub use self::replicas::{ModelReplica, ReplicatedModel};
 pub use self::served::{ServedBatch, ServedData, ServedFit, ServedTrainer, ServedTraining};
 pub use self::worker_model::WorkerModel;

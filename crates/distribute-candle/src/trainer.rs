@@ -68,7 +68,11 @@ pub struct Trainer<M> {
     model: Model<M>,
     optimizer: Optimizer,
     measures: Arc<Measures>,
+    regularization: Option<Box<Regularization<M>>>,
 }
+
+/// A term of the loss that depends on the model alone.
+type Regularization<M> = dyn Fn(&M) -> candle_core::Result<Tensor> + Send + Sync;
 
 impl<M: ModuleT + Sync> Trainer<M> {
     /// Builds the model once per replica, and its optimizer.
@@ -106,7 +110,36 @@ impl<M: ModuleT + Sync> Trainer<M> {
         measures: Arc<Measures>,
     ) -> Result<Trainer<M>> {
         let optimizer = optimizer(&model)?;
-        Ok(Trainer { strategy: strategy.clone(), model, optimizer, measures })
+        Ok(Trainer { strategy: strategy.clone(), model, optimizer, measures, regularization: None })
+    }
+
+    /// Adds a term to the loss of every step that depends on the model's variables alone, such as a penalty on weights;
+    /// it replaces an earlier one. All replicas together count it once. The losses that [`fit`](Trainer::fit) and
+    /// [`evaluate`](Trainer::evaluate) report are without it.
+    ///
+    /// # Shapes
+    /// The term is a scalar, in the type of the loss: f32, or f64 for models in f64. A step returns
+    /// [`Error::Candle`] for one of another shape.
+    ///
+    /// # Examples
+    /// Weight decay, whose gradient is 1e-4 times the weight:
+    /// ```
+    /// use candle_nn::linear;
+    /// use distribute_candle::{Error, MeanSquaredError, Model, Sgd, Trainer};
+    /// use distribute_strategy::MirroredStrategy;
+    /// use distribute_train::metrics::Metrics;
+    ///
+    /// let strategy = MirroredStrategy::builder().build()?;
+    /// let sgd = |model: &Model<_>| Sgd::new(0.1).momentum(0.9).build(model);
+    /// let trainer = Trainer::new(&strategy, |vb| linear(2, 1, vb.pp("fc")), sgd, MeanSquaredError, Metrics::new())?
+    ///     .regularize(|fc| fc.weight().sqr()?.sum_all()? * 0.5e-4);
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// `kernel_regularizer` of tf.keras's layers.
+    pub fn regularize(self, term: impl Fn(&M) -> candle_core::Result<Tensor> + Send + Sync + 'static) -> Trainer<M> {
+        Trainer { regularization: Some(Box::new(term)), ..self }
     }
 
     /// Returns the model.
@@ -221,7 +254,11 @@ impl<M: ModuleT + Sync> Trainee for Trainer<M> {
                 if !class_weights.is_empty() {
                     losses = weighted_by_class(&losses, class_weights, &examples.targets)?;
                 }
-                optimizer.minimize(context, &context.average_loss(&losses, batch_size)?)?;
+                let mut loss = context.average_loss(&losses, batch_size)?;
+                if let Some(term) = &self.regularization {
+                    loss = (loss + context.scale_regularization_loss(&term(model)?)?)?;
+                }
+                optimizer.minimize(context, &loss)?;
             }
             Ok(sums)
         })

@@ -1,4 +1,8 @@
 //! Handwritten digits on any strategy: `cargo run --release --example mnist -- --devices CPU:0,CPU:1`
+//!
+//! Two exercises compare trainings, in a table and as a picture: `-- --batch-sweep --plot batches.svg` and `--
+//! --compare-one-and-many --devices CPU:0,CPU:1 --plot replicas.svg`.
+#![expect(clippy::print_stdout, reason = "it prints comparisons")]
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -21,22 +25,24 @@ use distribute::train::tensorboard::EventWriter;
 use distribute_testkit::digits::{CLASSES, Digits, PIXELS, SIDE, Split};
 use serde::{Deserialize, Serialize};
 
+#[path = "mnist/exercises.rs"]
+mod exercises;
 #[path = "shared/idx.rs"]
 mod idx;
+#[path = "shared/placement.rs"]
+mod placement;
+#[path = "mnist/plot.rs"]
+mod plot;
 
 /// candle allocates megabytes per operation, which the system's allocator returns to the system and requests again.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Trains a classifier of handwritten digits.
-#[derive(Parser)]
+#[derive(Clone, Parser)]
 struct Flags {
-    /// Strategy; `auto` uses the environment, then the number of devices.
-    #[arg(long, value_enum, default_value = "auto")]
-    strategy: Kind,
-    /// Devices of this process, such as CPU:0,CPU:1.
-    #[arg(long, value_delimiter = ',', default_value = "CPU:0")]
-    devices: Vec<String>,
+    #[command(flatten)]
+    placement: placement::Placement,
     /// Passes over the training data.
     #[arg(long, default_value_t = 5)]
     epochs: u32,
@@ -79,6 +85,17 @@ struct Flags {
     /// Writes the loss of every step to this file, one per line.
     #[arg(long)]
     losses: Option<PathBuf>,
+    #[command(flatten)]
+    exercises: exercises::Exercises,
+}
+
+/// The result of a training.
+struct Outcome {
+    steps: u64,
+    training_time: Duration,
+    examples_per_s: f64,
+    /// On the test digits, 0 to 1.
+    accuracy: f64,
 }
 
 /// The state of a run in addition to its model and optimizer.
@@ -91,16 +108,6 @@ struct Standing {
     position: Option<InputPosition>,
     /// The losses of all steps.
     losses: Vec<f32>,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Kind {
-    Auto,
-    Default,
-    OneDevice,
-    Mirrored,
-    CentralStorage,
-    MultiWorkerMirrored,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -147,21 +154,16 @@ impl Module for Net {
 fn main() -> ExitCode {
     let flags = Flags::parse();
     distribute::init_logging();
-    distribute::exit(choose(&flags).and_then(|strategy| strategy.report_failure(train(&strategy, &flags))))
+    if flags.exercises.is_chosen() {
+        return distribute::exit(flags.exercises.run(&flags));
+    }
+    let trained = choose(&flags).and_then(|strategy| strategy.report_failure(train(&strategy, &flags)));
+    distribute::exit(trained.map(drop))
 }
 
 /// Chooses the strategy: the only code that differs between one device and many machines.
 fn choose(flags: &Flags) -> distribute::Result<Strategy> {
-    let devices = flags.devices.clone();
-    let several_processes = distribute::cluster::Membership::from_env()?.is_some();
-    let strategy = match flags.strategy {
-        Kind::Default => Strategy::default_strategy()?,
-        Kind::OneDevice => OneDeviceStrategy::builder(&devices[0]).build()?,
-        Kind::CentralStorage => CentralStorageStrategy::builder().compute_devices(devices).build()?,
-        Kind::Auto if several_processes => MultiWorkerMirroredStrategy::builder().devices(devices).build()?,
-        Kind::MultiWorkerMirrored => MultiWorkerMirroredStrategy::builder().devices(devices).build()?,
-        Kind::Auto | Kind::Mirrored => MirroredStrategy::builder().devices(devices).build()?,
-    };
+    let strategy = flags.placement.strategy()?;
     let wire = if flags.eight_bits { Wire::Int8 } else { Wire::F32 };
     Ok(match flags.diloco {
         Some(inner_steps) => DilocoStrategy::builder().inner_steps(inner_steps).wire(wire).over(strategy)?,
@@ -169,7 +171,7 @@ fn choose(flags: &Flags) -> distribute::Result<Strategy> {
     })
 }
 
-fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
+fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<Outcome> {
     let digits = match &flags.data {
         Some(folder) => idx::digits(folder)?,
         None => Digits::standard(),
@@ -262,12 +264,13 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
     if let Some(checkpoints) = &mut checkpoints {
         checkpoints.finish()?;
     }
-    let times = optimizer.times();
+    let (times, steps) = (optimizer.times(), steps_done - began_at);
+    let examples_per_s = steps as f64 * flags.batch as f64 / training_time.as_secs_f64();
     let kib = |bytes: usize| bytes.div_ceil(1024);
     let state = format!("{} KiB per replica, of {} KiB", kib(optimizer.state_bytes()), kib(whole_state));
     progress.finish(&Summary {
         test_accuracy: Some(accuracy),
-        examples_per_s: Some((steps_done - began_at) as f64 * flags.batch as f64 / training_time.as_secs_f64()),
+        examples_per_s: Some(examples_per_s),
         training_time: Some(training_time),
         communication: Some(times.communication.as_secs_f64() / training_time.as_secs_f64()),
         input_wait: Some(waited.as_secs_f64() / training_time.as_secs_f64()),
@@ -275,7 +278,8 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
         extra: if flags.zero1 { vec![("optimizer state".to_owned(), state)] } else { Vec::new() },
         ..Summary::default()
     });
-    write_losses(strategy, flags, &run.losses)
+    write_losses(strategy, flags, &run.losses)?;
+    Ok(Outcome { steps, training_time, examples_per_s, accuracy })
 }
 
 /// Measures loss and accuracy on the test digits; every replica evaluates its part of them.

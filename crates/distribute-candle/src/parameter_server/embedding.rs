@@ -42,8 +42,28 @@ enum Kind {
 /// # Ok::<(), Error>(())
 /// ```
 pub fn sharded_embedding(rows: usize, width: usize, vb: VarBuilder<'_>) -> Result<ShardedEmbedding> {
+    sharded_embedding_with(rows, width, Init::Randn { mean: 0.0, stdev: 1.0 }, vb)
+}
+
+/// Creates a table like [`sharded_embedding`], with other initial values.
+///
+/// # Errors
+/// The errors of [`sharded_embedding`] occur in the same cases.
+///
+/// # Examples
+/// ```
+/// use candle_nn::Init;
+/// use distribute_candle::{CandleStrategy, Error, sharded_embedding_with};
+/// use distribute_strategy::MirroredStrategy;
+///
+/// let strategy = MirroredStrategy::builder().build()?;
+/// let init = Init::Randn { mean: 0.0, stdev: 0.01 };
+/// let table = strategy.scope(|vb| sharded_embedding_with(100, 8, init, vb.pp("words")))?;
+/// # Ok::<(), Error>(())
+/// ```
+pub fn sharded_embedding_with(rows: usize, width: usize, init: Init, vb: VarBuilder<'_>) -> Result<ShardedEmbedding> {
     WANTED.set(true);
-    let table = vb.get_with_hints((rows, width), "weight", Init::Randn { mean: 0.0, stdev: 1.0 });
+    let table = vb.get_with_hints((rows, width), "weight", init);
     // Backends without servers do not read the flag.
     WANTED.set(false);
     let kind = match (HANDED.take(), table?) {

@@ -370,6 +370,26 @@ impl ModuleT for Modes {
 }
 
 #[test]
+fn a_term_of_the_weights_counts_once_over_all_replicas() {
+    let x = Tensor::zeros((6, 2), DType::F32, &Device::Cpu).unwrap();
+    let data = Dataset::from_tensor_slices((x, Tensor::zeros((6, 1), DType::F32, &Device::Cpu).unwrap())).batch(4);
+    for replicas in [1, 3] {
+        let build = |vb: VarBuilder<'_>| {
+            let weight = vb.get_with_hints((1, 2), "weight", candle_nn::Init::Const(2.0))?;
+            Ok(Linear::new(weight, None))
+        };
+        let sgd = |model: &_| Sgd::new(0.1).build(model);
+        let trainer = Trainer::new(&mirrored(replicas), build, sgd, MeanSquaredError, Metrics::new()).unwrap();
+        let mut trainer = trainer.regularize(|layer| layer.weight().sqr()?.sum_all()? * 0.25);
+        let history = trainer.fit(&data, Fit::epochs(1)).unwrap();
+        // Of the examples there is no gradient, and of the term half the weight: two steps, whatever their examples.
+        let weights = trainer.model().first().weight().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        assert!(weights.iter().all(|weight| (weight - 2.0 * 0.95 * 0.95).abs() < 1e-6), "{replicas}: {weights:?}");
+        assert_eq!(history.of("loss"), [0.0], "the term is not reported");
+    }
+}
+
+#[test]
 fn layers_know_whether_they_are_trained() {
     let build = |vb: VarBuilder<'static>| Ok(Modes(linear(8, 3, vb.pp("fc"))?));
     let (adam, metrics) = (|m: &_| Adam::new(0.1).build(m), Metrics::new());

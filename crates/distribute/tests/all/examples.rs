@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use distribute_testkit::{Job, JobBuilder, Outcome, Ports, Signal, target_binary};
 
-const DEADLINE: Duration = Duration::from_secs(120);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
 const TWO: &str = "CPU:0,CPU:1";
 
-fn example(name: &str, args: &[&str]) -> JobBuilder {
+pub(crate) fn example(name: &str, args: &[&str]) -> JobBuilder {
     Job::builder(target_binary(name).unwrap()).args(args).env("RAYON_NUM_THREADS", "1")
 }
 
@@ -21,9 +21,26 @@ fn run(job: JobBuilder) -> Vec<Outcome> {
     outcomes
 }
 
+/// Runs an example on one replica, on two replicas, and as two processes; returns what the first process of each
+/// printed.
+#[track_caller]
+pub(crate) fn in_every_arrangement(name: &str, args: &[&str]) -> [Outcome; 3] {
+    let two = [args, &["--devices", TWO]].concat();
+    [example(name, args), example(name, &two), two_workers(example(name, args))].map(|job| run(job).remove(0))
+}
+
+/// Makes two workers of a job, on free ports.
+fn two_workers(job: JobBuilder) -> JobBuilder {
+    let addresses = Ports::reserve(2).unwrap().addresses();
+    job.tasks(2).task_env(move |rank| {
+        let task = format!(r#"{{"type": "worker", "index": {rank}}}"#);
+        vec![("TF_CONFIG".to_owned(), format!(r#"{{"cluster": {{"worker": {addresses:?}}}, "task": {task}}}"#))]
+    })
+}
+
 /// Returns the numbers of the line that begins with `label`.
 #[track_caller]
-fn numbers(outcome: &Outcome, label: &str) -> Vec<f64> {
+pub(crate) fn numbers(outcome: &Outcome, label: &str) -> Vec<f64> {
     let line = outcome.stdout.lines().find(|line| line.trim_start().starts_with(label));
     let line = line.unwrap_or_else(|| panic!("no {label:?} in {}", outcome.stdout));
     let words = line.trim_start()[label.len()..].split_whitespace();
@@ -65,6 +82,55 @@ fn two_models_with_an_optimizer_each_learn_the_same_on_two_replicas() {
 }
 
 #[test]
+fn a_strategy_of_ones_own_trains_apart() {
+    let args = ["--images", "1000", "--epochs", "2", "--every", "4"];
+    let [one, two, workers] = in_every_arrangement("local_sgd", &args);
+    // Exchanges, steps, loss and accuracy of each training.
+    let lines = |outcome: &Outcome| {
+        let lines = outcome.stdout.lines().filter(|line| line.contains("exchanges"));
+        let words =
+            |line: &str| line.split_whitespace().filter_map(|word| word.trim_matches(',').parse().ok()).collect();
+        lines.map(words).collect::<Vec<Vec<f64>>>()
+    };
+    let (of_one, of_two) = (lines(&one), lines(&two));
+    assert_eq!([of_one[0][0], of_one[1][0]], [16.0, 4.0], "{one:?}");
+    assert_eq!(of_one[0][2..], of_one[1][2..], "one replica has nobody to be apart from");
+    assert!(of_two[1][2] != of_two[0][2] && (of_two[1][2] - of_two[0][2]).abs() < 0.1, "{two:?}");
+    assert!((of_one[0][2] - of_two[0][2]).abs() < 1e-3, "{one:?} {two:?}");
+    assert_eq!(of_two, lines(&workers));
+}
+
+#[test]
+fn mnist_compares_batches_and_replicas() {
+    let folder = tempfile::tempdir().unwrap();
+    let picture = folder.path().join("picture.svg");
+    let compare = |args: &[&str]| {
+        let outcome =
+            run(example("mnist", &["--epochs", "1", "--plot", picture.to_str().unwrap()]).args(args)).remove(0);
+        let rows = outcome
+            .stdout
+            .lines()
+            .rev()
+            .take(2)
+            .map(|line| line.split_whitespace().filter_map(|word| word.parse().ok()).collect::<Vec<f64>>());
+        let rows: Vec<Vec<f64>> = rows.collect();
+        let drawn = fs::read_to_string(&picture).unwrap();
+        assert!(drawn.starts_with("<svg") && drawn.matches("<circle").count() == 4, "{drawn}");
+        // What is compared, steps, time, samples/s and accuracy.
+        assert!(rows.iter().all(|row| row.len() == 5 && row[4] > 75.0), "{outcome:?}");
+        rows.into_iter().rev().map(|row| (row[0], row[1], row[4])).collect::<Vec<_>>()
+    };
+    let batches = compare(&["--batch-sweep", "--batches", "256,1000"]);
+    assert_eq!(batches.iter().map(|row| (row.0, row.1)).collect::<Vec<_>>(), [(256.0, 63.0), (1000.0, 16.0)]);
+    assert!(batches[0].2 > batches[1].2, "more steps learn more: {batches:?}");
+    let replicas = compare(&["--compare-one-and-many", "--devices", TWO, "--batch", "256"]);
+    assert_eq!(replicas.iter().map(|row| (row.0, row.1)).collect::<Vec<_>>(), [(1.0, 63.0), (2.0, 63.0)]);
+    assert!((replicas[0].2 - replicas[1].2).abs() < 1.0, "the same global batch learns the same: {replicas:?}");
+    let alone = example("mnist", &["--compare-one-and-many"]).start().unwrap().wait(0, DEADLINE).unwrap();
+    assert!(alone.code == Some(1) && alone.stderr.contains("give --devices CPU:0,CPU:1"), "{alone:?}");
+}
+
+#[test]
 fn a_process_of_several_does_not_train_alone() {
     let ranks = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")];
     let vertex = r#"{"cluster": {"workerpool0": ["a:1"], "workerpool1": ["b:1"]},
@@ -101,13 +167,8 @@ fn a_process_of_several_does_not_train_alone() {
 fn multi_worker_goes_on_from_what_its_chief_has_saved() {
     let folder = tempfile::tempdir().unwrap();
     let job = |epochs: &str| {
-        let addresses = Ports::reserve(2).unwrap().addresses();
-        let config = move |rank| {
-            let task = format!(r#"{{"type": "worker", "index": {rank}}}"#);
-            vec![("TF_CONFIG".to_owned(), format!(r#"{{"cluster": {{"worker": {addresses:?}}}, "task": {task}}}"#))]
-        };
         let folder = folder.path().join("checkpoints").to_str().unwrap().to_owned();
-        run(example("multi_worker", &["--epochs", epochs, "--checkpoints", &folder]).tasks(2).task_env(config))
+        run(two_workers(example("multi_worker", &["--epochs", epochs, "--checkpoints", &folder])))
     };
     let first = job("1");
     assert!(numbers(&first[0], "test accuracy")[0] > 85.0, "{first:?}");

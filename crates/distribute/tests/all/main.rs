@@ -10,4 +10,6 @@ mod estimator;
 mod examples;
 mod mnist;
 mod parameter_servers;
+mod pictures;
+mod recommender;
 mod settings;
