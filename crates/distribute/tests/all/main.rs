@@ -10,4 +10,5 @@ mod estimator;
 mod examples;
 mod mnist;
 mod parameter_servers;
+mod sequences;
 mod settings;
