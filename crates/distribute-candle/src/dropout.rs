@@ -15,10 +15,10 @@ use crate::initial::hash;
 /// Dropout: in training, replaces elements by 0 with a given probability, and divides the others by that of keeping
 /// them. candle's own cannot be seeded in host memory.
 ///
-/// The elements that are dropped depend only on the seed of the scope, the layer's path, the replica's id and the number
-/// of previous calls in training. Replicas therefore drop different elements, and a program that is run again drops the
-/// same. Checkpoints of the [`Model`](crate::Model) have the number of calls, so that a run that resumes drops what it
-/// would have dropped without the interruption; calls in a step that failed do not count.
+/// The elements that are dropped depend only on the seed of the scope, the layer's path, the replica's id and the
+/// number of previous calls in training. Replicas therefore drop different elements, and a program that is run again
+/// drops the same. Checkpoints of the [`Model`](crate::Model) have the number of calls, so that a run that resumes
+/// drops what it would have dropped without the interruption; calls in a step that failed do not count.
 ///
 /// The ranks of a tensor group drop the same elements. Outside replicas, and in models on parameter servers, the layer
 /// draws from the stream of replica 0. A block that [recomputes](crate::Sharded::recompute) drops the same elements

@@ -68,7 +68,7 @@ pub struct Sharded<M> {
     block: Arc<M>,
     /// The block's path.
     name: String,
-    /// What its layers change when they run.
+    /// The state that its layers change when they run.
     changes: Changes,
     /// The block's sharded parameters; `None` if there are none.
     unit: Option<Arc<Unit>>,

@@ -55,8 +55,8 @@ struct Flags {
     /// Number of word pieces, without `--vocabulary`.
     #[arg(long, default_value_t = 3000, conflicts_with = "vocabulary")]
     pieces: usize,
-    /// File for the pre-trained model, beside which `vocab.txt` is written. Default: in a folder that is removed at the
-    /// end.
+    /// File for the pre-trained model; `vocab.txt` is written to its folder. Default: in a folder that is removed at
+    /// the end.
     #[arg(long, conflicts_with = "load")]
     save: Option<PathBuf>,
     /// Steps of pre-training.

@@ -12,16 +12,18 @@ use std::time::Instant;
 use attention::KeysAndValues;
 use beam::{Decoder, Search};
 use cache::remember;
-use candle_core::{D, DType, Device, Module, Result as CandleResult, Tensor};
-use candle_nn::{Embedding, Init, Linear, VarBuilder, linear};
+use candle_core::{D, DType, Device, Module, ModuleT, Result as CandleResult, Tensor};
+use candle_nn::{Embedding, Init, Linear, VarBuilder};
 use clap::Parser;
 use distribute::Error;
-use distribute::candle::{Clip, LayerNorm, Model, layer_norm};
+use distribute::candle::{Clip, Dropout, LayerNorm, Model, dropout, layer_norm};
 use distribute::prelude::*;
 use distribute::strategy::DistributedDataset;
 use distribute::train::progress::{Options, Progress, Summary};
 use heads::MultiHead;
-use pairs::{BEGIN, END, Limits, PADDING, Pairs, Split, UNKNOWN, Unit};
+use pairs::{BEGIN, END, Limits, PADDING, Pairs, UNKNOWN, Unit, trimmed};
+use positions::{HIDDEN, later, sinusoids};
+use sublayers::{FeedForward, multi_head};
 
 #[path = "shared/attention.rs"]
 mod attention;
@@ -33,6 +35,10 @@ mod cache;
 mod heads;
 #[path = "shared/pairs.rs"]
 mod pairs;
+#[path = "shared/positions.rs"]
+mod positions;
+#[path = "shared/sublayers.rs"]
+mod sublayers;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -80,7 +86,7 @@ struct Flags {
     #[arg(long, default_value_t = 2)]
     layers: usize,
     /// Factor of the learning rate, which rises during warm-up and then falls with the square root of the step.
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 0.5)]
     learning_rate: f64,
     /// Number of steps of warm-up.
     #[arg(long, default_value_t = 600)]
@@ -88,6 +94,9 @@ struct Flags {
     /// Label smoothing: the share of the target's probability that all tokens divide.
     #[arg(long, default_value_t = 0.1)]
     smoothing: f64,
+    /// Probability with which elements are dropped in training.
+    #[arg(long, default_value_t = 0.0)]
+    dropout: f64,
     /// Number of hypotheses of beam search; 1 decodes greedily.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     beam: u16,
@@ -103,49 +112,29 @@ struct Flags {
     seed: u64,
 }
 
-/// Two linear layers, applied to each token.
-struct FeedForward(Linear, Linear);
-
-impl FeedForward {
-    fn new(width: usize, vb: &VarBuilder<'_>) -> CandleResult<FeedForward> {
-        Ok(FeedForward(linear(width, 4 * width, vb.pp("dense1"))?, linear(4 * width, width, vb.pp("dense2"))?))
-    }
-}
-
-impl Module for FeedForward {
-    fn forward(&self, x: &Tensor) -> CandleResult<Tensor> {
-        self.1.forward(&self.0.forward(x)?.relu()?)
-    }
-}
-
-fn multi_head(flags: &Flags, vb: &VarBuilder<'_>) -> CandleResult<MultiHead> {
-    let projection = |name| linear(flags.width, flags.width, vb.pp(name));
-    let (query, key, value, output) =
-        (projection("query")?, projection("key")?, projection("value")?, projection("output")?);
-    Ok(MultiHead { query, key, value, output, heads: flags.heads })
-}
-
 struct EncoderLayer {
     attention: MultiHead,
     dense: FeedForward,
+    dropout: Dropout,
     norms: [LayerNorm; 2],
 }
 
 impl EncoderLayer {
     fn new(flags: &Flags, vb: &VarBuilder<'_>) -> CandleResult<EncoderLayer> {
         let norm = |name| layer_norm(flags.width, 1e-5, vb.pp(name));
-        let attention = multi_head(flags, &vb.pp("attention"))?;
+        let attention = multi_head(flags.width, flags.heads, &vb.pp("attention"))?;
         Ok(EncoderLayer {
             attention,
             dense: FeedForward::new(flags.width, vb)?,
+            dropout: dropout(flags.dropout, vb.pp("dropout"))?,
             norms: [norm("norm1")?, norm("norm2")?],
         })
     }
 
-    fn forward(&self, x: &Tensor, mask: &Tensor) -> CandleResult<Tensor> {
+    fn forward(&self, x: &Tensor, mask: &Tensor, train: bool) -> CandleResult<Tensor> {
         let attended = self.attention.attend(x, &self.attention.keys_and_values(x)?, Some(mask))?;
-        let x = self.norms[0].forward(&(attended + x)?)?;
-        self.norms[1].forward(&(self.dense.forward(&x)? + &x)?)
+        let x = self.norms[0].forward(&(self.dropout.forward_t(&attended, train)? + x)?)?;
+        self.norms[1].forward(&(self.dropout.forward_t(&self.dense.forward(&x)?, train)? + &x)?)
     }
 }
 
@@ -155,10 +144,11 @@ struct DecoderLayer {
     /// Attention to the source.
     source: MultiHead,
     dense: FeedForward,
+    dropout: Dropout,
     norms: [LayerNorm; 3],
 }
 
-/// What a layer of the decoder attends to: the source, and the target so far.
+/// The keys and values that a layer of the decoder attends to: of the source, and of the target so far.
 struct Seen {
     source: KeysAndValues,
     target: Option<KeysAndValues>,
@@ -168,18 +158,28 @@ impl DecoderLayer {
     fn new(flags: &Flags, vb: &VarBuilder<'_>) -> CandleResult<DecoderLayer> {
         let norm = |name| layer_norm(flags.width, 1e-5, vb.pp(name));
         Ok(DecoderLayer {
-            itself: multi_head(flags, &vb.pp("self_attention"))?,
-            source: multi_head(flags, &vb.pp("source_attention"))?,
+            itself: multi_head(flags.width, flags.heads, &vb.pp("self_attention"))?,
+            source: multi_head(flags.width, flags.heads, &vb.pp("source_attention"))?,
             dense: FeedForward::new(flags.width, vb)?,
+            dropout: dropout(flags.dropout, vb.pp("dropout"))?,
             norms: [norm("norm1")?, norm("norm2")?, norm("norm3")?],
         })
     }
 
-    fn forward(&self, x: &Tensor, seen: &mut Seen, later: &Tensor, padding: &Tensor) -> CandleResult<Tensor> {
+    fn forward(
+        &self,
+        x: &Tensor,
+        seen: &mut Seen,
+        (later, padding): (&Tensor, &Tensor),
+        train: bool,
+    ) -> CandleResult<Tensor> {
+        let add = |norm: usize, branch: Tensor, x: &Tensor| {
+            self.norms[norm].forward(&(self.dropout.forward_t(&branch, train)? + x)?)
+        };
         let target = remember(&mut seen.target, self.itself.keys_and_values(x)?)?;
-        let x = self.norms[0].forward(&(self.itself.attend(x, &target, Some(later))? + x)?)?;
-        let x = self.norms[1].forward(&(self.source.attend(&x, &seen.source, Some(padding))? + &x)?)?;
-        self.norms[2].forward(&(self.dense.forward(&x)? + &x)?)
+        let x = add(0, self.itself.attend(x, &target, Some(later))?, x)?;
+        let x = add(1, self.source.attend(&x, &seen.source, Some(padding))?, &x)?;
+        add(2, self.dense.forward(&x)?, &x)
     }
 }
 
@@ -189,6 +189,7 @@ struct Seq2Seq {
     target: Embedding,
     positions: Tensor,
     later: Tensor,
+    dropout: Dropout,
     encoder: Vec<EncoderLayer>,
     decoder: Vec<DecoderLayer>,
     /// Whether it keeps keys and values of the tokens that it writes.
@@ -200,6 +201,7 @@ struct State {
     layers: Vec<Seen>,
     padding: Tensor,
     length: usize,
+    train: bool,
 }
 
 impl Seq2Seq {
@@ -218,6 +220,7 @@ impl Seq2Seq {
             target: table(target, "target")?,
             positions: sinusoids(longest, width)?,
             later: later(longest)?,
+            dropout: dropout(flags.dropout, vb.pp("dropout"))?,
             caches: !flags.no_cache,
             encoder: (0..flags.layers)
                 .map(|at| EncoderLayer::new(flags, &layer("encoder", at)))
@@ -229,13 +232,14 @@ impl Seq2Seq {
     }
 
     /// Encodes sources of shape (pairs, length).
-    fn encode(&self, sources: &Tensor) -> CandleResult<State> {
+    fn encode(&self, sources: &Tensor, train: bool) -> CandleResult<State> {
         let (pairs, length) = sources.dims2()?;
         let padding = (sources.eq(PADDING)?.to_dtype(DType::F32)? * HIDDEN)?.reshape((pairs, 1, 1, length))?;
-        let x = self.embed(&self.source, sources, 0)?;
-        let x = self.encoder.iter().try_fold(x, |x, layer| layer.forward(&x, &padding))?;
+        let x = self.embed(&self.source, sources, (0, train))?;
+        let x = self.encoder.iter().try_fold(x, |x, layer| layer.forward(&x, &padding, train))?;
         let seen = |layer: &DecoderLayer| Ok(Seen { source: layer.source.keys_and_values(&x)?, target: None });
-        Ok(State { layers: self.decoder.iter().map(seen).collect::<CandleResult<_>>()?, padding, length: 0 })
+        let layers = self.decoder.iter().map(seen).collect::<CandleResult<_>>()?;
+        Ok(State { layers, padding, length: 0, train })
     }
 
     /// Maps (pairs, length) tokens that continue targets to (pairs, length, vocabulary) logits of those that follow.
@@ -243,21 +247,22 @@ impl Seq2Seq {
         let (seen, length) = (state.length, tokens.dim(1)?);
         state.length += length;
         let later = self.later.narrow(0, seen, length)?.narrow(1, 0, seen + length)?;
-        let mut x = self.embed(&self.target, tokens, seen)?;
+        let mut x = self.embed(&self.target, tokens, (seen, state.train))?;
         for (layer, seen) in self.decoder.iter().zip(&mut state.layers) {
-            x = layer.forward(&x, seen, &later, &state.padding)?;
+            x = layer.forward(&x, seen, (&later, &state.padding), state.train)?;
         }
         Linear::new(self.target.embeddings().clone(), None).forward(&x)
     }
 
-    fn embed(&self, table: &Embedding, tokens: &Tensor, first: usize) -> CandleResult<Tensor> {
+    fn embed(&self, table: &Embedding, tokens: &Tensor, (first, train): (usize, bool)) -> CandleResult<Tensor> {
         let scaled = (table.forward(tokens)? * (self.positions.dim(1)? as f64).sqrt())?;
-        scaled.broadcast_add(&self.positions.narrow(0, first, tokens.dim(1)?)?)
+        let x = scaled.broadcast_add(&self.positions.narrow(0, first, tokens.dim(1)?)?)?;
+        self.dropout.forward_t(&x, train)
     }
 
     /// Translates sources of shape (pairs, length).
     fn translate(&self, sources: &Tensor, search: Search) -> CandleResult<Vec<Vec<u32>>> {
-        let mut state = self.encode(sources)?;
+        let mut state = self.encode(sources, false)?;
         let pairs = sources.dim(0)?;
         let rows: Vec<u32> = (0..pairs as u32).flat_map(|pair| (0..search.beam).map(move |_| pair)).collect();
         let rows = Tensor::from_vec(rows, pairs * search.beam, &Device::Cpu)?;
@@ -269,25 +274,6 @@ impl Seq2Seq {
         let again = (!self.caches).then(|| vec![Vec::new(); pairs * search.beam]);
         search.run(pairs, &mut Translating { model: self, state, again })
     }
-}
-
-/// A number that is added to the scores of what is not to be seen.
-const HIDDEN: f64 = -1e9;
-
-/// The positional encoding of Vaswani et al., 2017, section 3.5, with the sines before the cosines.
-fn sinusoids(length: usize, width: usize) -> CandleResult<Tensor> {
-    let angle =
-        |position: usize, at: usize| position as f64 / 10_000f64.powf((at % (width / 2)) as f64 * 2.0 / width as f64);
-    let value =
-        |position, at| if at < width / 2 { angle(position, at).sin() } else { angle(position, at).cos() } as f32;
-    let values: Vec<f32> = (0..length * width).map(|at| value(at / width, at % width)).collect();
-    Tensor::from_vec(values, (length, width), &Device::Cpu)
-}
-
-/// Hides, from each token, those after it.
-fn later(length: usize) -> CandleResult<Tensor> {
-    let hidden = |at: usize| if at % length > at / length { HIDDEN as f32 } else { 0.0 };
-    Tensor::from_vec((0..length * length).map(hidden).collect(), (length, length), &Device::Cpu)
 }
 
 /// A model that translates.
@@ -362,9 +348,9 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
     // Losses are sums over tokens, divided by the number of tokens in an average batch.
     let tokens = pairs.train.targets.gt(BEGIN)?.to_dtype(DType::F64)?.sum_all()?.to_scalar::<f64>()?;
     let tokens = (tokens / count as f64 * batch as f64).round() as usize;
-    let data = dataset(&pairs.train).shuffle(count, flags.seed).batch_exact(batch);
+    let data = pairs.train.dataset().shuffle(count, flags.seed).batch_exact(batch);
     let data = strategy.distribute_dataset(&data.take(flags.steps.unwrap_or(usize::MAX)).prefetch(AUTOTUNE))?;
-    let held_out = strategy.distribute_dataset(&dataset(&pairs.held_out).batch(256))?;
+    let held_out = strategy.distribute_dataset(&pairs.held_out.dataset().batch(256))?;
     let sizes = (pairs.source.len(), pairs.target.len());
     let model = strategy.scope_seeded(flags.seed, |vb| Seq2Seq::new(flags, sizes, &vb))?;
     let optimizer =
@@ -380,7 +366,7 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
         for (step, part) in (1..).zip(&data) {
             optimizer.set_learning_rate(rate(flags, steps));
             let losses = strategy.run((&model, &optimizer, part?), |ctx, (model, optimizer, pairs)| {
-                let loss = ctx.average_loss(&losses(model, &pairs, flags.smoothing)?.0, tokens)?;
+                let loss = ctx.average_loss(&losses(model, &pairs, (flags.smoothing, true))?.0, tokens)?;
                 optimizer.minimize(ctx, &loss)?;
                 Ok(loss.detach())
             })?;
@@ -415,17 +401,18 @@ fn rate(flags: &Flags, step: u64) -> f64 {
     flags.learning_rate * (flags.width as f64).powf(-0.5) * step.powf(-0.5).min(step * warm_up.powf(-1.5))
 }
 
-fn dataset(split: &Split) -> Dataset<(Tensor, Tensor)> {
-    Dataset::from_tensor_slices((split.sources.clone(), split.targets.clone()))
-}
-
 /// Computes the loss of each token of the targets, 0 for padding, from those before it; also returns the number of
 /// tokens.
-fn losses(model: &Seq2Seq, (sources, targets): &(Tensor, Tensor), smoothing: f64) -> CandleResult<(Tensor, f64)> {
+fn losses(
+    model: &Seq2Seq,
+    (sources, targets): &(Tensor, Tensor),
+    (smoothing, train): (f64, bool),
+) -> CandleResult<(Tensor, f64)> {
     let (sources, targets) = (trimmed(sources)?, trimmed(targets)?);
     let length = targets.dim(1)? - 1;
-    let logits =
-        model.decode(&targets.narrow(1, 0, length)?.contiguous()?, &mut model.encode(&sources)?)?.flatten_to(1)?;
+    let logits = model
+        .decode(&targets.narrow(1, 0, length)?.contiguous()?, &mut model.encode(&sources, train)?)?
+        .flatten_to(1)?;
     let next = targets.narrow(1, 1, length)?.flatten_all()?;
     let losses = cross_entropy_per_example(&logits, &next)?;
     let losses = if smoothing > 0.0 {
@@ -441,13 +428,6 @@ fn losses(model: &Seq2Seq, (sources, targets): &(Tensor, Tensor), smoothing: f64
     Ok(((losses * is_token)?, tokens))
 }
 
-/// Removes columns that have nothing but padding.
-fn trimmed(tokens: &Tensor) -> CandleResult<Tensor> {
-    let rows = tokens.to_vec2::<u32>()?;
-    let longest = rows.iter().filter_map(|row| row.iter().rposition(|token| *token != PADDING)).max();
-    tokens.narrow(1, 0, longest.map_or(1, |last| last + 1))?.contiguous()
-}
-
 /// Computes the mean loss per token.
 fn evaluate(
     strategy: &Strategy,
@@ -457,7 +437,7 @@ fn evaluate(
     let (mut loss, mut count) = (0.0, 0.0);
     for part in data {
         let sums = strategy.run((model, part?), |_, (model, pairs)| {
-            let (losses, tokens) = losses(model, &pairs, 0.0)?;
+            let (losses, tokens) = losses(model, &pairs, (0.0, false))?;
             Ok(vec![losses.detach().to_dtype(DType::F64)?.sum_all()?.to_scalar::<f64>()?, tokens])
         })?;
         let sums = strategy.reduce(ReduceOp::Sum, &sums, Axis::None)?;

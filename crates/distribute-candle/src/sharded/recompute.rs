@@ -32,7 +32,7 @@ pub(super) struct Recomputed {
     x: Tensor,
     is_tracked: bool,
     forward: Forward,
-    /// What the block's layers change, which a second run must not.
+    /// The state that the block's layers change, and a second run must not.
     changes: Changes,
     /// The numbers of uses of their random streams before the first run.
     uses: Vec<u64>,
@@ -44,7 +44,7 @@ pub(super) struct Recomputed {
     is_present: AtomicBool,
 }
 
-/// What a run of a block changes beside its result.
+/// The state that a run of a block changes in addition to its result.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Changes {
     /// The running statistics of its layers.

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use candle_core::{Device, Tensor};
 use distribute::Error;
+use distribute::input::Dataset;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
@@ -16,7 +17,7 @@ pub(crate) const END: u32 = 2;
 /// The token for those outside the vocabulary.
 pub(crate) const UNKNOWN: u32 = 3;
 
-/// What a token is.
+/// The kind of a vocabulary's tokens.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unit {
     Character,
@@ -96,7 +97,13 @@ pub(crate) struct Split {
     pub(crate) targets: Tensor,
 }
 
-/// How many pairs there are, and what they are made of.
+impl Split {
+    pub(crate) fn dataset(&self) -> Dataset<(Tensor, Tensor)> {
+        Dataset::from_tensor_slices((self.sources.clone(), self.targets.clone()))
+    }
+}
+
+/// The limits of pairs, and the kind of their tokens.
 pub(crate) struct Limits {
     pub(crate) unit: Unit,
     /// The number of pairs that are not trained on.
@@ -144,6 +151,13 @@ impl Pairs {
         let (train, held_out) = (split(&train)?, split(&held_out)?);
         Ok(Pairs { source, target, train, held_out })
     }
+}
+
+/// Removes columns that have nothing but padding.
+pub(crate) fn trimmed(tokens: &Tensor) -> candle_core::Result<Tensor> {
+    let rows = tokens.to_vec2::<u32>()?;
+    let longest = rows.iter().filter_map(|row| row.iter().rposition(|token| *token != PADDING)).max();
+    tokens.narrow(1, 0, longest.map_or(1, |last| last + 1))?.contiguous()
 }
 
 /// Makes rows equally long.

@@ -94,8 +94,8 @@ impl Passages {
         &page[start..start + length]
     }
 
-    /// Returns passages of the longest pages, whose numbers are their classes: so many of each from the part that was
-    /// seen, and at most so many of each from the part that was not. Tokens are of shape (passages, length).
+    /// Returns passages of the longest pages, whose numbers are their classes: a number of each from the part that was
+    /// seen, and all from the part that was not. Tokens are of shape (passages, length).
     pub(crate) fn classes(&self, classes: usize, each: usize) -> CandleResult<[(Tensor, Tensor); 2]> {
         let mut longest: Vec<usize> = (0..self.seen.len()).collect();
         longest.sort_by_key(|page| std::cmp::Reverse(self.seen[*page].len()));

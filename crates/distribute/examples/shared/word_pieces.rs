@@ -18,7 +18,7 @@ pub(crate) struct WordPieces {
     pub(crate) mask: u32,
 }
 
-/// The tokens that are no words, in the order of the fields.
+/// The tokens that are not words, in the order of the fields.
 const SPECIAL: [&str; 5] = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"];
 
 impl WordPieces {
