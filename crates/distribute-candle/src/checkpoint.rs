@@ -12,7 +12,7 @@ use crate::{Candle, Model, Result, Variable};
 
 /// Saves every variable once, under its path: parameters unchanged, and the mean over replicas for statistics that
 /// replicas compute from their own examples. Parameters of all replicas are compared first, so a model whose copies
-/// differ is never saved.
+/// differ is never saved. Of [`Dropout`](crate::Dropout) layers, it saves how often they were called in training.
 impl<M> Checkpointed for Model<M> {
     fn save(&self, strategy: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError> {
         self.parameters.check_equal()?;
@@ -20,6 +20,9 @@ impl<M> Checkpointed for Model<M> {
         for variable in self.variables() {
             let whole = whole(strategy, variable).map_err(Classified::new)?;
             snapshot.put_whole::<Candle, _>(strategy, MODEL, variable.name(), whole)?;
+        }
+        for (name, uses) in self.streams.uses() {
+            snapshot.put_state(&dropout_key(name), &uses)?;
         }
         Ok(())
     }
@@ -30,9 +33,17 @@ impl<M> Checkpointed for Model<M> {
             let saved = snapshot.get_shaped::<Candle, _>(MODEL, variable.name(), like, &variable.shape())?;
             variable.overwrite(&saved)?;
         }
+        for name in self.streams.uses().into_keys() {
+            // Checkpoints of models that had no such layer have none.
+            self.streams.set_uses(name, snapshot.get_state(&dropout_key(name))?.unwrap_or(0));
+        }
         self.parameters.set_torn(false);
         Ok(())
     }
+}
+
+fn dropout_key(layer: &str) -> String {
+    format!("dropout {layer}")
 }
 
 /// Returns one value of a variable for all replicas of all processes; of a sharded variable, in the chief's process

@@ -13,6 +13,7 @@
 //! - [`Model::load_safetensors`] loads pretrained values; [`Model::save_safetensors`] saves values for other programs.
 //! - [`SyncBatchNorm`] normalises over the global batch; [`LayerNorm`], [`RmsNorm`], [`softmax`], [`gelu`] and
 //!   [`cross_entropy_per_example`] are fused in host memory, and have the backward that candle's fused operations lack.
+//! - [`Dropout`] has a random stream for each replica, which checkpoints save.
 //! - [`sum_over_replicas`], [`mean_over_replicas`] and [`gather_over_replicas`] are differentiable collectives.
 //! - [`ColumnParallelLinear`], [`RowParallelLinear`], [`VocabParallelEmbedding`] and
 //!   [`vocab_parallel_cross_entropy_per_example`] are layers whose variables are split among the ranks of a tensor
@@ -52,6 +53,7 @@ mod batch_norm;
 mod checkpoint;
 mod context;
 mod device;
+mod dropout;
 mod element;
 mod error;
 mod gpu;
@@ -81,6 +83,7 @@ pub use distribute_optim::{
     Adadelta, Adagrad, Adam, AdamW, Adamax, Clip, ColumnParallelOptions, Ftrl, Lamb, LossScale, MemoryReport, Nadam,
     RmsProp, RowParallelOptions, Sgd, StepTimes,
 };
+pub use dropout::{Dropout, dropout};
 pub use error::{Error, Result};
 pub use losses::{
     BinaryCrossentropy, CategoricalCrossentropy, FromProbabilities, Hinge, Huber, KlDivergence, Loss,

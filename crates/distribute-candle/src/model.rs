@@ -11,6 +11,7 @@ use distribute_strategy::{Recoverable, ReplicaArgs, Strategy, counted};
 use parking_lot::Mutex;
 
 use crate::device::candle_device;
+use crate::dropout::{self, Streams};
 use crate::sharded::{self, Blocks};
 use crate::statistics::Statistics;
 use crate::{Candle, Error, Result, Variable, statistics};
@@ -111,7 +112,7 @@ impl CandleStrategy for Strategy {
             let registry: Arc<Mutex<Registry>> = Arc::default();
             let blocks = self.sharding().map(|_| Arc::new(Blocks::new(tapes.len())));
             let mut replicas = Vec::with_capacity(tapes.len());
-            let mut common = Vec::new();
+            let (mut common, mut streams) = (Vec::new(), Streams::default());
             for (replica, tape) in tapes.iter().enumerate() {
                 let (registry, tape, shared) = (registry.clone(), tape.clone(), self.shares_variables());
                 let part = blocks.as_ref().and_then(|blocks| blocks.replica(replica).cloned());
@@ -120,9 +121,11 @@ impl CandleStrategy for Strategy {
                 let backend = ReplicaBackend { strategy, registry, replica, tape, shared, seed, tensor_ranks, blocks };
                 let device = candle_device(self, replica)?;
                 let vb = VarBuilder::from_backend(Box::new(backend), options.dtype, device);
-                let (built, of_all) = statistics::building(|| sharded::building(part, || build(vb)));
+                let ((built, of_all), drawn) =
+                    dropout::building(seed, || statistics::building(|| sharded::building(part, || build(vb))));
                 replicas.push(built?);
                 common.extend(of_all);
+                streams.add(drawn);
             }
             let variables = std::mem::take(&mut registry.lock().variables);
             distribute_optim::backend::check_and_share(self, &variables)?;
@@ -138,7 +141,7 @@ impl CandleStrategy for Strategy {
             // The strategy's runs record statistics, and reset blocks, as long as this lives.
             let held: Arc<dyn Any + Send + Sync> = Arc::new((statistics, blocks.clone()));
             let parameters = Arc::new(Parameters::new(self, variables, tapes, Some(held)));
-            Ok(Model { replicas, parameters, blocks })
+            Ok(Model { replicas, parameters, blocks, streams })
         })
     }
 }
@@ -151,6 +154,8 @@ pub struct Model<M> {
     /// The blocks whose parameters are gathered when they run, under a strategy that shards parameters.
     blocks: Option<Arc<Blocks>>,
     pub(crate) parameters: Arc<Parameters<Candle>>,
+    /// The random streams of its dropout layers.
+    pub(crate) streams: Streams,
 }
 
 impl<M> Trainable for Model<M> {

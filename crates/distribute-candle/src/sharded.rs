@@ -15,6 +15,9 @@ pub(crate) use ops::rest;
 pub(crate) use recompute::drop_recomputed;
 
 use ops::Output;
+use recompute::Changes;
+
+use crate::dropout::Stream;
 
 /// A block of a model, such as a transformer's layer, whose parameters are in memory only while it runs (ZeRO stage 3).
 ///
@@ -65,8 +68,8 @@ pub struct Sharded<M> {
     block: Arc<M>,
     /// The block's path.
     name: String,
-    /// The running statistics of its layers.
-    statistics: Vec<Tensor>,
+    /// The state that its layers change when they run.
+    changes: Changes,
     /// The block's sharded parameters; `None` if there are none.
     unit: Option<Arc<Unit>>,
 }
@@ -80,12 +83,13 @@ impl<M> Sharded<M> {
     pub fn new<'a>(vb: VarBuilder<'a>, build: impl FnOnce(VarBuilder<'a>) -> Result<M>) -> Result<Sharded<M>> {
         let name = vb.prefix();
         let unit = BUILDING.with_borrow(|replica| replica.as_ref().map(|replica| Unit::new(name.clone(), replica)));
-        let (outer, outer_statistics) = (UNIT.replace(unit.clone()), STATISTICS.replace(Some(Vec::new())));
+        let (outer, outer_changes) = (UNIT.replace(unit.clone()), CHANGES.replace(Some(Changes::default())));
         let built = build(vb);
         UNIT.replace(outer);
-        let statistics = STATISTICS.replace(outer_statistics).unwrap_or_default();
-        statistics.iter().for_each(note_statistic);
-        Ok(Sharded { block: Arc::new(built?), name, statistics, unit: unit.filter(|unit| !unit.is_empty()) })
+        let changes = CHANGES.replace(outer_changes).unwrap_or_default();
+        changes.statistics.iter().for_each(note_statistic);
+        changes.streams.iter().for_each(note_stream);
+        Ok(Sharded { block: Arc::new(built?), name, changes, unit: unit.filter(|unit| !unit.is_empty()) })
     }
 
     /// Runs the block on `x`, with its parameters in memory. Call it on a replica's thread.
@@ -110,7 +114,8 @@ impl<M> Sharded<M> {
     /// bit for bit. Values that `forward` takes from outside get their gradients too.
     ///
     /// `forward` must do the same in both calls. The result of the second is compared with that of the first, bit for
-    /// bit, so that a block that draws random numbers is an error. A generator is drawn from outside, and copied:
+    /// bit, so that a block that draws random numbers is an error. [`Dropout`](crate::Dropout) drops the same elements
+    /// in both calls. Another generator is drawn from outside, and copied:
     ///
     /// ```
     /// use candle_core::{DType, Device, Module, Tensor};
@@ -136,7 +141,7 @@ impl<M> Sharded<M> {
     /// ```
     ///
     /// Tensors outside the graph, such as a mask that `forward` computes and an operation keeps, stay in memory. So do
-    /// `x` and the result. Layers with running statistics are built by the block's `VarBuilder`.
+    /// `x` and the result. Layers with running statistics, and dropout, are built by the block's `VarBuilder`.
     ///
     /// Blocks may be nested. Collectives of the block, such as those of tensor-parallel layers, run again in backward;
     /// all replicas must therefore recompute the same blocks.
@@ -161,7 +166,7 @@ impl<M> Sharded<M> {
     {
         let block = self.block.clone();
         let forward = Box::new(move |x: &Tensor| forward(&block, x));
-        recompute::run((&self.name, &self.statistics), self.unit.as_ref(), x, forward)
+        recompute::run((&self.name, &self.changes), self.unit.as_ref(), x, forward)
     }
 }
 
@@ -170,8 +175,8 @@ thread_local! {
     static BUILDING: RefCell<Option<Arc<Replica>>> = const { RefCell::new(None) };
     /// The block that is being built.
     static UNIT: RefCell<Option<Arc<Unit>>> = const { RefCell::new(None) };
-    /// The running statistics that were created for it.
-    static STATISTICS: RefCell<Option<Vec<Tensor>>> = const { RefCell::new(None) };
+    /// The running statistics and the random streams that were created for it.
+    static CHANGES: RefCell<Option<Changes>> = const { RefCell::new(None) };
 }
 
 /// Builds a replica's model; blocks in it belong to `replica`.
@@ -191,9 +196,18 @@ pub(crate) fn current_unit() -> Option<Arc<Unit>> {
 
 /// Notes a running statistic that was created for the block that is being built on this thread, if one is.
 pub(crate) fn note_statistic(statistic: &Tensor) {
-    STATISTICS.with_borrow_mut(|statistics| {
-        if let Some(statistics) = statistics {
-            statistics.push(statistic.clone());
+    CHANGES.with_borrow_mut(|changes| {
+        if let Some(changes) = changes {
+            changes.statistics.push(statistic.clone());
+        }
+    });
+}
+
+/// Notes a random stream that was created for the block that is being built on this thread, if one is.
+pub(crate) fn note_stream(stream: &Arc<Stream>) {
+    CHANGES.with_borrow_mut(|changes| {
+        if let Some(changes) = changes {
+            changes.streams.push(stream.clone());
         }
     });
 }

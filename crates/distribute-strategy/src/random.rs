@@ -64,6 +64,29 @@ pub struct RandomState {
     pub uses: u64,
 }
 
+impl RandomState {
+    /// Returns the generator that a replica's next use gets after these.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_strategy::{Error, MirroredStrategy, RandomState};
+    /// use rand_chacha::rand_core::Rng;
+    ///
+    /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+    /// let random = strategy.random(42);
+    /// let drawn = strategy.run_with((), |context, ()| Ok::<_, Error>(random.next(context).next_u64()))?;
+    /// assert_eq!(RandomState { seed: 42, uses: 0 }.generator(1).next_u64(), drawn.values()[1]);
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn generator(self, replica_id: usize) -> ChaCha8Rng {
+        let mut random = ChaCha8Rng::seed_from_u64(self.seed);
+        random.set_stream(replica_id as u64);
+        // The position is in words of four bytes.
+        random.set_word_pos(u128::from(self.uses) << 34);
+        random
+    }
+}
+
 impl Strategy {
     /// Creates random generators for the replicas from a seed.
     pub fn random(&self, seed: u64) -> ReplicaRandom {
@@ -88,11 +111,7 @@ impl ReplicaRandom {
             let _ = context.recover(&state);
             uses.fetch_add(1, Ordering::Relaxed)
         });
-        let mut random = ChaCha8Rng::seed_from_u64(self.seed);
-        random.set_stream(context.replica_id() as u64);
-        // The position is in words of four bytes.
-        random.set_word_pos(u128::from(uses) << 34);
-        random
+        RandomState { seed: self.seed, uses }.generator(context.replica_id())
     }
 
     /// Returns the state to save. Call outside `run`; it is the same on all processes if all replicas have equally many

@@ -27,6 +27,8 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use text::Text;
 
+#[path = "shared/files.rs"]
+mod files;
 #[cfg(feature = "pjrt")]
 #[path = "shared/on_tpu.rs"]
 mod on_tpu;

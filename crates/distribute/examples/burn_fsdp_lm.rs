@@ -22,6 +22,8 @@ use distribute::burn::prelude::*;
 use distribute::train::checkpoint::CheckpointManager;
 use text::Text;
 
+#[path = "shared/files.rs"]
+mod files;
 #[path = "shared/text.rs"]
 mod text;
 

@@ -4,7 +4,8 @@
 //! PATH`. As two processes: `distribute run --workers 2 -- target/release/examples/char_lm`. With the layers of each
 //! replica split between two devices: `-- --devices CPU:0,CPU:1 --tensor-parallel 2`. With parts of them on all
 //! replicas: `-- --devices CPU:0,CPU:1 --sharded`, which goes with `--tensor-parallel` too. With replicas that train
-//! apart for 50 steps at a time: `-- --devices CPU:0,CPU:1 --diloco 50`.
+//! apart for 50 steps at a time: `-- --devices CPU:0,CPU:1 --diloco 50`. It writes at the end, with a cache of keys and
+//! values.
 #![expect(clippy::print_stdout, reason = "it prints what it has learnt to write")]
 
 use std::f64::consts::{LN_2, PI};
@@ -12,7 +13,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use candle_core::{D, DType, Device, Module, Result as CandleResult, Tensor};
+use attention::{KeysAndValues, attention};
+use cache::remember;
+use candle_core::{DType, Device, Module, Result as CandleResult, Tensor};
 use candle_nn::{Init, VarBuilder};
 use clap::Parser;
 use distribute::Error;
@@ -29,6 +32,12 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use text::Text;
 
+#[path = "shared/attention.rs"]
+mod attention;
+#[path = "shared/cache.rs"]
+mod cache;
+#[path = "shared/files.rs"]
+mod files;
 #[path = "shared/text.rs"]
 mod text;
 
@@ -89,6 +98,10 @@ struct Flags {
     /// Number of characters to write at the end.
     #[arg(long, default_value_t = 400)]
     sample: usize,
+    /// Computes all characters of the window again for each one that is written, rather than keeping their keys and
+    /// values. The same is written, later.
+    #[arg(long)]
+    no_cache: bool,
     /// Sampling temperature: near 0 always the most likely character, 1 the learnt distribution.
     #[arg(long, default_value_t = 0.7)]
     temperature: f64,
@@ -125,24 +138,24 @@ impl Layer {
         })
     }
 
-    fn forward(&self, x: &Tensor, mask: &Tensor) -> CandleResult<Tensor> {
-        let x = (self.attend(&self.before.0.forward(x)?, mask)? + x)?;
+    fn forward(&self, x: &Tensor, mask: &Tensor, seen: &mut Seen) -> CandleResult<Tensor> {
+        let x = (self.attend(&self.before.0.forward(x)?, mask, seen)? + x)?;
         let inner = self.dense.0.forward(&self.before.1.forward(&x)?)?.relu()?.sqr()?;
         self.dense.1.forward(&inner)? + x
     }
 
-    fn attend(&self, x: &Tensor, mask: &Tensor) -> CandleResult<Tensor> {
+    fn attend(&self, x: &Tensor, mask: &Tensor, seen: &mut Seen) -> CandleResult<Tensor> {
         let (batch, length, _) = x.dims3()?;
         let parts = self.attention.0.forward(x)?.reshape((batch, length, 3, self.heads, ()))?;
-        let width = parts.dim(D::Minus1)?;
-        // Shape (batch, heads, length, head width).
         let part = |at| parts.narrow(2, at, 1)?.squeeze(2)?.transpose(1, 2)?.contiguous();
-        let (q, k, v): (Tensor, Tensor, Tensor) = (part(0)?, part(1)?, part(2)?);
-        let scores = (q.matmul(&k.t()?.contiguous()?)? / (width as f64).sqrt())?;
-        let weights = softmax(&scores.broadcast_add(mask)?)?;
-        self.attention.1.forward(&weights.matmul(&v)?.transpose(1, 2)?.flatten_from(2)?)
+        let (queries, keys, values): (Tensor, Tensor, Tensor) = (part(0)?, part(1)?, part(2)?);
+        let attended = attention(&queries, &remember(seen, (keys, values))?, Some(mask))?;
+        self.attention.1.forward(&attended.transpose(1, 2)?.flatten_from(2)?)
     }
 }
+
+/// The keys and values of the characters that a layer has seen.
+type Seen = Option<KeysAndValues>;
 
 struct Transformer {
     characters: VocabParallelEmbedding,
@@ -180,16 +193,35 @@ impl Transformer {
     }
 }
 
+impl Transformer {
+    /// Returns the state of layers that have seen nothing.
+    fn nothing_seen(&self) -> Vec<Seen> {
+        vec![None; self.layers.len()]
+    }
+
+    /// Computes the logits of characters that continue those seen, like [`forward`](Module::forward).
+    fn following(&self, text: &Tensor, seen: &mut [Seen]) -> CandleResult<Tensor> {
+        let (before, length) = (seen_length(seen)?, text.dim(1)?);
+        let mask = self.mask.narrow(0, before, length)?.narrow(1, 0, before + length)?;
+        let mut x = self.characters.forward(text)?.broadcast_add(&self.positions.narrow(0, before, length)?)?;
+        for (layer, seen) in self.layers.iter().zip(seen) {
+            x = layer.run(&x, |layer, x| layer.forward(x, &mask, seen))?;
+        }
+        self.head.forward(&self.norm.forward(&x)?)
+    }
+}
+
 /// Maps (windows, length) characters to (windows, length, vocabulary) logits of the next characters: on each tensor
 /// rank, those of its part of the vocabulary.
 impl Module for Transformer {
     fn forward(&self, text: &Tensor) -> CandleResult<Tensor> {
-        let length = text.dim(1)?;
-        let mask = self.mask.narrow(0, 0, length)?.narrow(1, 0, length)?;
-        let x = self.characters.forward(text)?.broadcast_add(&self.positions.narrow(0, 0, length)?)?;
-        let x = self.layers.iter().try_fold(x, |x, layer| layer.run(&x, |layer, x| layer.forward(x, &mask)))?;
-        self.head.forward(&self.norm.forward(&x)?)
+        self.following(text, &mut self.nothing_seen())
     }
+}
+
+/// Returns the number of characters that layers have seen.
+fn seen_length(seen: &[Seen]) -> CandleResult<usize> {
+    seen.first().and_then(Option::as_ref).map_or(Ok(0), |(keys, _)| keys.dim(2))
 }
 
 fn main() -> ExitCode {
@@ -257,26 +289,26 @@ fn train(strategy: &Strategy, flags: &Flags, text: &Text) -> distribute::Result<
         bits = loss / LN_2;
         progress.end_epoch(&[("val_loss", loss), ("val_perplexity", loss.exp()), ("val_bits", bits)]);
     }
-    let spent = began.elapsed();
+    let (spent, began) = (began.elapsed(), Instant::now());
+    // By the first replica, on all of its tensor ranks; sharded, every replica has a part of each layer.
+    let written = strategy.run(&model, |ctx, model| match ctx.replica_id() {
+        replica if replica == 0 || flags.sharded => Ok(Some(write(model, flags, text)?)),
+        _ => Ok(None),
+    })?;
+    let characters_per_s = flags.sample as f64 / began.elapsed().as_secs_f64();
     progress.finish(&Summary {
         examples_per_s: Some((steps * batch as u64) as f64 / spent.as_secs_f64()),
         training_time: Some(spent),
         replicas: strategy.num_replicas_in_sync() as u32,
         extra: vec![
+            ("writing".to_owned(), format!("{characters_per_s:.0} characters/s")),
             ("bits per character".to_owned(), format!("{bits:.3}, of text that it has not seen")),
             ("by frequency alone".to_owned(), format!("{:.3}", text.unigram_bits())),
         ],
         ..Summary::default()
     });
-    if flags.sample > 0 {
-        // By the first replica, on all of its tensor ranks; sharded, every replica has a part of each layer.
-        let written = strategy.run(&model, |ctx, model| match ctx.replica_id() {
-            replica if replica == 0 || flags.sharded => Ok(Some(write(model, flags, text)?)),
-            _ => Ok(None),
-        })?;
-        if let (true, Some(Some(written))) = (is_chief, written.values().first()) {
-            println!("\n{written}");
-        }
+    if let (true, Some(Some(written))) = (is_chief && flags.sample > 0, written.values().first()) {
+        println!("\n{written}");
     }
     Ok(())
 }
@@ -318,13 +350,21 @@ fn evaluate(
     Ok(loss / f64::max(count, 1.0))
 }
 
-/// Samples from the model, one character after another.
+/// Samples from the model, one character after another. Each passes through the model once, until the positions of a
+/// window are used up; the second half of the window then begins the next one.
 fn write(model: &Transformer, flags: &Flags, text: &Text) -> distribute::Result<String> {
     let mut random = ChaCha8Rng::seed_from_u64(flags.seed);
     let mut written = vec![text.index('\n')];
+    let (context, mut window, mut seen) = (flags.context as usize, 0, model.nothing_seen());
     for _ in 0..flags.sample {
-        let seen = &written[written.len().saturating_sub(flags.context as usize)..];
-        let logits = model.forward(&Tensor::new(seen, &Device::Cpu)?.unsqueeze(0)?)?.get(0)?.get(seen.len() - 1)?;
+        let is_full = written.len() > window + context;
+        if is_full || flags.no_cache {
+            seen = model.nothing_seen();
+        }
+        window = if is_full { written.len() - context / 2 } else { window };
+        let new = &written[window + seen_length(&seen)?..];
+        let logits = model.following(&Tensor::new(new, &Device::Cpu)?.unsqueeze(0)?, &mut seen)?;
+        let logits = logits.detach().get(0)?.get(new.len() - 1)?;
         let logits = match get_replica_context().and_then(|ctx| ctx.tensor_group()) {
             Some(group) => gather_from_tensor_group(&group, &logits)?,
             None => logits,

@@ -18,6 +18,7 @@ use distribute_values::TensorStorage;
 use super::blocks::{self, Unit};
 use super::ops::{Output, dropped, swap};
 use crate::Candle;
+use crate::dropout::Stream;
 use crate::tensor::is_whole;
 
 /// A block's run, as often as it is needed.
@@ -31,14 +32,25 @@ pub(super) struct Recomputed {
     x: Tensor,
     is_tracked: bool,
     forward: Forward,
-    /// The running statistics of the block's layers, which a second run must not change.
-    statistics: Vec<Tensor>,
+    /// The state that the block's layers change, and a second run must not.
+    changes: Changes,
+    /// The numbers of uses of their random streams before the first run.
+    uses: Vec<u64>,
     made: Made,
     /// The numbers of the first tensor that the run has made, and of the result.
     first: usize,
     last: OnceLock<usize>,
     /// Whether the intermediate results are in memory.
     is_present: AtomicBool,
+}
+
+/// The state that a run of a block changes in addition to its result.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Changes {
+    /// The running statistics of its layers.
+    pub(super) statistics: Vec<Tensor>,
+    /// The random streams of its layers.
+    pub(super) streams: Vec<Arc<Stream>>,
 }
 
 /// The tensors that a run has made and backward reads, in the order of backward.
@@ -70,7 +82,7 @@ thread_local! {
 
 /// Runs a block, and drops all that it has computed except its result.
 pub(super) fn run(
-    (name, statistics): (&str, &[Tensor]),
+    (name, changes): (&str, &Changes),
     unit: Option<&Arc<Unit>>,
     x: &Tensor,
     forward: Forward,
@@ -81,7 +93,7 @@ pub(super) fn run(
              Sharded::run"
         );
     }
-    let first = next_number()?;
+    let (first, uses) = (next_number()?, changes.uses());
     let (y, gathered) = match unit {
         Some(unit) => blocks::run(unit, || forward(x)).map(|(y, gathered)| (y, Some(gathered)))?,
         None => (forward(x)?, None),
@@ -98,7 +110,8 @@ pub(super) fn run(
         x: x.detach(),
         is_tracked: x.track_op() && x.dtype().is_float(),
         forward,
-        statistics: statistics.to_vec(),
+        changes: changes.clone(),
+        uses,
         made,
         first,
         last: OnceLock::new(),
@@ -127,12 +140,13 @@ impl Recomputed {
         }
         let x = if self.is_tracked { Var::from_tensor(&self.x)?.into_inner() } else { self.x.clone() };
         let first = next_number()?;
-        let y = keeping(&self.statistics, || (self.forward)(&x))?;
+        let y = self.changes.again(&self.uses, || (self.forward)(&x))?;
         if !same_elements(&y, result)? {
             candle_core::bail!(
                 "block {:?} computed another result before its backward than in forward, from the same input; a \
                  recomputed block draws no random numbers of its own, as dropout of candle does, and reads nothing \
-                 that changes: draw outside and move what was drawn, or a copy of the generator, into the closure",
+                 that changes: use this crate's dropout, or draw outside and move what was drawn, or a copy of the \
+                 generator, into the closure",
                 self.name
             );
         }
@@ -226,14 +240,25 @@ fn alive() -> Vec<Arc<Recomputed>> {
     })
 }
 
-/// Runs `forward`, and writes back the statistics that it has changed.
-fn keeping(statistics: &[Tensor], forward: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
-    let before = statistics.iter().map(|statistic| statistic.detach().copy()).collect::<Result<Vec<Tensor>>>()?;
-    let y = forward();
-    for (statistic, before) in statistics.iter().zip(before) {
-        Var::from_tensor(statistic)?.set(&before)?;
+impl Changes {
+    fn uses(&self) -> Vec<u64> {
+        self.streams.iter().map(|stream| stream.uses()).collect()
     }
-    y
+
+    /// Runs `forward` again, with the random numbers that followed `uses`, and restores what it has changed.
+    fn again(&self, uses: &[u64], forward: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
+        let copy = |statistic: &Tensor| statistic.detach().copy();
+        let before = self.statistics.iter().map(copy).collect::<Result<Vec<Tensor>>>()?;
+        let now = self.uses();
+        let set = |uses: &[u64]| self.streams.iter().zip(uses).for_each(|(stream, uses)| stream.set_uses(*uses));
+        set(uses);
+        let y = forward();
+        set(&now);
+        for (statistic, before) in self.statistics.iter().zip(before) {
+            Var::from_tensor(statistic)?.set(&before)?;
+        }
+        y
+    }
 }
 
 /// Returns whether two tensors have the same bits.

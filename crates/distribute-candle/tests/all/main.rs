@@ -5,6 +5,7 @@ mod batch_norm;
 mod checkpoints;
 mod common;
 mod diloco;
+mod dropout;
 mod elastic;
 mod empty_replicas;
 mod failures;

@@ -1,10 +1,12 @@
 //! Texts, for the examples that learn to write.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use distribute::Error;
 use distribute::input::Array;
+
+use crate::files;
 
 /// Texts as indices into the list of characters that occur.
 pub(crate) struct Text {
@@ -17,20 +19,7 @@ pub(crate) struct Text {
 impl Text {
     /// Reads files, or the project's documentation if there are none.
     pub(crate) fn read(paths: &[PathBuf]) -> distribute::Result<Text> {
-        let mut paths = paths.to_vec();
-        if paths.is_empty() {
-            let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
-            paths.push(root.join("README.md"));
-            find(&root.join("docs"), &mut paths);
-            paths.sort();
-        }
-        let read = |path: &PathBuf| {
-            std::fs::read_to_string(path).map_err(|error| {
-                let path = path.display();
-                Error::program(format!("{path} cannot be read ({error}); give files of text with --text PATH PATH"))
-            })
-        };
-        let files = paths.iter().map(read).collect::<distribute::Result<Vec<String>>>()?;
+        let files = files::read(paths)?;
         let characters: BTreeSet<char> = files.iter().flat_map(|file| file.chars()).chain(['\n']).collect();
         let mut text = Text { vocabulary: characters.into_iter().collect(), train: vec![], validation: vec![] };
         for file in &files {
@@ -68,16 +57,5 @@ impl Text {
         let total: f64 = counts.values().sum();
         let bits: f64 = self.validation.iter().map(|index| -(counts[index] / total).log2()).sum();
         bits / self.validation.len().max(1) as f64
-    }
-}
-
-/// Finds the Markdown files in a folder and its subfolders.
-fn find(folder: &Path, paths: &mut Vec<PathBuf>) {
-    for path in std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()) {
-        if path.is_dir() {
-            find(&path, paths);
-        } else if path.extension().is_some_and(|extension| extension == "md") {
-            paths.push(path);
-        }
     }
 }

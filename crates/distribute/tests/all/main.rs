@@ -12,4 +12,5 @@ mod mnist;
 mod parameter_servers;
 mod pictures;
 mod recommender;
+mod sequences;
 mod settings;

@@ -1,0 +1,16 @@
+//! The cache of keys and values, for the examples that generate sequences.
+
+use candle_core::{Result, Tensor};
+
+use crate::attention::KeysAndValues;
+
+/// Keeps the keys and values of what was generated before, and returns them with those that follow.
+pub(crate) fn remember(seen: &mut Option<KeysAndValues>, (keys, values): KeysAndValues) -> Result<KeysAndValues> {
+    let all = match seen.as_ref() {
+        Some(seen) => (Tensor::cat(&[&seen.0, &keys], 2)?, Tensor::cat(&[&seen.1, &values], 2)?),
+        None => (keys, values),
+    };
+    // Generation runs no backward.
+    *seen = Some((all.0.detach(), all.1.detach()));
+    Ok(all)
+}
