@@ -81,7 +81,7 @@ struct Flags {
     #[arg(long, default_value_t = 0.1)]
     dropout: f64,
     /// Learning rate of pre-training after warm-up, from which it falls to 0.
-    #[arg(long, default_value_t = 2e-3)]
+    #[arg(long, default_value_t = 3e-3)]
     learning_rate: f64,
     /// Number of pages to tell apart, the longest ones.
     #[arg(long, default_value_t = 8)]
@@ -90,7 +90,7 @@ struct Flags {
     #[arg(long, default_value_t = 16)]
     examples: usize,
     /// Passes over these passages.
-    #[arg(long, default_value_t = 15)]
+    #[arg(long, default_value_t = 40)]
     epochs: u64,
     /// Learning rate of fine-tuning.
     #[arg(long, default_value_t = 5e-4)]

@@ -296,15 +296,18 @@ fn train(strategy: &Strategy, flags: &Flags, text: &Text) -> distribute::Result<
         _ => Ok(None),
     })?;
     let characters_per_s = flags.sample as f64 / began.elapsed().as_secs_f64();
+    let mut extra = vec![
+        ("bits per character".to_owned(), format!("{bits:.3}, of text that it has not seen")),
+        ("by frequency alone".to_owned(), format!("{:.3}", text.unigram_bits())),
+    ];
+    if flags.sample > 0 {
+        extra.insert(0, ("writing".to_owned(), format!("{characters_per_s:.0} characters/s")));
+    }
     progress.finish(&Summary {
         examples_per_s: Some((steps * batch as u64) as f64 / spent.as_secs_f64()),
         training_time: Some(spent),
         replicas: strategy.num_replicas_in_sync() as u32,
-        extra: vec![
-            ("writing".to_owned(), format!("{characters_per_s:.0} characters/s")),
-            ("bits per character".to_owned(), format!("{bits:.3}, of text that it has not seen")),
-            ("by frequency alone".to_owned(), format!("{:.3}", text.unigram_bits())),
-        ],
+        extra,
         ..Summary::default()
     });
     if let (true, Some(Some(written))) = (is_chief && flags.sample > 0, written.values().first()) {
