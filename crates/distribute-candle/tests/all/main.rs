@@ -8,6 +8,7 @@ mod diloco;
 mod elastic;
 mod empty_replicas;
 mod failures;
+mod layers;
 mod local_updates;
 mod numbers;
 mod optimizers;
