@@ -1,10 +1,9 @@
 //! Scaled dot-product attention.
 
 use distribute_rows::simd;
-use rayon::prelude::*;
 
 use crate::Float;
-use crate::parallel::check;
+use crate::parallel::{check, each_chunk, mapped};
 use crate::product::{Matrix, Target, product};
 
 mod block;
@@ -95,21 +94,23 @@ impl Attention {
     /// `out`: batch × queries × heads × width. `sums`, which [`backward`](Self::backward) needs: batch × heads × queries.
     pub fn forward<T: Float>(&self, arguments: &Arguments<'_, T>, out: &mut [T], sums: &mut [T]) {
         self.check(out.len(), sums.len());
-        let (of_example, of_head) = (self.queries * self.heads * self.width, self.queries * self.width);
         if out.is_empty() {
             return;
         }
-        let examples = out.par_chunks_mut(of_example).zip(sums.par_chunks_mut(self.heads * self.queries));
-        examples.enumerate().for_each(|(batch, (out, sums))| {
-            let heads = sums.par_chunks_mut(self.queries).enumerate().map(|(head, sums)| {
-                let mut means = vec![T::default(); of_head];
-                self.forward_head(arguments, [batch, head], &mut means, sums);
-                means
-            });
-            for (head, means) in heads.collect::<Vec<_>>().iter().enumerate() {
+        let heads = mapped(self.batch * self.heads, |at| {
+            let (mut means, mut sums) =
+                (vec![T::default(); self.queries * self.width], vec![T::default(); self.queries]);
+            self.forward_head(arguments, [at / self.heads, at % self.heads], &mut means, &mut sums);
+            (means, sums)
+        });
+        each_chunk(out, self.queries * self.heads * self.width, |batch, out| {
+            for (head, (means, _)) in heads[batch * self.heads..][..self.heads].iter().enumerate() {
                 put(out, means, self.width, self.heads * self.width, head * self.width);
             }
         });
+        for (sums, (_, of_head)) in sums.chunks_exact_mut(self.queries).zip(&heads) {
+            sums.copy_from_slice(of_head);
+        }
     }
 
     fn forward_head<T: Float>(
@@ -155,45 +156,33 @@ impl Attention {
         self.check(out.len(), sums.len());
         check("the gradient", gradient.len(), out.len());
         let lengths = self.lengths();
-        let of_batch = |batch: usize| -> Vec<[Vec<T>; 3]> {
-            let heads = (0..self.key_heads).into_par_iter();
-            heads.map(|head| self.backward_head(arguments, [batch, head], [out, sums, gradient])).collect()
+        let heads = self.heads_of_parts();
+        let of_heads = mapped(self.batch * self.key_heads, |at| {
+            self.backward_head(arguments, [at / self.key_heads, at % self.key_heads], [out, sums, gradient])
+        });
+        // Writes a part of an example, to rows of which its elements are at `first`.
+        let write = |out: &mut [T], batch: usize, part: usize, row: usize, first: usize| {
+            let size = heads[part] / self.key_heads * self.width;
+            for (head, parts) in of_heads[batch * self.key_heads..][..self.key_heads].iter().enumerate() {
+                put(out, &parts[part], size, row, first + head * size);
+            }
         };
         match gradients {
-            Gradients::Apart([q, k, v]) => {
-                for (gradient, length) in [&*q, &*k, &*v].into_iter().zip(lengths) {
-                    check("a gradient", gradient.len(), self.batch * length);
+            Gradients::Apart(outs) => {
+                for (part, (out, length)) in outs.into_iter().zip(lengths).enumerate() {
+                    check("a gradient", out.len(), self.batch * length);
+                    each_chunk(out, length, |batch, out| write(out, batch, part, heads[part] * self.width, 0));
                 }
-                let [of_q, of_k, of_v] = lengths.map(|length| length.max(1));
-                let parts = q.par_chunks_mut(of_q).zip(k.par_chunks_mut(of_k)).zip(v.par_chunks_mut(of_v));
-                parts.enumerate().for_each(|(batch, ((q, k), v))| {
-                    for (head, parts) in of_batch(batch).iter().enumerate() {
-                        let mut outs = [&mut *q, &mut *k, &mut *v];
-                        for ((out, part), heads) in outs.iter_mut().zip(parts).zip(self.heads_of_parts()) {
-                            let of_group = heads / self.key_heads * self.width;
-                            put(out, part, of_group, heads * self.width, head * of_group);
-                        }
-                    }
-                });
             }
-            Gradients::Packed(all) => {
+            Gradients::Packed(out) => {
                 assert!(self.queries == self.keys, "{} queries and {} keys in one tensor", self.queries, self.keys);
                 let length = lengths.iter().sum::<usize>();
-                check("the gradient of queries, keys and values", all.len(), self.batch * length);
-                all.par_chunks_mut(length.max(1)).enumerate().for_each(|(batch, out)| {
-                    for (head, parts) in of_batch(batch).iter().enumerate() {
-                        let mut first = 0;
-                        for (part, heads) in parts.iter().zip(self.heads_of_parts()) {
-                            let of_group = heads / self.key_heads * self.width;
-                            put(
-                                out,
-                                part,
-                                of_group,
-                                (self.heads + 2 * self.key_heads) * self.width,
-                                first + head * of_group,
-                            );
-                            first += heads * self.width;
-                        }
+                check("the gradient of queries, keys and values", out.len(), self.batch * length);
+                each_chunk(out, length, |batch, out| {
+                    let mut first = 0;
+                    for part in 0..3 {
+                        write(out, batch, part, heads.iter().sum::<usize>() * self.width, first);
+                        first += heads[part] * self.width;
                     }
                 });
             }

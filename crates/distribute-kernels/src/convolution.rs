@@ -3,10 +3,9 @@
 use std::ops::Range;
 
 use distribute_rows::{simd, sum};
-use rayon::prelude::*;
 
 use crate::Float;
-use crate::parallel::{check, sum_of_parts};
+use crate::parallel::{check, each_chunk, share, sum_of_parts};
 use crate::product::{Matrix, Target, parallel_product, product};
 
 /// A convolution of images in two dimensions, a cross-correlation as in all libraries of machine learning.
@@ -66,18 +65,21 @@ impl Convolution {
         let Sizes { image, result, plane, depth, .. } = sizes;
         let of_group = self.filters / self.groups;
         let product = product_for(x.len() / image);
-        let images = out.par_chunks_mut(result).zip(x.par_chunks(image));
-        images.for_each_init(Vec::new, |columns, (out, x)| {
-            if let Some(bias) = bias {
-                out.chunks_exact_mut(plane).zip(bias).for_each(|(plane, bias)| plane.fill(*bias));
-            }
-            let groups = out.chunks_exact_mut(of_group * plane).zip(x.chunks_exact(image / self.groups));
-            for ((out, x), weight) in groups.zip(weight.chunks_exact(of_group * depth)) {
-                for rows in sizes.tiles() {
-                    let places = rows.start * sizes.width..rows.end * sizes.width;
-                    let x = self.columns(&sizes, x, rows, columns);
-                    let out = Target { data: &mut out[places.start..], row: plane, add: bias.is_some() };
-                    product(out, [of_group, depth, places.len()], Matrix::new(weight, depth), x, T::ONE);
+        let share = share(x.len() / image);
+        each_chunk(out, share * result, |at, out| {
+            let mut columns = Vec::new();
+            for (out, x) in out.chunks_exact_mut(result).zip(x[at * share * image..].chunks_exact(image)) {
+                if let Some(bias) = bias {
+                    out.chunks_exact_mut(plane).zip(bias).for_each(|(plane, bias)| plane.fill(*bias));
+                }
+                let groups = out.chunks_exact_mut(of_group * plane).zip(x.chunks_exact(image / self.groups));
+                for ((out, x), weight) in groups.zip(weight.chunks_exact(of_group * depth)) {
+                    for rows in sizes.tiles() {
+                        let places = rows.start * sizes.width..rows.end * sizes.width;
+                        let x = self.columns(&sizes, x, rows, &mut columns);
+                        let out = Target { data: &mut out[places.start..], row: plane, add: bias.is_some() };
+                        product(out, [of_group, depth, places.len()], Matrix::new(weight, depth), x, T::ONE);
+                    }
                 }
             }
         });
@@ -92,24 +94,31 @@ impl Convolution {
         let Sizes { image, result, plane, depth, .. } = sizes;
         let of_group = self.filters / self.groups;
         let product = product_for(out.len() / image);
-        let images = out.par_chunks_mut(image).zip(gradient.par_chunks(result));
-        images.for_each_init(Vec::new, |columns, (out, gradient)| {
-            let groups = out.chunks_exact_mut(image / self.groups).zip(gradient.chunks_exact(of_group * plane));
-            for ((out, gradient), weight) in groups.zip(weight.chunks_exact(of_group * depth)) {
-                let weight = Matrix::new(weight, depth).transposed();
-                if self.is_pointwise() {
-                    let out = Target { data: out, row: plane, add: false };
-                    product(out, [depth, of_group, plane], weight, Matrix::new(gradient, plane), T::ONE);
-                    continue;
-                }
-                out.fill(T::default());
-                for rows in sizes.tiles() {
-                    let places = rows.start * sizes.width..rows.end * sizes.width;
-                    let gradient = Matrix::new(&gradient[places.start..], plane);
-                    columns.resize(depth * places.len(), T::default());
-                    let target = Target { data: columns, row: places.len(), add: false };
-                    product(target, [depth, of_group, places.len()], weight, gradient, T::ONE);
-                    simd(|| self.scatter(&sizes, columns, rows, out));
+        let share = share(out.len() / image);
+        each_chunk(out, share * image, |at, out| {
+            let mut columns = Vec::new();
+            let gradient = &gradient[at * share * result..];
+            for (out, gradient) in out.chunks_exact_mut(image).zip(gradient.chunks_exact(result)) {
+                let groups = out.chunks_exact_mut(image / self.groups).zip(gradient.chunks_exact(of_group * plane));
+                for ((out, gradient), weight) in groups.zip(weight.chunks_exact(of_group * depth)) {
+                    let weight = Matrix::new(weight, depth).transposed();
+                    if self.is_pointwise() {
+                        let out = Target { data: out, row: plane, add: false };
+                        product(out, [depth, of_group, plane], weight, Matrix::new(gradient, plane), T::ONE);
+                        continue;
+                    }
+                    out.fill(T::default());
+                    for rows in sizes.tiles() {
+                        let places = rows.start * sizes.width..rows.end * sizes.width;
+                        let gradient = Matrix::new(&gradient[places.start..], plane);
+                        columns.resize(depth * places.len(), T::default());
+                        let target = Target { data: &mut columns, row: places.len(), add: false };
+                        product(target, [depth, of_group, places.len()], weight, gradient, T::ONE);
+                        match self.keeps_width(&sizes) {
+                            true => simd(|| self.scatter_blocks(&sizes, &mut columns, &rows, out)),
+                            false => simd(|| self.scatter(&sizes, &columns, rows, out)),
+                        }
+                    }
                 }
             }
         });
@@ -181,6 +190,10 @@ impl Convolution {
         }
         let places = rows.len() * sizes.width;
         columns.resize(sizes.depth * places, T::default());
+        if self.keeps_width(sizes) {
+            simd(|| self.gather_blocks(sizes, x, &rows, columns));
+            return Matrix::new(columns, places);
+        }
         self.each_line(sizes, rows, |channel, line, step, input| {
             let line = &mut columns[line..][..sizes.width];
             let Some((inside, from)) = input else { return line.fill(T::default()) };
@@ -208,6 +221,60 @@ impl Convolution {
                 step => out.iter_mut().step_by(step).zip(line).for_each(|(out, x)| *out += *x),
             }
         });
+    }
+
+    /// Returns whether rows of the result are as far apart as those of the input, so that for an element of the kernel
+    /// they are one block of the input.
+    fn keeps_width(&self, sizes: &Sizes) -> bool {
+        self.stride == 1 && sizes.width == self.size[1]
+    }
+
+    /// Copies what some rows of the result need, a block for each channel and element of the kernel.
+    #[inline(always)]
+    fn gather_blocks<T: Float>(&self, sizes: &Sizes, x: &[T], rows: &Range<usize>, columns: &mut [T]) {
+        let (width, plane) = (sizes.width, self.size[0] * self.size[1]);
+        let kernel = self.kernel[0] * self.kernel[1];
+        for (at, block) in columns.chunks_exact_mut(rows.len() * width).enumerate() {
+            let Some(inside) = self.inside(rows, at % kernel) else {
+                block.fill(T::default());
+                continue;
+            };
+            let Inside { block: Range { start, end }, from, .. } = inside;
+            block[..start].fill(T::default());
+            block[start..end].copy_from_slice(&x[at / kernel * plane + from..][..end - start]);
+            block[end..].fill(T::default());
+            inside.clear_edges(width, block);
+        }
+    }
+
+    /// Adds blocks to the places of the input that they belong to.
+    #[inline(always)]
+    fn scatter_blocks<T: Float>(&self, sizes: &Sizes, columns: &mut [T], rows: &Range<usize>, out: &mut [T]) {
+        let (width, plane) = (sizes.width, self.size[0] * self.size[1]);
+        let kernel = self.kernel[0] * self.kernel[1];
+        for (at, block) in columns.chunks_exact_mut(rows.len() * width).enumerate() {
+            let Some(inside) = self.inside(rows, at % kernel) else { continue };
+            inside.clear_edges(width, block);
+            let out = &mut out[at / kernel * plane + inside.from..];
+            out.iter_mut().zip(&block[inside.block]).for_each(|(out, x)| *out += *x);
+        }
+    }
+
+    /// Returns which part of a block of some rows is inside the image, for an element of the kernel.
+    fn inside(&self, rows: &Range<usize>, element: usize) -> Option<Inside> {
+        let ([height, width], padding) = (self.size, self.padding);
+        let down = element / self.kernel[1] * self.dilation;
+        let right = element % self.kernel[1] * self.dilation;
+        let first = padding.saturating_sub(down).max(rows.start);
+        let last = (height + padding).saturating_sub(down).min(rows.end);
+        let columns = padding.saturating_sub(right)..(width + padding).saturating_sub(right).min(width);
+        if first >= last || columns.is_empty() {
+            return None;
+        }
+        let start = (first - rows.start) * width + columns.start;
+        let end = (last - 1 - rows.start) * width + columns.end;
+        let from = (first + down - padding) * width + columns.start + right - padding;
+        Some(Inside { block: start..end, from, columns })
     }
 
     /// Calls `f` for each element of a kernel and row of the result, with the channel, the place of the line in the
@@ -249,6 +316,27 @@ impl Convolution {
         assert!(image > 0 && input.is_multiple_of(image), "the input: {input} elements do not make images of {self:?}");
         check("the result", output, input / image * result);
         Sizes { image, result, plane: height * width, depth, height, width }
+    }
+}
+
+/// The part of a block of rows that is inside the image.
+struct Inside {
+    /// Its elements, with those at the edges of rows that are not inside.
+    block: Range<usize>,
+    /// Where the first of them is in the image.
+    from: usize,
+    /// The columns that are inside.
+    columns: Range<usize>,
+}
+
+impl Inside {
+    /// Sets what is beyond the edges of rows to 0.
+    #[inline(always)]
+    fn clear_edges<T: Float>(&self, width: usize, block: &mut [T]) {
+        // Columns are few, and rows many.
+        for column in (0..self.columns.start).chain(self.columns.end..width) {
+            block[column..].iter_mut().step_by(width).for_each(|x| *x = T::default());
+        }
     }
 }
 

@@ -1,9 +1,7 @@
 //! Linear layers.
 
-use rayon::prelude::*;
-
 use crate::Float;
-use crate::parallel::{add, check, sum_of_parts};
+use crate::parallel::{add, check, each_chunk, sum_of_parts};
 use crate::product::{Matrix, Target, parallel_product};
 
 /// A linear layer: `x · weightᵀ + bias` for each row.
@@ -25,7 +23,9 @@ impl Linear {
         self.check(rows, "the input", x.len(), weight.len());
         if let Some(bias) = bias.filter(|_| rows > 0) {
             check("the bias", bias.len(), self.outputs);
-            out.par_chunks_mut(self.outputs).with_min_len(LEAST_ROWS).for_each(|row| row.copy_from_slice(bias));
+            each_chunk(out, ROWS * self.outputs, |_, rows| {
+                rows.chunks_exact_mut(self.outputs).for_each(|row| row.copy_from_slice(bias));
+            });
         }
         let (x, weight) = (Matrix::new(x, self.inputs), Matrix::new(weight, self.inputs));
         let out = Target { data: out, row: self.outputs, add: bias.is_some() };
@@ -82,5 +82,5 @@ impl Linear {
     }
 }
 
-/// The number of rows below which a thread would cost more than it saves.
-const LEAST_ROWS: usize = 64;
+/// The number of rows that a thread fills at once.
+const ROWS: usize = 64;

@@ -18,10 +18,31 @@ pub(crate) fn sum_of_parts<T: Float>(out: &mut [T], count: usize, f: impl Fn(std
         f(from..count.min(from + size), &mut sum);
         sum
     };
-    let parts: Vec<Vec<T>> = (0..count.div_ceil(size)).into_par_iter().map(|part_of| part(part_of * size)).collect();
-    for part in &parts {
+    for part in &mapped(count.div_ceil(size), |at| part(at * size)) {
         add(out, part);
     }
+}
+
+/// Returns the results of `f` for numbers from 0, in order. Without threads nothing waits for the only one of a pool.
+pub(crate) fn mapped<R: Send>(count: usize, f: impl Fn(usize) -> R + Sync) -> Vec<R> {
+    match rayon::current_num_threads() {
+        1 => (0..count).map(&f).collect(),
+        _ => (0..count).into_par_iter().map(&f).collect(),
+    }
+}
+
+/// Calls `f` with each run of `size` elements, the last of which may be shorter, and its number.
+pub(crate) fn each_chunk<T: Float>(out: &mut [T], size: usize, f: impl Fn(usize, &mut [T]) + Sync) {
+    match rayon::current_num_threads() {
+        _ if out.is_empty() => {}
+        1 => out.chunks_mut(size).enumerate().for_each(|(at, out)| f(at, out)),
+        _ => out.par_chunks_mut(size).enumerate().for_each(|(at, out)| f(at, out)),
+    }
+}
+
+/// Returns how many of `count` items, whose results do not depend on each other, a thread takes at once.
+pub(crate) fn share(count: usize) -> usize {
+    count.div_ceil(4 * rayon::current_num_threads()).max(1)
 }
 
 /// Adds numbers to others, element by element.

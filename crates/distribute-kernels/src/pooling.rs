@@ -1,10 +1,9 @@
 //! Pooling of images.
 
 use distribute_rows::simd;
-use rayon::prelude::*;
 
 use crate::Float;
-use crate::parallel::check;
+use crate::parallel::{check, each_chunk};
 
 /// Max-pooling: the largest element of each window of an image. Windows that would go beyond the image are left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,10 +37,10 @@ impl Pooling {
     pub fn forward<T: Float>(&self, x: &[T], out: &mut [T]) {
         let pairs = self.is_of_pairs();
         self.each_image(x.len(), out.len(), |from, to, [height, width]| {
-            let blocks = out.par_chunks_mut(BLOCK * height * width).zip(x.par_chunks(BLOCK * from));
-            blocks.for_each(|(out, x)| {
+            each_chunk(out, BLOCK * height * width, |block, out| {
                 simd(|| {
-                    for (out, x) in out.chunks_exact_mut(to).zip(x.chunks_exact(from)) {
+                    let images = out.chunks_exact_mut(to).zip(x[block * BLOCK * from..].chunks_exact(from));
+                    for (out, x) in images {
                         for (row, out) in out.chunks_exact_mut(width).enumerate() {
                             if pairs {
                                 self.forward_pairs(&x[row * 2 * self.size[1]..], out);
@@ -65,11 +64,10 @@ impl Pooling {
         check("the gradient of the input", out.len(), x.len());
         let pairs = self.is_of_pairs();
         self.each_image(x.len(), gradient.len(), |from, to, [_, width]| {
-            let blocks = out.par_chunks_mut(BLOCK * from).zip(x.par_chunks(BLOCK * from));
-            blocks.zip(gradient.par_chunks(BLOCK * to)).for_each(|((out, x), gradient)| {
+            each_chunk(out, BLOCK * from, |block, out| {
                 simd(|| {
-                    let images = out.chunks_exact_mut(from).zip(x.chunks_exact(from));
-                    for ((out, x), gradient) in images.zip(gradient.chunks_exact(to)) {
+                    let images = out.chunks_exact_mut(from).zip(x[block * BLOCK * from..].chunks_exact(from));
+                    for ((out, x), gradient) in images.zip(gradient[block * BLOCK * to..].chunks_exact(to)) {
                         if !pairs || self.size[0] % 2 != 0 || self.size[1] % 2 != 0 {
                             out.fill(T::default());
                         }
@@ -97,29 +95,33 @@ impl Pooling {
     /// Computes a row of windows of two by two.
     #[inline(always)]
     fn forward_pairs<T: Float>(&self, x: &[T], out: &mut [T]) {
-        let (above, below) = x.split_at(self.size[1]);
-        let columns = above.chunks_exact(2).zip(below.chunks_exact(2));
-        for (out, (above, below)) in out.iter_mut().zip(columns) {
-            *out = larger(larger(above[0], above[1]), larger(below[0], below[1]));
+        for (out, [a, b, c, d]) in out.iter_mut().zip(self.windows(x)) {
+            *out = larger(larger(a, b), larger(c, d));
         }
     }
 
-    /// Computes the gradient of a row of windows of two by two, without branches.
+    /// Computes the gradient of a row of windows of two by two.
     #[inline(always)]
     fn backward_pairs<T: Float>(&self, x: &[T], gradient: &[T], out: &mut [T]) {
-        let (above, below) = x.split_at(self.size[1]);
         let (out_above, out_below) = out.split_at_mut(self.size[1]);
-        let columns = above.chunks_exact(2).zip(below.chunks_exact(2));
         let outs = out_above.chunks_exact_mut(2).zip(out_below.chunks_exact_mut(2));
-        for ((gradient, (above, below)), (out_above, out_below)) in gradient.iter().zip(columns).zip(outs) {
-            let (upper, lower) = (larger(above[0], above[1]), larger(below[0], below[1]));
-            let is_lower = beats(lower, upper);
-            let (right_above, right_below) = (beats(above[1], above[0]), beats(below[1], below[0]));
-            let zero = T::default();
-            let (of_upper, of_lower) = if is_lower { (zero, *gradient) } else { (*gradient, zero) };
-            (out_above[0], out_above[1]) = if right_above { (zero, of_upper) } else { (of_upper, zero) };
-            (out_below[0], out_below[1]) = if right_below { (zero, of_lower) } else { (of_lower, zero) };
+        for ((gradient, [a, b, c, d]), (out_above, out_below)) in gradient.iter().zip(self.windows(x)).zip(outs) {
+            let (right_above, right_below) = (beats(b, a), beats(d, c));
+            let is_below = beats(larger(c, d), larger(a, b));
+            let only_if = |is: bool| if is { *gradient } else { T::default() };
+            out_above[0] = only_if(!is_below & !right_above);
+            out_above[1] = only_if(!is_below & right_above);
+            out_below[0] = only_if(is_below & !right_below);
+            out_below[1] = only_if(is_below & right_below);
         }
+    }
+
+    /// Returns the elements of a row of windows of two by two.
+    #[inline(always)]
+    fn windows<T: Float>(&self, x: &[T]) -> impl Iterator<Item = [T; 4]> {
+        let (above, below) = x[..2 * self.size[1]].split_at(self.size[1]);
+        let columns = above.chunks_exact(2).zip(below.chunks_exact(2));
+        columns.map(|(above, below)| [above[0], above[1], below[0], below[1]])
     }
 
     /// Returns the place of a window's largest element in an image.
@@ -147,11 +149,12 @@ impl Pooling {
     }
 }
 
-/// Returns whether an element takes the place of the largest one so far.
+/// Returns whether an element takes the place of the largest one so far. There is no branch, which would be predicted
+/// badly.
 #[inline(always)]
 #[expect(clippy::eq_op, reason = "NaN alone does not equal itself")]
 fn beats<T: Float>(x: T, largest: T) -> bool {
-    x > largest || (x != x && largest == largest)
+    (x > largest) | ((x != x) & (largest == largest))
 }
 
 #[inline(always)]

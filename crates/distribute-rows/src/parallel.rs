@@ -18,8 +18,9 @@ pub(crate) fn each_row<T: Send>(out: &mut [T], size: usize, cost: usize, f: impl
             }
         });
     };
-    if out.len() <= rows * size {
-        return block((0, out));
+    // A pool of one thread would only be waited for.
+    if out.len() <= rows * size || rayon::current_num_threads() == 1 {
+        return out.chunks_mut(rows * size).enumerate().for_each(block);
     }
     out.par_chunks_mut(rows * size).enumerate().for_each(block);
 }
