@@ -4,8 +4,9 @@ use candle_core::{D, DType, Tensor};
 use distribute_strategy::ReplicaContext;
 
 use crate::Result;
+use crate::host::is_fused;
 use crate::losses::at_least_32_bits;
-use crate::rows::{cross_entropy_of_classes, is_fused};
+use crate::rows::cross_entropy_of_classes;
 
 /// Operations of a replica context on candle's tensors.
 pub trait CandleContext {

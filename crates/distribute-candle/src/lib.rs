@@ -11,9 +11,11 @@
 //! - [`Sharded`] is a block whose parameters are gathered while it runs, under a strategy that shards them;
 //!   [`Sharded::recompute`] does not keep its intermediate results for backward, but computes them again.
 //! - [`Model::load_safetensors`] loads pretrained values; [`Model::save_safetensors`] saves values for other programs.
-//! - [`SyncBatchNorm`] normalises over the global batch; [`LayerNorm`], [`RmsNorm`], [`softmax`], [`gelu`] and
+//! - [`SyncBatchNorm`] normalises over the global batch; [`LayerNorm`], [`RmsNorm`], [`softmax`], [`gelu`], [`relu`] and
 //!   [`cross_entropy_per_example`] are fused in host memory, and have the backward that candle's fused operations lack.
 //! - [`Dropout`] has a random stream for each replica, which checkpoints save.
+//! - [`Linear`], [`Conv2d`], [`max_pool2d`], [`attention`] and [`self_attention`] are candle's layers, faster in host
+//!   memory; the names of variables are candle's, so that a model changes its imports alone.
 //! - [`sum_over_replicas`], [`mean_over_replicas`] and [`gather_over_replicas`] are differentiable collectives.
 //! - [`ColumnParallelLinear`], [`RowParallelLinear`], [`VocabParallelEmbedding`] and
 //!   [`vocab_parallel_cross_entropy_per_example`] are layers whose variables are split among the ranks of a tensor
@@ -47,19 +49,23 @@
 //! - A parameter that got no gradient on any replica keeps its value, and a warning names it once.
 
 mod all_reduce;
+mod attention;
 #[doc(hidden)]
 pub mod backend;
 mod batch_norm;
 mod checkpoint;
 mod context;
+mod convolution;
 mod device;
 mod dropout;
 mod element;
 mod error;
 mod gpu;
 mod hook;
+mod host;
 mod initial;
 mod library;
+mod linear;
 mod losses;
 mod model;
 mod norms;
@@ -77,14 +83,17 @@ mod trainer;
 mod transfer;
 
 pub use all_reduce::{gather_over_replicas, mean_over_replicas, sum_over_replicas};
+pub use attention::{AttentionMask, attention, self_attention};
 pub use batch_norm::{SyncBatchNorm, sync_batch_norm};
 pub use context::{CandleContext, cross_entropy_per_example, nll_per_example};
+pub use convolution::{Conv2d, conv2d, conv2d_no_bias, max_pool2d, max_pool2d_with_stride};
 pub use distribute_optim::{
     Adadelta, Adagrad, Adam, AdamW, Adamax, Clip, ColumnParallelOptions, Ftrl, Lamb, LossScale, MemoryReport, Nadam,
     RmsProp, RowParallelOptions, Sgd, StepTimes,
 };
 pub use dropout::{Dropout, dropout};
 pub use error::{Error, Result};
+pub use linear::{Linear, linear, linear_no_bias};
 pub use losses::{
     BinaryCrossentropy, CategoricalCrossentropy, FromProbabilities, Hinge, Huber, KlDivergence, Loss,
     MeanAbsoluteError, MeanSquaredError, SparseCategoricalCrossentropy,
@@ -97,7 +106,7 @@ pub use parameter_server::{
     ServedTrainer, ServedTraining, ShardedEmbedding, WorkerModel, sharded_embedding, sharded_embedding_with,
 };
 pub use pretrained::Loaded;
-pub use rows::{gelu, softmax};
+pub use rows::{gelu, relu, softmax};
 pub use sharded::Sharded;
 pub use tensor::Candle;
 pub use tensor_parallel::{

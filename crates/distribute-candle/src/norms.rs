@@ -4,7 +4,8 @@ use candle_core::{D, DType, Module, Result, Tensor};
 use candle_nn::{LayerNormConfig, VarBuilder};
 use distribute_rows::normalise::Normalise;
 
-use crate::rows::{self, is_fused};
+use crate::host::is_fused;
+use crate::rows;
 use crate::tensor::is_short;
 
 /// Layer normalisation that can be trained. candle's uses a fused operation without backward, so layers before it get

@@ -6,6 +6,7 @@ use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
 /// A type of elements: `f32` or `f64`.
 pub trait Float:
     Copy
+    + 'static
     + Debug
     + Default
     + PartialOrd
@@ -124,7 +125,7 @@ const LANES: usize = 16;
 /// Returns the sum of a function of each element. It is made of partial sums, so that it is fast, and precise for long
 /// rows.
 #[inline(always)]
-pub(crate) fn sum<T: Float>(row: &[T], f: impl Fn(T) -> T) -> T {
+pub fn sum<T: Float>(row: &[T], f: impl Fn(T) -> T) -> T {
     let mut lanes = [T::default(); LANES];
     let chunks = row.chunks_exact(LANES);
     let rest = chunks.remainder();
@@ -141,7 +142,7 @@ pub(crate) fn sum<T: Float>(row: &[T], f: impl Fn(T) -> T) -> T {
 
 /// Returns the sum of a function of each two elements at the same position.
 #[inline(always)]
-pub(crate) fn sum_of_pairs<T: Float>(one: &[T], other: &[T], f: impl Fn(T, T) -> T) -> T {
+pub fn sum_of_pairs<T: Float>(one: &[T], other: &[T], f: impl Fn(T, T) -> T) -> T {
     let mut lanes = [T::default(); LANES];
     let (ones, others) = (one.chunks_exact(LANES), other.chunks_exact(LANES));
     let rest = ones.remainder().iter().zip(others.remainder());
@@ -158,7 +159,7 @@ pub(crate) fn sum_of_pairs<T: Float>(one: &[T], other: &[T], f: impl Fn(T, T) ->
 
 /// Returns the greatest element; NaN does not count. -∞ if there is none.
 #[inline(always)]
-pub(crate) fn greatest<T: Float>(row: &[T]) -> T {
+pub fn greatest<T: Float>(row: &[T]) -> T {
     let of_two = |one: T, other: T| if other > one { other } else { one };
     let mut lanes = [T::NEG_INFINITY; LANES];
     let chunks = row.chunks_exact(LANES);

@@ -1,7 +1,7 @@
 //! The Gaussian error linear unit, in its approximation by tanh.
 
 use crate::Float;
-use crate::parallel::{check, each_row};
+use crate::parallel::{check, each_element};
 
 /// Computes `x · ½ (1 + tanh(√(2/π) (x + 0.044715 x³)))` for each element.
 ///
@@ -47,13 +47,4 @@ const CUBIC: f64 = 0.044_715;
 fn gate<T: Float>(x: T) -> T {
     let inner = T::from_f64(-2.0 * SCALE) * (x + T::from_f64(CUBIC) * x * x * x);
     T::ONE / (T::ONE + inner.exp())
-}
-
-/// Calls `f` with the position of the first of a run of elements, and the results of the run.
-fn each_element<T: Float>(out: &mut [T], f: impl Fn(usize, &mut [T]) + Sync) {
-    const RUN: usize = 1024;
-    let whole = out.len() / RUN * RUN;
-    let (runs, rest) = out.split_at_mut(whole);
-    each_row(runs, RUN, RUN, |run, out| f(run * RUN, out));
-    crate::parallel::simd(|| f(whole, rest));
 }

@@ -11,6 +11,10 @@
 //! | [`softmax`] | softmax |
 //! | [`cross_entropy`] | softmax cross-entropy with class indices |
 //! | [`gelu`] | Gaussian error linear unit, in its approximation by tanh |
+//! | [`relu`] | rectified linear unit |
+//!
+//! [`sum`], [`sum_of_pairs`] and [`greatest`] are what rows are reduced by; call them, and write loops of one's own, in
+//! [`simd`].
 //!
 //! NaN in a row gives NaN in that row, and in no other one.
 //!
@@ -31,9 +35,11 @@ mod float;
 pub mod gelu;
 pub mod normalise;
 mod parallel;
+pub mod relu;
 pub mod softmax;
 
-pub use float::Float;
+pub use float::{Float, greatest, sum, sum_of_pairs};
+pub use parallel::simd;
 
 #[cfg(test)]
 mod tests;

@@ -83,10 +83,16 @@ impl Normalise {
         let size = weight.len();
         check("the input", x.len(), size, out.len());
         check("the gradient", gradient.len(), size, out.len());
-        let blocks = out.par_chunks_mut(BLOCK * size).zip(x.par_chunks(BLOCK * size));
-        let blocks = blocks.zip(gradient.par_chunks(BLOCK * size));
-        let sums: Vec<Gradients<T>> =
-            blocks.map(|((out, x), gradient)| simd(|| self.backward_block(x, weight, gradient, out))).collect();
+        let block =
+            |((out, x), gradient): ((&mut [T], &[T]), &[T])| simd(|| self.backward_block(x, weight, gradient, out));
+        // A pool of one thread would only be waited for.
+        let sums: Vec<Gradients<T>> = if rayon::current_num_threads() == 1 {
+            let blocks = out.chunks_mut(BLOCK * size).zip(x.chunks(BLOCK * size));
+            blocks.zip(gradient.chunks(BLOCK * size)).map(block).collect()
+        } else {
+            let blocks = out.par_chunks_mut(BLOCK * size).zip(x.par_chunks(BLOCK * size));
+            blocks.zip(gradient.par_chunks(BLOCK * size)).map(block).collect()
+        };
         let mut all = Gradients { weight: vec![T::default(); size], bias: vec![T::default(); size] };
         for sum in &sums {
             add(&mut all.weight, &sum.weight);

@@ -18,15 +18,31 @@ pub(crate) fn each_row<T: Send>(out: &mut [T], size: usize, cost: usize, f: impl
             }
         });
     };
-    if out.len() <= rows * size {
-        return block((0, out));
+    // A pool of one thread would only be waited for.
+    if out.len() <= rows * size || rayon::current_num_threads() == 1 {
+        return out.chunks_mut(rows * size).enumerate().for_each(block);
     }
     out.par_chunks_mut(rows * size).enumerate().for_each(block);
 }
 
+/// Calls `f` with the position of the first of a run of elements, and the results of the run.
+pub(crate) fn each_element<T: Send>(out: &mut [T], f: impl Fn(usize, &mut [T]) + Sync) {
+    const RUN: usize = 1024;
+    let whole = out.len() / RUN * RUN;
+    let (runs, rest) = out.split_at_mut(whole);
+    each_row(runs, RUN, RUN, |run, out| f(run * RUN, out));
+    simd(|| f(whole, rest));
+}
+
 /// Runs a function whose loops, and those of the functions inlined in it, use the processor's SIMD instructions.
+///
+/// # Examples
+/// ```
+/// let x = [1f32, 2.0, 3.0];
+/// assert_eq!(distribute_rows::simd(|| distribute_rows::sum(&x, |x| x * x)), 14.0);
+/// ```
 #[inline(always)]
-pub(crate) fn simd<R>(f: impl FnOnce() -> R) -> R {
+pub fn simd<R>(f: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(f)
 }
 

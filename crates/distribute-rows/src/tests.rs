@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use crate::cross_entropy::LogSum;
 use crate::normalise::Normalise;
-use crate::{Float, cross_entropy, gelu, softmax};
+use crate::{Float, cross_entropy, gelu, relu, softmax};
 
 /// Rows of numbers of any size, of which there may be more than one thread gets.
 fn rows() -> impl Strategy<Value = (usize, Vec<f64>)> {
@@ -260,4 +260,17 @@ fn results_do_not_depend_on_the_number_of_threads() {
         })
     };
     assert!(of(1) == of(3));
+}
+
+#[test]
+fn rectified_elements_pass_gradients_where_they_are_above_0() {
+    let x: Vec<f32> = (0..5000).map(|at| (at % 5) as f32 - 2.0).collect();
+    let (mut y, mut change) = (vec![7f32; 5000], vec![7f32; 5000]);
+    relu::forward(&x, &mut y);
+    relu::backward(&y, &x, &mut change);
+    for ((x, y), change) in x.iter().zip(&y).zip(&change) {
+        assert_eq!((*y, *change), (x.max(0.0), x.max(0.0)));
+    }
+    relu::forward(&[f32::NAN; 3], &mut y[..3]);
+    assert!(y[..3].iter().all(|y| y.is_nan()));
 }

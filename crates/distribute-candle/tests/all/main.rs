@@ -9,6 +9,7 @@ mod dropout;
 mod elastic;
 mod empty_replicas;
 mod failures;
+mod layers;
 mod local_updates;
 mod numbers;
 mod optimizers;

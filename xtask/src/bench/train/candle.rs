@@ -2,168 +2,25 @@
 
 use std::time::{Duration, Instant};
 
-use candle_core::{DType, Device, Module, Result as CandleResult, Tensor};
-use candle_nn::{Conv2d, Conv2dConfig, Embedding, Linear, VarBuilder, VarMap, conv2d, embedding, linear};
+use candle_core::{DType, Device, Result as CandleResult, Tensor};
+use candle_nn::{VarBuilder, VarMap};
 use distribute::Error;
-use distribute::candle::{Fit, LayerNorm, SparseCategoricalCrossentropy, layer_norm};
+use distribute::candle::{Fit, SparseCategoricalCrossentropy};
 use distribute::optim::SparseGradients;
 use distribute::prelude::*;
 use distribute::train::callbacks::ModelCheckpoint;
 use distribute::train::elastic::{self, Standing};
 use serde::{Deserialize, Serialize};
 
-use super::data::{self, BATCHES, TOKENS, VOCABULARY};
+use super::data::{self, BATCHES, TOKENS};
 use super::{Measured, Model, in_step, independent, strategy_of};
 use crate::error::text;
 
-pub(crate) struct Mlp([Linear; 3]);
+mod models;
 
-impl Mlp {
-    pub(crate) fn new(vb: &VarBuilder<'_>) -> CandleResult<Mlp> {
-        Ok(Mlp([linear(784, 256, vb.pp("fc1"))?, linear(256, 128, vb.pp("fc2"))?, linear(128, 10, vb.pp("fc3"))?]))
-    }
-}
+use models::{Net, Ours, Plain};
 
-impl Module for Mlp {
-    fn forward(&self, x: &Tensor) -> CandleResult<Tensor> {
-        let [fc1, fc2, fc3] = &self.0;
-        fc3.forward(&fc2.forward(&fc1.forward(x)?.relu()?)?.relu()?)
-    }
-}
-
-struct Cnn {
-    convolutions: [Conv2d; 2],
-    head: Linear,
-}
-
-impl Cnn {
-    fn new(vb: &VarBuilder<'_>) -> CandleResult<Cnn> {
-        let padded = Conv2dConfig { padding: 1, ..Conv2dConfig::default() };
-        let convolutions = [conv2d(1, 16, 3, padded, vb.pp("conv1"))?, conv2d(16, 32, 3, padded, vb.pp("conv2"))?];
-        Ok(Cnn { convolutions, head: linear(32 * 49, 10, vb.pp("head"))? })
-    }
-}
-
-impl Module for Cnn {
-    fn forward(&self, x: &Tensor) -> CandleResult<Tensor> {
-        let mut x = x.reshape(((), 1, 28, 28))?;
-        for convolution in &self.convolutions {
-            x = convolution.forward(&x)?.relu()?.max_pool2d(2)?;
-        }
-        self.head.forward(&x.flatten_from(1)?)
-    }
-}
-
-const WIDTH: usize = 128;
-const HEADS: usize = 4;
-
-struct Block {
-    norms: [LayerNorm; 2],
-    qkv: Linear,
-    out: Linear,
-    up: Linear,
-    down: Linear,
-}
-
-struct Transformer {
-    tokens: Embedding,
-    positions: Embedding,
-    blocks: Vec<Block>,
-    norm: LayerNorm,
-    head: Linear,
-    mask: Tensor,
-}
-
-impl Transformer {
-    fn new(vb: &VarBuilder<'_>) -> CandleResult<Transformer> {
-        let block = |vb: VarBuilder<'_>| {
-            Ok(Block {
-                norms: [layer_norm(WIDTH, 1e-5, vb.pp("norm1"))?, layer_norm(WIDTH, 1e-5, vb.pp("norm2"))?],
-                qkv: linear(WIDTH, 3 * WIDTH, vb.pp("qkv"))?,
-                out: linear(WIDTH, WIDTH, vb.pp("out"))?,
-                up: linear(WIDTH, 4 * WIDTH, vb.pp("up"))?,
-                down: linear(4 * WIDTH, WIDTH, vb.pp("down"))?,
-            })
-        };
-        let mask: Vec<f32> =
-            (0..TOKENS * TOKENS).map(|at| if at % TOKENS > at / TOKENS { f32::NEG_INFINITY } else { 0.0 }).collect();
-        Ok(Transformer {
-            tokens: embedding(VOCABULARY, WIDTH, vb.pp("tokens"))?,
-            positions: embedding(TOKENS, WIDTH, vb.pp("positions"))?,
-            blocks: (0..2).map(|at| block(vb.pp(format!("block{at}")))).collect::<CandleResult<_>>()?,
-            norm: layer_norm(WIDTH, 1e-5, vb.pp("norm"))?,
-            head: linear(WIDTH, VOCABULARY, vb.pp("head"))?,
-            mask: Tensor::from_vec(mask, (TOKENS, TOKENS), &Device::Cpu)?,
-        })
-    }
-
-    fn attend(&self, block: &Block, x: &Tensor) -> CandleResult<Tensor> {
-        let rows = x.dim(0)?;
-        let qkv = block.qkv.forward(x)?.reshape((rows, TOKENS, 3, HEADS, WIDTH / HEADS))?;
-        let part = |at: usize| qkv.narrow(2, at, 1)?.squeeze(2)?.transpose(1, 2)?.contiguous();
-        let scores = (part(0)?.matmul(&part(1)?.t()?)? / ((WIDTH / HEADS) as f64).sqrt())?;
-        let weights = candle_nn::ops::softmax(&scores.broadcast_add(&self.mask)?, 3)?;
-        let mixed = weights.matmul(&part(2)?)?.transpose(1, 2)?.reshape((rows, TOKENS, WIDTH))?;
-        block.out.forward(&mixed)
-    }
-}
-
-impl Module for Transformer {
-    fn forward(&self, x: &Tensor) -> CandleResult<Tensor> {
-        let positions = self.positions.forward(&Tensor::arange(0u32, TOKENS as u32, &Device::Cpu)?)?;
-        let mut x = self.tokens.forward(x)?.broadcast_add(&positions)?;
-        for block in &self.blocks {
-            x = (&x + self.attend(block, &block.norms[0].forward(&x)?)?)?;
-            let hidden = block.up.forward(&block.norms[1].forward(&x)?)?.gelu()?;
-            x = (&x + block.down.forward(&hidden)?)?;
-        }
-        // One row for each token.
-        self.head.forward(&self.norm.forward(&x)?)?.flatten(0, 1)
-    }
-}
-
-/// The mean of words, of which few occur in a step.
-struct Words(Embedding, Linear);
-
-impl Words {
-    fn new(vb: &VarBuilder<'_>) -> CandleResult<Words> {
-        let [words, width] = data::WORDS;
-        Ok(Words(embedding(words, width, vb.pp("words"))?, linear(width, 10, vb.pp("head"))?))
-    }
-}
-
-impl Module for Words {
-    fn forward(&self, x: &Tensor) -> CandleResult<Tensor> {
-        self.1.forward(&self.0.forward(x)?.mean(1)?)
-    }
-}
-
-enum Net {
-    Words(Words),
-    Mlp(Mlp),
-    Cnn(Cnn),
-    Transformer(Transformer),
-}
-
-impl Net {
-    fn new(model: Model, vb: &VarBuilder<'_>) -> CandleResult<Net> {
-        Ok(match model {
-            Model::Embedding => Net::Words(Words::new(vb)?),
-            Model::Cnn => Net::Cnn(Cnn::new(vb)?),
-            Model::Transformer => Net::Transformer(Transformer::new(vb)?),
-            Model::Mlp | Model::Wide => Net::Mlp(Mlp::new(vb)?),
-        })
-    }
-
-    fn forward(&self, x: &Tensor) -> CandleResult<Tensor> {
-        match self {
-            Net::Words(model) => model.forward(x),
-            Net::Mlp(model) => model.forward(x),
-            Net::Cnn(model) => model.forward(x),
-            Net::Transformer(model) => model.forward(x),
-        }
-    }
-}
+pub(crate) type Mlp = models::Mlp<Ours>;
 
 pub(super) fn run(arrangement: &str, model: Model, time: Duration) -> Result<Measured, String> {
     match arrangement {
@@ -192,12 +49,12 @@ fn data(model: Model, batch: usize) -> CandleResult<(Tensor, Tensor)> {
     })
 }
 
-/// Trains without distribution: candle's own loss and AdamW.
+/// Trains without distribution: candle's own layers, loss and AdamW.
 fn plain(model: Model, time: Duration) -> Result<Measured, String> {
     use candle_nn::Optimizer as _;
     let built = || -> CandleResult<_> {
         let variables = VarMap::new();
-        let net = Net::new(model, &VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu))?;
+        let net = Net::<Plain>::new(model, &VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu))?;
         let settings = candle_nn::ParamsAdamW { lr: 1e-3, weight_decay: 0.0, ..Default::default() };
         Ok((net, candle_nn::AdamW::new(variables.all_vars(), settings)?, data(model, model.batch())?))
     };
@@ -227,7 +84,7 @@ fn ours(strategy: &Strategy, model: Model, time: Duration, arrangement: &str) ->
     let per_example = if model == Model::Transformer { TOKENS } else { 1 };
     let built = || -> distribute::Result<_> {
         let data = Dataset::from_tensor_slices(data(model, global_batch)?).batch(global_batch).repeat_forever();
-        let net = strategy.scope(|vb| Net::new(model, &vb))?;
+        let net = strategy.scope(|vb| Net::<Ours>::new(model, &vb))?;
         let optimizer = Adam::new(1e-3).build(&net)?.sparse_gradients(match arrangement {
             name if name.ends_with("whole") => SparseGradients::Whole,
             _ => SparseGradients::Rows,

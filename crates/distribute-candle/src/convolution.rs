@@ -1,0 +1,298 @@
+//! Convolution and pooling of images, with fast forward and backward in host memory.
+
+use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, D, Layout, Module, Result, Shape, Tensor, ToUsize2};
+use candle_nn::{Conv2dConfig, VarBuilder};
+use distribute_kernels::convolution::Convolution;
+use distribute_kernels::pooling::Pooling;
+
+use crate::host::{
+    Element, Stored, by_type, computed, dtype, elements, gradient as gradient_of, is_fused, tensor, with,
+};
+
+/// Convolution in two dimensions, like [`candle_nn::Conv2d`], several times faster in host memory, above all backward.
+///
+/// Names of variables, initial values and settings are those of [`candle_nn::Conv2d`], so checkpoints fit both.
+/// Elsewhere, and for 16-bit types, these are candle's operations.
+///
+/// # Shapes
+/// Input: (images, channels, height, width). Weight: (filters, channels / groups, kernel, kernel). Bias: (filters).
+/// Result: (images, filters, height, width), whose height is that of the input plus `2 · padding − dilation · (kernel −
+/// 1) − 1`, divided by the stride, plus 1; so is its width.
+///
+/// # Examples
+/// ```
+/// use candle_core::{DType, Device, Module, Tensor};
+/// use distribute_candle::Conv2d;
+///
+/// let blur = Conv2d::new(Tensor::ones((1, 1, 3, 3), DType::F32, &Device::Cpu)?, None, Default::default());
+/// let y = blur.forward(&Tensor::ones((2, 1, 5, 4), DType::F32, &Device::Cpu)?)?;
+/// assert_eq!(y.dims(), [2, 1, 3, 2]);
+/// assert_eq!(y.max_all()?.to_scalar::<f32>()?, 9.0);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Conv2d(candle_nn::Conv2d);
+
+impl Conv2d {
+    /// Creates a layer of a weight and a bias.
+    pub fn new(weight: Tensor, bias: Option<Tensor>, config: Conv2dConfig) -> Conv2d {
+        Conv2d(candle_nn::Conv2d::new(weight, bias, config))
+    }
+
+    /// Returns the settings.
+    pub fn config(&self) -> &Conv2dConfig {
+        self.0.config()
+    }
+
+    /// Returns the weight.
+    pub fn weight(&self) -> &Tensor {
+        self.0.weight()
+    }
+
+    /// Returns the bias.
+    pub fn bias(&self) -> Option<&Tensor> {
+        self.0.bias()
+    }
+
+    /// Returns the operation on an input of this shape; `None` if there is no result, which candle's own reports.
+    fn operation(&self, input: &[usize]) -> Option<Convolution> {
+        let (&[_, channels, height, width], &[filters, depth, rows, columns]) = (input, self.weight().dims()) else {
+            return None;
+        };
+        let &Conv2dConfig { padding, stride, dilation, groups, .. } = self.config();
+        let fits = |size: usize, kernel: usize| {
+            kernel > 0 && dilation > 0 && dilation * (kernel - 1) < size + 2 * padding && size > 0
+        };
+        let grouped = groups > 0 && filters > 0 && depth > 0 && channels == depth * groups && filters % groups == 0;
+        let biased = self.bias().is_none_or(|bias| bias.dims() == [filters]);
+        let (size, kernel) = ([height, width], [rows, columns]);
+        (grouped && biased && stride > 0 && fits(height, rows) && fits(width, columns)).then_some(Convolution {
+            channels,
+            filters,
+            size,
+            kernel,
+            stride,
+            padding,
+            dilation,
+            groups,
+        })
+    }
+}
+
+/// Creates a [`Conv2d`] with a bias, for square kernels.
+///
+/// # Errors
+/// [`candle_core::Error`] if the variables exist with other shapes.
+pub fn conv2d(
+    channels: usize,
+    filters: usize,
+    kernel: usize,
+    config: Conv2dConfig,
+    vb: VarBuilder<'_>,
+) -> Result<Conv2d> {
+    Ok(Conv2d(candle_nn::conv2d(channels, filters, kernel, config, vb)?))
+}
+
+/// Creates a [`Conv2d`] without a bias, for square kernels.
+///
+/// # Errors
+/// [`candle_core::Error`] if the variable exists with another shape.
+pub fn conv2d_no_bias(
+    channels: usize,
+    filters: usize,
+    kernel: usize,
+    config: Conv2dConfig,
+    vb: VarBuilder<'_>,
+) -> Result<Conv2d> {
+    Ok(Conv2d(candle_nn::conv2d_no_bias(channels, filters, kernel, config, vb)?))
+}
+
+/// Computes the largest element of each window, whose stride is its size.
+///
+/// The gradient of a window is that of its largest element; candle's own
+/// [`max_pool2d`](candle_core::Tensor::max_pool2d) divides it by the number of the window's elements.
+///
+/// # Shapes
+/// `x`: (images, channels, height, width). The result has height and width divided by those of the window, rounded
+/// down.
+///
+/// # Errors
+/// [`candle_core::Error`] if `x` has other than four axes, or is smaller than a window.
+///
+/// # Examples
+/// ```
+/// use candle_core::{Device, Var};
+///
+/// let x = Var::new(&[[[[1f32, 4.0], [2.0, 3.0]]]], &Device::Cpu)?;
+/// let y = distribute_candle::max_pool2d(&x, 2)?;
+/// assert_eq!(y.flatten_all()?.to_vec1::<f32>()?, [4.0]);
+/// let gradients = y.backward()?;
+/// assert_eq!(gradients.get(&x).expect("x is a variable").flatten_all()?.to_vec1::<f32>()?, [0.0, 1.0, 0.0, 0.0]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+pub fn max_pool2d(x: &Tensor, window: impl ToUsize2) -> Result<Tensor> {
+    let window = window.to_usize2();
+    max_pool2d_with_stride(x, window, window)
+}
+
+/// Computes the largest element of each window like [`max_pool2d`]; windows are `stride` apart and may overlap.
+///
+/// # Shapes
+/// `x`: (images, channels, height, width). The result's height is that of `x` less that of the window, divided by the
+/// stride, rounded down, plus 1; so is its width.
+///
+/// # Errors
+/// [`candle_core::Error`] if `x` has other than four axes, or is smaller than a window, or the stride is 0. Outside of
+/// host memory, and for 16-bit types, backward fails if windows overlap or have gaps.
+pub fn max_pool2d_with_stride(x: &Tensor, window: impl ToUsize2, stride: impl ToUsize2) -> Result<Tensor> {
+    let (images, channels, height, width) = x.dims4()?;
+    let (window, stride) = (window.to_usize2(), stride.to_usize2());
+    let fits = (1..=height).contains(&window.0) && (1..=width).contains(&window.1) && stride.0 > 0 && stride.1 > 0;
+    if !fits {
+        candle_core::bail!("windows of {window:?} by {stride:?} do not fit images of {:?}", (height, width));
+    }
+    let pooling = Pooling { size: [height, width], window: window.into(), stride: stride.into() };
+    if is_fused(x) {
+        return x.contiguous()?.apply_op1(Pool(pooling));
+    }
+    if window != stride {
+        return x.max_pool2d_with_stride(window, stride);
+    }
+    // The largest of an axis has the right gradient.
+    let [rows, columns] = pooling.output_size();
+    let x = x.narrow(2, 0, rows * window.0)?.narrow(3, 0, columns * window.1)?;
+    let windows = x.contiguous()?.reshape(vec![images, channels, rows, window.0, columns, window.1])?;
+    let windows = windows.transpose(3, 4)?.contiguous()?;
+    windows.reshape((images, channels, rows, columns, window.0 * window.1))?.max(D::Minus1)
+}
+
+impl Module for Conv2d {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let (weight, bias) = (self.weight(), self.bias());
+        let same = |tensor: &Tensor| tensor.dtype() == x.dtype() && tensor.device().same_device(x.device());
+        let operation = self.operation(x.dims()).filter(|_| is_fused(x) && same(weight) && bias.is_none_or(same));
+        let Some(operation) = operation else { return self.0.forward(x) };
+        let (x, weight, op) = (x.contiguous()?, weight.contiguous()?, Convolve(operation));
+        match bias {
+            Some(bias) => x.apply_op3(&weight, &bias.contiguous()?, op),
+            None => x.apply_op2(&weight, op),
+        }
+    }
+}
+
+struct Convolve(Convolution);
+
+impl Convolve {
+    fn forward(&self, x: Stored<'_>, weight: Stored<'_>, bias: Option<Stored<'_>>) -> Result<(CpuStorage, Shape)> {
+        fn run<T: Element>(
+            of: &Convolution,
+            len: usize,
+            x: Stored<'_>,
+            weight: Stored<'_>,
+            bias: Option<Stored<'_>>,
+        ) -> Result<CpuStorage> {
+            let (x, weight) = (elements::<T>(x.0, x.1)?, elements(weight.0, weight.1)?);
+            let bias = bias.map(|(storage, layout)| elements(storage, layout)).transpose()?;
+            Ok(T::to_cpu_storage_owned(computed(len, |out| of.forward(x, weight, bias, out))))
+        }
+        let [height, width] = self.0.output_size();
+        let shape = Shape::from((x.1.dims()[0], self.0.filters, height, width));
+        Ok((by_type!(dtype(x.0), run(&self.0, shape.elem_count(), x, weight, bias))?, shape))
+    }
+
+    /// Returns the gradients of those of input, weight and bias that have variables.
+    fn backward(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        gradient: &Tensor,
+    ) -> Result<[Option<Tensor>; 3]> {
+        fn run<T: Element>(
+            of: &Convolution,
+            [x, weight, gradient]: [&Tensor; 3],
+            bias: Option<&Tensor>,
+        ) -> Result<[Option<Tensor>; 3]> {
+            with([x, weight, gradient], |[elements, factors, gradient]: [&[T]; 3]| {
+                let of_x = || computed(elements.len(), |out| of.backward_input(factors, gradient, out));
+                let of_weight = || computed(factors.len(), |out| of.backward_weight(elements, gradient, out));
+                let of_bias = || computed(of.filters, |out| of.backward_bias(gradient, out));
+                Ok([gradient_of(Some(x), of_x)?, gradient_of(Some(weight), of_weight)?, gradient_of(bias, of_bias)?])
+            })?
+        }
+        by_type!(x.dtype(), run(&self.0, [x, weight, gradient], bias))
+    }
+}
+
+impl CustomOp2 for Convolve {
+    fn name(&self) -> &'static str {
+        "convolution"
+    }
+
+    fn cpu_fwd(&self, x: &CpuStorage, lx: &Layout, w: &CpuStorage, lw: &Layout) -> Result<(CpuStorage, Shape)> {
+        self.forward((x, lx), (w, lw), None)
+    }
+
+    fn bwd(&self, x: &Tensor, w: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let [x, weight, _] = self.backward(x, w, None, gradient)?;
+        Ok((x, weight))
+    }
+}
+
+impl CustomOp3 for Convolve {
+    fn name(&self) -> &'static str {
+        "convolution"
+    }
+
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        lx: &Layout,
+        w: &CpuStorage,
+        lw: &Layout,
+        b: &CpuStorage,
+        lb: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        self.forward((x, lx), (w, lw), Some((b, lb)))
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        w: &Tensor,
+        b: &Tensor,
+        _: &Tensor,
+        gradient: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let [x, weight, bias] = self.backward(x, w, Some(b), gradient)?;
+        Ok((x, weight, bias))
+    }
+}
+
+struct Pool(Pooling);
+
+impl CustomOp1 for Pool {
+    fn name(&self) -> &'static str {
+        "max-pooling"
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        fn run<T: Element>(of: &Pooling, len: usize, storage: &CpuStorage, layout: &Layout) -> Result<CpuStorage> {
+            let x = elements::<T>(storage, layout)?;
+            Ok(T::to_cpu_storage_owned(computed(len, |out| of.forward(x, out))))
+        }
+        let [height, width] = self.0.output_size();
+        let shape = Shape::from((layout.dims()[0], layout.dims()[1], height, width));
+        Ok((by_type!(dtype(storage), run(&self.0, shape.elem_count(), storage, layout))?, shape))
+    }
+
+    fn bwd(&self, x: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+        fn run<T: Element>(of: &Pooling, x: &Tensor, gradient: &Tensor) -> Result<Tensor> {
+            let change = with([x, gradient], |[elements, gradient]: [&[T]; 2]| {
+                computed(elements.len(), |out| of.backward(elements, gradient, out))
+            })?;
+            tensor(change, x)
+        }
+        by_type!(x.dtype(), run(&self.0, x, gradient)).map(Some)
+    }
+}

@@ -1,0 +1,72 @@
+//! Tensors in host memory as slices.
+
+use candle_core::{CpuStorage, DType, Device, Error, Layout, Result, Storage, Tensor, WithDType};
+use distribute_rows::Float;
+
+/// Returns whether a tensor's operations are those of kernels in host memory.
+pub(crate) fn is_fused(x: &Tensor) -> bool {
+    x.device().is_cpu() && matches!(x.dtype(), DType::F32 | DType::F64)
+}
+
+/// An element of these operations.
+pub(crate) trait Element: Float + WithDType {}
+impl Element for f32 {}
+impl Element for f64 {}
+
+/// Returns the elements of a contiguous tensor in host memory.
+pub(crate) fn elements<'a, T: Element>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [T]> {
+    let (start, end) = layout.contiguous_offsets().ok_or_else(|| Error::Msg("elements are apart".to_owned()))?;
+    let all = T::cpu_storage_as_slice(storage)?;
+    all.get(start..end).ok_or_else(|| Error::Msg("a tensor is longer than its memory".to_owned()))
+}
+
+/// Calls `f` with the elements of tensors in host memory.
+pub(crate) fn with<T: Element, R, const N: usize>(tensors: [&Tensor; N], f: impl FnOnce([&[T]; N]) -> R) -> Result<R> {
+    let tensors: Vec<Tensor> = tensors.into_iter().map(Tensor::contiguous).collect::<Result<_>>()?;
+    let held: Vec<_> = tensors.iter().map(Tensor::storage_and_layout).collect();
+    let mut slices: [&[T]; N] = [&[]; N];
+    for (slice, (storage, layout)) in slices.iter_mut().zip(&held) {
+        let Storage::Cpu(storage) = &**storage else { candle_core::bail!("a tensor is not in host memory") };
+        *slice = elements(storage, layout)?;
+    }
+    Ok(f(slices))
+}
+
+/// Computes as many elements as a tensor has.
+pub(crate) fn computed<T: Element>(count: usize, f: impl FnOnce(&mut [T])) -> Vec<T> {
+    let mut out = vec![T::default(); count];
+    f(&mut out);
+    out
+}
+
+/// Makes a tensor of elements in host memory.
+pub(crate) fn tensor<T: Element>(elements: Vec<T>, like: &Tensor) -> Result<Tensor> {
+    Tensor::from_vec(elements, like.shape(), &Device::Cpu)
+}
+
+/// Runs a generic function for the element type of a storage or a tensor.
+macro_rules! by_type {
+    ($dtype:expr, $f:ident ( $($argument:expr),* )) => {
+        match $dtype {
+            candle_core::DType::F32 => $f::<f32>($($argument),*),
+            candle_core::DType::F64 => $f::<f64>($($argument),*),
+            other => candle_core::bail!("a fused operation of {other:?}; convert them to f32"),
+        }
+    };
+}
+
+pub(crate) use by_type;
+
+/// Returns the type of the elements of a storage.
+pub(crate) fn dtype(storage: &CpuStorage) -> DType {
+    use candle_core::backend::BackendStorage;
+    BackendStorage::dtype(storage)
+}
+
+/// An argument of an operation.
+pub(crate) type Stored<'a> = (&'a CpuStorage, &'a Layout);
+
+/// Returns the gradient of a tensor; `None` if it has no variables, so that nothing is computed.
+pub(crate) fn gradient<T: Element>(of: Option<&Tensor>, f: impl FnOnce() -> Vec<T>) -> Result<Option<Tensor>> {
+    of.filter(|of| of.track_op()).map(|of| tensor(f(), of)).transpose()
+}

@@ -1,0 +1,209 @@
+//! Layers in host memory against candle's own in f64: values, and gradients of all arguments.
+
+use candle_core::{D, DType, Device, Module, Result, Tensor, Var};
+use candle_nn::Conv2dConfig;
+use distribute_candle::{
+    AttentionMask, Conv2d, Linear, attention, max_pool2d, max_pool2d_with_stride, relu, self_attention,
+};
+
+/// Numbers in no order, none of which are equal.
+fn numbers(shape: &[usize], seed: usize) -> Tensor {
+    let count = shape.iter().product::<usize>();
+    let of = |at: usize| ((at * 7919 + seed * 31) % 10_007) as f64 / 2000.0 - 2.5;
+    Tensor::from_vec((0..count).map(of).collect::<Vec<f64>>(), shape, &Device::Cpu).unwrap()
+}
+
+/// Returns the result of `f`, and the gradients of its sum by weights that differ.
+fn value_and_gradients(given: &[Tensor], f: impl Fn(&[Tensor]) -> Result<Tensor>) -> Vec<Tensor> {
+    let given: Vec<Var> = given.iter().map(|x| Var::from_tensor(x).unwrap()).collect();
+    let y = f(&given.iter().map(|x| x.as_tensor().clone()).collect::<Vec<_>>()).unwrap();
+    let weights = numbers(y.dims(), 77).to_dtype(y.dtype()).unwrap();
+    let gradients = (&y * weights).unwrap().sum_all().unwrap().backward().unwrap();
+    [y].into_iter().chain(given.iter().map(|x| gradients.get(x).unwrap().clone())).collect()
+}
+
+#[track_caller]
+fn assert_close(got: &[Tensor], expected: &[Tensor], tolerance: f64) {
+    for (at, (got, expected)) in got.iter().zip(expected).enumerate() {
+        assert_eq!(got.dims(), expected.dims());
+        let of =
+            |x: Tensor| x.to_dtype(DType::F64).unwrap().abs().unwrap().max_all().unwrap().to_scalar::<f64>().unwrap();
+        let apart = of((got.to_dtype(DType::F64).unwrap() - expected).unwrap());
+        assert!(apart <= tolerance * of(expected.clone()).max(1.0), "tensor {at} is {apart} apart");
+    }
+}
+
+/// Compares in f64, in f32, and for elements that are not one after another.
+#[track_caller]
+fn compare(given: &[Tensor], ours: impl Fn(&[Tensor]) -> Result<Tensor>, theirs: impl Fn(&[Tensor]) -> Result<Tensor>) {
+    let expected = value_and_gradients(given, theirs);
+    assert_close(&value_and_gradients(given, &ours), &expected, 1e-11);
+    let narrow: Vec<Tensor> = given.iter().map(|x| x.to_dtype(DType::F32).unwrap()).collect();
+    assert_close(&value_and_gradients(&narrow, &ours), &expected, 1e-4);
+    // The last axis comes first in memory.
+    let last = |x: &Tensor| x.rank() - 1;
+    let apart: Vec<Tensor> = given.iter().map(|x| x.transpose(0, last(x)).unwrap().contiguous().unwrap()).collect();
+    let back = |x: &Tensor| x.transpose(0, last(x)).unwrap();
+    let got = value_and_gradients(&apart, |given| ours(&given.iter().map(back).collect::<Vec<_>>()));
+    let got: Vec<Tensor> = [got[0].clone()].into_iter().chain(got[1..].iter().map(back)).collect();
+    assert_close(&got, &expected, 1e-11);
+}
+
+#[test]
+fn linear_layers_are_candles() {
+    for shape in [vec![6, 5], vec![2, 3, 5], vec![2, 3, 4, 5]] {
+        let given = [numbers(&shape, 1), numbers(&[7, 5], 2), numbers(&[7], 3)];
+        compare(
+            &given,
+            |x| Linear::new(x[1].clone(), Some(x[2].clone())).forward(&x[0]),
+            |x| candle_nn::Linear::new(x[1].clone(), Some(x[2].clone())).forward(&x[0]),
+        );
+        compare(
+            &given[..2],
+            |x| Linear::new(x[1].clone(), None).forward(&x[0]),
+            |x| candle_nn::Linear::new(x[1].clone(), None).forward(&x[0]),
+        );
+    }
+    let wrong = Linear::new(numbers(&[7, 5], 1), None).forward(&numbers(&[2, 6], 2)).unwrap_err().to_string();
+    assert!(wrong.contains("has shape [2, 6]; give (…, 5)"), "{wrong}");
+}
+
+#[test]
+fn convolutions_are_candles() {
+    let cases = [
+        (Conv2dConfig::default(), 3, 4, [3, 2]),
+        (Conv2dConfig { padding: 1, ..Default::default() }, 3, 4, [3, 3]),
+        (Conv2dConfig { stride: 2, padding: 1, ..Default::default() }, 2, 3, [3, 3]),
+        (Conv2dConfig { dilation: 2, padding: 2, ..Default::default() }, 2, 3, [2, 3]),
+        (Conv2dConfig { groups: 2, padding: 1, ..Default::default() }, 4, 6, [3, 3]),
+        (Conv2dConfig::default(), 5, 3, [1, 1]),
+    ];
+    for (config, channels, filters, kernel) in cases {
+        let given = [
+            numbers(&[3, channels, 9, 9], 1),
+            numbers(&[filters, channels / config.groups, kernel[0], kernel[1]], 2),
+            numbers(&[filters], 3),
+        ];
+        let ours = |x: &[Tensor]| Conv2d::new(x[1].clone(), x.get(2).cloned(), config).forward(&x[0]);
+        let theirs = |x: &[Tensor]| candle_nn::Conv2d::new(x[1].clone(), x.get(2).cloned(), config).forward(&x[0]);
+        compare(&given, ours, theirs);
+        compare(&given[..2], ours, theirs);
+    }
+}
+
+#[test]
+fn layers_that_do_not_fit_are_errors() {
+    let of = |weight: &[usize], x: &[usize]| {
+        Conv2d::new(numbers(weight, 1), None, Conv2dConfig::default()).forward(&numbers(x, 2))
+    };
+    assert!(of(&[2, 3, 3, 3], &[1, 4, 8, 8]).is_err());
+    assert_eq!(of(&[2, 3, 3, 3], &[0, 3, 8, 8]).unwrap().dims(), [0, 2, 6, 6]);
+    let small = max_pool2d(&numbers(&[1, 1, 2, 2], 1), 3).unwrap_err().to_string();
+    assert!(small.contains("windows of (3, 3) by (3, 3) do not fit images of (2, 2)"), "{small}");
+    let x = numbers(&[1, 3, 4, 8], 1);
+    let heads = attention(&x, &x.narrow(1, 0, 2).unwrap(), &x, AttentionMask::None).unwrap_err().to_string();
+    assert!(heads.contains("F64 [1, 2, 4, 8]"), "{heads}");
+    assert!(self_attention(&numbers(&[1, 4, 20], 1), 3, AttentionMask::None).is_err());
+}
+
+/// Returns each window's largest element, of windows that do not overlap, by operations whose gradients are right.
+fn pooled(x: &Tensor, window: usize) -> Result<Tensor> {
+    let (images, channels, height, width) = x.dims4()?;
+    let rows: Vec<Tensor> = (0..height / window)
+        .flat_map(|row| (0..width / window).map(move |column| (row, column)))
+        .map(|(row, column)| {
+            let window_of = x.narrow(2, row * window, window)?.narrow(3, column * window, window)?;
+            window_of.contiguous()?.flatten_from(2)?.max_keepdim(D::Minus1)
+        })
+        .collect::<Result<_>>()?;
+    Tensor::cat(&rows, 2)?.reshape((images, channels, height / window, width / window))
+}
+
+#[test]
+fn the_largest_element_of_a_window_gets_its_gradient() {
+    for window in [2, 3] {
+        for size in [[6, 6], [7, 8]] {
+            let given = [numbers(&[2, 3, size[0], size[1]], 1)];
+            compare(&given, |x| max_pool2d(&x[0], window), |x| pooled(&x[0], window));
+        }
+    }
+    // In 16 bits these are operations of candle, whose own gradient would be a quarter.
+    let x = Var::from_tensor(&numbers(&[2, 2, 5, 6], 1).to_dtype(DType::BF16).unwrap()).unwrap();
+    let sum = max_pool2d(&x, 2).unwrap().to_dtype(DType::F32).unwrap().sum_all().unwrap();
+    let gradient = sum.backward().unwrap().get(&x).unwrap().to_dtype(DType::F32).unwrap();
+    assert_eq!(gradient.sum_all().unwrap().to_scalar::<f32>().unwrap(), 2.0 * 2.0 * 2.0 * 3.0);
+    let x = [numbers(&[1, 1, 4, 4], 1)];
+    let of = |gradients: &[Tensor]| gradients[1].abs().unwrap().sum_all().unwrap().to_scalar::<f64>().unwrap();
+    let ours = of(&value_and_gradients(&x, |x| max_pool2d(&x[0], 2)));
+    let of_candle = of(&value_and_gradients(&x, |x| x[0].max_pool2d(2)));
+    assert!((ours - 4.0 * of_candle).abs() < 1e-12, "candle's gradient is another now: {of_candle} of {ours}");
+    // Windows that overlap have candle's values.
+    let x = numbers(&[2, 2, 7, 6], 1);
+    let ours = max_pool2d_with_stride(&x, (3, 2), (2, 1)).unwrap();
+    assert_close(&[ours], &[x.max_pool2d_with_stride((3, 2), (2, 1)).unwrap()], 0.0);
+}
+
+#[test]
+fn rectified_units_are_candles() {
+    compare(&[numbers(&[40, 50], 1)], |x| relu(&x[0]), |x| x[0].relu());
+}
+
+/// Attention with a matrix of scores.
+fn composed(x: &[Tensor], mask: Option<&Tensor>) -> Result<Tensor> {
+    let repeated = |of: &Tensor| {
+        let (batch, heads, tokens, width) = of.dims4()?;
+        let group = x[0].dim(1)? / heads;
+        of.unsqueeze(2)?.broadcast_as((batch, heads, group, tokens, width))?.reshape((batch, (), tokens, width))
+    };
+    let scores = (x[0].contiguous()?.matmul(&repeated(&x[1])?.t()?)? / (x[0].dim(3)? as f64).sqrt())?;
+    let scores = mask.map_or(Ok(scores.clone()), |mask| scores.broadcast_add(&mask.to_dtype(scores.dtype())?))?;
+    candle_nn::ops::softmax(&scores, 3)?.matmul(&repeated(&x[2])?)
+}
+
+fn causal(tokens: usize) -> Tensor {
+    let hidden = |at: usize| if at % tokens > at / tokens { f64::NEG_INFINITY } else { 0.0 };
+    let mask = (0..tokens * tokens).map(hidden).collect::<Vec<_>>();
+    Tensor::from_vec(mask, (tokens, tokens), &Device::Cpu).unwrap()
+}
+
+#[test]
+fn attention_is_that_of_products_and_softmax() {
+    for key_heads in [4, 2] {
+        let key = [2, key_heads, 9, 6];
+        let given = [numbers(&[2, 4, 9, 6], 1), numbers(&key, 2), numbers(&key, 3)];
+        compare(&given, |x| attention(&x[0], &x[1], &x[2], AttentionMask::None), |x| composed(x, None));
+        compare(&given, |x| attention(&x[0], &x[1], &x[2], AttentionMask::Causal), |x| composed(x, Some(&causal(9))));
+        for shape in [vec![9, 9], vec![2, 1, 9, 9], vec![4, 9, 9], vec![2, 1, 1, 9], vec![9, 1]] {
+            let mask = numbers(&shape, 4);
+            compare(
+                &given,
+                |x| attention(&x[0], &x[1], &x[2], AttentionMask::Additive(&mask.to_dtype(x[0].dtype())?)),
+                |x| composed(x, Some(&mask)),
+            );
+        }
+    }
+    // In 16 bits these are operations of candle.
+    let [q, k, v] = [1, 2, 3].map(|seed| numbers(&[2, 4, 9, 6], seed));
+    let [short_q, short_k, short_v] = [&q, &k, &v].map(|x| x.to_dtype(DType::BF16).unwrap());
+    for (mask, expected) in [(AttentionMask::None, None), (AttentionMask::Causal, Some(causal(9)))] {
+        let short = attention(&short_q, &short_k, &short_v, mask).unwrap();
+        let expected = composed(&[q.clone(), k.clone(), v.clone()], expected.as_ref()).unwrap();
+        assert_close(&[short], &[expected], 3e-2);
+    }
+}
+
+#[test]
+fn self_attention_is_attention_of_the_parts_of_a_tensor() {
+    let (batch, tokens, heads, width) = (3, 7, 2, 5);
+    let apart = |x: &Tensor, mask: Option<&Tensor>| {
+        let parts = x.reshape((batch, tokens, 3, heads, width))?;
+        let part = |at: usize| parts.narrow(2, at, 1)?.squeeze(2)?.transpose(1, 2)?.contiguous();
+        composed(&[part(0)?, part(1)?, part(2)?], mask)?.transpose(1, 2)?.flatten_from(2)
+    };
+    let given = [numbers(&[batch, tokens, 3 * heads * width], 1)];
+    let mask = causal(tokens);
+    compare(&given, |x| self_attention(&x[0], heads, AttentionMask::None), |x| apart(&x[0], None));
+    compare(&given, |x| self_attention(&x[0], heads, AttentionMask::Causal), |x| apart(&x[0], Some(&mask)));
+    let short = self_attention(&given[0].to_dtype(DType::BF16).unwrap(), heads, AttentionMask::Causal).unwrap();
+    assert_close(&[short], &[apart(&given[0], Some(&mask)).unwrap()], 3e-2);
+}

@@ -1,0 +1,373 @@
+//! Convolution of images.
+
+use std::ops::Range;
+
+use distribute_rows::{simd, sum};
+
+use crate::Float;
+use crate::parallel::{check, each_chunk, share, sum_of_parts};
+use crate::product::{Matrix, Target, parallel_product, product};
+
+/// A convolution of images in two dimensions, a cross-correlation as in all libraries of machine learning.
+///
+/// The elements that each place of the result needs are gathered into columns of a matrix, for as many rows of the
+/// result as a cache holds, which is then multiplied by the weight. A kernel of 1 × 1 needs no columns.
+///
+/// # Shapes
+/// Input: images × channels × height × width. Weight: filters × channels / groups × kernel height × kernel width.
+/// Bias: filters. Result: images × filters × height × width of the result.
+///
+/// # Source
+/// Chellapilla, Puri and Simard, "High performance convolutional neural networks for document processing", 2006.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Convolution {
+    /// Channels of the input.
+    pub channels: usize,
+    /// Channels of the result.
+    pub filters: usize,
+    /// Height and width of the input.
+    pub size: [usize; 2],
+    /// Height and width of the kernel.
+    pub kernel: [usize; 2],
+    /// Distance between places of the kernel.
+    pub stride: usize,
+    /// Rows and columns of zeros on each side.
+    pub padding: usize,
+    /// Distance between elements under the kernel.
+    pub dilation: usize,
+    /// Groups of channels, each with filters of its own.
+    pub groups: usize,
+}
+
+impl Convolution {
+    /// Returns height and width of the result.
+    ///
+    /// # Panics
+    /// If the kernel is larger than the padded image, stride or dilation are 0, or channels do not make groups.
+    pub fn output_size(&self) -> [usize; 2] {
+        let groups = self.groups > 0 && self.channels.is_multiple_of(self.groups);
+        assert!(groups && self.filters.is_multiple_of(self.groups), "channels do not make groups: {self:?}");
+        [0, 1].map(|axis| {
+            let (padded, kernel) = (self.size[axis] + 2 * self.padding, self.kernel[axis]);
+            let reach = self.dilation * kernel.saturating_sub(1) + 1;
+            let fits = kernel > 0 && self.filters > 0 && self.stride > 0 && self.dilation > 0 && reach <= padded;
+            assert!(fits, "the kernel does not fit the image: {self:?}");
+            (padded - reach) / self.stride + 1
+        })
+    }
+
+    /// Computes the result.
+    pub fn forward<T: Float>(&self, x: &[T], weight: &[T], bias: Option<&[T]>, out: &mut [T]) {
+        let sizes = self.sizes(x.len(), weight.len(), out.len());
+        if let Some(bias) = bias {
+            check("the bias", bias.len(), self.filters);
+        }
+        let Sizes { image, result, plane, depth, .. } = sizes;
+        let of_group = self.filters / self.groups;
+        let product = product_for(x.len() / image);
+        let share = share(x.len() / image);
+        each_chunk(out, share * result, |at, out| {
+            let mut columns = Vec::new();
+            for (out, x) in out.chunks_exact_mut(result).zip(x[at * share * image..].chunks_exact(image)) {
+                if let Some(bias) = bias {
+                    out.chunks_exact_mut(plane).zip(bias).for_each(|(plane, bias)| plane.fill(*bias));
+                }
+                let groups = out.chunks_exact_mut(of_group * plane).zip(x.chunks_exact(image / self.groups));
+                for ((out, x), weight) in groups.zip(weight.chunks_exact(of_group * depth)) {
+                    for rows in sizes.tiles() {
+                        let places = rows.start * sizes.width..rows.end * sizes.width;
+                        let x = self.columns(&sizes, x, rows, &mut columns);
+                        let out = Target { data: &mut out[places.start..], row: plane, add: bias.is_some() };
+                        product(out, [of_group, depth, places.len()], Matrix::new(weight, depth), x, T::ONE);
+                    }
+                }
+            }
+        });
+    }
+
+    /// Computes the gradient of the input.
+    ///
+    /// # Shapes
+    /// `gradient` has the shape of the result, `out` that of the input.
+    pub fn backward_input<T: Float>(&self, weight: &[T], gradient: &[T], out: &mut [T]) {
+        let sizes = self.sizes(out.len(), weight.len(), gradient.len());
+        let Sizes { image, result, plane, depth, .. } = sizes;
+        let of_group = self.filters / self.groups;
+        let product = product_for(out.len() / image);
+        let share = share(out.len() / image);
+        each_chunk(out, share * image, |at, out| {
+            let mut columns = Vec::new();
+            let gradient = &gradient[at * share * result..];
+            for (out, gradient) in out.chunks_exact_mut(image).zip(gradient.chunks_exact(result)) {
+                let groups = out.chunks_exact_mut(image / self.groups).zip(gradient.chunks_exact(of_group * plane));
+                for ((out, gradient), weight) in groups.zip(weight.chunks_exact(of_group * depth)) {
+                    let weight = Matrix::new(weight, depth).transposed();
+                    if self.is_pointwise() {
+                        let out = Target { data: out, row: plane, add: false };
+                        product(out, [depth, of_group, plane], weight, Matrix::new(gradient, plane), T::ONE);
+                        continue;
+                    }
+                    out.fill(T::default());
+                    for rows in sizes.tiles() {
+                        let places = rows.start * sizes.width..rows.end * sizes.width;
+                        let gradient = Matrix::new(&gradient[places.start..], plane);
+                        columns.resize(depth * places.len(), T::default());
+                        let target = Target { data: &mut columns, row: places.len(), add: false };
+                        product(target, [depth, of_group, places.len()], weight, gradient, T::ONE);
+                        match self.keeps_width(&sizes) {
+                            true => simd(|| self.scatter_blocks(&sizes, &mut columns, &rows, out)),
+                            false => simd(|| self.scatter(&sizes, &columns, rows, out)),
+                        }
+                    }
+                }
+            }
+        });
+    }
+
+    /// Computes the gradient of the weight.
+    ///
+    /// # Shapes
+    /// `gradient` has the shape of the result, `out` that of the weight.
+    pub fn backward_weight<T: Float>(&self, x: &[T], gradient: &[T], out: &mut [T]) {
+        let sizes = self.sizes(x.len(), out.len(), gradient.len());
+        let Sizes { image, result, plane, depth, .. } = sizes;
+        let of_group = self.filters / self.groups;
+        let product = product_for(x.len() / image);
+        sum_of_parts(out, x.len() / image, |images, sum| {
+            let mut columns = Vec::new();
+            for at in images {
+                let (x, gradient) = (&x[at * image..][..image], &gradient[at * result..][..result]);
+                let groups = x.chunks_exact(image / self.groups).zip(gradient.chunks_exact(of_group * plane));
+                for ((x, gradient), sum) in groups.zip(sum.chunks_exact_mut(of_group * depth)) {
+                    for rows in sizes.tiles() {
+                        let places = rows.start * sizes.width..rows.end * sizes.width;
+                        let gradient = Matrix::new(&gradient[places.start..], plane);
+                        let x = self.columns(&sizes, x, rows, &mut columns).transposed();
+                        let sum = Target { data: &mut *sum, row: depth, add: true };
+                        product(sum, [of_group, places.len(), depth], gradient, x, T::ONE);
+                    }
+                }
+            }
+        });
+    }
+
+    /// Computes the gradient of the bias.
+    ///
+    /// # Shapes
+    /// `gradient` has the shape of the result, `out` that of the bias.
+    pub fn backward_bias<T: Float>(&self, gradient: &[T], out: &mut [T]) {
+        let [height, width] = self.output_size();
+        let (plane, filters) = (height * width, self.filters);
+        check("the gradient of the bias", out.len(), filters);
+        assert!(gradient.len().is_multiple_of(filters * plane), "the gradient does not consist of images");
+        sum_of_parts(out, gradient.len() / (filters * plane), |images, sums| {
+            simd(|| {
+                for image in images {
+                    let planes = gradient[image * filters * plane..].chunks_exact(plane);
+                    for (total, plane) in sums.iter_mut().zip(planes) {
+                        *total += sum(plane, |x| x);
+                    }
+                }
+            });
+        });
+    }
+
+    /// Returns whether each place of the result depends on one place of the input.
+    fn is_pointwise(&self) -> bool {
+        self.kernel == [1, 1] && self.stride == 1 && self.padding == 0
+    }
+
+    /// Returns the matrix of which each column holds what a place of some rows of the result needs.
+    fn columns<'a, T: Float>(
+        &self,
+        sizes: &Sizes,
+        x: &'a [T],
+        rows: Range<usize>,
+        columns: &'a mut Vec<T>,
+    ) -> Matrix<'a, T> {
+        if self.is_pointwise() {
+            return Matrix::new(&x[rows.start * sizes.width..], sizes.plane);
+        }
+        let places = rows.len() * sizes.width;
+        columns.resize(sizes.depth * places, T::default());
+        if self.keeps_width(sizes) {
+            simd(|| self.gather_blocks(sizes, x, &rows, columns));
+            return Matrix::new(columns, places);
+        }
+        self.each_line(sizes, rows, |channel, line, step, input| {
+            let line = &mut columns[line..][..sizes.width];
+            let Some((inside, from)) = input else { return line.fill(T::default()) };
+            let x = &x[channel * self.size[0] * self.size[1] + from..];
+            line[..inside.start].fill(T::default());
+            line[inside.end..].fill(T::default());
+            let line = &mut line[inside];
+            match step {
+                1 => line.copy_from_slice(&x[..line.len()]),
+                step => line.iter_mut().zip(x.iter().step_by(step)).for_each(|(out, x)| *out = *x),
+            }
+        });
+        Matrix::new(columns, places)
+    }
+
+    /// Adds each column's elements to the places of the input that they belong to.
+    #[inline(always)]
+    fn scatter<T: Float>(&self, sizes: &Sizes, columns: &[T], rows: Range<usize>, out: &mut [T]) {
+        self.each_line(sizes, rows, |channel, line, step, input| {
+            let Some((inside, from)) = input else { return };
+            let line = &columns[line..][..sizes.width][inside];
+            let out = &mut out[channel * self.size[0] * self.size[1] + from..];
+            match step {
+                1 => out.iter_mut().zip(line).for_each(|(out, x)| *out += *x),
+                step => out.iter_mut().step_by(step).zip(line).for_each(|(out, x)| *out += *x),
+            }
+        });
+    }
+
+    /// Returns whether rows of the result are as far apart as those of the input, so that for an element of the kernel
+    /// they are one block of the input.
+    fn keeps_width(&self, sizes: &Sizes) -> bool {
+        self.stride == 1 && sizes.width == self.size[1]
+    }
+
+    /// Copies what some rows of the result need, a block for each channel and element of the kernel.
+    #[inline(always)]
+    fn gather_blocks<T: Float>(&self, sizes: &Sizes, x: &[T], rows: &Range<usize>, columns: &mut [T]) {
+        let (width, plane) = (sizes.width, self.size[0] * self.size[1]);
+        let kernel = self.kernel[0] * self.kernel[1];
+        for (at, block) in columns.chunks_exact_mut(rows.len() * width).enumerate() {
+            let Some(inside) = self.inside(rows, at % kernel) else {
+                block.fill(T::default());
+                continue;
+            };
+            let Inside { block: Range { start, end }, from, .. } = inside;
+            block[..start].fill(T::default());
+            block[start..end].copy_from_slice(&x[at / kernel * plane + from..][..end - start]);
+            block[end..].fill(T::default());
+            inside.clear_edges(width, block);
+        }
+    }
+
+    /// Adds blocks to the places of the input that they belong to.
+    #[inline(always)]
+    fn scatter_blocks<T: Float>(&self, sizes: &Sizes, columns: &mut [T], rows: &Range<usize>, out: &mut [T]) {
+        let (width, plane) = (sizes.width, self.size[0] * self.size[1]);
+        let kernel = self.kernel[0] * self.kernel[1];
+        for (at, block) in columns.chunks_exact_mut(rows.len() * width).enumerate() {
+            let Some(inside) = self.inside(rows, at % kernel) else { continue };
+            inside.clear_edges(width, block);
+            let out = &mut out[at / kernel * plane + inside.from..];
+            out.iter_mut().zip(&block[inside.block]).for_each(|(out, x)| *out += *x);
+        }
+    }
+
+    /// Returns which part of a block of some rows is inside the image, for an element of the kernel.
+    fn inside(&self, rows: &Range<usize>, element: usize) -> Option<Inside> {
+        let ([height, width], padding) = (self.size, self.padding);
+        let down = element / self.kernel[1] * self.dilation;
+        let right = element % self.kernel[1] * self.dilation;
+        let first = padding.saturating_sub(down).max(rows.start);
+        let last = (height + padding).saturating_sub(down).min(rows.end);
+        let columns = padding.saturating_sub(right)..(width + padding).saturating_sub(right).min(width);
+        if first >= last || columns.is_empty() {
+            return None;
+        }
+        let start = (first - rows.start) * width + columns.start;
+        let end = (last - 1 - rows.start) * width + columns.end;
+        let from = (first + down - padding) * width + columns.start + right - padding;
+        Some(Inside { block: start..end, from, columns })
+    }
+
+    /// Calls `f` for each element of a kernel and row of the result, with the channel, the place of the line in the
+    /// matrix of columns, the distance between elements in the image, and, where it is in the image, which elements of
+    /// the line are inside of it and where the first of them is in the channel.
+    #[inline(always)]
+    fn each_line(
+        &self,
+        sizes: &Sizes,
+        rows: Range<usize>,
+        mut f: impl FnMut(usize, usize, usize, Option<(Range<usize>, usize)>),
+    ) {
+        let [height, width] = self.size;
+        let mut line = 0;
+        for channel in 0..self.channels / self.groups {
+            for [i, j] in (0..self.kernel[0]).flat_map(|i| (0..self.kernel[1]).map(move |j| [i, j])) {
+                // Columns of the result whose element is inside the image.
+                let shift = j * self.dilation;
+                let start = self.padding.saturating_sub(shift).div_ceil(self.stride).min(sizes.width);
+                let end = (width + self.padding).saturating_sub(shift).div_ceil(self.stride).min(sizes.width);
+                for row in rows.clone() {
+                    let y = row * self.stride + i * self.dilation;
+                    let inside = (self.padding..height + self.padding).contains(&y) && start < end;
+                    let from = || (y - self.padding) * width + start * self.stride + shift - self.padding;
+                    f(channel, line, self.stride, inside.then(|| (start..end, from())));
+                    line += sizes.width;
+                }
+            }
+        }
+    }
+
+    /// Checks lengths and returns those of parts.
+    fn sizes(&self, input: usize, weight: usize, output: usize) -> Sizes {
+        let [height, width] = self.output_size();
+        let depth = self.channels / self.groups * self.kernel[0] * self.kernel[1];
+        let image = self.channels * self.size[0] * self.size[1];
+        let result = self.filters * height * width;
+        check("the weight", weight, self.filters * depth);
+        assert!(image > 0 && input.is_multiple_of(image), "the input: {input} elements do not make images of {self:?}");
+        check("the result", output, input / image * result);
+        Sizes { image, result, plane: height * width, depth, height, width }
+    }
+}
+
+/// The part of a block of rows that is inside the image.
+struct Inside {
+    /// Its elements, with those at the edges of rows that are not inside.
+    block: Range<usize>,
+    /// Where the first of them is in the image.
+    from: usize,
+    /// The columns that are inside.
+    columns: Range<usize>,
+}
+
+impl Inside {
+    /// Sets what is beyond the edges of rows to 0.
+    #[inline(always)]
+    fn clear_edges<T: Float>(&self, width: usize, block: &mut [T]) {
+        // Columns are few, and rows many.
+        for column in (0..self.columns.start).chain(self.columns.end..width) {
+            block[column..].iter_mut().step_by(width).for_each(|x| *x = T::default());
+        }
+    }
+}
+
+/// Returns the function for products, which needs threads of its own where there are fewer images than threads.
+fn product_for<T: Float>(images: usize) -> for<'a> fn(Target<'a, T>, [usize; 3], Matrix<'a, T>, Matrix<'a, T>, T) {
+    if images < rayon::current_num_threads() { parallel_product } else { product }
+}
+
+/// Numbers of elements.
+#[derive(Clone, Copy)]
+struct Sizes {
+    /// An image of the input.
+    image: usize,
+    /// An image of the result.
+    result: usize,
+    /// One channel of the result.
+    plane: usize,
+    /// A filter: the length of a column.
+    depth: usize,
+    /// Height and width of the result.
+    height: usize,
+    width: usize,
+}
+
+impl Sizes {
+    /// Divides the rows of the result into tiles whose columns a second-level cache holds.
+    fn tiles(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (height, rows) = (self.height, (TILE / (self.depth * self.width)).max(1));
+        (0..height).step_by(rows).map(move |from| from..height.min(from + rows))
+    }
+}
+
+/// The number of elements of a tile of columns: 256 KB of f32.
+const TILE: usize = 64 * 1024;

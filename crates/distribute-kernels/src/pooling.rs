@@ -1,0 +1,166 @@
+//! Pooling of images.
+
+use distribute_rows::simd;
+
+use crate::Float;
+use crate::parallel::{check, each_chunk};
+
+/// Max-pooling: the largest element of each window of an image. Windows that would go beyond the image are left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pooling {
+    /// Height and width of the image.
+    pub size: [usize; 2],
+    /// Height and width of a window.
+    pub window: [usize; 2],
+    /// Distance between windows, vertically and horizontally.
+    pub stride: [usize; 2],
+}
+
+impl Pooling {
+    /// Returns height and width of the result.
+    ///
+    /// # Panics
+    /// If a window is empty or larger than the image, or a stride is 0.
+    pub fn output_size(&self) -> [usize; 2] {
+        let Pooling { size, window, stride } = self;
+        [0, 1].map(|axis| {
+            let fits = (1..=size[axis]).contains(&window[axis]) && stride[axis] > 0;
+            assert!(fits, "windows of {window:?} by {stride:?} do not fit images of {size:?}");
+            (size[axis] - window[axis]) / stride[axis] + 1
+        })
+    }
+
+    /// Computes the largest element of each window; NaN, if there is one.
+    ///
+    /// # Shapes
+    /// `x`: images, of all channels, × height × width. `out`: as many × height × width of the result.
+    pub fn forward<T: Float>(&self, x: &[T], out: &mut [T]) {
+        let pairs = self.is_of_pairs();
+        self.each_image(x.len(), out.len(), |from, to, [height, width]| {
+            each_chunk(out, BLOCK * height * width, |block, out| {
+                simd(|| {
+                    let images = out.chunks_exact_mut(to).zip(x[block * BLOCK * from..].chunks_exact(from));
+                    for (out, x) in images {
+                        for (row, out) in out.chunks_exact_mut(width).enumerate() {
+                            if pairs {
+                                self.forward_pairs(&x[row * 2 * self.size[1]..], out);
+                                continue;
+                            }
+                            for (column, out) in out.iter_mut().enumerate() {
+                                *out = x[self.place(x, row, column)];
+                            }
+                        }
+                    }
+                });
+            });
+        });
+    }
+
+    /// Computes the gradient of the input: a window's gradient is that of its largest element, the first of equal ones.
+    ///
+    /// # Shapes
+    /// `x` and `out`: images × height × width. `gradient`, that of the result: images × height × width of the result.
+    pub fn backward<T: Float>(&self, x: &[T], gradient: &[T], out: &mut [T]) {
+        check("the gradient of the input", out.len(), x.len());
+        let pairs = self.is_of_pairs();
+        self.each_image(x.len(), gradient.len(), |from, to, [_, width]| {
+            each_chunk(out, BLOCK * from, |block, out| {
+                simd(|| {
+                    let images = out.chunks_exact_mut(from).zip(x[block * BLOCK * from..].chunks_exact(from));
+                    for ((out, x), gradient) in images.zip(gradient[block * BLOCK * to..].chunks_exact(to)) {
+                        if !pairs || self.size[0] % 2 != 0 || self.size[1] % 2 != 0 {
+                            out.fill(T::default());
+                        }
+                        for (row, gradient) in gradient.chunks_exact(width).enumerate() {
+                            if pairs {
+                                let at = row * 2 * self.size[1];
+                                self.backward_pairs(&x[at..], gradient, &mut out[at..]);
+                                continue;
+                            }
+                            for (column, gradient) in gradient.iter().enumerate() {
+                                out[self.place(x, row, column)] += *gradient;
+                            }
+                        }
+                    }
+                });
+            });
+        });
+    }
+
+    /// Returns whether windows are of two by two elements and do not overlap.
+    fn is_of_pairs(&self) -> bool {
+        self.window == [2, 2] && self.stride == [2, 2]
+    }
+
+    /// Computes a row of windows of two by two.
+    #[inline(always)]
+    fn forward_pairs<T: Float>(&self, x: &[T], out: &mut [T]) {
+        for (out, [a, b, c, d]) in out.iter_mut().zip(self.windows(x)) {
+            *out = larger(larger(a, b), larger(c, d));
+        }
+    }
+
+    /// Computes the gradient of a row of windows of two by two.
+    #[inline(always)]
+    fn backward_pairs<T: Float>(&self, x: &[T], gradient: &[T], out: &mut [T]) {
+        let (out_above, out_below) = out.split_at_mut(self.size[1]);
+        let outs = out_above.chunks_exact_mut(2).zip(out_below.chunks_exact_mut(2));
+        for ((gradient, [a, b, c, d]), (out_above, out_below)) in gradient.iter().zip(self.windows(x)).zip(outs) {
+            let (right_above, right_below) = (beats(b, a), beats(d, c));
+            let is_below = beats(larger(c, d), larger(a, b));
+            let only_if = |is: bool| if is { *gradient } else { T::default() };
+            out_above[0] = only_if(!is_below & !right_above);
+            out_above[1] = only_if(!is_below & right_above);
+            out_below[0] = only_if(is_below & !right_below);
+            out_below[1] = only_if(is_below & right_below);
+        }
+    }
+
+    /// Returns the elements of a row of windows of two by two.
+    #[inline(always)]
+    fn windows<T: Float>(&self, x: &[T]) -> impl Iterator<Item = [T; 4]> {
+        let (above, below) = x[..2 * self.size[1]].split_at(self.size[1]);
+        let columns = above.chunks_exact(2).zip(below.chunks_exact(2));
+        columns.map(|(above, below)| [above[0], above[1], below[0], below[1]])
+    }
+
+    /// Returns the place of a window's largest element in an image.
+    #[inline(always)]
+    fn place<T: Float>(&self, x: &[T], row: usize, column: usize) -> usize {
+        let first = row * self.stride[0] * self.size[1] + column * self.stride[1];
+        let mut place = first;
+        for line in 0..self.window[0] {
+            for at in first + line * self.size[1]..first + line * self.size[1] + self.window[1] {
+                if beats(x[at], x[place]) {
+                    place = at;
+                }
+            }
+        }
+        place
+    }
+
+    /// Checks lengths, and calls `f` with the elements of an image and of its result, and the result's size.
+    fn each_image(&self, input: usize, output: usize, f: impl FnOnce(usize, usize, [usize; 2])) {
+        let [height, width] = self.output_size();
+        let (from, to) = (self.size[0] * self.size[1], height * width);
+        assert!(input.is_multiple_of(from), "the input: {input} elements do not make images of {:?}", self.size);
+        check("the result", output, input / from * to);
+        f(from, to, [height, width]);
+    }
+}
+
+/// Returns whether an element takes the place of the largest one so far. There is no branch, which would be predicted
+/// badly.
+#[inline(always)]
+#[expect(clippy::eq_op, reason = "NaN alone does not equal itself")]
+fn beats<T: Float>(x: T, largest: T) -> bool {
+    (x > largest) | ((x != x) & (largest == largest))
+}
+
+#[inline(always)]
+fn larger<T: Float>(one: T, other: T) -> T {
+    if beats(other, one) { other } else { one }
+}
+
+/// The number of images that one thread takes at once.
+const BLOCK: usize = 16;

@@ -1,0 +1,111 @@
+//! Products of matrices, by the gemm crate.
+#![expect(unsafe_code, reason = "gemm takes pointers")]
+
+use distribute_rows::Float;
+
+/// A matrix in a slice.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Matrix<'a, T> {
+    data: &'a [T],
+    /// The distance between rows, in elements.
+    row: usize,
+    /// The distance between columns, in elements.
+    column: usize,
+}
+
+impl<'a, T> Matrix<'a, T> {
+    /// A matrix whose rows are `row` elements apart.
+    pub(crate) fn new(data: &'a [T], row: usize) -> Matrix<'a, T> {
+        Matrix { data, row, column: 1 }
+    }
+
+    pub(crate) fn transposed(self) -> Matrix<'a, T> {
+        Matrix { data: self.data, row: self.column, column: self.row }
+    }
+
+    /// Returns whether a matrix of this size is inside the slice.
+    fn holds(&self, rows: usize, columns: usize) -> bool {
+        let last = |count: usize, distance: usize| count.checked_sub(1)?.checked_mul(distance);
+        let (Some(row), Some(column)) = (last(rows, self.row), last(columns, self.column)) else { return true };
+        row.checked_add(column).is_some_and(|last| last < self.data.len())
+    }
+}
+
+/// A matrix in a slice that a product is written to.
+#[derive(Debug)]
+pub(crate) struct Target<'a, T> {
+    pub(crate) data: &'a mut [T],
+    /// The distance between rows, in elements.
+    pub(crate) row: usize,
+    /// Whether the product is added to the elements; else it replaces them.
+    pub(crate) add: bool,
+}
+
+/// Computes `scale · a · b`, in one thread.
+///
+/// # Shapes
+/// `size` is [m, k, n]: `a` is m × k, `b` is k × n, `out` is m × n.
+pub(crate) fn product<T: Float>(out: Target<'_, T>, size: [usize; 3], a: Matrix<'_, T>, b: Matrix<'_, T>, scale: T) {
+    run(out, size, a, b, scale, gemm::Parallelism::None);
+}
+
+/// Computes the same as [`product`] on the threads of the rayon pool.
+pub(crate) fn parallel_product<T: Float>(
+    out: Target<'_, T>,
+    size: [usize; 3],
+    a: Matrix<'_, T>,
+    b: Matrix<'_, T>,
+    scale: T,
+) {
+    let threads = rayon::current_num_threads();
+    let parallelism = if threads > 1 { gemm::Parallelism::Rayon(threads) } else { gemm::Parallelism::None };
+    run(out, size, a, b, scale, parallelism);
+}
+
+fn run<T: Float>(
+    out: Target<'_, T>,
+    [m, k, n]: [usize; 3],
+    a: Matrix<'_, T>,
+    b: Matrix<'_, T>,
+    scale: T,
+    parallelism: gemm::Parallelism,
+) {
+    if m == 0 || n == 0 {
+        return;
+    }
+    let inside = Matrix::new(&*out.data, out.row).holds(m, n) && (m == 1 || out.row >= n);
+    assert!(inside, "a product of {m} × {n} does not fit {} elements in rows of {}", out.data.len(), out.row);
+    assert!(a.holds(m, k), "a factor of {m} × {k} is not in {} elements", a.data.len());
+    assert!(b.holds(k, n), "a factor of {k} × {n} is not in {} elements", b.data.len());
+    if k == 0 {
+        if !out.add {
+            out.data.chunks_mut(out.row.max(1)).take(m).for_each(|row| row[..n].fill(T::default()));
+        }
+        return;
+    }
+    // SAFETY: every element of the three matrices is inside its slice, as was checked. Rows of `out`, which is borrowed
+    // exclusively, do not overlap.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            out.data.as_mut_ptr(),
+            1,
+            out.row as isize,
+            out.add,
+            a.data.as_ptr(),
+            a.column as isize,
+            a.row as isize,
+            b.data.as_ptr(),
+            b.column as isize,
+            b.row as isize,
+            T::ONE,
+            scale,
+            false,
+            false,
+            false,
+            parallelism,
+        );
+    }
+}

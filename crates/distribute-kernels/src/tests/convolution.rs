@@ -1,0 +1,123 @@
+//! Convolution.
+
+use super::*;
+use crate::convolution::Convolution;
+
+/// Convolutions, with the number of images.
+fn convolutions() -> impl Strategy<Value = (Convolution, usize)> {
+    let sizes = (1usize..4, 1usize..5, [1usize..12, 1usize..12], [1usize..4, 1usize..4]);
+    let steps = (1usize..4, 0usize..3, 1usize..3, 1usize..4);
+    (sizes, steps, 0usize..20).prop_filter_map(
+        "the kernel is larger than the image",
+        |((channels, filters, size, kernel), (stride, padding, dilation, groups), images)| {
+            let (channels, filters) = (channels * groups, filters * groups);
+            let fits = |axis: usize| dilation * (kernel[axis] - 1) < size[axis] + 2 * padding;
+            let convolution = Convolution { channels, filters, size, kernel, stride, padding, dilation, groups };
+            (fits(0) && fits(1)).then_some((convolution, images))
+        },
+    )
+}
+
+/// Calls `f` with the places of the elements of input, weight and result that are multiplied and added.
+fn each_term(of: &Convolution, images: usize, mut f: impl FnMut(usize, usize, usize)) {
+    let [height, width] = of.output_size();
+    let depth = of.channels / of.groups;
+    for result in 0..images * of.filters * height * width {
+        let (column, row) = (result % width, result / width % height);
+        let (filter, image) = (result / width / height % of.filters, result / width / height / of.filters);
+        let group = filter / (of.filters / of.groups);
+        for element in 0..depth * of.kernel[0] * of.kernel[1] {
+            let (j, i) = (element % of.kernel[1], element / of.kernel[1] % of.kernel[0]);
+            let channel = group * depth + element / of.kernel[1] / of.kernel[0];
+            let place = |at: usize, in_kernel: usize, axis: usize| {
+                let place = (at * of.stride + in_kernel * of.dilation).checked_sub(of.padding)?;
+                (place < of.size[axis]).then_some(place)
+            };
+            if let (Some(y), Some(x)) = (place(row, i, 0), place(column, j, 1)) {
+                let input = ((image * of.channels + channel) * of.size[0] + y) * of.size[1] + x;
+                f(input, filter * depth * of.kernel[0] * of.kernel[1] + element, result);
+            }
+        }
+    }
+}
+
+fn run<T: crate::Float>(of: &Convolution, x: &[T], weight: &[T], bias: Option<&[T]>, gradient: &[T]) -> [Vec<T>; 4] {
+    // Results replace what was there.
+    let of_len = |len: usize| vec![T::from_f64(7.0); len];
+    let mut results = [gradient.len(), x.len(), weight.len(), of.filters].map(of_len);
+    let [y, dx, dw, db] = &mut results;
+    of.forward(x, weight, bias, y);
+    of.backward_input(weight, gradient, dx);
+    of.backward_weight(x, gradient, dw);
+    of.backward_bias(gradient, db);
+    results
+}
+
+fn compare(of: &Convolution, images: usize, biased: bool) {
+    let [height, width] = of.output_size();
+    let plane = height * width;
+    let x = numbers(images * of.channels * of.size[0] * of.size[1], 1);
+    let weight = numbers(of.filters * of.channels / of.groups * of.kernel[0] * of.kernel[1], 2);
+    let (bias, gradient) = (numbers(of.filters, 3), numbers(images * of.filters * plane, 4));
+    let bias_at = |at: usize| if biased { bias[at / plane % of.filters] } else { 0.0 };
+    let mut y: Vec<f64> = (0..gradient.len()).map(bias_at).collect();
+    let (mut dx, mut dw, mut db) = (vec![0.0; x.len()], vec![0.0; weight.len()], vec![0.0; of.filters]);
+    each_term(of, images, |input, element, result| {
+        y[result] += x[input] * weight[element];
+        dx[input] += gradient[result] * weight[element];
+        dw[element] += gradient[result] * x[input];
+    });
+    gradient.iter().enumerate().for_each(|(at, gradient)| db[at / plane % of.filters] += gradient);
+    let expected = [("y", y), ("dx", dx), ("dw", dw), ("db", db)];
+    let got = run(of, &x, &weight, biased.then_some(&bias), &gradient);
+    got.iter().zip(&expected).for_each(|(got, (what, expected))| assert_close(what, got, expected, 1e-13));
+    let (x, weight, bias, gradient) = (narrow(&x), narrow(&weight), narrow(&bias), narrow(&gradient));
+    let got = run(of, &x, &weight, biased.then_some(&bias), &gradient);
+    got.iter().zip(&expected).for_each(|(got, (what, expected))| assert_close(what, got, expected, 1e-5));
+}
+
+proptest! {
+    #![proptest_config(settings())]
+
+    #[test]
+    fn convolutions_are_those_of_f64((convolution, images) in convolutions(), biased: bool) {
+        compare(&convolution, images, biased);
+    }
+}
+
+#[test]
+fn images_are_divided_into_tiles() {
+    // 90 rows of 90 × 9 × 12 elements are more than a tile holds, as are those of 1 × 1.
+    let wide = Convolution {
+        channels: 12,
+        filters: 3,
+        size: [90, 90],
+        kernel: [3, 3],
+        stride: 1,
+        padding: 1,
+        dilation: 1,
+        groups: 1,
+    };
+    compare(&wide, 1, true);
+    compare(&Convolution { kernel: [1, 1], padding: 0, ..wide }, 1, true);
+}
+
+#[test]
+fn results_do_not_depend_on_the_number_of_threads() {
+    let of = Convolution {
+        channels: 8,
+        filters: 12,
+        size: [15, 17],
+        kernel: [3, 3],
+        stride: 1,
+        padding: 1,
+        dilation: 1,
+        groups: 2,
+    };
+    for images in [1, 2, 33] {
+        let plane = 15 * 17;
+        let (x, weight) = (narrow(&numbers(images * 8 * plane, 1)), narrow(&numbers(12 * 4 * 9, 2)));
+        let gradient = narrow(&numbers(images * 12 * plane, 3));
+        assert_threads_do_not_matter(|| run(&of, &x, &weight, Some(&gradient[..12]), &gradient));
+    }
+}

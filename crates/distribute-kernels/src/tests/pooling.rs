@@ -1,0 +1,63 @@
+//! Max-pooling.
+
+use super::*;
+use crate::pooling::Pooling;
+
+proptest! {
+    #![proptest_config(settings())]
+
+    #[test]
+    fn the_largest_element_gets_the_gradient(
+        images in 0usize..40,
+        size in [2usize..12, 2usize..12],
+        window in [1usize..3, 1usize..3],
+        stride in [1usize..4, 1usize..4],
+        pairs: bool,
+        coarse: bool,
+    ) {
+        let (window, stride) = if pairs { ([2, 2], [2, 2]) } else { (window, stride) };
+        let pooling = Pooling { size, window, stride };
+        let [height, width] = pooling.output_size();
+        let x: Vec<f64> = numbers(images * size[0] * size[1], 1);
+        // Few numbers, so that many are equal.
+        let x: Vec<f64> = x.into_iter().map(|x| if coarse { x.round() } else { x }).collect();
+        let gradient = numbers(images * height * width, 2);
+        let (mut y, mut dx) = (vec![0.0; gradient.len()], vec![0.0; x.len()]);
+        for (at, gradient) in gradient.iter().enumerate() {
+            let (image, row, column) = (at / height / width, at / width % height, at % width);
+            let places = (0..window[0]).flat_map(|i| (0..window[1]).map(move |j| (i, j))).map(|(i, j)| {
+                (image * size[0] + row * stride[0] + i) * size[1] + column * stride[1] + j
+            });
+            let place = places.reduce(|best, place| if x[place] > x[best] { place } else { best }).unwrap();
+            y[at] = x[place];
+            dx[place] += gradient;
+        }
+        let (mut got, mut change) = (vec![7.0; y.len()], vec![7.0; x.len()]);
+        pooling.forward(&x, &mut got);
+        pooling.backward(&x, &gradient, &mut change);
+        prop_assert_eq!(got, y);
+        assert_close("the gradient", &change, &dx, 1e-15);
+    }
+}
+
+#[test]
+fn nan_is_the_largest() {
+    for (window, size) in [([2, 2], [2, 4]), ([2, 2], [2, 5])] {
+        for stride in [[2, 2], [1, 2]] {
+            let pooling = Pooling { size, window, stride };
+            let mut x = vec![1f32; size[0] * size[1]];
+            x[size[1] + 1] = f32::NAN;
+            let (mut y, mut change) = ([0f32; 2], vec![0f32; x.len()]);
+            pooling.forward(&x, &mut y);
+            assert!(y[0].is_nan() && y[1] == 1.0);
+            pooling.backward(&x, &[3.0, 4.0], &mut change);
+            assert_eq!((change[size[1] + 1], change[2]), (3.0, 4.0));
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "windows of [3, 1] by [1, 1] do not fit images of [2, 2]")]
+fn windows_are_inside_of_the_image() {
+    Pooling { size: [2, 2], window: [3, 1], stride: [1, 1] }.forward(&[0f32; 4], &mut [0.0; 4]);
+}

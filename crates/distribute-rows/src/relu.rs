@@ -1,0 +1,31 @@
+//! The rectified linear unit.
+
+use crate::Float;
+use crate::parallel::{check, each_element};
+
+/// Replaces elements below 0 by 0; NaN stays.
+///
+/// # Shapes
+/// `x` and `out` have the same length.
+pub fn forward<T: Float>(x: &[T], out: &mut [T]) {
+    check("the input", x.len(), 1, out.len());
+    each_element(out, |at, out| {
+        for (out, x) in out.iter_mut().zip(&x[at..]) {
+            *out = if *x < T::default() { T::default() } else { *x };
+        }
+    });
+}
+
+/// Computes the gradient of the input: that of the result where the result is not 0.
+///
+/// # Shapes
+/// `y`, the result of [`forward`], its gradient and `out` have the same length.
+pub fn backward<T: Float>(y: &[T], gradient: &[T], out: &mut [T]) {
+    check("the result", y.len(), 1, out.len());
+    check("the gradient", gradient.len(), 1, out.len());
+    each_element(out, |at, out| {
+        for ((out, y), gradient) in out.iter_mut().zip(&y[at..]).zip(&gradient[at..]) {
+            *out = if *y == T::default() { T::default() } else { *gradient };
+        }
+    });
+}
