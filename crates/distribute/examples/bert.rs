@@ -12,10 +12,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Module, ModuleT, Result as CandleResult, Tensor};
-use candle_nn::{Embedding, Init, Linear, VarBuilder};
+use candle_nn::{Embedding, Init, VarBuilder};
 use clap::Parser;
 use distribute::Error;
-use distribute::candle::{Clip, Dropout, LayerNorm, Model, dropout, gelu, layer_norm};
+use distribute::candle::{Clip, Dropout, LayerNorm, Linear, Model, dropout, gelu, layer_norm};
 use distribute::input::Array;
 use distribute::prelude::*;
 use distribute::train::progress::{Options, Progress};

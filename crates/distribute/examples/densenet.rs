@@ -9,10 +9,10 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use candle_core::{Module, ModuleT, Result as CandleResult, Tensor};
-use candle_nn::{BatchNormConfig, Conv2d, Conv2dConfig, Linear, VarBuilder, conv2d_no_bias, linear};
+use candle_nn::{BatchNormConfig, Conv2dConfig, VarBuilder};
 use clap::Parser;
 use distribute::Error;
-use distribute::candle::{Model, SyncBatchNorm, sync_batch_norm};
+use distribute::candle::{Conv2d, Linear, Model, SyncBatchNorm, conv2d_no_bias, linear, relu, sync_batch_norm};
 use distribute::prelude::*;
 use distribute::strategy::DistributedDataset;
 use distribute::train::progress::{Options, Progress, Summary};
@@ -71,7 +71,7 @@ impl Conv {
 
 impl ModuleT for Conv {
     fn forward_t(&self, x: &Tensor, train: bool) -> CandleResult<Tensor> {
-        self.1.forward(&self.0.forward_t(x, train)?.relu()?)
+        self.1.forward(&relu(&self.0.forward_t(x, train)?)?)
     }
 }
 
@@ -141,7 +141,7 @@ impl ModuleT for DenseNet {
     fn forward_t(&self, x: &Tensor, train: bool) -> CandleResult<Tensor> {
         let x = self.entry.forward(x)?;
         let x = self.body.iter().try_fold(x, |x, stage| stage.forward_t(&x, train))?;
-        self.head.forward(&self.exit.forward_t(&x, train)?.relu()?.mean((2, 3))?)
+        self.head.forward(&relu(&self.exit.forward_t(&x, train)?)?.mean((2, 3))?)
     }
 }
 

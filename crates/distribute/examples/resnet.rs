@@ -8,10 +8,11 @@
 use std::process::ExitCode;
 
 use candle_core::{Module, ModuleT, Result as CandleResult, Tensor};
-use candle_nn::{BatchNormConfig, Conv2d, Conv2dConfig, Linear, VarBuilder, conv2d_no_bias, linear};
+use candle_nn::{BatchNormConfig, Conv2dConfig, VarBuilder};
 use clap::Parser;
 use distribute::Error;
-use distribute::candle::{Fit, Model, SparseCategoricalCrossentropy, SyncBatchNorm, sync_batch_norm};
+use distribute::candle::{Conv2d, Fit, Linear, Model, SparseCategoricalCrossentropy, SyncBatchNorm};
+use distribute::candle::{conv2d_no_bias, linear, relu, sync_batch_norm};
 use distribute::prelude::*;
 use distribute::train::callbacks::LearningRateSchedule;
 use distribute::train::metrics::{Accuracy, Metrics};
@@ -91,9 +92,9 @@ impl Block {
 
 impl ModuleT for Block {
     fn forward_t(&self, x: &Tensor, train: bool) -> CandleResult<Tensor> {
-        let inner = self.first.forward_t(x, train)?.relu()?;
+        let inner = relu(&self.first.forward_t(x, train)?)?;
         let shortcut = if self.widens { narrowed(x)? } else { x.clone() };
-        (self.second.forward_t(&inner, train)? + shortcut)?.relu()
+        relu(&(self.second.forward_t(&inner, train)? + shortcut)?)
     }
 }
 
@@ -137,7 +138,7 @@ impl ResNet {
 
 impl ModuleT for ResNet {
     fn forward_t(&self, x: &Tensor, train: bool) -> CandleResult<Tensor> {
-        let x = self.entry.forward_t(x, train)?.relu()?;
+        let x = relu(&self.entry.forward_t(x, train)?)?;
         let x = self.blocks.iter().try_fold(x, |x, block| block.forward_t(&x, train))?;
         self.head.forward(&x.mean((2, 3))?)
     }

@@ -9,10 +9,10 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use candle_core::{Device, Module, ModuleT, Result as CandleResult, Tensor};
-use candle_nn::{BatchNormConfig, Conv2d, Conv2dConfig, Linear, VarBuilder, conv2d_no_bias, linear};
+use candle_nn::{BatchNormConfig, Conv2dConfig, VarBuilder};
 use clap::Parser;
 use distribute::Error;
-use distribute::candle::{Model, SyncBatchNorm, sync_batch_norm};
+use distribute::candle::{Conv2d, Linear, Model, SyncBatchNorm, conv2d_no_bias, linear, sync_batch_norm};
 use distribute::prelude::*;
 use distribute_testkit::digits::{Digits, PIXELS, SIDE, Split};
 

@@ -1,8 +1,8 @@
 //! The network.
 
 use candle_core::{Device, Module, Result as CandleResult, Tensor};
-use candle_nn::{Init, Linear, VarBuilder, linear};
-use distribute::candle::{ShardedEmbedding, sharded_embedding_with};
+use candle_nn::{Init, VarBuilder};
+use distribute::candle::{Linear, ShardedEmbedding, linear, sharded_embedding_with};
 
 /// Neural matrix factorization: the product of a user's and an item's vector, and a network of three layers over two
 /// other vectors of theirs. It does not depend on distribution.

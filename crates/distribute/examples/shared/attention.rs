@@ -1,7 +1,7 @@
 //! Attention, for the examples that are transformers.
 
-use candle_core::{D, Result, Tensor};
-use distribute::candle::softmax;
+use candle_core::{Result, Tensor};
+use distribute::candle::AttentionMask;
 
 /// Keys and values of each head, each of shape (batch, heads, length, width of a head).
 pub(crate) type KeysAndValues = (Tensor, Tensor);
@@ -12,11 +12,5 @@ pub(crate) type KeysAndValues = (Tensor, Tensor);
 /// Queries and the result have the shape (batch, heads, queries, width of a head); the mask is broadcast to (batch,
 /// heads, queries, keys).
 pub(crate) fn attention(queries: &Tensor, (keys, values): &KeysAndValues, mask: Option<&Tensor>) -> Result<Tensor> {
-    let width = queries.dim(D::Minus1)? as f64;
-    let scores = (queries.matmul(&keys.t()?.contiguous()?)? / width.sqrt())?;
-    let scores = match mask {
-        Some(mask) => scores.broadcast_add(mask)?,
-        None => scores,
-    };
-    softmax(&scores)?.matmul(values)
+    distribute::candle::attention(queries, keys, values, mask.map_or(AttentionMask::None, AttentionMask::Additive))
 }

@@ -1,7 +1,7 @@
 //! Multi-head attention, for the examples that are encoders and decoders.
 
 use candle_core::{Module, Result, Tensor};
-use candle_nn::Linear;
+use distribute::candle::Linear;
 
 use crate::attention::{KeysAndValues, attention};
 
@@ -28,6 +28,6 @@ impl MultiHead {
 
     fn split(&self, x: &Tensor) -> Result<Tensor> {
         let (batch, length, _) = x.dims3()?;
-        x.reshape((batch, length, self.heads, ()))?.transpose(1, 2)?.contiguous()
+        x.reshape((batch, length, self.heads, ()))?.transpose(1, 2)
     }
 }

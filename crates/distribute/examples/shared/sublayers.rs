@@ -1,7 +1,8 @@
-//! The parts of a transformer's layers, for the examples that build them with `candle_nn`.
+//! The parts of a transformer's layers, for the examples whose variables have the usual names.
 
 use candle_core::{Module, Result, Tensor};
-use candle_nn::{Linear, VarBuilder, linear};
+use candle_nn::VarBuilder;
+use distribute::candle::{Linear, linear};
 
 use crate::heads::MultiHead;
 
