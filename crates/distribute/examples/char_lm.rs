@@ -12,14 +12,15 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use candle_core::{D, DType, Device, Module, Result as CandleResult, Tensor};
+use candle_core::{DType, Device, Module, Result as CandleResult, Tensor};
 use candle_nn::{Init, VarBuilder};
 use clap::Parser;
 use distribute::Error;
 use distribute::candle::{
-    Clip, ColumnParallelLinear, ColumnParallelOptions, LayerNorm, Model, RowParallelLinear, RowParallelOptions,
-    Sharded, VocabParallelEmbedding, column_parallel_linear, gather_from_tensor_group, layer_norm, row_parallel_linear,
-    softmax, vocab_parallel_cross_entropy_per_example, vocab_parallel_embedding_with,
+    AttentionMask, Clip, ColumnParallelLinear, ColumnParallelOptions, LayerNorm, Model, RowParallelLinear,
+    RowParallelOptions, Sharded, VocabParallelEmbedding, column_parallel_linear, gather_from_tensor_group, layer_norm,
+    relu, row_parallel_linear, self_attention, softmax, vocab_parallel_cross_entropy_per_example,
+    vocab_parallel_embedding_with,
 };
 use distribute::input::Array;
 use distribute::prelude::*;
@@ -125,22 +126,12 @@ impl Layer {
         })
     }
 
-    fn forward(&self, x: &Tensor, mask: &Tensor) -> CandleResult<Tensor> {
-        let x = (self.attend(&self.before.0.forward(x)?, mask)? + x)?;
-        let inner = self.dense.0.forward(&self.before.1.forward(&x)?)?.relu()?.sqr()?;
+    fn forward(&self, x: &Tensor) -> CandleResult<Tensor> {
+        let qkv = self.attention.0.forward(&self.before.0.forward(x)?)?;
+        let mixed = self_attention(&qkv, self.heads, AttentionMask::Causal)?;
+        let x = (self.attention.1.forward(&mixed)? + x)?;
+        let inner = relu(&self.dense.0.forward(&self.before.1.forward(&x)?)?)?.sqr()?;
         self.dense.1.forward(&inner)? + x
-    }
-
-    fn attend(&self, x: &Tensor, mask: &Tensor) -> CandleResult<Tensor> {
-        let (batch, length, _) = x.dims3()?;
-        let parts = self.attention.0.forward(x)?.reshape((batch, length, 3, self.heads, ()))?;
-        let width = parts.dim(D::Minus1)?;
-        // Shape (batch, heads, length, head width).
-        let part = |at| parts.narrow(2, at, 1)?.squeeze(2)?.transpose(1, 2)?.contiguous();
-        let (q, k, v): (Tensor, Tensor, Tensor) = (part(0)?, part(1)?, part(2)?);
-        let scores = (q.matmul(&k.t()?.contiguous()?)? / (width as f64).sqrt())?;
-        let weights = softmax(&scores.broadcast_add(mask)?)?;
-        self.attention.1.forward(&weights.matmul(&v)?.transpose(1, 2)?.flatten_from(2)?)
     }
 }
 
@@ -150,7 +141,6 @@ struct Transformer {
     layers: Vec<Sharded<Layer>>,
     norm: LayerNorm,
     head: ColumnParallelLinear,
-    mask: Tensor,
 }
 
 impl Transformer {
@@ -159,9 +149,6 @@ impl Transformer {
         // Each tensor rank has equally many characters; those beyond the vocabulary do not occur.
         let vocabulary = vocabulary.next_multiple_of(flags.tensor_parallel);
         let small = Init::Randn { mean: 0.0, stdev: 0.02 };
-        let later: Vec<f32> = (0..context * context)
-            .map(|at| if at % context > at / context { f32::NEG_INFINITY } else { 0.0 })
-            .collect();
         Ok(Transformer {
             characters: vocab_parallel_embedding_with(vocabulary, width, small, vb.pp("characters"))?,
             positions: vb.get_with_hints((context, width), "positions", small)?,
@@ -175,7 +162,6 @@ impl Transformer {
                 ColumnParallelOptions::default().gather_output(false),
                 vb.pp("head"),
             )?,
-            mask: Tensor::from_vec(later, (context, context), &Device::Cpu)?,
         })
     }
 }
@@ -185,9 +171,8 @@ impl Transformer {
 impl Module for Transformer {
     fn forward(&self, text: &Tensor) -> CandleResult<Tensor> {
         let length = text.dim(1)?;
-        let mask = self.mask.narrow(0, 0, length)?.narrow(1, 0, length)?;
         let x = self.characters.forward(text)?.broadcast_add(&self.positions.narrow(0, 0, length)?)?;
-        let x = self.layers.iter().try_fold(x, |x, layer| layer.run(&x, |layer, x| layer.forward(x, &mask)))?;
+        let x = self.layers.iter().try_fold(x, |x, layer| layer.run(&x, |layer, x| layer.forward(x)))?;
         self.head.forward(&self.norm.forward(&x)?)
     }
 }
