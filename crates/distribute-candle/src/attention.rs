@@ -26,9 +26,9 @@ pub enum AttentionMask<'a> {
 /// operations.
 ///
 /// # Shapes
-/// `q`: (batch, heads, queries, width). `k` and `v`: (batch, heads, keys, width); of their heads, each may serve several
-/// heads of queries, one after another. Result: (batch, heads, queries, width), where heads are side by side in memory,
-/// so that `transpose(1, 2)` and `flatten_from(2)` copy nothing.
+/// `q`: (batch, heads, queries, width). `k` and `v`: (batch, heads, keys, width); of their heads, each may serve
+/// several heads of queries, one after another. Result: (batch, heads, queries, width), where heads are side by side in
+/// memory, so that `transpose(1, 2)` and `flatten_from(2)` copy nothing.
 ///
 /// A query that is kept from all keys gets NaN.
 ///

@@ -11,8 +11,9 @@
 //! - [`Sharded`] is a block whose parameters are gathered while it runs, under a strategy that shards them;
 //!   [`Sharded::recompute`] does not keep its intermediate results for backward, but computes them again.
 //! - [`Model::load_safetensors`] loads pretrained values; [`Model::save_safetensors`] saves values for other programs.
-//! - [`SyncBatchNorm`] normalises over the global batch; [`LayerNorm`], [`RmsNorm`], [`softmax`], [`gelu`], [`relu`] and
-//!   [`cross_entropy_per_example`] are fused in host memory, and have the backward that candle's fused operations lack.
+//! - [`SyncBatchNorm`] normalises over the global batch; [`LayerNorm`], [`RmsNorm`], [`softmax`], [`gelu`], [`relu`]
+//!   and [`cross_entropy_per_example`] are fused in host memory, and have the backward that candle's fused operations
+//!   lack.
 //! - [`Dropout`] has a random stream for each replica, which checkpoints save.
 //! - [`Linear`], [`Conv2d`], [`max_pool2d`], [`attention`] and [`self_attention`] are candle's layers, faster in host
 //!   memory; the names of variables are candle's, so that a model changes its imports alone.

@@ -79,7 +79,7 @@ pub struct Arguments<'a, T> {
 /// Where the gradients of an attention are written.
 #[derive(Debug)]
 pub enum Gradients<'a, T> {
-    /// Those of queries, keys and values apart, each of shape batch × tokens × heads × width.
+    /// Gradients of queries, keys and values apart, each of shape batch × tokens × heads × width.
     Apart([&'a mut [T]; 3]),
     /// All together: batch × tokens × (queries', keys' and values' heads) × width.
     Packed(&'a mut [T]),
@@ -91,7 +91,8 @@ impl Attention {
     /// A query that a mask of -∞ keeps from all keys gets NaN.
     ///
     /// # Shapes
-    /// `out`: batch × queries × heads × width. `sums`, which [`backward`](Self::backward) needs: batch × heads × queries.
+    /// `out`: batch × queries × heads × width. `sums`, which [`backward`](Self::backward) needs: batch × heads ×
+    /// queries.
     pub fn forward<T: Float>(&self, arguments: &Arguments<'_, T>, out: &mut [T], sums: &mut [T]) {
         self.check(out.len(), sums.len());
         if out.is_empty() {

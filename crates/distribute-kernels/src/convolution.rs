@@ -340,8 +340,11 @@ impl Inside {
     }
 }
 
+/// [`product`] or [`parallel_product`].
+type Product<T> = for<'a> fn(Target<'a, T>, [usize; 3], Matrix<'a, T>, Matrix<'a, T>, T);
+
 /// Returns the function for products, which needs threads of its own where there are fewer images than threads.
-fn product_for<T: Float>(images: usize) -> for<'a> fn(Target<'a, T>, [usize; 3], Matrix<'a, T>, Matrix<'a, T>, T) {
+fn product_for<T: Float>(images: usize) -> Product<T> {
     if images < rayon::current_num_threads() { parallel_product } else { product }
 }
 

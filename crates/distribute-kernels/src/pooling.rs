@@ -68,7 +68,7 @@ impl Pooling {
                 simd(|| {
                     let images = out.chunks_exact_mut(from).zip(x[block * BLOCK * from..].chunks_exact(from));
                     for ((out, x), gradient) in images.zip(gradient[block * BLOCK * to..].chunks_exact(to)) {
-                        if !pairs || self.size[0] % 2 != 0 || self.size[1] % 2 != 0 {
+                        if !pairs || self.size.iter().any(|size| !size.is_multiple_of(2)) {
                             out.fill(T::default());
                         }
                         for (row, gradient) in gradient.chunks_exact(width).enumerate() {

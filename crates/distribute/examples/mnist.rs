@@ -10,10 +10,10 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use candle_core::{Device, Module, Result as CandleResult, Tensor};
-use candle_nn::{Conv2d, Linear, VarBuilder, conv2d, linear};
+use candle_nn::VarBuilder;
 use clap::{Parser, ValueEnum};
 use distribute::Error;
-use distribute::candle::Model;
+use distribute::candle::{Conv2d, Linear, Model, conv2d, linear, max_pool2d, relu};
 use distribute::collectives::Compression;
 use distribute::input::InputPosition;
 use distribute::prelude::*;
@@ -140,11 +140,11 @@ impl Net {
 impl Module for Net {
     fn forward(&self, x: &Tensor) -> CandleResult<Tensor> {
         match self {
-            Net::Mlp { fc1, fc2 } => fc2.forward(&fc1.forward(x)?.relu()?),
+            Net::Mlp { fc1, fc2 } => fc2.forward(&relu(&fc1.forward(x)?)?),
             Net::Cnn { conv1, conv2, fc } => {
                 let x = x.reshape((x.dim(0)?, 1, SIDE, SIDE))?;
-                let x = conv1.forward(&x)?.max_pool2d(2)?.relu()?;
-                let x = conv2.forward(&x)?.max_pool2d(2)?.relu()?;
+                let x = relu(&max_pool2d(&conv1.forward(&x)?, 2)?)?;
+                let x = relu(&max_pool2d(&conv2.forward(&x)?, 2)?)?;
                 fc.forward(&x.flatten_from(1)?)
             }
         }

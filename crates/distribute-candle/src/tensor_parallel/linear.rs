@@ -1,12 +1,13 @@
 //! Linear layers whose weights are split along their outputs or inputs.
 
 use candle_core::{Module, Result, Tensor};
-use candle_nn::{Init, Linear, VarBuilder};
+use candle_nn::{Init, VarBuilder};
 use distribute_optim::{ColumnParallelOptions, RowParallelOptions};
 
 use super::operations::gather_blocks;
 use super::request::{Request, part};
 use super::{copy_to_tensor_group, group_of, scatter_to_tensor_group, sum_over_tensor_group};
+use crate::Linear;
 
 /// A linear layer of which each rank of a tensor group computes a part of the outputs: the weight A of x Aᵀ + b is
 /// split along its rows, as is b.

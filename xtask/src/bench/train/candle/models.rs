@@ -59,7 +59,7 @@ impl Layers for Plain {
     }
 }
 
-/// Those of `distribute::candle`.
+/// The layers of `distribute::candle`.
 pub(crate) struct Ours;
 
 impl Layers for Ours {
