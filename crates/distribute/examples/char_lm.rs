@@ -147,7 +147,7 @@ impl Layer {
     fn attend(&self, x: &Tensor, mask: &Tensor, seen: &mut Seen) -> CandleResult<Tensor> {
         let (batch, length, _) = x.dims3()?;
         let parts = self.attention.0.forward(x)?.reshape((batch, length, 3, self.heads, ()))?;
-        let part = |at| parts.narrow(2, at, 1)?.squeeze(2)?.transpose(1, 2);
+        let part = |at| parts.narrow(2, at, 1)?.squeeze(2)?.transpose(1, 2)?.contiguous();
         let (queries, keys, values): (Tensor, Tensor, Tensor) = (part(0)?, part(1)?, part(2)?);
         let attended = attention(&queries, &remember(seen, (keys, values))?, Some(mask))?;
         self.attention.1.forward(&attended.transpose(1, 2)?.flatten_from(2)?)

@@ -28,6 +28,6 @@ impl MultiHead {
 
     fn split(&self, x: &Tensor) -> Result<Tensor> {
         let (batch, length, _) = x.dims3()?;
-        x.reshape((batch, length, self.heads, ()))?.transpose(1, 2)
+        x.reshape((batch, length, self.heads, ()))?.transpose(1, 2)?.contiguous()
     }
 }
