@@ -234,7 +234,7 @@ fn disturb(flags: &Flags) -> distribute::Result<()> {
     };
     let deadline = Instant::now() + Duration::from_secs_f64(flags.seconds + 120.0);
     // The faults begin when all are there.
-    while job.members.values().next_back().is_none_or(|members| *members < flags.workers) {
+    while job.members.values().next_back().is_none_or(|(_, members)| *members < flags.workers) {
         job.read(Duration::from_millis(20), &workers)?;
         check(&interrupted, deadline, "not all workers have joined")?;
     }
@@ -299,8 +299,9 @@ struct Job {
     lines: Receiver<Line>,
     /// The last step, and its generation.
     last: (u64, u64),
-    /// The number of members that made each step.
-    members: BTreeMap<u64, u32>,
+    /// The generation that made each step, and the number of its members. A process that is lost may tell late of a step
+    /// that the others have repeated in a later generation.
+    members: BTreeMap<u64, (u64, u32)>,
     faults: Vec<(usize, Fault)>,
     /// Workers that have made a step.
     trains: BTreeSet<usize>,
@@ -319,7 +320,8 @@ impl Job {
         match self.lines.recv_timeout(patience) {
             Ok(Line::Step { worker, step, generation, members, at }) => {
                 self.last = self.last.max((step, generation));
-                self.members.insert(step, members);
+                let last = self.members.entry(step).or_insert((generation, members));
+                *last = (*last).max((generation, members));
                 if self.trains.insert(worker) && !self.faults.is_empty() {
                     self.joins.push(at.saturating_sub(workers[worker].began));
                 }
@@ -344,7 +346,7 @@ impl Job {
     /// Repeats the training with the same members, and compares.
     fn verify(&self, flags: &Flags, folder: &Path) -> distribute::Result<()> {
         let mut phases: Vec<(u32, u64)> = Vec::new();
-        for (step, members) in &self.members {
+        for (step, (_, members)) in &self.members {
             match phases.last_mut() {
                 Some((of, until)) if of == members => *until = *step,
                 _ => phases.push((*members, *step)),
