@@ -299,8 +299,8 @@ struct Job {
     lines: Receiver<Line>,
     /// The last step, and its generation.
     last: (u64, u64),
-    /// The generation that made each step, and the number of its members. A process that is lost may tell late of a step
-    /// that the others have repeated in a later generation.
+    /// The generation that made each step, and the number of its members. A process that is lost may tell late of a
+    /// step that the others have repeated in a later generation.
     members: BTreeMap<u64, (u64, u32)>,
     faults: Vec<(usize, Fault)>,
     /// Workers that have made a step.
