@@ -73,10 +73,10 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, mask: AttentionMask<'_>) ->
     }
     let of = Attention { batch, heads, key_heads, queries, keys, width, scale, causal };
     let mask = additive(mask, &of)?;
-    let [q, k, v] = [q, k, v].map(side_by_side);
-    let out = match q.as_ref().map(Tensor::dtype) {
-        Ok(DType::F64) => q?.apply_op3(&k?, &v?, Attend { of, mask, sums: OnceLock::<Vec<f64>>::new() }),
-        _ => q?.apply_op3(&k?, &v?, Attend { of, mask, sums: OnceLock::<Vec<f32>>::new() }),
+    let (q, k, v) = (side_by_side(q)?, side_by_side(k)?, side_by_side(v)?);
+    let out = match q.dtype() {
+        DType::F64 => q.apply_op3(&k, &v, Attend { of, mask, sums: OnceLock::<Vec<f64>>::new() }),
+        _ => q.apply_op3(&k, &v, Attend { of, mask, sums: OnceLock::<Vec<f32>>::new() }),
     };
     out?.transpose(1, 2)
 }

@@ -46,10 +46,10 @@ pub(crate) fn tensor<T: Element>(elements: Vec<T>, like: &Tensor) -> Result<Tens
 
 /// Runs a generic function for the element type of a storage or a tensor.
 macro_rules! by_type {
-    ($dtype:expr, $f:ident ( $($argument:expr),* )) => {
+    ($dtype:expr, $f:ident $(::<$of:ident>)? ( $($argument:expr),* )) => {
         match $dtype {
-            candle_core::DType::F32 => $f::<f32>($($argument),*),
-            candle_core::DType::F64 => $f::<f64>($($argument),*),
+            candle_core::DType::F32 => $f::<f32 $(, $of)?>($($argument),*),
+            candle_core::DType::F64 => $f::<f64 $(, $of)?>($($argument),*),
             other => candle_core::bail!("a fused operation of {other:?}; convert them to f32"),
         }
     };
@@ -67,6 +67,6 @@ pub(crate) fn dtype(storage: &CpuStorage) -> DType {
 pub(crate) type Stored<'a> = (&'a CpuStorage, &'a Layout);
 
 /// Returns the gradient of a tensor; `None` if it has no variables, so that nothing is computed.
-pub(crate) fn gradient<T: Element>(of: Option<&Tensor>, f: impl FnOnce() -> Vec<T>) -> Result<Option<Tensor>> {
+pub(crate) fn gradient_of<T: Element>(of: Option<&Tensor>, f: impl FnOnce() -> Vec<T>) -> Result<Option<Tensor>> {
     of.filter(|of| of.track_op()).map(|of| tensor(f(), of)).transpose()
 }

@@ -61,6 +61,7 @@ mod device;
 mod dropout;
 mod element;
 mod error;
+mod fused;
 mod gpu;
 mod hook;
 mod host;

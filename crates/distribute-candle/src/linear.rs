@@ -1,10 +1,11 @@
 //! Linear layers, whose products need no copies in host memory.
 
-use candle_core::{CpuStorage, CustomOp2, CustomOp3, D, Layout, Module, Result, Shape, Tensor};
+use candle_core::{CpuStorage, D, Module, Result, Shape, Tensor};
 use candle_nn::VarBuilder;
 use distribute_kernels::linear::Linear as Kernel;
 
-use crate::host::{Element, Stored, by_type, computed, dtype, elements, is_fused, with};
+use crate::fused::{Weighted, weighted};
+use crate::host::{Element, Stored, by_type, computed, dtype, elements, gradient_of, is_fused, with};
 
 /// Linear layer, like [`candle_nn::Linear`], faster in host memory: the bias is part of the product, backward copies
 /// no transposed matrix, and the gradient of an input that has no variables is not computed.
@@ -73,17 +74,15 @@ impl Module for Linear {
         if x.rank() == 0 || x.dim(D::Minus1)? != inputs {
             candle_core::bail!("the input of a linear layer has shape {:?}; give (…, {inputs})", x.dims());
         }
-        let (x, weight, op) = (x.contiguous()?, weight.contiguous()?, Product(Kernel { inputs, outputs }));
-        match bias {
-            Some(bias) => x.apply_op3(&weight, &bias.contiguous()?, op),
-            None => x.apply_op2(&weight, op),
-        }
+        weighted(x, weight, bias, Product(Kernel { inputs, outputs }))
     }
 }
 
 struct Product(Kernel);
 
-impl Product {
+impl Weighted for Product {
+    const NAME: &'static str = "linear";
+
     fn forward(&self, x: Stored<'_>, weight: Stored<'_>, bias: Option<Stored<'_>>) -> Result<(CpuStorage, Shape)> {
         fn run<T: Element>(of: Kernel, x: Stored<'_>, w: Stored<'_>, b: Option<Stored<'_>>) -> Result<CpuStorage> {
             let (x, weight) = (elements::<T>(x.0, x.1)?, elements(w.0, w.1)?);
@@ -98,7 +97,6 @@ impl Product {
         Ok((by_type!(dtype(x.0), run(self.0, x, weight, bias))?, Shape::from(shape)))
     }
 
-    /// Returns the gradients of those of input, weight and bias that have variables.
     fn backward(
         &self,
         x: &Tensor,
@@ -115,58 +113,9 @@ impl Product {
                 let of_x = || computed(elements.len(), |out| of.backward_input(factors, gradient, out));
                 let of_weight = || computed(factors.len(), |out| of.backward_weight(elements, gradient, out));
                 let of_bias = || computed(of.outputs, |out| of.backward_bias(gradient, out));
-                Ok([
-                    crate::host::gradient(Some(x), of_x)?,
-                    crate::host::gradient(Some(weight), of_weight)?,
-                    crate::host::gradient(bias, of_bias)?,
-                ])
+                Ok([gradient_of(Some(x), of_x)?, gradient_of(Some(weight), of_weight)?, gradient_of(bias, of_bias)?])
             })?
         }
         by_type!(x.dtype(), run(self.0, [x, weight, gradient], bias))
-    }
-}
-
-impl CustomOp2 for Product {
-    fn name(&self) -> &'static str {
-        "linear"
-    }
-
-    fn cpu_fwd(&self, x: &CpuStorage, lx: &Layout, w: &CpuStorage, lw: &Layout) -> Result<(CpuStorage, Shape)> {
-        self.forward((x, lx), (w, lw), None)
-    }
-
-    fn bwd(&self, x: &Tensor, w: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let [x, weight, _] = self.backward(x, w, None, gradient)?;
-        Ok((x, weight))
-    }
-}
-
-impl CustomOp3 for Product {
-    fn name(&self) -> &'static str {
-        "linear"
-    }
-
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        lx: &Layout,
-        w: &CpuStorage,
-        lw: &Layout,
-        b: &CpuStorage,
-        lb: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        self.forward((x, lx), (w, lw), Some((b, lb)))
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        w: &Tensor,
-        b: &Tensor,
-        _: &Tensor,
-        gradient: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let [x, weight, bias] = self.backward(x, w, Some(b), gradient)?;
-        Ok((x, weight, bias))
     }
 }

@@ -3,11 +3,12 @@
 
 use std::sync::OnceLock;
 
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, D, DType, Error, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, CustomOp1, D, DType, Error, Layout, Result, Shape, Tensor};
 use distribute_rows::cross_entropy::LogSum;
 use distribute_rows::normalise::Normalise;
 use distribute_rows::{cross_entropy, gelu as curve, relu as ramp, softmax as weights};
 
+use crate::fused::{RowWise, Weighted, row_len, row_wise, weighted};
 use crate::host::{Element, Stored, by_type, computed, dtype, elements, is_fused, tensor, with};
 
 /// Computes the softmax over the last axis, which can be trained; candle's fused one has no backward.
@@ -34,7 +35,7 @@ pub fn softmax(x: &Tensor) -> Result<Tensor> {
     if x.dim(D::Minus1)? == 0 || !is_fused(x) {
         return candle_nn::ops::softmax(x, D::Minus1);
     }
-    x.contiguous()?.apply_op1(Softmax)
+    row_wise(x, Softmax)
 }
 
 /// Computes the Gaussian error linear unit, in its approximation by tanh, like [`Tensor::gelu`], faster in host memory.
@@ -54,7 +55,7 @@ pub fn softmax(x: &Tensor) -> Result<Tensor> {
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 pub fn gelu(x: &Tensor) -> Result<Tensor> {
-    if is_fused(x) { x.contiguous()?.apply_op1(Gelu) } else { x.gelu() }
+    if is_fused(x) { row_wise(x, Gelu) } else { x.gelu() }
 }
 
 /// Computes the rectified linear unit, like [`Tensor::relu`], faster in host memory: backward is one pass over it.
@@ -76,16 +77,12 @@ pub fn gelu(x: &Tensor) -> Result<Tensor> {
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 pub fn relu(x: &Tensor) -> Result<Tensor> {
-    if is_fused(x) { x.contiguous()?.apply_op1(Relu) } else { x.relu() }
+    if is_fused(x) { row_wise(x, Relu) } else { x.relu() }
 }
 
 /// Normalises the last axis of a tensor that [`is_fused`].
 pub(crate) fn normalise(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, how: Normalise) -> Result<Tensor> {
-    let (x, weight) = (x.contiguous()?, weight.contiguous()?);
-    match bias {
-        Some(bias) => x.apply_op3(&weight, &bias.contiguous()?, Norm(how)),
-        None => x.apply_op2(&weight, Norm(how)),
-    }
+    weighted(x, weight, bias, Norm(how))
 }
 
 /// Computes the cross-entropy of each row of logits that [`is_fused`], and of its class, which is below their number.
@@ -97,105 +94,72 @@ pub(crate) fn cross_entropy_of_classes(logits: &Tensor, classes: Vec<usize>) -> 
     }
 }
 
-/// Returns the number of elements of the last axis.
-fn row_len(shape: &Shape) -> usize {
-    shape.dims().last().copied().unwrap_or(1)
-}
-
 struct Softmax;
 
-impl CustomOp1 for Softmax {
-    fn name(&self) -> &'static str {
-        "softmax-rows"
+impl RowWise for Softmax {
+    const NAME: &'static str = "softmax-rows";
+    const KEEPS_RESULT: bool = true;
+
+    fn forward<T: Element>(x: &[T], size: usize, out: &mut [T]) {
+        weights::forward(x, size, out);
     }
 
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        fn run<T: Element>(storage: &CpuStorage, layout: &Layout) -> Result<CpuStorage> {
-            let x = elements::<T>(storage, layout)?;
-            let size = row_len(layout.shape());
-            Ok(T::to_cpu_storage_owned(computed(x.len(), |out| weights::forward(x, size, out))))
-        }
-        Ok((by_type!(dtype(storage), run(storage, layout))?, layout.shape().clone()))
-    }
-
-    fn bwd(&self, _: &Tensor, y: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
-        fn run<T: Element>(y: &Tensor, gradient: &Tensor) -> Result<Tensor> {
-            let size = row_len(y.shape());
-            let change = with([y, gradient], |[elements, gradient]: [&[T]; 2]| {
-                computed(elements.len(), |out| weights::backward(elements, size, gradient, out))
-            })?;
-            tensor(change, y)
-        }
-        by_type!(y.dtype(), run(y, gradient)).map(Some)
+    fn backward<T: Element>(y: &[T], size: usize, gradient: &[T], out: &mut [T]) {
+        weights::backward(y, size, gradient, out);
     }
 }
 
 struct Gelu;
 
-impl CustomOp1 for Gelu {
-    fn name(&self) -> &'static str {
-        "gelu-rows"
+impl RowWise for Gelu {
+    const NAME: &'static str = "gelu-rows";
+
+    fn forward<T: Element>(x: &[T], _: usize, out: &mut [T]) {
+        curve::forward(x, out);
     }
 
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        fn run<T: Element>(storage: &CpuStorage, layout: &Layout) -> Result<CpuStorage> {
-            let x = elements::<T>(storage, layout)?;
-            Ok(T::to_cpu_storage_owned(computed(x.len(), |out| curve::forward(x, out))))
-        }
-        Ok((by_type!(dtype(storage), run(storage, layout))?, layout.shape().clone()))
-    }
-
-    fn bwd(&self, x: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
-        fn run<T: Element>(x: &Tensor, gradient: &Tensor) -> Result<Tensor> {
-            let change = with([x, gradient], |[elements, gradient]: [&[T]; 2]| {
-                computed(elements.len(), |out| curve::backward(elements, gradient, out))
-            })?;
-            tensor(change, x)
-        }
-        by_type!(x.dtype(), run(x, gradient)).map(Some)
+    fn backward<T: Element>(x: &[T], _: usize, gradient: &[T], out: &mut [T]) {
+        curve::backward(x, gradient, out);
     }
 }
 
 struct Relu;
 
-impl CustomOp1 for Relu {
-    fn name(&self) -> &'static str {
-        "relu-rows"
+impl RowWise for Relu {
+    const NAME: &'static str = "relu-rows";
+    const KEEPS_RESULT: bool = true;
+
+    fn forward<T: Element>(x: &[T], _: usize, out: &mut [T]) {
+        ramp::forward(x, out);
     }
 
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        fn run<T: Element>(storage: &CpuStorage, layout: &Layout) -> Result<CpuStorage> {
-            let x = elements::<T>(storage, layout)?;
-            Ok(T::to_cpu_storage_owned(computed(x.len(), |out| ramp::forward(x, out))))
-        }
-        Ok((by_type!(dtype(storage), run(storage, layout))?, layout.shape().clone()))
-    }
-
-    fn bwd(&self, _: &Tensor, y: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
-        fn run<T: Element>(y: &Tensor, gradient: &Tensor) -> Result<Tensor> {
-            let change = with([y, gradient], |[elements, gradient]: [&[T]; 2]| {
-                computed(elements.len(), |out| ramp::backward(elements, gradient, out))
-            })?;
-            tensor(change, y)
-        }
-        by_type!(y.dtype(), run(y, gradient)).map(Some)
+    fn backward<T: Element>(y: &[T], _: usize, gradient: &[T], out: &mut [T]) {
+        ramp::backward(y, gradient, out);
     }
 }
 
 struct Norm(Normalise);
 
-impl Norm {
-    fn forward(&self, x: (&CpuStorage, &Layout), w: Stored<'_>, b: Option<Stored<'_>>) -> Result<(CpuStorage, Shape)> {
+impl Weighted for Norm {
+    const NAME: &'static str = "normalise-rows";
+
+    fn forward(&self, x: Stored<'_>, weight: Stored<'_>, bias: Option<Stored<'_>>) -> Result<(CpuStorage, Shape)> {
         fn run<T: Element>(how: Normalise, x: Stored<'_>, w: Stored<'_>, b: Option<Stored<'_>>) -> Result<CpuStorage> {
             let (x, weight) = (elements::<T>(x.0, x.1)?, elements(w.0, w.1)?);
             let bias = b.map(|(storage, layout)| elements(storage, layout)).transpose()?;
             Ok(T::to_cpu_storage_owned(computed(x.len(), |out| how.forward(x, weight, bias, out))))
         }
-        Ok((by_type!(dtype(x.0), run(self.0, x, w, b))?, x.1.shape().clone()))
+        Ok((by_type!(dtype(x.0), run(self.0, x, weight, bias))?, x.1.shape().clone()))
     }
 
-    fn backward(&self, x: &Tensor, weight: &Tensor, gradient: &Tensor) -> Result<[Tensor; 3]> {
-        fn run<T: Element>(how: Normalise, x: &Tensor, weight: &Tensor, gradient: &Tensor) -> Result<[Tensor; 3]> {
+    fn backward(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        gradient: &Tensor,
+    ) -> Result<[Option<Tensor>; 3]> {
+        fn run<T: Element>(how: Normalise, [x, weight, gradient]: [&Tensor; 3]) -> Result<[Tensor; 3]> {
             let (change, sums) = with([x, weight, gradient], |[elements, factors, gradient]: [&[T]; 3]| {
                 let mut change = vec![T::default(); elements.len()];
                 let sums = how.backward(elements, factors, gradient, &mut change);
@@ -203,52 +167,8 @@ impl Norm {
             })?;
             Ok([tensor(change, x)?, tensor(sums.weight, weight)?, tensor(sums.bias, weight)?])
         }
-        by_type!(x.dtype(), run(self.0, x, weight, gradient))
-    }
-}
-
-impl CustomOp2 for Norm {
-    fn name(&self) -> &'static str {
-        "normalise-rows"
-    }
-
-    fn cpu_fwd(&self, x: &CpuStorage, lx: &Layout, w: &CpuStorage, lw: &Layout) -> Result<(CpuStorage, Shape)> {
-        self.forward((x, lx), (w, lw), None)
-    }
-
-    fn bwd(&self, x: &Tensor, w: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let [x, weight, _] = self.backward(x, w, gradient)?;
-        Ok((Some(x), Some(weight)))
-    }
-}
-
-impl CustomOp3 for Norm {
-    fn name(&self) -> &'static str {
-        "normalise-rows"
-    }
-
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        lx: &Layout,
-        w: &CpuStorage,
-        lw: &Layout,
-        b: &CpuStorage,
-        lb: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        self.forward((x, lx), (w, lw), Some((b, lb)))
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        w: &Tensor,
-        _: &Tensor,
-        _: &Tensor,
-        gradient: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let [x, weight, bias] = self.backward(x, w, gradient)?;
-        Ok((Some(x), Some(weight), Some(bias)))
+        let [of_x, of_weight, of_bias] = by_type!(x.dtype(), run(self.0, [x, weight, gradient]))?;
+        Ok([Some(of_x), Some(of_weight), bias.map(|_| of_bias)])
     }
 }
 
