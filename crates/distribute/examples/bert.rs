@@ -11,11 +11,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use accuracy::accuracy;
 use candle_core::{DType, Device, Module, ModuleT, Result as CandleResult, Tensor};
 use candle_nn::{Embedding, Init, VarBuilder};
 use clap::Parser;
 use distribute::Error;
-use distribute::candle::{Clip, Dropout, LayerNorm, Linear, Model, dropout, gelu, layer_norm};
+use distribute::candle::{AttentionMask, Clip, Dropout, LayerNorm, Linear, Model, dropout, gelu, layer_norm};
 use distribute::input::Array;
 use distribute::prelude::*;
 use distribute::train::progress::{Options, Progress};
@@ -23,14 +24,16 @@ use heads::MultiHead;
 use passages::{Masked, Passages};
 use word_pieces::WordPieces;
 
-#[path = "shared/attention.rs"]
-mod attention;
+#[path = "shared/accuracy.rs"]
+mod accuracy;
 #[path = "shared/files.rs"]
 mod files;
 #[path = "shared/heads.rs"]
 mod heads;
 #[path = "shared/passages.rs"]
 mod passages;
+#[path = "shared/placement.rs"]
+mod placement;
 #[path = "shared/word_pieces.rs"]
 mod word_pieces;
 
@@ -43,9 +46,8 @@ struct Flags {
     /// Texts, each of which is a page. Default: the project's documentation.
     #[arg(long, num_args = 1..)]
     text: Vec<PathBuf>,
-    /// Devices of this process, such as CPU:0,CPU:1.
-    #[arg(long, value_delimiter = ',', default_value = "CPU:0")]
-    devices: Vec<String>,
+    #[command(flatten)]
+    placement: placement::Placement,
     /// Checkpoint to fine-tune, with the names of Hugging Face's BERT. Default: a model that is pre-trained first.
     #[arg(long, requires = "vocabulary")]
     load: Option<PathBuf>,
@@ -148,7 +150,8 @@ impl Layer {
     }
 
     fn forward(&self, x: &Tensor, padding: &Tensor, train: bool) -> CandleResult<Tensor> {
-        let attended = self.attention.attend(x, &self.attention.keys_and_values(x)?, Some(padding))?;
+        let attended =
+            self.attention.attend(x, &self.attention.keys_and_values(x)?, AttentionMask::Additive(padding))?;
         let x = self.attention_norm.forward(&(self.dropouts[0].forward_t(&attended, train)? + x)?)?;
         let inner = self.output.forward(&gelu(&self.intermediate.forward(&x)?)?)?;
         self.output_norm.forward(&(self.dropouts[1].forward_t(&inner, train)? + &x)?)
@@ -265,16 +268,7 @@ impl ModuleT for Classifier {
 fn main() -> ExitCode {
     let flags = Flags::parse();
     distribute::init_logging();
-    distribute::exit(choose(&flags).and_then(|strategy| strategy.report_failure(run(&strategy, &flags))))
-}
-
-/// Chooses the strategy: the only code that differs between one device and many machines.
-fn choose(flags: &Flags) -> distribute::Result<Strategy> {
-    let devices = flags.devices.clone();
-    Ok(match distribute::cluster::Membership::from_env()? {
-        Some(_) => MultiWorkerMirroredStrategy::builder().devices(devices).build()?,
-        None => MirroredStrategy::builder().devices(devices).build()?,
-    })
+    distribute::exit(flags.placement.strategy().and_then(|strategy| strategy.report_failure(run(&strategy, &flags))))
 }
 
 fn run(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
@@ -330,8 +324,6 @@ fn pretrain(strategy: &Strategy, flags: &Flags, passages: &Arc<Passages>, path: 
     progress.end_epoch(&[]);
     if strategy.is_chief() {
         println!("pre-training: loss {recent:.4} of masked words, {recent_order:.4} of the order of passages");
-    }
-    if strategy.is_chief() {
         passages.pieces.write(&path.with_file_name("vocab.txt"))?;
     }
     Ok(model.save_safetensors(strategy, path)?)
@@ -403,16 +395,8 @@ fn fit(
         }
         loss = sum / steps_per_epoch as f64;
     }
-    let (mut correct, mut all) = (0.0, 0.0);
-    for part in &strategy.distribute_dataset(&Dataset::from_tensor_slices(test.clone()).batch(128))? {
-        let counts = strategy.run((model, part?), |_, (model, (tokens, pages))| {
-            let hits = model.forward_t(&tokens, false)?.argmax(1)?.eq(&pages)?.to_vec1::<u8>()?;
-            Ok(vec![hits.iter().map(|hit| f64::from(*hit)).sum(), hits.len() as f64])
-        })?;
-        let counts = strategy.reduce(ReduceOp::Sum, &counts, Axis::None)?;
-        (correct, all) = (correct + counts[0], all + counts[1]);
-    }
-    Ok((loss, 100.0 * correct / f64::max(all, 1.0)))
+    let test = strategy.distribute_dataset(&Dataset::from_tensor_slices(test.clone()).batch(128))?;
+    Ok((loss, 100.0 * accuracy(strategy, model, &test)?))
 }
 
 /// The learning rate: warm-up over a tenth of all steps, then a straight line to 0.

@@ -13,16 +13,16 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use attention::{KeysAndValues, attention};
-use cache::remember;
+use cache::{KeysAndValues, remember};
 use candle_core::{DType, Device, Module, Result as CandleResult, Tensor};
 use candle_nn::{Init, VarBuilder};
 use clap::Parser;
 use distribute::Error;
 use distribute::candle::{
-    Clip, ColumnParallelLinear, ColumnParallelOptions, LayerNorm, Model, RowParallelLinear, RowParallelOptions,
-    Sharded, VocabParallelEmbedding, column_parallel_linear, gather_from_tensor_group, layer_norm, row_parallel_linear,
-    softmax, vocab_parallel_cross_entropy_per_example, vocab_parallel_embedding_with,
+    AttentionMask, Clip, ColumnParallelLinear, ColumnParallelOptions, LayerNorm, Model, RowParallelLinear,
+    RowParallelOptions, Sharded, VocabParallelEmbedding, attention, column_parallel_linear, gather_from_tensor_group,
+    layer_norm, relu, row_parallel_linear, softmax, vocab_parallel_cross_entropy_per_example,
+    vocab_parallel_embedding_with,
 };
 use distribute::input::Array;
 use distribute::prelude::*;
@@ -32,8 +32,6 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use text::Text;
 
-#[path = "shared/attention.rs"]
-mod attention;
 #[path = "shared/cache.rs"]
 mod cache;
 #[path = "shared/files.rs"]
@@ -138,18 +136,19 @@ impl Layer {
         })
     }
 
-    fn forward(&self, x: &Tensor, mask: &Tensor, seen: &mut Seen) -> CandleResult<Tensor> {
-        let x = (self.attend(&self.before.0.forward(x)?, mask, seen)? + x)?;
-        let inner = self.dense.0.forward(&self.before.1.forward(&x)?)?.relu()?.sqr()?;
+    fn forward(&self, x: &Tensor, seen: &mut Seen) -> CandleResult<Tensor> {
+        let x = (self.attend(&self.before.0.forward(x)?, seen)? + x)?;
+        let inner = relu(&self.dense.0.forward(&self.before.1.forward(&x)?)?)?.sqr()?;
         self.dense.1.forward(&inner)? + x
     }
 
-    fn attend(&self, x: &Tensor, mask: &Tensor, seen: &mut Seen) -> CandleResult<Tensor> {
+    fn attend(&self, x: &Tensor, seen: &mut Seen) -> CandleResult<Tensor> {
         let (batch, length, _) = x.dims3()?;
         let parts = self.attention.0.forward(x)?.reshape((batch, length, 3, self.heads, ()))?;
-        let part = |at| parts.narrow(2, at, 1)?.squeeze(2)?.transpose(1, 2)?.contiguous();
+        let part = |at| parts.narrow(2, at, 1)?.squeeze(2)?.transpose(1, 2);
         let (queries, keys, values): (Tensor, Tensor, Tensor) = (part(0)?, part(1)?, part(2)?);
-        let attended = attention(&queries, &remember(seen, (keys, values))?, Some(mask))?;
+        let (keys, values) = remember(seen, (keys, values))?;
+        let attended = attention(&queries, &keys, &values, AttentionMask::Causal)?;
         self.attention.1.forward(&attended.transpose(1, 2)?.flatten_from(2)?)
     }
 }
@@ -163,7 +162,6 @@ struct Transformer {
     layers: Vec<Sharded<Layer>>,
     norm: LayerNorm,
     head: ColumnParallelLinear,
-    mask: Tensor,
 }
 
 impl Transformer {
@@ -172,9 +170,6 @@ impl Transformer {
         // Each tensor rank has equally many characters; those beyond the vocabulary do not occur.
         let vocabulary = vocabulary.next_multiple_of(flags.tensor_parallel);
         let small = Init::Randn { mean: 0.0, stdev: 0.02 };
-        let later: Vec<f32> = (0..context * context)
-            .map(|at| if at % context > at / context { f32::NEG_INFINITY } else { 0.0 })
-            .collect();
         Ok(Transformer {
             characters: vocab_parallel_embedding_with(vocabulary, width, small, vb.pp("characters"))?,
             positions: vb.get_with_hints((context, width), "positions", small)?,
@@ -188,7 +183,6 @@ impl Transformer {
                 ColumnParallelOptions::default().gather_output(false),
                 vb.pp("head"),
             )?,
-            mask: Tensor::from_vec(later, (context, context), &Device::Cpu)?,
         })
     }
 }
@@ -202,10 +196,9 @@ impl Transformer {
     /// Computes the logits of characters that continue those seen, like [`forward`](Module::forward).
     fn following(&self, text: &Tensor, seen: &mut [Seen]) -> CandleResult<Tensor> {
         let (before, length) = (seen_length(seen)?, text.dim(1)?);
-        let mask = self.mask.narrow(0, before, length)?.narrow(1, 0, before + length)?;
         let mut x = self.characters.forward(text)?.broadcast_add(&self.positions.narrow(0, before, length)?)?;
         for (layer, seen) in self.layers.iter().zip(seen) {
-            x = layer.run(&x, |layer, x| layer.forward(x, &mask, seen))?;
+            x = layer.run(&x, |layer, x| layer.forward(x, seen))?;
         }
         self.head.forward(&self.norm.forward(&x)?)
     }

@@ -8,16 +8,18 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
+use accuracy::accuracy;
 use candle_core::{Module, ModuleT, Result as CandleResult, Tensor};
 use candle_nn::{BatchNormConfig, Conv2dConfig, VarBuilder};
 use clap::Parser;
 use distribute::Error;
-use distribute::candle::{Conv2d, Linear, Model, SyncBatchNorm, conv2d_no_bias, linear, relu, sync_batch_norm};
+use distribute::candle::{Conv2d, Linear, SyncBatchNorm, conv2d_no_bias, linear, relu, sync_batch_norm};
 use distribute::prelude::*;
-use distribute::strategy::DistributedDataset;
 use distribute::train::progress::{Options, Progress, Summary};
 use weight_decay::penalty;
 
+#[path = "shared/accuracy.rs"]
+mod accuracy;
 #[path = "shared/pictures.rs"]
 mod pictures;
 #[path = "shared/placement.rs"]
@@ -207,22 +209,4 @@ fn rate(flags: &Flags, epoch: u32) -> f64 {
         quarters if quarters >= 2 * flags.epochs => flags.learning_rate / 10.0,
         _ => flags.learning_rate,
     }
-}
-
-/// Computes the share of pictures that are classified correctly; every replica evaluates its part.
-fn accuracy(
-    strategy: &Strategy,
-    model: &Model<DenseNet>,
-    test: &DistributedDataset<(Tensor, Tensor)>,
-) -> distribute::Result<f64> {
-    let (mut correct, mut all) = (0.0, 0.0);
-    for batch in test {
-        let counts = strategy.run((model, batch?), |_, (model, (x, y))| {
-            let hits = model.forward_t(&x, false)?.argmax(1)?.eq(&y)?.to_vec1::<u8>()?;
-            Ok(vec![hits.iter().map(|hit| f64::from(*hit)).sum(), hits.len() as f64])
-        })?;
-        let counts = strategy.reduce(ReduceOp::Sum, &counts, Axis::None)?;
-        (correct, all) = (correct + counts[0], all + counts[1]);
-    }
-    Ok(correct / f64::max(all, 1.0))
 }

@@ -7,14 +7,16 @@
 
 use std::process::ExitCode;
 
+use accuracy::accuracy;
 use candle_core::{Device, Module, Result as CandleResult, Tensor};
 use candle_nn::{Linear, VarBuilder, linear};
 use clap::Parser;
-use distribute::candle::Model;
 use distribute::prelude::*;
 use distribute::strategy::{LocalUpdates, Replicas, StrategyExtended};
 use distribute_testkit::digits::{CLASSES, Digits, PIXELS, Split};
 
+#[path = "shared/accuracy.rs"]
+mod accuracy;
 #[path = "shared/placement.rs"]
 mod placement;
 
@@ -145,25 +147,13 @@ fn train(strategy: &Strategy, flags: &Flags, digits: &Digits) -> distribute::Res
     }
     // Between two means there are several models.
     optimizer.synchronize(strategy)?;
-    let accuracy = accuracy(strategy, &model, &digits.test)?;
+    let test = strategy.distribute_dataset(&tensors(&digits.test)?.batch(1000))?;
+    let accuracy = accuracy(strategy, &model, &test)?;
     if strategy.is_chief() {
         println!("{}:", strategy.describe());
         println!("  {exchanges} exchanges in {steps} steps, loss {loss:.4}, test accuracy {:.2} %", 100.0 * accuracy);
     }
     Ok(())
-}
-
-/// Computes the share of digits that are classified correctly; every replica evaluates its part.
-fn accuracy(strategy: &Strategy, model: &Model<Mlp>, test: &Split) -> distribute::Result<f64> {
-    let mut correct = 0.0;
-    for batch in &strategy.distribute_dataset(&tensors(test)?.batch(1000))? {
-        let hits = strategy.run((model, batch?), |_, (model, (x, y))| {
-            let hits = model.forward(&x)?.argmax(1)?.eq(&y)?.to_vec1::<u8>()?;
-            Ok(hits.iter().map(|hit| f64::from(*hit)).sum::<f64>())
-        })?;
-        correct += strategy.reduce(ReduceOp::Sum, &hits, Axis::None)?;
-    }
-    Ok(correct / test.len().max(1) as f64)
 }
 
 fn tensors(split: &Split) -> distribute::Result<Dataset<(Tensor, Tensor)>> {

@@ -8,16 +8,18 @@
 use std::process::ExitCode;
 
 use candle_core::{Module, ModuleT, Result as CandleResult, Tensor};
-use candle_nn::{BatchNormConfig, Conv2dConfig, VarBuilder};
+use candle_nn::VarBuilder;
 use clap::Parser;
+use conv::Conv;
 use distribute::Error;
-use distribute::candle::{Conv2d, Fit, Linear, Model, SparseCategoricalCrossentropy, SyncBatchNorm};
-use distribute::candle::{conv2d_no_bias, linear, relu, sync_batch_norm};
+use distribute::candle::{Fit, Linear, Model, SparseCategoricalCrossentropy, linear, relu};
 use distribute::prelude::*;
 use distribute::train::callbacks::LearningRateSchedule;
 use distribute::train::metrics::{Accuracy, Metrics};
 use weight_decay::penalty;
 
+#[path = "shared/conv.rs"]
+mod conv;
 #[path = "shared/pictures.rs"]
 mod pictures;
 #[path = "shared/placement.rs"]
@@ -56,23 +58,6 @@ struct Flags {
     /// Seed of initial values, and of the order and variants of pictures.
     #[arg(long, default_value_t = 42)]
     seed: u64,
-}
-
-/// A convolution with batch normalisation over the global batch.
-struct Conv(Conv2d, SyncBatchNorm);
-
-impl Conv {
-    fn new(from: usize, to: usize, stride: usize, vb: VarBuilder<'_>) -> CandleResult<Conv> {
-        let config = Conv2dConfig { padding: 1, stride, ..Conv2dConfig::default() };
-        let norm = sync_batch_norm(to, BatchNormConfig::default(), vb.pp("norm"))?;
-        Ok(Conv(conv2d_no_bias(from, to, 3, config, vb.pp("conv"))?, norm))
-    }
-}
-
-impl ModuleT for Conv {
-    fn forward_t(&self, x: &Tensor, train: bool) -> CandleResult<Tensor> {
-        self.1.forward_t(&self.0.forward(x)?, train)
-    }
 }
 
 /// Two convolutions that are added to their input. The first of a stage halves the sides and doubles the channels.

@@ -9,24 +9,21 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use attention::KeysAndValues;
 use beam::{Decoder, Search};
-use cache::remember;
+use cache::{KeysAndValues, remember};
 use candle_core::{D, DType, Device, Module, ModuleT, Result as CandleResult, Tensor};
 use candle_nn::{Embedding, Init, VarBuilder};
 use clap::Parser;
 use distribute::Error;
-use distribute::candle::{Clip, Dropout, LayerNorm, Linear, Model, dropout, layer_norm};
+use distribute::candle::{AttentionMask, Clip, Dropout, LayerNorm, Linear, Model, dropout, layer_norm};
 use distribute::prelude::*;
 use distribute::strategy::DistributedDataset;
 use distribute::train::progress::{Options, Progress, Summary};
 use heads::MultiHead;
 use pairs::{BEGIN, END, Limits, PADDING, Pairs, UNKNOWN, Unit, trimmed};
-use positions::{HIDDEN, later, sinusoids};
+use positions::sinusoids;
 use sublayers::{FeedForward, multi_head};
 
-#[path = "shared/attention.rs"]
-mod attention;
 #[path = "shared/beam.rs"]
 mod beam;
 #[path = "shared/cache.rs"]
@@ -35,6 +32,8 @@ mod cache;
 mod heads;
 #[path = "shared/pairs.rs"]
 mod pairs;
+#[path = "shared/placement.rs"]
+mod placement;
 #[path = "shared/positions.rs"]
 mod positions;
 #[path = "shared/sublayers.rs"]
@@ -64,9 +63,8 @@ struct Flags {
     /// Maximum number of tokens of each vocabulary.
     #[arg(long, default_value_t = 8000)]
     vocabulary: usize,
-    /// Devices of this process, such as CPU:0,CPU:1.
-    #[arg(long, value_delimiter = ',', default_value = "CPU:0")]
-    devices: Vec<String>,
+    #[command(flatten)]
+    placement: placement::Placement,
     /// Passes over the pairs.
     #[arg(long, default_value_t = 6)]
     epochs: u32,
@@ -112,6 +110,9 @@ struct Flags {
     seed: u64,
 }
 
+/// A number that is added to the scores of what is not to be seen.
+const HIDDEN: f64 = -1e9;
+
 struct EncoderLayer {
     attention: MultiHead,
     dense: FeedForward,
@@ -132,7 +133,7 @@ impl EncoderLayer {
     }
 
     fn forward(&self, x: &Tensor, mask: &Tensor, train: bool) -> CandleResult<Tensor> {
-        let attended = self.attention.attend(x, &self.attention.keys_and_values(x)?, Some(mask))?;
+        let attended = self.attention.attend(x, &self.attention.keys_and_values(x)?, AttentionMask::Additive(mask))?;
         let x = self.norms[0].forward(&(self.dropout.forward_t(&attended, train)? + x)?)?;
         self.norms[1].forward(&(self.dropout.forward_t(&self.dense.forward(&x)?, train)? + &x)?)
     }
@@ -166,19 +167,13 @@ impl DecoderLayer {
         })
     }
 
-    fn forward(
-        &self,
-        x: &Tensor,
-        seen: &mut Seen,
-        (later, padding): (&Tensor, &Tensor),
-        train: bool,
-    ) -> CandleResult<Tensor> {
+    fn forward(&self, x: &Tensor, seen: &mut Seen, padding: &Tensor, train: bool) -> CandleResult<Tensor> {
         let add = |norm: usize, branch: Tensor, x: &Tensor| {
             self.norms[norm].forward(&(self.dropout.forward_t(&branch, train)? + x)?)
         };
         let target = remember(&mut seen.target, self.itself.keys_and_values(x)?)?;
-        let x = add(0, self.itself.attend(x, &target, Some(later))?, x)?;
-        let x = add(1, self.source.attend(&x, &seen.source, Some(padding))?, &x)?;
+        let x = add(0, self.itself.attend(x, &target, AttentionMask::Causal)?, x)?;
+        let x = add(1, self.source.attend(&x, &seen.source, AttentionMask::Additive(padding))?, &x)?;
         add(2, self.dense.forward(&x)?, &x)
     }
 }
@@ -188,7 +183,6 @@ struct Seq2Seq {
     source: Embedding,
     target: Embedding,
     positions: Tensor,
-    later: Tensor,
     dropout: Dropout,
     encoder: Vec<EncoderLayer>,
     decoder: Vec<DecoderLayer>,
@@ -219,7 +213,6 @@ impl Seq2Seq {
             source: table(source, "source")?,
             target: table(target, "target")?,
             positions: sinusoids(longest, width)?,
-            later: later(longest)?,
             dropout: dropout(flags.dropout, vb.pp("dropout"))?,
             caches: !flags.no_cache,
             encoder: (0..flags.layers)
@@ -246,10 +239,9 @@ impl Seq2Seq {
     fn decode(&self, tokens: &Tensor, state: &mut State) -> CandleResult<Tensor> {
         let (seen, length) = (state.length, tokens.dim(1)?);
         state.length += length;
-        let later = self.later.narrow(0, seen, length)?.narrow(1, 0, seen + length)?;
         let mut x = self.embed(&self.target, tokens, (seen, state.train))?;
         for (layer, seen) in self.decoder.iter().zip(&mut state.layers) {
-            x = layer.forward(&x, seen, (&later, &state.padding), state.train)?;
+            x = layer.forward(&x, seen, &state.padding, state.train)?;
         }
         Linear::new(self.target.embeddings().clone(), None).forward(&x)
     }
@@ -268,12 +260,17 @@ impl Seq2Seq {
         let rows = Tensor::from_vec(rows, pairs * search.beam, &Device::Cpu)?;
         state.padding = state.padding.index_select(&rows, 0)?;
         for seen in &mut state.layers {
-            let (keys, values) = &seen.source;
-            seen.source = (keys.index_select(&rows, 0)?.detach(), values.index_select(&rows, 0)?.detach());
+            seen.source = select(&seen.source, &rows)?;
         }
         let again = (!self.caches).then(|| vec![Vec::new(); pairs * search.beam]);
         search.run(pairs, &mut Translating { model: self, state, again })
     }
+}
+
+/// Selects the keys and values of some rows.
+fn select((keys, values): &KeysAndValues, rows: &Tensor) -> CandleResult<KeysAndValues> {
+    let of = |x: &Tensor| Ok::<_, candle_core::Error>(x.contiguous()?.index_select(rows, 0)?.detach());
+    Ok((of(keys)?, of(values)?))
 }
 
 /// A model that translates.
@@ -307,8 +304,8 @@ impl Decoder for Translating<'_> {
         }
         // The sources of a pair's rows are equal.
         let rows = Tensor::new(rows, &Device::Cpu)?;
-        for (keys, values) in self.state.layers.iter_mut().filter_map(|seen| seen.target.as_mut()) {
-            (*keys, *values) = (keys.index_select(&rows, 0)?, values.index_select(&rows, 0)?);
+        for seen in self.state.layers.iter_mut().filter_map(|seen| seen.target.as_mut()) {
+            *seen = select(seen, &rows)?;
         }
         Ok(())
     }
@@ -317,16 +314,7 @@ impl Decoder for Translating<'_> {
 fn main() -> ExitCode {
     let flags = Flags::parse();
     distribute::init_logging();
-    distribute::exit(choose(&flags).and_then(|strategy| strategy.report_failure(train(&strategy, &flags))))
-}
-
-/// Chooses the strategy: the only code that differs between one device and many machines.
-fn choose(flags: &Flags) -> distribute::Result<Strategy> {
-    let devices = flags.devices.clone();
-    Ok(match distribute::cluster::Membership::from_env()? {
-        Some(_) => MultiWorkerMirroredStrategy::builder().devices(devices).build()?,
-        None => MirroredStrategy::builder().devices(devices).build()?,
-    })
+    distribute::exit(flags.placement.strategy().and_then(|strategy| strategy.report_failure(train(&strategy, &flags))))
 }
 
 fn read(flags: &Flags) -> distribute::Result<Pairs> {

@@ -8,13 +8,20 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
+use accuracy::accuracy;
 use candle_core::{Device, Module, ModuleT, Result as CandleResult, Tensor};
-use candle_nn::{BatchNormConfig, Conv2dConfig, VarBuilder};
+use candle_nn::VarBuilder;
 use clap::Parser;
+use conv::Conv;
 use distribute::Error;
-use distribute::candle::{Conv2d, Linear, Model, SyncBatchNorm, conv2d_no_bias, linear, sync_batch_norm};
+use distribute::candle::{Linear, Model, linear};
 use distribute::prelude::*;
 use distribute_testkit::digits::{Digits, PIXELS, SIDE, Split};
+
+#[path = "shared/accuracy.rs"]
+mod accuracy;
+#[path = "shared/conv.rs"]
+mod conv;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -43,23 +50,6 @@ struct Flags {
     /// File for the first network. Default: in a folder that is removed at the end.
     #[arg(long)]
     save: Option<PathBuf>,
-}
-
-/// A convolution with batch normalisation over the global batch.
-struct Conv(Conv2d, SyncBatchNorm);
-
-impl Conv {
-    fn new(from: usize, to: usize, stride: usize, vb: VarBuilder<'_>) -> CandleResult<Conv> {
-        let config = Conv2dConfig { padding: 1, stride, ..Conv2dConfig::default() };
-        let norm = sync_batch_norm(to, BatchNormConfig::default(), vb.pp("norm"))?;
-        Ok(Conv(conv2d_no_bias(from, to, 3, config, vb.pp("conv"))?, norm))
-    }
-}
-
-impl ModuleT for Conv {
-    fn forward_t(&self, x: &Tensor, train: bool) -> CandleResult<Tensor> {
-        self.1.forward_t(&self.0.forward(x)?, train)
-    }
 }
 
 /// A body of two stages, each of which halves the sides and adds two convolutions to its input.
@@ -154,16 +144,7 @@ fn fit(
 
 /// Computes the percentage of examples that the model classifies correctly.
 fn evaluate(strategy: &Strategy, model: &Model<Residual>, data: &Dataset<(Tensor, Tensor)>) -> distribute::Result<f64> {
-    let (mut correct, mut all) = (0.0, 0.0);
-    for batch in &strategy.distribute_dataset(data)? {
-        let counts = strategy.run((model, batch?), |_, (model, (x, y))| {
-            let hits = model.forward_t(&x, false)?.argmax(1)?.eq(&y)?.to_vec1::<u8>()?;
-            Ok(vec![hits.iter().map(|hit| f64::from(*hit)).sum(), hits.len() as f64])
-        })?;
-        let counts = strategy.reduce(ReduceOp::Sum, &counts, Axis::None)?;
-        (correct, all) = (correct + counts[0], all + counts[1]);
-    }
-    Ok(100.0 * correct / f64::max(all, 1.0))
+    Ok(100.0 * accuracy(strategy, model, &strategy.distribute_dataset(data)?)?)
 }
 
 /// Selects `of_each` images of each of some digits, which become the classes from 0 on.

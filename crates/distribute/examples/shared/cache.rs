@@ -2,7 +2,8 @@
 
 use candle_core::{Result, Tensor};
 
-use crate::attention::KeysAndValues;
+/// Keys and values of each head, each of shape (batch, heads, length, width of a head).
+pub(crate) type KeysAndValues = (Tensor, Tensor);
 
 /// Keeps the keys and values of what was generated before, and returns them with those that follow.
 pub(crate) fn remember(seen: &mut Option<KeysAndValues>, (keys, values): KeysAndValues) -> Result<KeysAndValues> {
