@@ -13,7 +13,7 @@ use distribute::input::read::{Csv, Example, Feature, Lines, Parquet, ReadOptions
 use distribute::input::{AUTOTUNE, Array, Dataset, FileShard, Parallel};
 use serde::{Deserialize, Serialize};
 
-use super::peers::installed;
+use super::peers::{TENSORFLOW, TORCH};
 use super::spread::spread;
 use crate::error::text;
 
@@ -235,19 +235,15 @@ struct Peer {
 impl Peer {
     fn installed() -> Vec<Peer> {
         let known = [
-            ("tf.data", "tf", "tensorflow", "xtask/peers/tf_data.py"),
-            ("torch DataLoader", "venv", "torch", "xtask/peers/torch_data.py"),
+            ("tf.data", TENSORFLOW, "xtask/peers/tf_data.py"),
+            ("torch DataLoader", TORCH, "xtask/peers/torch_data.py"),
         ];
         let mut peers = Vec::new();
-        for (name, folder, module, script) in known {
-            let python = PathBuf::from(format!("target/peers/{folder}/bin/python"));
-            if installed(&python, module) {
-                peers.push(Peer { name, python, script });
+        for (name, python, script) in known {
+            if python.is_installed() {
+                peers.push(Peer { name, python: python.interpreter(), script });
             } else {
-                println!(
-                    "skipped: {name} is not installed \
-                     (python3 -m venv target/peers/{folder} && target/peers/{folder}/bin/pip install {module} numpy)"
-                );
+                println!("skipped: {name} is not installed ({})", python.set_up());
             }
         }
         peers

@@ -75,12 +75,71 @@ pub(super) fn compare(operation: Operation, flags: &Flags, peers: &[Peer], ranks
     Ok(())
 }
 
+/// A Python environment with a module, in target/peers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Python {
+    folder: &'static str,
+    module: &'static str,
+    packages: &'static str,
+}
+
+pub(crate) const TORCH: Python = Python { folder: "venv", module: "torch", packages: "torch numpy" };
+pub(crate) const TENSORFLOW: Python = Python { folder: "tf", module: "tensorflow", packages: "tensorflow" };
+
+impl Python {
+    /// Returns the interpreter.
+    pub(crate) fn interpreter(self) -> PathBuf {
+        PathBuf::from(format!("target/peers/{}/bin/python", self.folder))
+    }
+
+    pub(crate) fn is_installed(self) -> bool {
+        installed(&self.interpreter(), self.module)
+    }
+
+    /// Returns the commands that install it.
+    pub(crate) fn set_up(self) -> String {
+        let Python { folder, packages, .. } = self;
+        format!("python3 -m venv target/peers/{folder} && target/peers/{folder}/bin/pip install {packages}")
+    }
+
+    /// Returns the output of rank 0 of a script; `None` where the module is not installed.
+    pub(super) fn run(self, script: &str, ranks: usize, arguments: &[String]) -> Result<Option<Vec<u8>>, String> {
+        if !self.is_installed() {
+            return Ok(None);
+        }
+        let python = self.interpreter();
+        let ports = {
+            let free =
+                (0..ranks).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<Vec<_>, _>>().map_err(text)?;
+            let port = |listener: &TcpListener| Ok(listener.local_addr().map_err(text)?.port());
+            free.iter().map(port).collect::<Result<Vec<u16>, String>>()?
+        };
+        let workers: Vec<String> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+        let start = |rank: usize| {
+            let config = serde_json::json!({
+                "cluster": { "worker": workers }, "task": { "type": "worker", "index": rank },
+            });
+            let mut command = Command::new(&python);
+            command.arg(script).args(arguments).env("OMP_NUM_THREADS", "1").env("TF_CONFIG", config.to_string());
+            command.env("RANK", rank.to_string()).env("WORLD_SIZE", ranks.to_string());
+            command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", ports[0].to_string());
+            command.env("GLOO_SOCKET_IFNAME", "lo").stdout(Stdio::piped()).spawn().map_err(text)
+        };
+        let children = (0..ranks).map(start).collect::<Result<Vec<_>, _>>()?;
+        let mut outputs = Vec::new();
+        for child in children {
+            outputs.push(child.wait_with_output().map_err(text)?.stdout);
+        }
+        Ok(Some(outputs.swap_remove(0)))
+    }
+}
+
 impl Peer {
-    fn set_up(self) -> &'static str {
+    fn set_up(self) -> String {
         match self {
-            Peer::Openmpi => "apt-get install openmpi-bin libopenmpi-dev",
-            Peer::Gloo => "python3 -m venv target/peers/venv && target/peers/venv/bin/pip install torch numpy",
-            Peer::Tensorflow => "python3 -m venv target/peers/tf && target/peers/tf/bin/pip install tensorflow",
+            Peer::Openmpi => "apt-get install openmpi-bin libopenmpi-dev".to_owned(),
+            Peer::Gloo => TORCH.set_up(),
+            Peer::Tensorflow => TENSORFLOW.set_up(),
         }
     }
 
@@ -99,11 +158,11 @@ impl Peer {
                 command.arg(program).arg("0").args(&sizes);
                 command.stderr(Stdio::inherit()).output().map_err(text)?.stdout
             }
-            Peer::Gloo => match python("venv", "torch", "xtask/peers/gloo.py", ranks, &of_script)? {
+            Peer::Gloo => match TORCH.run("xtask/peers/gloo.py", ranks, &of_script)? {
                 Some(printed) => printed,
                 None => return Ok(None),
             },
-            Peer::Tensorflow => match python("tf", "tensorflow", "xtask/peers/tf_ring.py", ranks, &of_script)? {
+            Peer::Tensorflow => match TENSORFLOW.run("xtask/peers/tf_ring.py", ranks, &of_script)? {
                 Some(printed) => printed,
                 None => return Ok(None),
             },
@@ -121,42 +180,6 @@ impl Peer {
 pub(crate) fn installed(python: &Path, module: &str) -> bool {
     let output = Command::new(python).args(["-c", &format!("import {module}")]).stderr(Stdio::null()).output();
     output.is_ok_and(|output| output.status.success())
-}
-
-/// Returns the output of rank 0 of a Python script; `None` where its module is not installed in `target/peers`.
-pub(super) fn python(
-    folder: &str,
-    module: &str,
-    script: &str,
-    ranks: usize,
-    arguments: &[String],
-) -> Result<Option<Vec<u8>>, String> {
-    let python = PathBuf::from(format!("target/peers/{folder}/bin/python"));
-    if !installed(&python, module) {
-        return Ok(None);
-    }
-    let ports = {
-        let free = (0..ranks).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<Vec<_>, _>>().map_err(text)?;
-        let port = |listener: &TcpListener| Ok(listener.local_addr().map_err(text)?.port());
-        free.iter().map(port).collect::<Result<Vec<u16>, String>>()?
-    };
-    let workers: Vec<String> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
-    let start = |rank: usize| {
-        let config = serde_json::json!({
-            "cluster": { "worker": workers }, "task": { "type": "worker", "index": rank },
-        });
-        let mut command = Command::new(&python);
-        command.arg(script).args(arguments).env("OMP_NUM_THREADS", "1").env("TF_CONFIG", config.to_string());
-        command.env("RANK", rank.to_string()).env("WORLD_SIZE", ranks.to_string());
-        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", ports[0].to_string());
-        command.env("GLOO_SOCKET_IFNAME", "lo").stdout(Stdio::piped()).spawn().map_err(text)
-    };
-    let children = (0..ranks).map(start).collect::<Result<Vec<_>, _>>()?;
-    let mut outputs = Vec::new();
-    for child in children {
-        outputs.push(child.wait_with_output().map_err(text)?.stdout);
-    }
-    Ok(Some(outputs.swap_remove(0)))
 }
 
 /// The Open MPI program, compiled where there is a compiler for it.

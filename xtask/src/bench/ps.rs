@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use distribute::parameter_server::{Program, RemoteValue, Server, Updates};
 use distribute::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use super::peers::installed;
+use super::peers::TENSORFLOW;
 use super::processes::Children;
 use super::spread::spread;
 use super::train::candle::Mlp;
@@ -136,14 +136,11 @@ impl Module for Words {
 }
 
 pub(crate) fn run(flags: &Flags) -> Result<(), String> {
-    let python = PathBuf::from("target/peers/tf/bin/python");
+    let python = TENSORFLOW.interpreter();
     let peers: &[&str] = match flags.compare {
-        true if installed(&python, "tensorflow") => &["distribute", "TensorFlow"],
+        true if TENSORFLOW.is_installed() => &["distribute", "TensorFlow"],
         true => {
-            println!(
-                "skipped: TensorFlow is not installed (python3 -m venv target/peers/tf && \
-                target/peers/tf/bin/pip install tensorflow)"
-            );
+            println!("skipped: TensorFlow is not installed ({})", TENSORFLOW.set_up());
             &["distribute"]
         }
         false => &["distribute"],

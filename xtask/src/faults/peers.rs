@@ -10,7 +10,7 @@ use rustix::process::{Pid, kill_process};
 use super::crew::{Line, Member, Task, now, parse, until};
 use super::row::{Measured, Row};
 use super::stage::{EVERY, LIMIT, PAUSE_MS};
-use crate::bench::peers::installed;
+use crate::bench::peers::{TORCH, installed};
 use crate::error::text;
 
 /// Who is compared with.
@@ -29,14 +29,14 @@ const PATIENCE: Duration = Duration::from_secs(8);
 const START: Duration = Duration::from_secs(90);
 
 impl Peer {
-    fn set_up(self) -> &'static str {
+    fn set_up(self) -> String {
+        let torch = TORCH.set_up();
         match self {
-            Peer::Torchft => {
-                "python3 -m venv target/peers/venv && target/peers/venv/bin/pip install torch numpy opentelemetry-api \
-                 opentelemetry-sdk opentelemetry-exporter-otlp-proto-http && target/peers/venv/bin/pip install \
-                 --no-deps torchft-nightly"
-            }
-            Peer::Ddp => "python3 -m venv target/peers/venv && target/peers/venv/bin/pip install torch numpy",
+            Peer::Torchft => format!(
+                "{torch} opentelemetry-api opentelemetry-sdk opentelemetry-exporter-otlp-proto-http && \
+                 target/peers/venv/bin/pip install --no-deps torchft-nightly"
+            ),
+            Peer::Ddp => torch,
         }
     }
 

@@ -1,12 +1,10 @@
 //! The same models trained by torch and TensorFlow.
 
-use std::path::Path;
-
 use clap::ValueEnum;
 use serde::Deserialize;
 
 use super::{Arrangement, Flags, Model, named};
-use crate::bench::peers;
+use crate::bench::peers::{Python, TENSORFLOW, TORCH};
 
 /// A library that ours is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -23,18 +21,16 @@ impl Peer {
         }
     }
 
-    /// Returns its folder in `target/peers`, and the command that installs it there.
-    fn installed_in(self) -> (&'static str, &'static str) {
+    fn python(self) -> Python {
         match self {
-            Peer::Torch => ("venv", "target/peers/venv/bin/pip install torch numpy"),
-            Peer::Tensorflow => ("tf", "target/peers/tf/bin/pip install tensorflow"),
+            Peer::Torch => TORCH,
+            Peer::Tensorflow => TENSORFLOW,
         }
     }
 
     pub(super) fn say_if_missing(self) {
-        let (folder, install) = self.installed_in();
-        if !peers::installed(&Path::new("target/peers").join(folder).join("bin/python"), self.name()) {
-            println!("skipped: {} is not installed (python3 -m venv target/peers/{folder} && {install})", self.name());
+        if !self.python().is_installed() {
+            println!("skipped: {} is not installed ({})", self.name(), self.python().set_up());
         }
     }
 
@@ -68,7 +64,7 @@ impl Peer {
         let arguments = [model_name, model.batch().to_string(), flags.seconds.to_string()];
         let strategy = (self == Peer::Tensorflow).then(|| (*name).to_owned());
         let arguments: Vec<String> = strategy.into_iter().chain(arguments).collect();
-        let printed = peers::python(self.installed_in().0, self.name(), script, *processes, &arguments)?;
+        let printed = self.python().run(script, *processes, &arguments)?;
         let line = |printed: Vec<u8>| serde_json::from_slice::<Line>(&printed).map(|line| line.samples_per_s);
         printed.map(line).transpose().map_err(|error| format!("{script} printed no line of JSON: {error}"))
     }
