@@ -4,6 +4,7 @@ use clap::Subcommand;
 
 use self::collective::Operation;
 
+mod accuracy;
 pub(crate) mod collective;
 mod cuda;
 mod input;
@@ -39,6 +40,8 @@ pub(crate) enum Bench {
     Input(input::Flags),
     /// Training of a small model on several arrangements of replicas.
     Train(train::Flags),
+    /// What examples learn, over some seeds, beside the same programs in torch.
+    Accuracy(accuracy::Flags),
     /// Copies, kernels and collectives of the GPUs here.
     Cuda(cuda::Flags),
     /// Training against parameter servers, and what it moves.
@@ -79,6 +82,7 @@ impl Bench {
             Bench::Join(flags) => join::run(&flags),
             Bench::Input(flags) => input::run(&flags),
             Bench::Train(flags) => train::run(&flags),
+            Bench::Accuracy(flags) => accuracy::run(&flags),
             Bench::Cuda(flags) => cuda::run(&flags),
             Bench::Ps(flags) => ps::run(&flags),
             Bench::Micro(flags) => micro::run(&flags),

@@ -33,7 +33,7 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
         }
     };
     let folder = tempfile::tempdir().map_err(text)?;
-    let stage = Stage { programs: build()?, folder: folder.path().to_owned(), hosts };
+    let stage = Stage { programs: build("mnist")?, folder: folder.path().to_owned(), hosts };
     let scenarios: [(&str, Scenario); 6] = [
         ("two hosts", |stage| stage.same_losses(2)),
         ("three hosts, the leader last", |stage| stage.same_losses(3)),

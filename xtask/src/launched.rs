@@ -1,4 +1,4 @@
-//! The example mnist as the program that launchers start.
+//! Examples as the programs that launchers start.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,12 +6,12 @@ use std::process::Command;
 use crate::error::text;
 use crate::workspace::Workspace;
 
-/// Builds the example and `distribute`; returns their folder.
-pub(crate) fn build() -> Result<PathBuf, String> {
+/// Builds an example and `distribute`; returns their folder.
+pub(crate) fn build(example: &str) -> Result<PathBuf, String> {
     let workspace = Workspace::load()?;
     let mut cargo = Command::new("cargo");
     cargo.args(["build", "--release", "--quiet", "--locked", "--package", "distribute-cli"]);
-    cargo.args(["--package", "distribute", "--bin", "distribute", "--example", "mnist"]);
+    cargo.args(["--package", "distribute", "--bin", "distribute", "--example", example]);
     match cargo.status().map_err(text)? {
         status if status.success() => Ok(workspace.target("release")),
         status => Err(format!("the programs could not be built: {status}")),

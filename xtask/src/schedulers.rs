@@ -68,7 +68,7 @@ const MNIST: &[&str] = &["--epochs", "1", "--losses"];
 const DEADLINE: Duration = Duration::from_secs(120);
 
 pub(crate) fn run(flags: &Flags) -> Result<(), String> {
-    let programs = build()?;
+    let programs = build("mnist")?;
     let folder = tempfile::tempdir().map_err(text)?;
     let stage = Stage { programs: &programs, folder: folder.path() };
     let ours = ["run".as_ref(), "--workers".as_ref(), "2".as_ref(), "--".as_ref()];

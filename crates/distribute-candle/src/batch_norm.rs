@@ -1,13 +1,19 @@
 //! Batch normalisation over the batches of all replicas.
 
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CudaStorage, CustomOp2, D, DType, Device, Error, Layout, Result, Shape, Tensor, Var};
+use candle_core::{CpuStorage, CudaStorage, CustomOp2, D, DType, Layout, Result, Shape, Tensor, Var};
 use candle_nn::{BatchNormConfig, Init, ModuleT, VarBuilder};
 use distribute_strategy::{ReplicaContext, get_replica_context};
 
-use crate::all_reduce::{gather_numbers, sum_over_replicas};
+use self::fused::{Fused, has_planes};
+use self::moments::Moments;
+use crate::all_reduce::sum_over_replicas;
+use crate::fused::weighted;
 use crate::statistics::keeps_common;
 use crate::tensor::is_short;
+
+mod fused;
+mod moments;
 
 /// Batch normalisation whose mean and variance are those of the global batch.
 ///
@@ -20,6 +26,9 @@ use crate::tensor::is_short;
 ///
 /// Outside replicas it is plain batch normalisation. In evaluation it uses the running statistics, which are equal on
 /// all replicas.
+///
+/// In host memory, f32 and f64 are normalised by fused operations, in one pass over memory for each of moments, result,
+/// sums and gradient.
 ///
 /// If a replica may get [a batch without rows](distribute_strategy::DistributedDataset::with_empty_batches), put the
 /// branch with the normalisation on the left of sums, `branch + x`. candle drops the right operand of operations on
@@ -96,6 +105,18 @@ impl SyncBatchNorm {
         &self.running_var
     }
 
+    /// Normalises a batch in host memory.
+    fn fused(&self, x: &Tensor, batch: Batch) -> Result<Tensor> {
+        let (weight, bias) = match &self.affine {
+            Some((weight, bias)) => (weight.to_dtype(x.dtype())?, bias.to_dtype(x.dtype())?),
+            None => {
+                let of = |value: f64| Tensor::full(value, batch.scales.dims(), x.device())?.to_dtype(x.dtype());
+                (of(1.0)?, of(0.0)?)
+            }
+        };
+        weighted(x, &weight, Some(&bias), Fused(batch))
+    }
+
     /// Updates the running statistics with those of a global batch.
     fn remember(&self, batch: &Moments) -> Result<()> {
         let momentum = self.config.momentum;
@@ -130,6 +151,9 @@ impl ModuleT for SyncBatchNorm {
             if batch.moments.count > 0.0 {
                 self.remember(&batch.moments)?;
             }
+            if remove_mean && has_planes(x) {
+                return self.fused(x, batch);
+            }
             batch.normalise(x)?
         } else {
             let statistic = |var: &Var| per_channel(&var.as_detached_tensor().to_dtype(dtype)?, x.rank());
@@ -146,89 +170,6 @@ impl ModuleT for SyncBatchNorm {
             None => normed,
         };
         normed.to_dtype(x.dtype())
-    }
-}
-
-/// The moments of each channel over a set of elements: tensors of f64, on the device of the elements.
-#[derive(Clone, Debug)]
-struct Moments {
-    /// The number of elements of a channel.
-    count: f64,
-    /// One element of each channel. The mean is stored as its difference from this element, so that a large mean loses
-    /// no precision.
-    origins: Tensor,
-    /// The means minus the origins.
-    offsets: Tensor,
-    /// Sums of squared deviations from the mean.
-    deviations: Tensor,
-}
-
-impl Moments {
-    /// Returns the moments of an empty batch.
-    fn none(channels: usize, device: &Device) -> Result<Moments> {
-        let zeros = Tensor::zeros(channels, DType::F64, device)?;
-        Ok(Moments { count: 0.0, origins: zeros.clone(), offsets: zeros.clone(), deviations: zeros })
-    }
-
-    /// Returns the moments of a non-empty tensor of shape (channels, elements).
-    fn of(flat: &Tensor) -> Result<Moments> {
-        let (_, count) = flat.dims2()?;
-        let origin = flat.narrow(1, 0, 1)?.squeeze(1)?;
-        let near = flat.broadcast_sub(&origin.unsqueeze(1)?)?;
-        let offset = (near.sum(D::Minus1)? / count as f64)?;
-        let deviations = near.broadcast_sub(&offset.unsqueeze(1)?)?.sqr()?.sum(D::Minus1)?;
-        let wide = |numbers: Tensor| numbers.to_dtype(DType::F64);
-        let (origins, offsets, deviations) = (wide(origin)?, wide(offset)?, wide(deviations)?);
-        Ok(Moments { count: count as f64, origins, offsets, deviations })
-    }
-
-    /// Merges the moments of two sets of elements.
-    ///
-    /// # Source
-    /// Chan, Golub and LeVeque, 1979, equations 2.1.
-    fn merge(self, other: Moments) -> Result<Moments> {
-        if self.count == 0.0 {
-            return Ok(other);
-        }
-        if other.count == 0.0 {
-            return Ok(self);
-        }
-        let count = self.count + other.count;
-        let apart = (((other.origins - &self.origins)? + other.offsets)? - &self.offsets)?;
-        let offsets = (self.offsets + (&apart * (other.count / count))?)?;
-        let between = (apart.sqr()? * (self.count * (other.count / count)))?;
-        let deviations = (self.deviations + (other.deviations + between)?)?;
-        Ok(Moments { count, origins: self.origins, offsets, deviations })
-    }
-
-    /// Merges the moments of all replicas. Every replica calls this, and each gets the same bits.
-    fn over_replicas(self, context: &ReplicaContext) -> Result<Moments> {
-        let (channels, device) = (self.origins.dim(0)?, self.origins.device().clone());
-        let count = Tensor::new(&[self.count], &device)?;
-        let own = Tensor::cat(&[&count, &self.origins, &self.offsets, &self.deviations], 0)?;
-        let all = gather_numbers(context, &own)?;
-        let counts: Vec<f64> = match context.graph_device_group().map_err(Error::wrap)? {
-            // The host knows its count without waiting for the GPU.
-            Some(_) => {
-                let group = context.graph_group().map_err(Error::wrap)?;
-                let mut counts = vec![0.0; group.world_size()];
-                group.all_gather(&[self.count], &mut counts).map_err(Error::wrap)?;
-                counts
-            }
-            None => all.narrow(1, 0, 1)?.flatten_all()?.to_vec1()?,
-        };
-        let mut merged = Moments::none(channels, &device)?;
-        for (replica, count) in counts.into_iter().enumerate() {
-            let row = all.get(replica)?;
-            let numbers = |at: usize| row.narrow(0, 1 + at * channels, channels);
-            let (origins, offsets, deviations) = (numbers(0)?, numbers(1)?, numbers(2)?);
-            merged = merged.merge(Moments { count, origins, offsets, deviations })?;
-        }
-        Ok(merged)
-    }
-
-    fn means(&self) -> Result<Tensor> {
-        &self.origins + &self.offsets
     }
 }
 
@@ -251,7 +192,7 @@ impl Batch {
         let channels = x.dim(1)?;
         // A row that stands in for missing examples does not belong to the batch.
         let counts = x.elem_count() > 0 && context.as_ref().is_none_or(ReplicaContext::has_examples);
-        let own = if counts { Moments::of(&channels_first(x)?)? } else { Moments::none(channels, x.device())? };
+        let own = if counts { Moments::of(x)? } else { Moments::none(channels, x.device())? };
         let near = own.origins.clone();
         let moments = match &context {
             Some(context) => own.over_replicas(context)?,
@@ -275,8 +216,13 @@ impl Batch {
 
     /// Returns the deviation of each element from its channel's mean.
     fn centred(&self, wide: &Tensor) -> Result<Tensor> {
-        let rest = ((&self.moments.origins - &self.near)? + &self.moments.offsets)?;
-        wide.broadcast_sub(&vector(&self.near, wide)?)?.broadcast_sub(&vector(&rest, wide)?)
+        let (near, rest) = self.centre()?;
+        wide.broadcast_sub(&vector(near, wide)?)?.broadcast_sub(&vector(&rest, wide)?)
+    }
+
+    /// Returns what is subtracted from each channel's elements of this replica, in two parts.
+    fn centre(&self) -> Result<(&Tensor, Tensor)> {
+        Ok((&self.near, ((&self.moments.origins - &self.near)? + &self.moments.offsets)?))
     }
 
     /// Returns the gradient of the sum of all replicas' losses with respect to this replica's `x`.
@@ -287,34 +233,39 @@ impl Batch {
             true => Some(self.centred(&x.detach().to_dtype(widened(x.dtype()))?)?),
             false => None,
         };
-        let mut sums = match &centred {
+        let sums = match &centred {
             Some(centred) => {
                 let of_channels = |tensor: &Tensor| channels_first(tensor)?.sum(D::Minus1)?.to_dtype(DType::F64);
                 Tensor::cat(&[of_channels(gradient)?, of_channels(&(gradient * centred)?)?], 0)?
             }
             None => Tensor::zeros(2 * channels, DType::F64, x.device())?,
         };
-        if let Some(context) = &self.context {
-            sums = sum_over_replicas(context, &sums)?;
-        }
+        let (spread, shift) = self.through_moments(sums)?;
         let Some(centred) = centred else { return x.zeros_like() };
+        let scaled = gradient.broadcast_mul(&vector(&self.scales, x)?)?;
+        let changed = (scaled - centred.broadcast_mul(&vector(&spread, x)?)?)?;
+        changed.broadcast_sub(&vector(&shift, x)?)?.to_dtype(x.dtype())
+    }
+
+    /// Adds up, over replicas, the sums of gradients and those of their products with deviations, one after the other.
+    /// Returns the gradients through the variance, a factor of deviations, and through the mean.
+    fn through_moments(&self, sums: Tensor) -> Result<(Tensor, Tensor)> {
+        let sums = match &self.context {
+            Some(context) => sum_over_replicas(context, &sums)?,
+            None => sums,
+        };
+        let (channels, n) = (self.scales.dim(0)?, self.moments.count.max(1.0));
         let (of_gradient, of_product) = (sums.narrow(0, 0, channels)?, sums.narrow(0, channels, channels)?);
-        let n = self.moments.count;
-        // The gradient through the variance, and through the mean if it was removed.
         let product = match self.remove_mean {
             true => of_product,
             false => (of_product + (self.moments.means()? * &of_gradient)?)?,
         };
         let spread = ((self.scales.sqr()? * &self.scales)? * (product / n)?)?;
-        let scaled = gradient.broadcast_mul(&vector(&self.scales, x)?)?;
-        let changed = (scaled - centred.broadcast_mul(&vector(&spread, x)?)?)?;
-        let changed = if self.remove_mean {
-            let shift = ((&self.scales * &of_gradient)? / n)?;
-            changed.broadcast_sub(&vector(&shift, x)?)?
-        } else {
-            changed
+        let shift = match self.remove_mean {
+            true => ((&self.scales * &of_gradient)? / n)?,
+            false => of_gradient.zeros_like()?,
         };
-        changed.to_dtype(x.dtype())
+        Ok((spread, shift))
     }
 }
 

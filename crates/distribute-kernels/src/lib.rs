@@ -9,6 +9,7 @@
 //! | [`linear`] | linear layer |
 //! | [`convolution`] | convolution of images, with stride, padding, dilation and groups |
 //! | [`pooling`] | max-pooling of images |
+//! | [`batch_norm`] | batch normalisation, in parts between which replicas exchange sums |
 //! | [`attention`] | scaled dot-product attention that keeps no matrix of queries and keys |
 //!
 //! Operations on single rows, as softmax and normalisation, are in `distribute-rows`.
@@ -27,6 +28,7 @@
 //! ```
 
 pub mod attention;
+pub mod batch_norm;
 pub mod convolution;
 pub mod linear;
 mod parallel;

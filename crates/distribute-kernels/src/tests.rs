@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 mod attention;
+mod batch_norm;
 mod convolution;
 mod linear;
 mod pooling;

@@ -18,6 +18,7 @@ pub trait Float:
     + Mul<Output = Self>
     + Div<Output = Self>
     + Neg<Output = Self>
+    + Into<f64>
     + private::Sealed
 {
     /// 1.

@@ -34,7 +34,7 @@ pub(crate) struct Flags {
     #[arg(long, value_enum, value_delimiter = ',', default_value = "candle")]
     library: Vec<Library>,
     /// Models. `wide` has 268 MB of parameters and is for burn only: mirrored and fully sharded, and their memory.
-    /// `embedding` is for candle only: its gradient reduced by rows and as a whole.
+    /// `embedding` and `resnet` are for candle only; the gradient of `embedding` is reduced by rows and as a whole.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "mlp")]
     model: Vec<Model>,
     /// Processes of the arrangements of several processes.
@@ -82,6 +82,8 @@ pub(super) enum Model {
     Mlp,
     /// Two convolutions of 16 and 32 channels with max-pooling, and a linear layer, on 28 × 28 pixels.
     Cnn,
+    /// ResNet-20 on pictures of 32 × 32. Batch normalisation is over all replicas in ours, and within each in others.
+    Resnet,
     /// Two pre-norm blocks of width 128 with four heads, on 32 tokens.
     Transformer,
     /// Four square layers of width 4096.
@@ -94,9 +96,8 @@ impl Model {
     /// Examples of each replica's step.
     fn batch(self) -> usize {
         match self {
-            Model::Mlp | Model::Cnn | Model::Embedding => 64,
             Model::Transformer => 16,
-            Model::Wide => 64,
+            Model::Mlp | Model::Cnn | Model::Resnet | Model::Embedding | Model::Wide => 64,
         }
     }
 
@@ -104,6 +105,7 @@ impl Model {
         match self {
             Model::Mlp => "mlp-784-256-128-10",
             Model::Cnn => "cnn-16-32",
+            Model::Resnet => "resnet-20",
             Model::Transformer => "transformer-2x128",
             Model::Wide => "wide-4x4096",
             Model::Embedding => "embedding-100k×64",
@@ -197,8 +199,8 @@ fn arrangements(flags: &Flags, library: Library, model: Model) -> Result<Vec<Arr
         Api::All if model == Model::Wide && library == Library::Candle => {
             return Err("the model wide is for burn: give --library burn".to_owned());
         }
-        Api::All if model == Model::Embedding && library == Library::Burn => {
-            return Err("the model embedding is for candle: give --library candle".to_owned());
+        Api::All if matches!(model, Model::Embedding | Model::Resnet) && library == Library::Burn => {
+            return Err(format!("the model {} is for candle: give --library candle", named(&model)));
         }
         Api::All if model == Model::Embedding => vec![
             ("one", "Mirrored", 1, 1),

@@ -28,6 +28,9 @@ pub(crate) struct Source {
     /// Rows and columns of drawn pictures, a multiple of 4.
     #[arg(long, default_value_t = 16, conflicts_with = "data", value_parser = clap::value_parser!(u32).range(8..=64))]
     size: u32,
+    /// Writes the pictures as CIFAR-10's files into a folder, for other programs; drawn ones with `--size 32`.
+    #[arg(long, value_name = "FOLDER")]
+    save: Option<PathBuf>,
 }
 
 /// Pictures of one split: bytes by picture, channel, row and column, and one class for each picture.
@@ -47,6 +50,14 @@ pub(crate) struct Pictures {
 impl Source {
     /// Reads or draws the pictures.
     pub(crate) fn read(&self) -> distribute::Result<Pictures> {
+        let pictures = self.pictures()?;
+        if let Some(folder) = &self.save {
+            cifar::write(&pictures, folder)?;
+        }
+        Ok(pictures)
+    }
+
+    fn pictures(&self) -> distribute::Result<Pictures> {
         let Some(folder) = &self.data else {
             let (side, count) = (self.size as usize, self.images.unwrap_or(2000).max(1));
             if !side.is_multiple_of(4) {

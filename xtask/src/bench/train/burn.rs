@@ -148,7 +148,7 @@ impl Net {
             super::Model::Mlp => Net::Mlp(Mlp::new(&[784, 256, 128, 10], device)),
             super::Model::Cnn => Net::Cnn(Cnn::new(device)),
             super::Model::Transformer => Net::Transformer(Transformer::new(device)),
-            super::Model::Embedding | super::Model::Wide => {
+            super::Model::Embedding | super::Model::Resnet | super::Model::Wide => {
                 let mut widths = [data::WIDTH; 6];
                 widths[5] = 10;
                 Net::Mlp(Mlp::new(&widths, device))

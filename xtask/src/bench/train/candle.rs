@@ -42,10 +42,11 @@ fn data(model: Model, batch: usize) -> CandleResult<(Tensor, Tensor)> {
             Tensor::from_vec(data::words(rows * TOKENS), (rows, TOKENS), cpu)?,
             Tensor::from_vec(data::labels(rows), rows, cpu)?,
         ),
-        _ => (
-            Tensor::from_vec(data::pixels(rows * 784), (rows, 784), cpu)?,
-            Tensor::from_vec(data::labels(rows), rows, cpu)?,
-        ),
+        _ => {
+            let pixels = if model == Model::Resnet { 3 * 32 * 32 } else { 784 };
+            let pictures = Tensor::from_vec(data::pixels(rows * pixels), (rows, pixels), cpu)?;
+            (pictures, Tensor::from_vec(data::labels(rows), rows, cpu)?)
+        }
     })
 }
 

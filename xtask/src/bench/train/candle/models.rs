@@ -1,20 +1,27 @@
 //! The models, of candle's layers or of ours.
 
-use candle_core::{Device, Module, Result as CandleResult, Tensor};
-use candle_nn::{Conv2dConfig, Embedding, VarBuilder, embedding};
+use candle_core::{Device, Module, ModuleT, Result as CandleResult, Tensor};
+use candle_nn::{BatchNormConfig, Conv2dConfig, Embedding, VarBuilder, embedding};
 use distribute::candle::{self as ours, AttentionMask, LayerNorm, layer_norm};
+use resnet::ResNet;
 
 use super::super::Model;
 use super::super::data::{self, TOKENS, VOCABULARY};
+
+mod resnet;
 
 /// The layers that a model is made of. Variables and results are the same.
 pub(crate) trait Layers {
     type Linear: Module + Send + Sync;
     type Conv2d: Module + Send + Sync;
+    type BatchNorm: ModuleT + Send + Sync;
 
     fn linear(inputs: usize, outputs: usize, vb: VarBuilder<'_>) -> CandleResult<Self::Linear>;
     /// Creates a convolution of 3 × 3 that keeps height and width.
     fn conv2d(channels: usize, filters: usize, vb: VarBuilder<'_>) -> CandleResult<Self::Conv2d>;
+    /// Creates a convolution of 3 × 3 without bias, which divides height and width by the stride.
+    fn strided(channels: usize, filters: usize, stride: usize, vb: VarBuilder<'_>) -> CandleResult<Self::Conv2d>;
+    fn batch_norm(channels: usize, vb: VarBuilder<'_>) -> CandleResult<Self::BatchNorm>;
     fn max_pool(x: &Tensor) -> CandleResult<Tensor>;
     fn relu(x: &Tensor) -> CandleResult<Tensor>;
     fn gelu(x: &Tensor) -> CandleResult<Tensor>;
@@ -28,6 +35,7 @@ pub(super) struct Plain;
 impl Layers for Plain {
     type Linear = candle_nn::Linear;
     type Conv2d = candle_nn::Conv2d;
+    type BatchNorm = candle_nn::BatchNorm;
 
     fn linear(inputs: usize, outputs: usize, vb: VarBuilder<'_>) -> CandleResult<candle_nn::Linear> {
         candle_nn::linear(inputs, outputs, vb)
@@ -35,6 +43,14 @@ impl Layers for Plain {
 
     fn conv2d(channels: usize, filters: usize, vb: VarBuilder<'_>) -> CandleResult<candle_nn::Conv2d> {
         candle_nn::conv2d(channels, filters, 3, PADDED, vb)
+    }
+
+    fn strided(channels: usize, filters: usize, stride: usize, vb: VarBuilder<'_>) -> CandleResult<candle_nn::Conv2d> {
+        candle_nn::conv2d_no_bias(channels, filters, 3, Conv2dConfig { stride, ..PADDED }, vb)
+    }
+
+    fn batch_norm(channels: usize, vb: VarBuilder<'_>) -> CandleResult<candle_nn::BatchNorm> {
+        candle_nn::batch_norm(channels, BatchNormConfig::default(), vb)
     }
 
     fn max_pool(x: &Tensor) -> CandleResult<Tensor> {
@@ -65,6 +81,7 @@ pub(crate) struct Ours;
 impl Layers for Ours {
     type Linear = ours::Linear;
     type Conv2d = ours::Conv2d;
+    type BatchNorm = ours::SyncBatchNorm;
 
     fn linear(inputs: usize, outputs: usize, vb: VarBuilder<'_>) -> CandleResult<ours::Linear> {
         ours::linear(inputs, outputs, vb)
@@ -72,6 +89,14 @@ impl Layers for Ours {
 
     fn conv2d(channels: usize, filters: usize, vb: VarBuilder<'_>) -> CandleResult<ours::Conv2d> {
         ours::conv2d(channels, filters, 3, PADDED, vb)
+    }
+
+    fn strided(channels: usize, filters: usize, stride: usize, vb: VarBuilder<'_>) -> CandleResult<ours::Conv2d> {
+        ours::conv2d_no_bias(channels, filters, 3, Conv2dConfig { stride, ..PADDED }, vb)
+    }
+
+    fn batch_norm(channels: usize, vb: VarBuilder<'_>) -> CandleResult<ours::SyncBatchNorm> {
+        ours::sync_batch_norm(channels, BatchNormConfig::default(), vb)
     }
 
     fn max_pool(x: &Tensor) -> CandleResult<Tensor> {
@@ -210,6 +235,7 @@ pub(super) enum Net<L: Layers> {
     Words(Words<L>),
     Mlp(Mlp<L>),
     Cnn(Cnn<L>),
+    ResNet(ResNet<L>),
     Transformer(Transformer<L>),
 }
 
@@ -218,6 +244,7 @@ impl<L: Layers> Net<L> {
         Ok(match model {
             Model::Embedding => Net::Words(Words::new(vb)?),
             Model::Cnn => Net::Cnn(Cnn::new(vb)?),
+            Model::Resnet => Net::ResNet(ResNet::new(vb)?),
             Model::Transformer => Net::Transformer(Transformer::new(vb)?),
             Model::Mlp | Model::Wide => Net::Mlp(Mlp::new(vb)?),
         })
@@ -228,6 +255,7 @@ impl<L: Layers> Net<L> {
             Net::Words(model) => model.forward(x),
             Net::Mlp(model) => model.forward(x),
             Net::Cnn(model) => model.forward(x),
+            Net::ResNet(model) => model.forward(x),
             Net::Transformer(model) => model.forward(x),
         }
     }

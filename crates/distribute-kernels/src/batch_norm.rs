@@ -1,0 +1,188 @@
+//! Batch normalisation, in the parts between which replicas exchange sums.
+
+use distribute_rows::{simd, sum, sum_of_pairs};
+
+use crate::Float;
+use crate::parallel::{check, each_chunk, mapped};
+
+/// The shape of a batch: examples × channels × elements of a channel.
+///
+/// All functions are one pass over memory. Sums within an example are of the type of elements, and those over examples
+/// of f64.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Batch {
+    /// The number of examples.
+    pub examples: usize,
+    /// The number of channels, each of which is normalised by itself.
+    pub channels: usize,
+    /// The number of elements of a channel of one example: the pixels of an image.
+    pub size: usize,
+}
+
+/// The moments of a channel.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Moments {
+    /// The first element. The mean is stored as its difference from this element, so that a large mean loses no
+    /// precision.
+    pub origin: f64,
+    /// The mean minus the origin.
+    pub offset: f64,
+    /// The sum of squared deviations from the mean.
+    pub deviations: f64,
+}
+
+/// What is subtracted from the elements of a channel: the mean in two parts, the first of which is near the elements,
+/// so that a large mean loses no precision.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Centre<T> {
+    /// An element, as [`Moments::origin`].
+    pub near: T,
+    /// The rest of the mean.
+    pub rest: T,
+}
+
+impl<T: Float> Centre<T> {
+    #[inline(always)]
+    fn deviation(self, x: T) -> T {
+        x - self.near - self.rest
+    }
+}
+
+/// The gradient of the input as a function of the gradient of the result and of the input's deviation from the mean.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Slope<T> {
+    /// The factor of the gradient of the result.
+    pub of_gradient: T,
+    /// The factor of the deviation.
+    pub of_deviation: T,
+    /// What is added.
+    pub constant: T,
+}
+
+impl Batch {
+    /// Returns the moments of each channel.
+    ///
+    /// # Shapes
+    /// `x`: the batch.
+    ///
+    /// # Source
+    /// Chan, Golub and LeVeque, "Algorithms for computing the sample variance", 1983: the corrected two-pass algorithm
+    /// within an example, and pairwise updates over examples.
+    pub fn moments<T: Float>(&self, x: &[T]) -> Vec<Moments> {
+        self.check("the input", x);
+        let size = self.size as f64;
+        let of_plane = |plane: &[T], origin: T| {
+            let offset = sum(plane, |x| x - origin) / T::from_f64(size);
+            let centre = Centre { near: origin, rest: offset };
+            let rest = sum(plane, |x| centre.deviation(x)).into() / size;
+            let squares: f64 = sum(plane, |x| centre.deviation(x) * centre.deviation(x)).into();
+            (offset.into() + rest, squares - rest * rest * size)
+        };
+        self.each_channel(|channel| {
+            let Some(origin) = self.planes(x, channel).next().and_then(|plane| plane.first()) else {
+                return Moments::default();
+            };
+            let (mut offset, mut deviations) = (0.0, 0.0);
+            for (example, plane) in self.planes(x, channel).enumerate() {
+                let (of_plane, own) = of_plane(plane, *origin);
+                let (before, apart) = (example as f64, of_plane - offset);
+                offset += apart / (before + 1.0);
+                deviations += own + apart * apart * size * (before / (before + 1.0));
+            }
+            Moments { origin: (*origin).into(), offset, deviations }
+        })
+    }
+
+    /// Multiplies the deviations of each channel's elements from its centre by a scale, and adds a shift.
+    ///
+    /// # Shapes
+    /// `x` and `out`: the batch. The others have an element for each channel.
+    pub fn forward<T: Float>(&self, x: &[T], centres: &[Centre<T>], scales: &[T], shifts: &[T], out: &mut [T]) {
+        self.check("the input", x);
+        self.check("the result", out);
+        check("the centres", centres.len(), self.channels);
+        check("the scales", scales.len(), self.channels);
+        check("the shifts", shifts.len(), self.channels);
+        self.each_plane(out, |at, out| {
+            let channel = at % self.channels;
+            let (centre, scale, shift) = (centres[channel], scales[channel], shifts[channel]);
+            for (out, x) in out.iter_mut().zip(&x[at * self.size..]) {
+                *out = centre.deviation(*x) * scale + shift;
+            }
+        });
+    }
+
+    /// Returns the sums, over each channel, of the gradient of the result and of its products with deviations.
+    ///
+    /// # Shapes
+    /// `x` and `gradient`: the batch. `centres` has an element for each channel.
+    pub fn sums<T: Float>(&self, x: &[T], centres: &[Centre<T>], gradient: &[T]) -> Vec<[f64; 2]> {
+        self.check("the input", x);
+        self.check("the gradient", gradient);
+        check("the centres", centres.len(), self.channels);
+        self.each_channel(|channel| {
+            let centre = centres[channel];
+            let planes = self.planes(x, channel).zip(self.planes(gradient, channel));
+            planes.fold([0.0; 2], |[of_gradient, of_product], (x, gradient)| {
+                let product = sum_of_pairs(x, gradient, |x, gradient| centre.deviation(x) * gradient);
+                [of_gradient + sum(gradient, |gradient| gradient).into(), of_product + product.into()]
+            })
+        })
+    }
+
+    /// Computes the gradient of the input.
+    ///
+    /// # Shapes
+    /// `x`, `gradient` and `out`: the batch. The others have an element for each channel.
+    pub fn backward<T: Float>(
+        &self,
+        x: &[T],
+        centres: &[Centre<T>],
+        gradient: &[T],
+        slopes: &[Slope<T>],
+        out: &mut [T],
+    ) {
+        self.check("the input", x);
+        self.check("the gradient", gradient);
+        self.check("the gradient of the input", out);
+        check("the centres", centres.len(), self.channels);
+        check("the slopes", slopes.len(), self.channels);
+        self.each_plane(out, |at, out| {
+            let channel = at % self.channels;
+            let (centre, Slope { of_gradient, of_deviation, constant }) = (centres[channel], slopes[channel]);
+            let elements = x[at * self.size..].iter().zip(&gradient[at * self.size..]);
+            for (out, (x, gradient)) in out.iter_mut().zip(elements) {
+                *out = *gradient * of_gradient + centre.deviation(*x) * of_deviation + constant;
+            }
+        });
+    }
+
+    /// Returns the elements of a channel, by example.
+    fn planes<'a, T>(&self, x: &'a [T], channel: usize) -> impl Iterator<Item = &'a [T]> {
+        x.chunks_exact(self.size.max(1)).skip(channel).step_by(self.channels)
+    }
+
+    /// Returns a result for each channel, in order.
+    fn each_channel<R: Send>(&self, f: impl Fn(usize) -> R + Sync) -> Vec<R> {
+        mapped(self.channels, |channel| simd(|| f(channel)))
+    }
+
+    /// Calls `f` with the elements of each channel of each example, and the number of those before.
+    fn each_plane<T: Float>(&self, out: &mut [T], f: impl Fn(usize, &mut [T]) + Sync) {
+        let planes = BLOCK.div_ceil(self.size.max(1));
+        each_chunk(out, planes * self.size, |block, out| {
+            simd(|| {
+                for (at, out) in out.chunks_exact_mut(self.size).enumerate() {
+                    f(block * planes + at, out);
+                }
+            });
+        });
+    }
+
+    fn check<T>(&self, what: &str, x: &[T]) {
+        check(what, x.len(), self.examples * self.channels * self.size);
+    }
+}
+
+/// The number of elements that a thread takes at once.
+const BLOCK: usize = 16 * 1024;

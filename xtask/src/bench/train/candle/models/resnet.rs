@@ -1,0 +1,58 @@
+//! ResNet-20 for pictures of 32 × 32.
+
+use candle_core::{Module, ModuleT, Result as CandleResult, Tensor};
+use candle_nn::VarBuilder;
+
+use super::Layers;
+
+/// A convolution with batch normalisation.
+struct Conv<L: Layers>(L::Conv2d, L::BatchNorm);
+
+impl<L: Layers> Conv<L> {
+    fn new(from: usize, to: usize, stride: usize, vb: VarBuilder<'_>) -> CandleResult<Conv<L>> {
+        Ok(Conv(L::strided(from, to, stride, vb.pp("conv"))?, L::batch_norm(to, vb.pp("norm"))?))
+    }
+}
+
+impl<L: Layers> Module for Conv<L> {
+    fn forward(&self, x: &Tensor) -> CandleResult<Tensor> {
+        self.1.forward_t(&self.0.forward(x)?, true)
+    }
+}
+
+pub(in super::super) struct ResNet<L: Layers> {
+    entry: Conv<L>,
+    blocks: Vec<[Conv<L>; 2]>,
+    head: L::Linear,
+}
+
+impl<L: Layers> ResNet<L> {
+    pub(super) fn new(vb: &VarBuilder<'_>) -> CandleResult<ResNet<L>> {
+        let widths = [16, 16, 16, 16, 32, 32, 32, 64, 64, 64];
+        let block = |at: usize| {
+            let ([from, to], vb) = ([widths[at], widths[at + 1]], vb.pp(format!("block{at}")));
+            Ok([Conv::new(from, to, to / from, vb.pp("first"))?, Conv::new(to, to, 1, vb.pp("second"))?])
+        };
+        let blocks = (0..widths.len() - 1).map(block).collect::<CandleResult<_>>()?;
+        Ok(ResNet { entry: Conv::new(3, 16, 1, vb.pp("entry"))?, blocks, head: L::linear(64, 10, vb.pp("head"))? })
+    }
+}
+
+impl<L: Layers> Module for ResNet<L> {
+    fn forward(&self, x: &Tensor) -> CandleResult<Tensor> {
+        let mut x = L::relu(&self.entry.forward(&x.reshape(((), 3, 32, 32))?)?)?;
+        for [first, second] in &self.blocks {
+            let y = second.forward(&L::relu(&first.forward(&x)?)?)?;
+            let shortcut = if y.dims() == x.dims() { x } else { narrowed(&x)? };
+            x = L::relu(&(y + shortcut)?)?;
+        }
+        self.head.forward(&x.mean((2, 3))?)
+    }
+}
+
+/// Returns every second row and column, and as many channels of zeros as there are channels.
+fn narrowed(x: &Tensor) -> CandleResult<Tensor> {
+    let (count, channels, rows, columns) = x.dims4()?;
+    let pairs = x.reshape((count, channels, rows / 2, 2, columns / 2, 2))?;
+    pairs.narrow(3, 0, 1)?.narrow(5, 0, 1)?.squeeze(5)?.squeeze(3)?.pad_with_zeros(1, 0, channels)
+}
