@@ -40,7 +40,7 @@ pub(crate) enum Bench {
     Input(input::Flags),
     /// Training of a small model on several arrangements of replicas.
     Train(train::Flags),
-    /// What examples learn, over some seeds, beside the same programs in torch.
+    /// Results of examples over some seeds, next to those of the same programs in torch.
     Accuracy(accuracy::Flags),
     /// Copies, kernels and collectives of the GPUs here.
     Cuda(cuda::Flags),

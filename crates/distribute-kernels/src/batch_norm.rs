@@ -31,8 +31,8 @@ pub struct Moments {
     pub deviations: f64,
 }
 
-/// What is subtracted from the elements of a channel: the mean in two parts, the first of which is near the elements,
-/// so that a large mean loses no precision.
+/// The mean of a channel, which is subtracted from its elements. Of its two parts the first is near the elements, so
+/// that a large mean loses no precision.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Centre<T> {
     /// An element, as [`Moments::origin`].
@@ -55,7 +55,7 @@ pub struct Slope<T> {
     pub of_gradient: T,
     /// The factor of the deviation.
     pub of_deviation: T,
-    /// What is added.
+    /// The term that is added.
     pub constant: T,
 }
 

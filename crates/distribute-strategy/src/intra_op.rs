@@ -11,10 +11,17 @@ use std::cell::RefCell;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 const VARIABLE: &str = "RAYON_NUM_THREADS";
+/// The threads that candle has in addition to rayon's; [`VARIABLE`] if it is not set.
+const OF_CANDLE: &str = "CANDLE_NUM_THREADS";
 
 /// Gives each replica of this process its share of the cores, or warns and names the setting.
 pub(crate) fn share_cores(replicas: usize) {
     let (cores, share) = (cores(), share(replicas));
+    let is_alone = threads_of_this_process() == Some(1);
+    if replicas > 1 && is_alone && std::env::var_os(OF_CANDLE).is_none() {
+        // SAFETY: this is the only thread of the process, so no other one reads the environment meanwhile.
+        unsafe { std::env::set_var(OF_CANDLE, "1") };
+    }
     match given() {
         Some(threads) if threads > 1 && threads * replicas > cores => tracing::warn!(
             "{VARIABLE}={threads} lets {replicas} replicas use {} threads on {cores} cores, which slows them down; set \
@@ -23,14 +30,14 @@ pub(crate) fn share_cores(replicas: usize) {
         ),
         Some(_) => {}
         None if replicas == 1 => {}
-        None if threads_of_this_process() == Some(1) => {
-            // SAFETY: this is the only thread of the process, so no other one reads the environment meanwhile.
+        None if is_alone => {
+            // SAFETY: as above.
             unsafe { std::env::set_var(VARIABLE, share.to_string()) };
         }
         None => tracing::warn!(
-            "{replicas} replicas share {cores} cores, but products of matrices of candle models are divided among as \
-             many threads, which slows them down; set {VARIABLE}={share} before the program starts, or make the \
-             strategy before any other thread"
+            "{replicas} replicas share {cores} cores, but operations of candle models are divided among as many \
+             threads, which slows them down; set {VARIABLE}={share} and {OF_CANDLE}=1 before the program starts, or \
+             make the strategy before any other thread"
         ),
     }
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask bench accuracy`: what the examples learn, over some seeds, beside the same programs in torch.
+//! `cargo xtask bench accuracy`: results of the examples over some seeds, next to those of the same programs in torch.
 
 use std::path::Path;
 use std::process::Command;
@@ -61,7 +61,7 @@ impl Program {
     }
 }
 
-/// What is the same in both libraries.
+/// Settings that are the same in both libraries.
 struct Setting<'a> {
     program: Program,
     seed: u64,
@@ -151,8 +151,7 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
         println!("{}, {}: median, least and most of {} seeds", program.name(), program.unit(), flags.seeds);
         let mut results: [Vec<f64>; 3] = Default::default();
         for seed in 1..=flags.seeds {
-            let setting =
-                Setting { program: *program, seed, epochs: flags.epochs, pictures: &pictures, texts: &texts };
+            let setting = Setting { program: *program, seed, epochs: flags.epochs, pictures: &pictures, texts: &texts };
             results[0].push(setting.ours(&programs, false)?);
             results[1].push(setting.ours(&programs, true)?);
             results[2].extend(setting.torch()?);

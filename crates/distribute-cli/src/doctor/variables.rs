@@ -121,7 +121,8 @@ const OURS: [&str; 34] = [
     "DISTRIBUTE_TRANSPORT",
 ];
 
-const EXACT: [&str; 27] = [
+const EXACT: [&str; 28] = [
+    "CANDLE_NUM_THREADS",
     "CLICOLOR_FORCE",
     "CLUSTER_SPEC",
     "GLOO_SOCKET_IFNAME",

@@ -56,10 +56,18 @@ fn cifar_10_is_read_and_what_is_no_picture_is_told() {
         write(path, &format!("data_batch_{number}.bin"), &[number, 9 - number]);
     }
     write(path, "test_batch.bin", &[3, 4]);
+    let saved = path.join("saved");
     let args = ["--depth", "8", "--width", "2", "--batch", "4", "--epochs", "1", "--data", path.to_str().unwrap()];
+    let args = [&args[..], &["--save", saved.to_str().unwrap()]].concat();
     let ended = || example("resnet", &args).start().unwrap().wait(0, DEADLINE).unwrap();
     let read = ended();
     assert!(read.success() && read.stderr.contains("epoch=1/1 step=3"), "{read:?}");
+    for name in ["data_batch_1.bin", "data_batch_5.bin", "test_batch.bin"] {
+        assert_eq!(fs::read(path.join(name)).unwrap(), fs::read(saved.join(name)).unwrap(), "{name}");
+    }
+    let drawn = [&args[..8], &["--size", "8"], &args[10..]].concat();
+    let refused = example("resnet", &drawn).start().unwrap().wait(0, DEADLINE).unwrap();
+    assert!(refused.code == Some(1) && refused.stderr.contains("give --size 32"), "{refused:?}");
     for (contents, words) in [
         (vec![0; 3072], "test_batch.bin has 3072 bytes; expected a multiple of 3073"),
         (vec![10; 3073], "test_batch.bin: picture 0 has class 10; expected 0 to 9"),

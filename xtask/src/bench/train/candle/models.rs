@@ -1,122 +1,18 @@
 //! The models, of candle's layers or of ours.
 
-use candle_core::{Device, Module, ModuleT, Result as CandleResult, Tensor};
-use candle_nn::{BatchNormConfig, Conv2dConfig, Embedding, VarBuilder, embedding};
-use distribute::candle::{self as ours, AttentionMask, LayerNorm, layer_norm};
+use candle_core::{Device, Module, Result as CandleResult, Tensor};
+use candle_nn::{Embedding, VarBuilder, embedding};
+use distribute::candle::{LayerNorm, layer_norm};
+pub(super) use layers::Plain;
+use layers::WIDTH;
+pub(crate) use layers::{Layers, Ours};
 use resnet::ResNet;
 
 use super::super::Model;
 use super::super::data::{self, TOKENS, VOCABULARY};
 
+mod layers;
 mod resnet;
-
-/// The layers that a model is made of. Variables and results are the same.
-pub(crate) trait Layers {
-    type Linear: Module + Send + Sync;
-    type Conv2d: Module + Send + Sync;
-    type BatchNorm: ModuleT + Send + Sync;
-
-    fn linear(inputs: usize, outputs: usize, vb: VarBuilder<'_>) -> CandleResult<Self::Linear>;
-    /// Creates a convolution of 3 × 3 that keeps height and width.
-    fn conv2d(channels: usize, filters: usize, vb: VarBuilder<'_>) -> CandleResult<Self::Conv2d>;
-    /// Creates a convolution of 3 × 3 without bias, which divides height and width by the stride.
-    fn strided(channels: usize, filters: usize, stride: usize, vb: VarBuilder<'_>) -> CandleResult<Self::Conv2d>;
-    fn batch_norm(channels: usize, vb: VarBuilder<'_>) -> CandleResult<Self::BatchNorm>;
-    fn max_pool(x: &Tensor) -> CandleResult<Tensor>;
-    fn relu(x: &Tensor) -> CandleResult<Tensor>;
-    fn gelu(x: &Tensor) -> CandleResult<Tensor>;
-    /// Computes causal attention of (rows, tokens, queries, keys and values).
-    fn attention(qkv: &Tensor, mask: &Tensor) -> CandleResult<Tensor>;
-}
-
-/// candle's layers.
-pub(super) struct Plain;
-
-impl Layers for Plain {
-    type Linear = candle_nn::Linear;
-    type Conv2d = candle_nn::Conv2d;
-    type BatchNorm = candle_nn::BatchNorm;
-
-    fn linear(inputs: usize, outputs: usize, vb: VarBuilder<'_>) -> CandleResult<candle_nn::Linear> {
-        candle_nn::linear(inputs, outputs, vb)
-    }
-
-    fn conv2d(channels: usize, filters: usize, vb: VarBuilder<'_>) -> CandleResult<candle_nn::Conv2d> {
-        candle_nn::conv2d(channels, filters, 3, PADDED, vb)
-    }
-
-    fn strided(channels: usize, filters: usize, stride: usize, vb: VarBuilder<'_>) -> CandleResult<candle_nn::Conv2d> {
-        candle_nn::conv2d_no_bias(channels, filters, 3, Conv2dConfig { stride, ..PADDED }, vb)
-    }
-
-    fn batch_norm(channels: usize, vb: VarBuilder<'_>) -> CandleResult<candle_nn::BatchNorm> {
-        candle_nn::batch_norm(channels, BatchNormConfig::default(), vb)
-    }
-
-    fn max_pool(x: &Tensor) -> CandleResult<Tensor> {
-        x.max_pool2d(2)
-    }
-
-    fn relu(x: &Tensor) -> CandleResult<Tensor> {
-        x.relu()
-    }
-
-    fn gelu(x: &Tensor) -> CandleResult<Tensor> {
-        x.gelu()
-    }
-
-    fn attention(qkv: &Tensor, mask: &Tensor) -> CandleResult<Tensor> {
-        let qkv = qkv.reshape(((), TOKENS, 3, HEADS, WIDTH / HEADS))?;
-        let part = |at: usize| qkv.narrow(2, at, 1)?.squeeze(2)?.transpose(1, 2)?.contiguous();
-        let (q, k, v): (Tensor, Tensor, Tensor) = (part(0)?, part(1)?, part(2)?);
-        let scores = (q.matmul(&k.t()?)? / ((WIDTH / HEADS) as f64).sqrt())?;
-        let weights = candle_nn::ops::softmax(&scores.broadcast_add(mask)?, 3)?;
-        weights.matmul(&v)?.transpose(1, 2)?.flatten_from(2)
-    }
-}
-
-/// The layers of `distribute::candle`.
-pub(crate) struct Ours;
-
-impl Layers for Ours {
-    type Linear = ours::Linear;
-    type Conv2d = ours::Conv2d;
-    type BatchNorm = ours::SyncBatchNorm;
-
-    fn linear(inputs: usize, outputs: usize, vb: VarBuilder<'_>) -> CandleResult<ours::Linear> {
-        ours::linear(inputs, outputs, vb)
-    }
-
-    fn conv2d(channels: usize, filters: usize, vb: VarBuilder<'_>) -> CandleResult<ours::Conv2d> {
-        ours::conv2d(channels, filters, 3, PADDED, vb)
-    }
-
-    fn strided(channels: usize, filters: usize, stride: usize, vb: VarBuilder<'_>) -> CandleResult<ours::Conv2d> {
-        ours::conv2d_no_bias(channels, filters, 3, Conv2dConfig { stride, ..PADDED }, vb)
-    }
-
-    fn batch_norm(channels: usize, vb: VarBuilder<'_>) -> CandleResult<ours::SyncBatchNorm> {
-        ours::sync_batch_norm(channels, BatchNormConfig::default(), vb)
-    }
-
-    fn max_pool(x: &Tensor) -> CandleResult<Tensor> {
-        ours::max_pool2d(x, 2)
-    }
-
-    fn relu(x: &Tensor) -> CandleResult<Tensor> {
-        ours::relu(x)
-    }
-
-    fn gelu(x: &Tensor) -> CandleResult<Tensor> {
-        ours::gelu(x)
-    }
-
-    fn attention(qkv: &Tensor, _: &Tensor) -> CandleResult<Tensor> {
-        ours::self_attention(qkv, HEADS, AttentionMask::Causal)
-    }
-}
-
-const PADDED: Conv2dConfig = Conv2dConfig { padding: 1, stride: 1, dilation: 1, groups: 1, cudnn_fwd_algo: None };
 
 pub(crate) struct Mlp<L: Layers>([L::Linear; 3]);
 
@@ -155,9 +51,6 @@ impl<L: Layers> Module for Cnn<L> {
         self.head.forward(&x.flatten_from(1)?)
     }
 }
-
-const WIDTH: usize = 128;
-const HEADS: usize = 4;
 
 struct Block<L: Layers> {
     norms: [LayerNorm; 2],

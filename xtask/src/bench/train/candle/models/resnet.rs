@@ -3,7 +3,7 @@
 use candle_core::{Module, ModuleT, Result as CandleResult, Tensor};
 use candle_nn::VarBuilder;
 
-use super::Layers;
+use super::layers::Layers;
 
 /// A convolution with batch normalisation.
 struct Conv<L: Layers>(L::Conv2d, L::BatchNorm);
