@@ -4,14 +4,23 @@ use std::ops::Range;
 
 use distribute_rows::{simd, sum};
 
+use self::direct::Direct;
+use self::padded::Frame;
+use self::weight::WeightGradient;
 use crate::Float;
 use crate::parallel::{check, each_chunk, share, sum_of_parts};
 use crate::product::{Matrix, Target, parallel_product, product};
 
+pub(crate) mod direct;
+mod padded;
+pub(crate) mod weight;
+
 /// A convolution of images in two dimensions, a cross-correlation as in all libraries of machine learning.
 ///
-/// The elements that each place of the result needs are gathered into columns of a matrix, for as many rows of the
-/// result as a cache holds, which is then multiplied by the weight. A kernel of 1 × 1 needs no columns.
+/// There are two ways. Directly, tiles of the result are summed up in registers from a copy of the image between zeros.
+/// That is faster where the tiles are filled, on processors that multiply and add in one instruction. By columns, the
+/// elements that each place of the result needs are gathered into columns of a matrix, for as many rows of the result
+/// as a cache holds, which is then multiplied by the weight. A kernel of 1 × 1 needs no columns.
 ///
 /// # Shapes
 /// Input: images × channels × height × width. Weight: filters × channels / groups × kernel height × kernel width.
@@ -62,6 +71,16 @@ impl Convolution {
         if let Some(bias) = bias {
             check("the bias", bias.len(), self.filters);
         }
+        let images = x.len() / sizes.image;
+        match self.is_direct() && self.frame().suits_tiles(images, lanes::<T>()) {
+            true => Direct::forward(self, images, weight, bias).run(x, out),
+            false => self.forward_by_columns(x, weight, bias, out),
+        }
+    }
+
+    /// Computes the same as [`Self::forward`] by products of matrices.
+    pub(crate) fn forward_by_columns<T: Float>(&self, x: &[T], weight: &[T], bias: Option<&[T]>, out: &mut [T]) {
+        let sizes = self.sizes(x.len(), weight.len(), out.len());
         let Sizes { image, result, plane, depth, .. } = sizes;
         let of_group = self.filters / self.groups;
         let product = product_for(x.len() / image);
@@ -90,6 +109,17 @@ impl Convolution {
     /// # Shapes
     /// `gradient` has the shape of the result, `out` that of the input.
     pub fn backward_input<T: Float>(&self, weight: &[T], gradient: &[T], out: &mut [T]) {
+        let sizes = self.sizes(out.len(), weight.len(), gradient.len());
+        // A tile has several channels.
+        let (tiled, images) = (self.is_direct() && self.channels > 1, out.len() / sizes.image);
+        match self.frame().reversed().filter(|frame| tiled && frame.suits_tiles(images, lanes::<T>())) {
+            Some(frame) => Direct::backward(self, frame, images, weight).run(gradient, out),
+            None => self.backward_input_by_columns(weight, gradient, out),
+        }
+    }
+
+    /// Computes the same as [`Self::backward_input`] by products of matrices.
+    pub(crate) fn backward_input_by_columns<T: Float>(&self, weight: &[T], gradient: &[T], out: &mut [T]) {
         let sizes = self.sizes(out.len(), weight.len(), gradient.len());
         let Sizes { image, result, plane, depth, .. } = sizes;
         let of_group = self.filters / self.groups;
@@ -129,6 +159,17 @@ impl Convolution {
     /// # Shapes
     /// `gradient` has the shape of the result, `out` that of the weight.
     pub fn backward_weight<T: Float>(&self, x: &[T], gradient: &[T], out: &mut [T]) {
+        self.sizes(x.len(), out.len(), gradient.len());
+        // A tile has two vectors of filters, and elements of several channels.
+        let tiled = self.is_direct() && self.channels > 1;
+        match tiled && self.filters / self.groups >= lanes::<T>() {
+            true => WeightGradient::new(self, x, gradient).run(out),
+            false => self.backward_weight_by_columns(x, gradient, out),
+        }
+    }
+
+    /// Computes the same as [`Self::backward_weight`] by products of matrices.
+    pub(crate) fn backward_weight_by_columns<T: Float>(&self, x: &[T], gradient: &[T], out: &mut [T]) {
         let sizes = self.sizes(x.len(), out.len(), gradient.len());
         let Sizes { image, result, plane, depth, .. } = sizes;
         let of_group = self.filters / self.groups;
@@ -170,6 +211,20 @@ impl Convolution {
                 }
             });
         });
+    }
+
+    /// Returns the plane of this convolution.
+    pub(crate) fn frame(&self) -> Frame {
+        let &Convolution { size, kernel, stride, dilation, .. } = self;
+        Frame { size, padding: [self.padding; 2], kernel, stride, dilation, output: self.output_size() }
+    }
+
+    /// Returns whether the direct way is faster if tiles are filled: the processor has an instruction for it, and
+    /// columns would hold elements of the image several times.
+    fn is_direct(&self) -> bool {
+        let vectors = cfg!(any(target_arch = "x86_64", target_arch = "aarch64"));
+        let fuses = vectors && !matches!(pulp::Arch::new(), pulp::Arch::Scalar);
+        fuses && self.kernel != [1, 1] && self.stride <= 2
     }
 
     /// Returns whether each place of the result depends on one place of the input.
@@ -337,6 +392,14 @@ impl Inside {
         for column in (0..self.columns.start).chain(self.columns.end..width) {
             block[column..].iter_mut().step_by(width).for_each(|x| *x = T::default());
         }
+    }
+}
+
+/// Returns how many elements a register has.
+const fn lanes<T: Float>() -> usize {
+    match size_of::<T>() {
+        4 => 8,
+        _ => 4,
     }
 }
 

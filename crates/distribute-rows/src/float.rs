@@ -30,6 +30,9 @@ pub trait Float:
     /// Returns the nearest value of this type.
     fn from_f64(value: f64) -> Self;
 
+    /// Returns this value times a factor plus a term, rounded once: slow on processors without such an instruction.
+    fn mul_add(self, factor: Self, term: Self) -> Self;
+
     /// Returns e to the power of this value: within 2e-7 of it, relatively, for `f32`.
     fn exp(self) -> Self;
 
@@ -53,6 +56,11 @@ impl Float for f32 {
     #[inline(always)]
     fn from_f64(value: f64) -> f32 {
         value as f32
+    }
+
+    #[inline(always)]
+    fn mul_add(self, factor: f32, term: f32) -> f32 {
+        f32::mul_add(self, factor, term)
     }
 
     /// Splits the exponent into a multiple of ln 2 and a rest, for which a polynomial is good enough. There is no
@@ -102,6 +110,11 @@ impl Float for f64 {
     #[inline(always)]
     fn from_f64(value: f64) -> f64 {
         value
+    }
+
+    #[inline(always)]
+    fn mul_add(self, factor: f64, term: f64) -> f64 {
+        f64::mul_add(self, factor, term)
     }
 
     #[inline(always)]

@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::convolution::Convolution;
+use crate::convolution::direct::Direct;
+use crate::convolution::weight::WeightGradient;
 
 /// Convolutions, with the number of images.
 fn convolutions() -> impl Strategy<Value = (Convolution, usize)> {
@@ -14,6 +16,20 @@ fn convolutions() -> impl Strategy<Value = (Convolution, usize)> {
             let fits = |axis: usize| dilation * (kernel[axis] - 1) < size[axis] + 2 * padding;
             let convolution = Convolution { channels, filters, size, kernel, stride, padding, dilation, groups };
             (fits(0) && fits(1)).then_some((convolution, images))
+        },
+    )
+}
+
+/// Convolutions that are computed directly, with the number of images.
+fn direct_convolutions() -> impl Strategy<Value = (Convolution, usize)> {
+    let sizes = (1usize..5, 1usize..20, [1usize..10, 1usize..21], [1usize..5, 1usize..5]);
+    (sizes, 0usize..4, 1usize..3, 1usize..4).prop_filter_map(
+        "the kernel is larger than the image",
+        |((channels, filters, size, kernel), padding, groups, images)| {
+            let (channels, filters) = (channels * groups, filters * groups);
+            let fits = |axis: usize| kernel[axis] <= size[axis] + 2 * padding;
+            let of = Convolution { channels, filters, size, kernel, stride: 1, padding, dilation: 1, groups };
+            (fits(0) && fits(1)).then_some((of, images))
         },
     )
 }
@@ -41,14 +57,48 @@ fn each_term(of: &Convolution, images: usize, mut f: impl FnMut(usize, usize, us
     }
 }
 
-fn run<T: crate::Float>(of: &Convolution, x: &[T], weight: &[T], bias: Option<&[T]>, gradient: &[T]) -> [Vec<T>; 4] {
+/// The ways of computing a convolution.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Chosen,
+    Direct,
+    Columns,
+}
+
+/// Returns the result and the gradients of input, weight and bias.
+fn run<T: crate::Float>(
+    way: Way,
+    of: &Convolution,
+    x: &[T],
+    weight: &[T],
+    bias: Option<&[T]>,
+    gradient: &[T],
+) -> [Vec<T>; 4] {
     // Results replace what was there.
     let of_len = |len: usize| vec![T::from_f64(7.0); len];
     let mut results = [gradient.len(), x.len(), weight.len(), of.filters].map(of_len);
     let [y, dx, dw, db] = &mut results;
-    of.forward(x, weight, bias, y);
-    of.backward_input(weight, gradient, dx);
-    of.backward_weight(x, gradient, dw);
+    let images = x.len() / (of.channels * of.size[0] * of.size[1]);
+    match way {
+        Way::Chosen => {
+            of.forward(x, weight, bias, y);
+            of.backward_input(weight, gradient, dx);
+            of.backward_weight(x, gradient, dw);
+        }
+        Way::Direct => {
+            Direct::forward(of, images, weight, bias).run(x, y);
+            match of.frame().reversed() {
+                Some(reversed) => Direct::backward(of, reversed, images, weight).run(gradient, dx),
+                None => of.backward_input(weight, gradient, dx),
+            }
+            WeightGradient::new(of, x, gradient).run(dw);
+        }
+        Way::Columns => {
+            of.forward_by_columns(x, weight, bias, y);
+            of.backward_input_by_columns(weight, gradient, dx);
+            of.backward_weight_by_columns(x, gradient, dw);
+        }
+    }
     of.backward_bias(gradient, db);
     results
 }
@@ -69,11 +119,16 @@ fn compare(of: &Convolution, images: usize, biased: bool) {
     });
     gradient.iter().enumerate().for_each(|(at, gradient)| db[at / plane % of.filters] += gradient);
     let expected = [("y", y), ("dx", dx), ("dw", dw), ("db", db)];
-    let got = run(of, &x, &weight, biased.then_some(&bias), &gradient);
-    got.iter().zip(&expected).for_each(|(got, (what, expected))| assert_close(what, got, expected, 1e-13));
-    let (x, weight, bias, gradient) = (narrow(&x), narrow(&weight), narrow(&bias), narrow(&gradient));
-    let got = run(of, &x, &weight, biased.then_some(&bias), &gradient);
-    got.iter().zip(&expected).for_each(|(got, (what, expected))| assert_close(what, got, expected, 1e-5));
+    let narrow = [&x, &weight, &bias, &gradient].map(|x| narrow(x));
+    for way in [Way::Chosen, Way::Direct, Way::Columns] {
+        let got = run(way, of, &x, &weight, biased.then_some(&bias), &gradient);
+        let pairs = got.iter().zip(&expected);
+        pairs.for_each(|(got, (what, expected))| assert_close(&format!("{way:?} {what}"), got, expected, 1e-13));
+        let [x, weight, bias, gradient] = &narrow;
+        let got = run(way, of, x, weight, biased.then_some(bias), gradient);
+        let pairs = got.iter().zip(&expected);
+        pairs.for_each(|(got, (what, expected))| assert_close(&format!("{way:?} {what}"), got, expected, 1e-5));
+    }
 }
 
 proptest! {
@@ -81,6 +136,11 @@ proptest! {
 
     #[test]
     fn convolutions_are_those_of_f64((convolution, images) in convolutions(), biased: bool) {
+        compare(&convolution, images, biased);
+    }
+
+    #[test]
+    fn direct_convolutions_are_those_of_f64((convolution, images) in direct_convolutions(), biased: bool) {
         compare(&convolution, images, biased);
     }
 }
@@ -118,6 +178,8 @@ fn results_do_not_depend_on_the_number_of_threads() {
         let plane = 15 * 17;
         let (x, weight) = (narrow(&numbers(images * 8 * plane, 1)), narrow(&numbers(12 * 4 * 9, 2)));
         let gradient = narrow(&numbers(images * 12 * plane, 3));
-        assert_threads_do_not_matter(|| run(&of, &x, &weight, Some(&gradient[..12]), &gradient));
+        for way in [Way::Direct, Way::Columns] {
+            assert_threads_do_not_matter(|| run(way, &of, &x, &weight, Some(&gradient[..12]), &gradient));
+        }
     }
 }

@@ -1,0 +1,305 @@
+//! Convolution without a matrix of columns.
+
+use pulp::{Arch, NullaryFnOnce};
+
+use super::padded::{Frame, Padded};
+use super::{Convolution, lanes};
+use crate::Float;
+use crate::parallel::{each_chunk, share};
+
+/// A convolution that sums up tiles of the result in registers, some vectors of a plane for some filters each, from a
+/// padded copy of the image.
+///
+/// # Source
+/// Georganas et al., "Anatomy of high-performance deep learning convolutions on SIMD architectures", 2018.
+#[derive(Debug)]
+pub(crate) struct Direct<T> {
+    frame: Frame,
+    /// Channels of a group.
+    channels: usize,
+    /// Filters of a group.
+    filters: usize,
+    /// Filters that a thread takes at once, which are of one group.
+    part: usize,
+    /// The blocks of a part.
+    blocks: Vec<Block>,
+    /// The weight by part, block, channel, element of the kernel and filter of the block.
+    weight: Vec<T>,
+    /// The bias by filter.
+    bias: Vec<T>,
+}
+
+/// Filters of a tile.
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    /// The first one's number in the part.
+    first: usize,
+    /// Their number, with those that fill the block up.
+    width: usize,
+}
+
+impl<T: Float> Direct<T> {
+    /// Makes the convolution itself.
+    pub(crate) fn forward(of: &Convolution, images: usize, weight: &[T], bias: Option<&[T]>) -> Direct<T> {
+        let [channels, filters] = [of.channels / of.groups, of.filters / of.groups];
+        let taps = of.kernel[0] * of.kernel[1];
+        let kernel = |filter: usize, channel: usize| &weight[(filter * channels + channel) * taps..][..taps];
+        let bias = bias.map_or_else(|| vec![T::default(); of.filters], |bias| bias.to_vec());
+        Direct::new(of.frame(), images * of.groups, [channels, filters], bias, kernel, |tap| tap)
+    }
+
+    /// Makes the convolution of the gradient of the result whose result is the gradient of the input, which has the
+    /// reversed frame.
+    pub(crate) fn backward(of: &Convolution, reversed: Frame, images: usize, weight: &[T]) -> Direct<T> {
+        let [channels, filters] = [of.channels / of.groups, of.filters / of.groups];
+        let taps = of.kernel[0] * of.kernel[1];
+        let kernel = |channel: usize, filter: usize| {
+            let filter = channel / channels * filters + filter;
+            &weight[(filter * channels + channel % channels) * taps..][..taps]
+        };
+        let bias = vec![T::default(); of.channels];
+        Direct::new(reversed, images * of.groups, [filters, channels], bias, kernel, |tap| taps - 1 - tap)
+    }
+
+    /// Makes a convolution for images in `inputs` groups, whose kernels are a function of filter and channel of the
+    /// group. `place` says which element of them is at a place.
+    fn new<'a>(
+        frame: Frame,
+        inputs: usize,
+        [channels, filters]: [usize; 2],
+        bias: Vec<T>,
+        kernel: impl Fn(usize, usize) -> &'a [T],
+        place: impl Fn(usize) -> usize,
+    ) -> Direct<T> {
+        let threads = rayon::current_num_threads();
+        let enough = |parts: &usize| filters.is_multiple_of(*parts) && inputs * parts >= threads;
+        let part = filters / (1..filters).find(enough).unwrap_or(filters);
+        let blocks = blocks(part);
+        let taps = frame.kernel[0] * frame.kernel[1];
+        let parts = (0..bias.len()).step_by(part);
+        let zeros = vec![T::default(); taps];
+        let mut weight = Vec::with_capacity(bias.len() * channels * taps);
+        for (first, block) in parts.flat_map(|first| blocks.iter().map(move |block| (first, block))) {
+            for channel in 0..channels {
+                let mut kernels = [&zeros[..]; WIDEST];
+                for (filter, out) in (block.first..part).zip(&mut kernels) {
+                    *out = kernel(first + filter, channel);
+                }
+                for tap in (0..taps).map(&place) {
+                    weight.extend(kernels[..block.width].iter().map(|kernel| kernel[tap]));
+                }
+            }
+        }
+        Direct { frame, channels, filters, part, blocks, weight, bias }
+    }
+
+    /// Computes the results of all images.
+    pub(crate) fn run(&self, x: &[T], out: &mut [T]) {
+        match lanes::<T>() {
+            8 => self.run_by::<8>(x, out),
+            _ => self.run_by::<4>(x, out),
+        }
+    }
+
+    fn run_by<const LANES: usize>(&self, x: &[T], out: &mut [T]) {
+        let Frame { size, output, .. } = self.frame;
+        let (input, result) = (self.channels * size[0] * size[1], self.part * output[0] * output[1]);
+        let padded = Padded::new(self.frame, self.channels, LANES);
+        let vectors = self.vectors::<LANES>(&padded);
+        let share = share(out.len() / result);
+        each_chunk(out, share * result, |at, out| {
+            let mut copy = vec![T::default(); self.channels * padded.plane];
+            for (part, out) in out.chunks_exact_mut(result).enumerate() {
+                let first = (at * share + part) * self.part;
+                let x = &x[first / self.filters * input..][..input];
+                let (first, copy) = (first % self.bias.len(), &mut copy);
+                Arch::new().dispatch(Part::<T, LANES> {
+                    of: self,
+                    padded: &padded,
+                    vectors: &vectors,
+                    x,
+                    first,
+                    copy,
+                    out,
+                });
+            }
+        });
+    }
+
+    /// Returns the vectors of the rows of a band.
+    fn vectors<const LANES: usize>(&self, padded: &Padded) -> Vec<Vector> {
+        let (width, rows) = (self.frame.output[1], padded.bands().next().unwrap_or_default());
+        let in_row = |row: usize| {
+            let from = padded.start(row);
+            (0..width).step_by(LANES).map(move |column| Vector { from: from + column, to: row * width + column })
+        };
+        rows.flat_map(in_row).collect()
+    }
+}
+
+/// A vector of a plane of the result. The last one of a row may reach beyond its end.
+#[derive(Clone, Copy, Debug)]
+struct Vector {
+    /// Where the first element under the kernel is in a channel of the padded copy.
+    from: usize,
+    /// Where the vector is in a band of the plane.
+    to: usize,
+}
+
+/// Divides filters into blocks, such that few are filled up.
+fn blocks(filters: usize) -> Vec<Block> {
+    let block = |first: usize| {
+        let width = match filters.checked_sub(first)? {
+            0 => return None,
+            1 | 2 => 2,
+            3 | 4 | 7 | 8 => 4,
+            _ => WIDEST,
+        };
+        Some(Block { first, width })
+    };
+    std::iter::successors(block(0), |last| block(last.first + last.width)).collect()
+}
+
+/// The planes of a part's filters.
+struct Part<'a, T, const LANES: usize> {
+    of: &'a Direct<T>,
+    padded: &'a Padded,
+    vectors: &'a [Vector],
+    /// The channels of the group.
+    x: &'a [T],
+    /// The first filter.
+    first: usize,
+    copy: &'a mut [T],
+    out: &'a mut [T],
+}
+
+impl<T: Float, const LANES: usize> NullaryFnOnce for Part<'_, T, LANES> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Part { of, padded, vectors, x, first, copy, out } = self;
+        let [height, width] = of.frame.output;
+        let (plane, depth) = (height * width, of.channels * padded.taps.len());
+        let packed = of.blocks.iter().map(|block| block.width).sum::<usize>() * depth;
+        for rows in padded.bands() {
+            padded.fill(x, &rows, copy);
+            let vectors = &vectors[..rows.len() * width.div_ceil(LANES)];
+            let mut weight = &of.weight[first / of.part * packed..];
+            for block in &of.blocks {
+                let bias = &of.bias[first + block.first..];
+                let out = &mut out[block.first * plane..];
+                let tiles = Tiles::<T, LANES> {
+                    padded,
+                    x: copy,
+                    weight: &weight[..block.width * depth],
+                    bias,
+                    plane,
+                    start: rows.start * width,
+                };
+                match block.width {
+                    2 => tiles.run::<2, 4>(vectors, out),
+                    4 => tiles.run::<4, 2>(vectors, out),
+                    _ => tiles.run::<WIDEST, 2>(vectors, out),
+                }
+                weight = &weight[block.width * depth..];
+            }
+        }
+    }
+}
+
+/// A band of the result of a block of filters.
+struct Tiles<'a, T, const LANES: usize> {
+    padded: &'a Padded,
+    /// A padded copy of the channels.
+    x: &'a [T],
+    weight: &'a [T],
+    /// The bias from the first filter.
+    bias: &'a [T],
+    /// The number of elements of a plane of the result.
+    plane: usize,
+    /// Where the band is in a plane.
+    start: usize,
+}
+
+impl<T: Float, const LANES: usize> Tiles<'_, T, LANES> {
+    /// Computes vectors, `VECTORS` at once: with those of all filters they are as many as registers hold.
+    #[inline(always)]
+    fn run<const FILTERS: usize, const VECTORS: usize>(&self, mut vectors: &[Vector], out: &mut [T]) {
+        let bias = std::array::from_fn(|filter| self.bias.get(filter).copied().unwrap_or_default());
+        while let Some((tile, rest)) = vectors.split_first_chunk::<VECTORS>() {
+            self.tile(tile, &bias, out);
+            vectors = rest;
+        }
+        for vector in vectors {
+            self.tile::<FILTERS, 1>(&[*vector], &bias, out);
+        }
+    }
+
+    /// Computes some vectors. What they have beyond the ends of rows is overwritten by those of the next rows.
+    #[inline(always)]
+    fn tile<const FILTERS: usize, const VECTORS: usize>(
+        &self,
+        vectors: &[Vector; VECTORS],
+        bias: &[T; FILTERS],
+        out: &mut [T],
+    ) {
+        let sums = self.sums::<FILTERS, VECTORS>(vectors, bias);
+        for (filter, sums) in sums.iter().enumerate() {
+            let Some(out) = out.get_mut(filter * self.plane..(filter + 1) * self.plane) else { return };
+            for (vector, sums) in vectors.iter().zip(sums) {
+                let out = &mut out[self.start + vector.to..];
+                match out.first_chunk_mut() {
+                    Some(out) => *out = *sums,
+                    None => out.iter_mut().zip(sums).for_each(|(out, sum)| *out = *sum),
+                }
+            }
+        }
+    }
+
+    /// Returns vectors for each filter. Sums stay in registers because indices are constants and nothing refers to
+    /// them.
+    #[inline(always)]
+    fn sums<const FILTERS: usize, const VECTORS: usize>(
+        &self,
+        vectors: &[Vector; VECTORS],
+        bias: &[T; FILTERS],
+    ) -> [[[T; LANES]; VECTORS]; FILTERS] {
+        let &Padded { plane, ref taps, reach, .. } = self.padded;
+        let mut sums = [[[T::default(); LANES]; VECTORS]; FILTERS];
+        let (mut x, mut weight) = (self.x, self.weight.as_chunks::<FILTERS>().0);
+        while let Some((of_channel, rest)) = weight.split_at_checked(taps.len()) {
+            let mut rows = [x; VECTORS];
+            for (row, vector) in rows.iter_mut().zip(vectors) {
+                *row = &x[vector.from..][..reach];
+            }
+            (x, weight) = (&x[plane..], rest);
+            for (tap, weight) in taps.iter().zip(of_channel) {
+                let mut x = [[T::default(); LANES]; VECTORS];
+                for (x, row) in x.iter_mut().zip(rows) {
+                    *x = *row[*tap..].first_chunk().expect("the reach is that of the last vector");
+                }
+                for filter in 0..FILTERS {
+                    for vector in 0..VECTORS {
+                        for lane in 0..LANES {
+                            let sum = sums[filter][vector][lane];
+                            sums[filter][vector][lane] = x[vector][lane].mul_add(weight[filter], sum);
+                        }
+                    }
+                }
+            }
+        }
+        let mut biased = [[[T::default(); LANES]; VECTORS]; FILTERS];
+        for filter in 0..FILTERS {
+            for vector in 0..VECTORS {
+                for lane in 0..LANES {
+                    biased[filter][vector][lane] = sums[filter][vector][lane] + bias[filter];
+                }
+            }
+        }
+        biased
+    }
+}
+
+/// The number of filters of the widest block.
+const WIDEST: usize = 6;
