@@ -72,7 +72,7 @@ impl Convolution {
             check("the bias", bias.len(), self.filters);
         }
         let images = x.len() / sizes.image;
-        match self.is_direct() && self.frame().suits_tiles(images, lanes::<T>()) {
+        match self.is_direct() && self.geometry().suits_tiles(images, lanes::<T>()) {
             true => Direct::forward(self, images, weight, bias).run(x, out),
             false => self.forward_by_columns(x, weight, bias, out),
         }
@@ -112,7 +112,7 @@ impl Convolution {
         let sizes = self.sizes(out.len(), weight.len(), gradient.len());
         // A tile has several channels.
         let (tiled, images) = (self.is_direct() && self.channels > 1, out.len() / sizes.image);
-        match self.frame().reversed().filter(|frame| tiled && frame.suits_tiles(images, lanes::<T>())) {
+        match self.geometry().reversed().filter(|frame| tiled && frame.suits_tiles(images, lanes::<T>())) {
             Some(frame) => Direct::backward(self, frame, images, weight).run(gradient, out),
             None => self.backward_input_by_columns(weight, gradient, out),
         }
@@ -214,7 +214,7 @@ impl Convolution {
     }
 
     /// Returns the plane of this convolution.
-    pub(crate) fn frame(&self) -> Frame {
+    pub(crate) fn geometry(&self) -> Frame {
         let &Convolution { size, kernel, stride, dilation, .. } = self;
         Frame { size, padding: [self.padding; 2], kernel, stride, dilation, output: self.output_size() }
     }

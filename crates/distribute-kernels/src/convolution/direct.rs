@@ -45,7 +45,7 @@ impl<T: Float> Direct<T> {
         let taps = of.kernel[0] * of.kernel[1];
         let kernel = |filter: usize, channel: usize| &weight[(filter * channels + channel) * taps..][..taps];
         let bias = bias.map_or_else(|| vec![T::default(); of.filters], |bias| bias.to_vec());
-        Direct::new(of.frame(), images * of.groups, [channels, filters], bias, kernel, |tap| tap)
+        Direct::new(of.geometry(), images * of.groups, [channels, filters], bias, kernel, |tap| tap)
     }
 
     /// Makes the convolution of the gradient of the result whose result is the gradient of the input, which has the

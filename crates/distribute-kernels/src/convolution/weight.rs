@@ -34,7 +34,7 @@ type Block<T, const LANES: usize> = [[T; LANES]; 2];
 impl<'a, T: Float> WeightGradient<'a, T> {
     /// Prepares the sum. `gradient` has the shape of the result.
     pub(crate) fn new(of: &Convolution, x: &'a [T], gradient: &'a [T]) -> WeightGradient<'a, T> {
-        let (frame, channels) = (of.frame(), of.channels / of.groups);
+        let (frame, channels) = (of.geometry(), of.channels / of.groups);
         let padded = Padded::new(frame, channels, 1);
         let taps = &padded.taps;
         let offsets: Vec<usize> =
@@ -145,7 +145,7 @@ impl<T: Float> WeightGradient<'_, T> {
     }
 }
 
-/// Copies the beginning of a block's planes such that the numbers of a place are beside each other.
+/// Copies the beginning of a block's planes such that the numbers of a place are next to each other.
 #[inline(always)]
 fn turn<T: Float, const LANES: usize>(gradient: &[T], plane: usize, out: &mut [Block<T, LANES>]) {
     for (filter, gradient) in gradient.chunks(plane).enumerate().take(2 * LANES) {

@@ -87,7 +87,7 @@ fn run<T: crate::Float>(
         }
         Way::Direct => {
             Direct::forward(of, images, weight, bias).run(x, y);
-            match of.frame().reversed() {
+            match of.geometry().reversed() {
                 Some(reversed) => Direct::backward(of, reversed, images, weight).run(gradient, dx),
                 None => of.backward_input(weight, gradient, dx),
             }
