@@ -76,7 +76,7 @@ impl Attempt<'_> {
         let start = Start { addresses, job: job.name().to_owned(), attempt: self.number, reports_to };
         let local = match own {
             Some(node) => self.host.start(self.tasks, node, &start)?,
-            None => Local::none(self.host.guardian()),
+            None => Local::new(self.host.guardian()),
         };
         for node in self.others(own) {
             let Start { addresses, job, attempt, reports_to } = start.clone();
@@ -362,6 +362,8 @@ impl Running<'_> {
         let shared = host.shared_environment(job, number + count, tasks.len());
         env.extend(shared.into_iter().map(|(name, value)| (name, Some(value))));
         env.extend(reports_to.as_ref().map(|address| ("DISTRIBUTE_STATUS_ADDR", Some(address.clone()))));
+        // Its lines come before those of the next start.
+        self.again.as_ref().unwrap_or(&self.local).wait_for_streams(&[rank]);
         let place = host.places(tasks.len())?.into_iter().nth(rank).flatten();
         let local = host.start_alone(task, number + count, env, place.as_ref())?;
         for (rank, pid, tail) in local.tails() {

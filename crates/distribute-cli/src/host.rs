@@ -158,15 +158,14 @@ impl Host {
         };
         let places = self.places(own.len())?;
         let shared = self.shared_environment(job, *attempt, own.len());
-        let (done, followed) = bounded(0);
-        let mut local = Local::new(&self.guardian, followed);
+        let mut local = Local::new(&self.guardian);
         for (task, place) in own.into_iter().zip(places) {
             let place_of_task = job::environment(tasks, task, addresses).ok_or(Error::Addresses)?;
             let mut env = place_of_task;
             env.extend(shared.iter().map(|(name, value)| (*name, Some(value.clone()))));
             env.extend(reports_to.as_ref().map(|address| ("DISTRIBUTE_STATUS_ADDR", Some(address.clone()))));
             let logs = logs.as_mut().and_then(Iterator::next);
-            local.add(self.start_task(task, *attempt, env, logs, place.as_ref(), &done)?);
+            local.add(self.start_task(task, *attempt, env, logs, place.as_ref())?);
         }
         Ok(local)
     }
@@ -191,9 +190,8 @@ impl Host {
             Some(folder) => open_logs(&folder.join(format!("attempt-{attempt}")), &[task])?.pop(),
             None => None,
         };
-        let (done, followed) = bounded(0);
-        let mut local = Local::new(&self.guardian, followed);
-        local.add(self.start_task(task, attempt, env, logs, place, &done)?);
+        let mut local = Local::new(&self.guardian);
+        local.add(self.start_task(task, attempt, env, logs, place)?);
         Ok(local)
     }
 
@@ -205,7 +203,6 @@ impl Host {
         mut env: Vec<(&'static str, Option<String>)>,
         logs: Option<[(PathBuf, File); 2]>,
         place: Option<&Place>,
-        done: &Sender<()>,
     ) -> Result<Running, Error> {
         let error_file = self.errors.path().join(format!("{attempt}-{task}.json"));
         env.push(("TORCHELASTIC_ERROR_FILE", Some(error_file.to_string_lossy().into_owned())));
@@ -217,7 +214,7 @@ impl Host {
         let started = process::spawn(&self.program, env, &self.guardian);
         drop(pinned);
         let started = started.map_err(|source| Error::start(task, &self.program[0], source))?;
-        let tail = Tail::default();
+        let (tail, (done, followed)) = (Tail::default(), bounded(0));
         let [out_log, err_log] = logs.map_or([None, None], |logs| logs.map(Some));
         let follow = |stream, log| Follow {
             rank: Some(task.rank),
@@ -231,7 +228,7 @@ impl Host {
         let out = follow(Stream::Stdout, out_log).start(format!("{task}-stdout"), started.stdout);
         let err = out.and_then(|()| follow(Stream::Stderr, err_log).start(format!("{task}-stderr"), started.stderr));
         err.map_err(Error::system("start a thread"))?;
-        Ok(Running::new(task.rank, started.pid, tail, error_file))
+        Ok(Running::new(task.rank, started.pid, tail, error_file, followed))
     }
 
     /// Ends the screen once everything is written.

@@ -3,9 +3,9 @@
 use std::fs;
 use std::io::Read;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, never};
+use crossbeam_channel::Receiver;
 use rustix::process::Pid;
 use serde::Deserialize;
 
@@ -20,8 +20,6 @@ use crate::process;
 pub(crate) struct Local<'a> {
     tasks: Vec<Running>,
     guardian: &'a Guardian,
-    /// Disconnected once all streams have ended.
-    followed: Receiver<()>,
 }
 
 /// One of them.
@@ -33,11 +31,13 @@ pub(crate) struct Running {
     forgotten: bool,
     tail: Tail,
     error_file: PathBuf,
+    /// Disconnected once its streams have ended.
+    followed: Receiver<()>,
 }
 
 impl Running {
-    pub(crate) fn new(rank: usize, pid: Pid, tail: Tail, error_file: PathBuf) -> Running {
-        Running { rank, pid, exit: None, forgotten: false, tail, error_file }
+    pub(crate) fn new(rank: usize, pid: Pid, tail: Tail, error_file: PathBuf, followed: Receiver<()>) -> Running {
+        Running { rank, pid, exit: None, forgotten: false, tail, error_file, followed }
     }
 }
 
@@ -51,13 +51,8 @@ pub(crate) enum Event {
 }
 
 impl<'a> Local<'a> {
-    pub(crate) fn new(guardian: &'a Guardian, followed: Receiver<()>) -> Local<'a> {
-        Local { tasks: Vec::new(), guardian, followed }
-    }
-
-    /// Returns the tasks of a launcher that has none of its own.
-    pub(crate) fn none(guardian: &'a Guardian) -> Local<'a> {
-        Local::new(guardian, never())
+    pub(crate) fn new(guardian: &'a Guardian) -> Local<'a> {
+        Local { tasks: Vec::new(), guardian }
     }
 
     pub(crate) fn add(&mut self, task: Running) {
@@ -120,12 +115,19 @@ impl<'a> Local<'a> {
         }
     }
 
+    /// Waits until what some tasks, whose processes have ended, have printed is shown and kept. A descendant that has
+    /// left its group may hold a stream open, so it waits for a limited time.
+    pub(crate) fn wait_for_streams(&self, ranks: &[usize]) {
+        let until = Instant::now() + STREAMS;
+        for task in self.tasks.iter().filter(|task| ranks.contains(&task.rank)) {
+            ends_within(&task.followed, until.saturating_duration_since(Instant::now()));
+        }
+    }
+
     /// Returns what the tasks left behind, once their streams have ended.
     pub(crate) fn lasts(&self) -> Vec<Last> {
-        if !self.tasks.is_empty() {
-            // A descendant that has left its group may hold a stream open.
-            ends_within(&self.followed, STREAMS);
-        }
+        let ranks: Vec<usize> = self.tasks.iter().map(|task| task.rank).collect();
+        self.wait_for_streams(&ranks);
         let last = |task: &Running| {
             let lines = task.tail.lines().iter().map(|line| line.chars().take(LONGEST_LINE).collect()).collect();
             Last { rank: task.rank, lines, error: task.error() }
@@ -166,6 +168,8 @@ const LONGEST_ERROR: u64 = 1 << 20;
 
 #[cfg(test)]
 mod tests {
+    use crossbeam_channel::never;
+
     use super::*;
 
     #[test]
@@ -174,7 +178,7 @@ mod tests {
         let error = |text: &str| {
             let path = folder.path().join("error.json");
             fs::write(&path, text).unwrap();
-            Running::new(0, Pid::INIT, Tail::default(), path).error()
+            Running::new(0, Pid::INIT, Tail::default(), path, never()).error()
         };
         assert_eq!(error(r#"{"message": "disk full", "timestamp": 1}"#).as_deref(), Some("disk full"));
         let python = r#"{"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": "…"}}}"#;
@@ -182,6 +186,6 @@ mod tests {
         for text in ["", "{", "[]", r#"{"message": 3}"#] {
             assert_eq!(error(text), None, "{text}");
         }
-        assert_eq!(Running::new(0, Pid::INIT, Tail::default(), folder.path().join("none")).error(), None);
+        assert_eq!(Running::new(0, Pid::INIT, Tail::default(), folder.path().join("none"), never()).error(), None);
     }
 }

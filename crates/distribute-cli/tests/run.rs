@@ -90,6 +90,26 @@ fn parameter_servers_come_with_a_chief_and_one_lost_worker_ends_no_job() {
 }
 
 #[test]
+fn what_a_lost_chief_has_printed_comes_before_what_the_next_one_prints() {
+    let script = r#"
+        case "$TF_CONFIG" in
+            *'"type":"chief"'*)
+                echo "begins $DISTRIBUTE_RESTART_COUNT"
+                case "$DISTRIBUTE_RESTART_COUNT" in 40) ;; *) seq 300; kill -9 $$;; esac;;
+            *) sleep 0.2;;
+        esac"#;
+    let flags = ["-n", "1", "--ps", "1", "--chief-restarts", "40", "--restart-backoff", "0"];
+    let outcome = run(&flags, script);
+    assert!(outcome.success(), "{outcome:?}");
+    let of_start = |start: u32| {
+        let counted = if start < 40 { 300 } else { 0 };
+        [format!("begins {start}")].into_iter().chain((1..=counted).map(|number: u32| number.to_string()))
+    };
+    let expected: Vec<String> = (0..=40).flat_map(of_start).collect();
+    assert_eq!(lines_of(&outcome, "chief-0"), expected, "lines of different starts are mixed");
+}
+
+#[test]
 fn a_lost_chief_is_started_again_alone() {
     let folder = tempfile::tempdir().unwrap();
     let script = r#"

@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use candle_core::{Device, Module, Tensor};
-use candle_nn::{BatchNormConfig, Linear, ModuleT, VarBuilder, batch_norm, linear};
+use candle_core::backprop::GradStore;
+use candle_core::{DType, Device, Module, Tensor, Var};
+use candle_nn::{BatchNormConfig, Linear, ModuleT, VarBuilder, VarMap, batch_norm, linear};
 use distribute_candle::{
     CandleContext, CandleStrategy, Error, Model, Sgd, SyncBatchNorm, cross_entropy_per_example, sync_batch_norm,
 };
@@ -18,17 +19,20 @@ struct Wide {
 }
 
 impl Wide {
-    fn new(vb: VarBuilder<'_>) -> candle_core::Result<Wide> {
+    /// Creates a network whose normalisation has 600 elements for each example, in this many channels.
+    fn new(channels: usize, vb: VarBuilder<'_>) -> candle_core::Result<Wide> {
         Ok(Wide {
             first: linear(500, 600, vb.pp("first"))?,
-            norm: sync_batch_norm(600, BatchNormConfig::default(), vb.pp("norm"))?,
+            norm: sync_batch_norm(channels, BatchNormConfig::default(), vb.pp("norm"))?,
             second: linear(600, 600, vb.pp("second"))?,
             third: linear(600, 3, vb.pp("third"))?,
         })
     }
 
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        let x = self.norm.forward_t(&self.first.forward(x)?, true)?.tanh()?;
+        let channels = self.norm.running_mean().dim(0)?;
+        let x = self.first.forward(x)?.reshape(((), channels, 600 / channels))?;
+        let x = self.norm.forward_t(&x, true)?.flatten_from(1)?.tanh()?;
         self.third.forward(&self.second.forward(&x)?.tanh()?)
     }
 }
@@ -38,8 +42,8 @@ fn mirrored(replicas: usize) -> Strategy {
     MirroredStrategy::builder().devices(devices).build().unwrap()
 }
 
-fn train(strategy: &Strategy, examples: usize) -> Model<Wide> {
-    let model = strategy.scope(Wide::new).unwrap();
+fn train(strategy: &Strategy, examples: usize, channels: usize) -> Model<Wide> {
+    let model = strategy.scope(|vb| Wide::new(channels, vb)).unwrap();
     let optimizer = Sgd::new(0.1).build(&model).unwrap();
     let x: Vec<f32> = (0..examples * 500).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
     let x = Tensor::from_vec(x, (examples, 500), &Device::Cpu).unwrap();
@@ -67,8 +71,9 @@ fn flat(tensor: &Tensor) -> Vec<f32> {
 
 #[test]
 fn many_buckets_and_empty_replicas_train_as_one_replica() {
-    for examples in [8, 3] {
-        let (four, one) = (train(&mirrored(4), examples), train(&mirrored(1), examples));
+    // Channels of one element, and images.
+    for (examples, channels) in [(8, 600), (3, 600), (8, 24), (3, 24)] {
+        let (four, one) = (train(&mirrored(4), examples, channels), train(&mirrored(1), examples, channels));
         for (ours, theirs) in four.variables().iter().zip(one.variables()) {
             for component in ours.components() {
                 for (a, b) in flat(component).iter().zip(flat(&theirs.components()[0])) {
@@ -81,18 +86,35 @@ fn many_buckets_and_empty_replicas_train_as_one_replica() {
 
 #[test]
 fn one_replica_normalises_as_candle_does() {
-    let strategy = mirrored(1);
-    let ours = strategy.scope(|vb| sync_batch_norm(4, BatchNormConfig::default(), vb.pp("norm"))).unwrap();
-    let theirs = strategy.scope(|vb| batch_norm(4, BatchNormConfig::default(), vb.pp("norm"))).unwrap();
-    let x: Vec<f32> = (0..3 * 4 * 5).map(|i| (i * 13 % 29) as f32 / 7.0).collect();
-    let x = Tensor::from_vec(x, (3, 4, 5), &Device::Cpu).unwrap();
-    for train in [true, false] {
-        let (a, b) = (ours.first().forward_t(&x, train).unwrap(), theirs.first().forward_t(&x, train).unwrap());
-        assert!(flat(&a).iter().zip(flat(&b)).all(|(a, b)| (a - b).abs() < 1e-5), "train: {train}");
+    // Few elements of a channel, and as many as make an image.
+    for size in [5, 20] {
+        let (of_ours, of_theirs) = (VarMap::new(), VarMap::new());
+        let builder = |variables| VarBuilder::from_varmap(variables, DType::F32, &Device::Cpu);
+        let ours = sync_batch_norm(4, BatchNormConfig::default(), builder(&of_ours)).unwrap();
+        let theirs = batch_norm(4, BatchNormConfig::default(), builder(&of_theirs)).unwrap();
+        let numbers =
+            |seed: usize| -> Vec<f32> { (0..12 * size).map(|i| ((i * seed % 23) as f32 - 11.0) / 5.0).collect() };
+        let tensor = |seed| Tensor::from_vec(numbers(seed), (3, 4, size), &Device::Cpu).unwrap();
+        let (x, factors) = (Var::from_tensor(&tensor(7)).unwrap(), tensor(5));
+        let close = |what: &str, a: &Tensor, b: &Tensor| {
+            let (a, b) = (flat(a), flat(b));
+            assert!(a.iter().zip(&b).all(|(a, b)| (a - b).abs() < 2e-5 * b.abs().max(1.0)), "{what}: {a:?} {b:?}");
+        };
+        for train in [true, false] {
+            let [a, b] = [&ours as &dyn ModuleT, &theirs].map(|norm| norm.forward_t(&x, train).unwrap());
+            close("the result", &a, &b);
+            let [a, b] = [a, b].map(|y| (y * &factors).unwrap().sum_all().unwrap().backward().unwrap());
+            close("the gradient", a.get(&x).unwrap(), b.get(&x).unwrap());
+            for name in ["weight", "bias"] {
+                let of = |gradients: &GradStore, variables: &VarMap| {
+                    gradients.get(&variables.data().lock().unwrap()[name]).unwrap().clone()
+                };
+                close(name, &of(&a, &of_ours), &of(&b, &of_theirs));
+            }
+        }
+        close("the mean", ours.running_mean(), theirs.running_mean());
+        close("the variance", ours.running_var(), theirs.running_var());
     }
-    let close = |a: &Tensor, b: &Tensor| flat(a).iter().zip(flat(b)).all(|(a, b)| (a - b).abs() < 1e-5);
-    assert!(close(ours.first().running_mean(), theirs.first().running_mean()));
-    assert!(close(ours.first().running_var(), theirs.first().running_var()));
 }
 
 #[test]

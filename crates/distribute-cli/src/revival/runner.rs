@@ -148,6 +148,8 @@ impl<'a, E: FnMut(&Task, u32) -> Result<Environment, Error>> Runner<'a, E> {
     fn start(&mut self, rank: usize, attempt: u32) -> Result<(), Error> {
         let task = &self.tasks[rank];
         let env = (self.environment)(task, attempt)?;
+        // The lines of its last start come before those of the next one.
+        self.locals[rank].iter().for_each(|last| last.wait_for_streams(&[rank]));
         let local = self.host.start_alone(task, attempt, env, self.places[rank].as_ref())?;
         if let Some(status) = &mut self.status {
             local.tails().for_each(|(rank, pid, tail)| status.started(rank, pid, Some(tail)));
