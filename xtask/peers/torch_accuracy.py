@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import torch_models
+
 
 def initialised(model):
     """Gives layers the initial values of the examples."""
@@ -22,21 +24,6 @@ def initialised(model):
         if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=0.02)
     return model
-
-
-class Residual(nn.Module):
-    def __init__(self, before, width):
-        super().__init__()
-        self.stride = 1 if before == width else 2
-        self.first = nn.Conv2d(before, width, 3, stride=self.stride, padding=1, bias=False)
-        self.second = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.norms = nn.ModuleList([nn.BatchNorm2d(width), nn.BatchNorm2d(width)])
-
-    def forward(self, x):
-        y = self.norms[1](self.second(self.norms[0](self.first(x)).relu()))
-        if self.stride > 1:
-            x = F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 0, x.shape[1]))
-        return (x + y).relu()
 
 
 def resnet(seed, epochs, width, batch, folder):
@@ -52,10 +39,7 @@ def resnet(seed, epochs, width, batch, folder):
 
     torch.manual_seed(seed)
     random = np.random.default_rng(seed)
-    widths = [width] * 4 + [2 * width] * 3 + [4 * width] * 3
-    stem = [nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
-    blocks = [Residual(before, after) for before, after in zip(widths, widths[1:])]
-    model = initialised(nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, 10)))
+    model = initialised(torch_models.resnet(width))
     weights = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     rest = [parameter for parameter in model.parameters() if parameter.dim() == 1]
     groups = [{"params": weights, "weight_decay": 1e-4}, {"params": rest, "weight_decay": 0.0}]

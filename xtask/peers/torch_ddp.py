@@ -9,6 +9,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import torch_models
+
 WIDTH, HEADS, TOKENS, VOCABULARY, BATCHES, WARM_UP = 128, 4, 32, 96, 32, 20
 WORDS, WORD_WIDTH = 100_000, 64
 
@@ -60,29 +62,9 @@ class Words(nn.Module):
         return self.head(self.words(x).mean(1))
 
 
-class Residual(nn.Module):
-    """Two convolutions beside a shortcut, which is subsampled and padded with zeros where the width doubles."""
-
-    def __init__(self, before, width):
-        super().__init__()
-        self.stride = width // before
-        self.first = nn.Conv2d(before, width, 3, stride=self.stride, padding=1, bias=False)
-        self.second = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.norms = nn.ModuleList([nn.BatchNorm2d(width), nn.BatchNorm2d(width)])
-
-    def forward(self, x):
-        y = self.norms[1](self.second(self.norms[0](self.first(x)).relu()))
-        if self.stride > 1:
-            x = nn.functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, x.shape[1]))
-        return (x + y).relu()
-
-
 def resnet():
     """ResNet-20 for pictures of 32 x 32."""
-    widths = [16] * 4 + [32] * 3 + [64] * 3
-    stem = [nn.Unflatten(1, (3, 32, 32)), nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
-    blocks = [Residual(before, width) for before, width in zip(widths, widths[1:])]
-    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+    return nn.Sequential(nn.Unflatten(1, (3, 32, 32)), torch_models.resnet(16))
 
 
 name, batch, limit = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])

@@ -363,7 +363,7 @@ impl Running<'_> {
         env.extend(shared.into_iter().map(|(name, value)| (name, Some(value))));
         env.extend(reports_to.as_ref().map(|address| ("DISTRIBUTE_STATUS_ADDR", Some(address.clone()))));
         // Its lines come before those of the next start.
-        self.again.as_ref().unwrap_or(&self.local).wait_for_streams(&[rank]);
+        self.again.as_ref().unwrap_or(&self.local).wait_for_streams(|of| of == rank);
         let place = host.places(tasks.len())?.into_iter().nth(rank).flatten();
         let local = host.start_alone(task, number + count, env, place.as_ref())?;
         for (rank, pid, tail) in local.tails() {

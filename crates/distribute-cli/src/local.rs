@@ -115,19 +115,18 @@ impl<'a> Local<'a> {
         }
     }
 
-    /// Waits until what some tasks, whose processes have ended, have printed is shown and kept. A descendant that has
-    /// left its group may hold a stream open, so it waits for a limited time.
-    pub(crate) fn wait_for_streams(&self, ranks: &[usize]) {
+    /// Waits until what tasks of some ranks, whose processes have ended, have printed is shown and kept. A descendant
+    /// that has left its group may hold a stream open, so it waits for a limited time.
+    pub(crate) fn wait_for_streams(&self, is_meant: impl Fn(usize) -> bool) {
         let until = Instant::now() + STREAMS;
-        for task in self.tasks.iter().filter(|task| ranks.contains(&task.rank)) {
+        for task in self.tasks.iter().filter(|task| is_meant(task.rank)) {
             ends_within(&task.followed, until.saturating_duration_since(Instant::now()));
         }
     }
 
     /// Returns what the tasks left behind, once their streams have ended.
     pub(crate) fn lasts(&self) -> Vec<Last> {
-        let ranks: Vec<usize> = self.tasks.iter().map(|task| task.rank).collect();
-        self.wait_for_streams(&ranks);
+        self.wait_for_streams(|_| true);
         let last = |task: &Running| {
             let lines = task.tail.lines().iter().map(|line| line.chars().take(LONGEST_LINE).collect()).collect();
             Last { rank: task.rank, lines, error: task.error() }

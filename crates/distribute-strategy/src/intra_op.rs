@@ -17,8 +17,9 @@ const OF_CANDLE: &str = "CANDLE_NUM_THREADS";
 /// Gives each replica of this process its share of the cores, or warns and names the setting.
 pub(crate) fn share_cores(replicas: usize) {
     let (cores, share) = (cores(), share(replicas));
-    let is_alone = threads_of_this_process() == Some(1);
-    if replicas > 1 && is_alone && std::env::var_os(OF_CANDLE).is_none() {
+    // One replica has candle's threads, and as many as there are cores, for itself.
+    let may_set = replicas > 1 && threads_of_this_process() == Some(1);
+    if may_set && std::env::var_os(OF_CANDLE).is_none() {
         // SAFETY: this is the only thread of the process, so no other one reads the environment meanwhile.
         unsafe { std::env::set_var(OF_CANDLE, "1") };
     }
@@ -30,8 +31,8 @@ pub(crate) fn share_cores(replicas: usize) {
         ),
         Some(_) => {}
         None if replicas == 1 => {}
-        None if is_alone => {
-            // SAFETY: as above.
+        None if may_set => {
+            // SAFETY: this is the only thread of the process, so no other one reads the environment meanwhile.
             unsafe { std::env::set_var(VARIABLE, share.to_string()) };
         }
         None => tracing::warn!(

@@ -149,7 +149,9 @@ impl<'a, E: FnMut(&Task, u32) -> Result<Environment, Error>> Runner<'a, E> {
         let task = &self.tasks[rank];
         let env = (self.environment)(task, attempt)?;
         // The lines of its last start come before those of the next one.
-        self.locals[rank].iter().for_each(|last| last.wait_for_streams(&[rank]));
+        if let Some(last) = &self.locals[rank] {
+            last.wait_for_streams(|_| true);
+        }
         let local = self.host.start_alone(task, attempt, env, self.places[rank].as_ref())?;
         if let Some(status) = &mut self.status {
             local.tails().for_each(|(rank, pid, tail)| status.started(rank, pid, Some(tail)));

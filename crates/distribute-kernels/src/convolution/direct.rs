@@ -277,7 +277,7 @@ impl<T: Float, const LANES: usize> Tiles<'_, T, LANES> {
             for (tap, weight) in taps.iter().zip(of_channel) {
                 let mut x = [[T::default(); LANES]; VECTORS];
                 for (x, row) in x.iter_mut().zip(rows) {
-                    *x = *row[*tap..].first_chunk().expect("the reach is that of the last vector");
+                    x.copy_from_slice(&row[*tap..][..LANES]);
                 }
                 for filter in 0..FILTERS {
                     for vector in 0..VECTORS {
