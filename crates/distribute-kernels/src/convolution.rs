@@ -5,20 +5,28 @@ use std::ops::Range;
 use distribute_rows::{simd, sum};
 
 use self::direct::Direct;
+use self::filters::Filters;
 use self::padded::Frame;
 use self::weight::WeightGradient;
+use self::winograd::Winograd;
+use self::winograd::gradient::WinogradGradient;
 use crate::Float;
 use crate::parallel::{check, each_chunk, share, sum_of_parts};
 use crate::product::{Matrix, Target, parallel_product, product};
 
 pub(crate) mod direct;
+pub(crate) mod filters;
 mod padded;
 pub(crate) mod weight;
+pub(crate) mod winograd;
 
 /// A convolution of images in two dimensions, a cross-correlation as in all libraries of machine learning.
 ///
-/// There are two ways. Directly, tiles of the result are summed up in registers from a copy of the image between zeros.
-/// That is faster where the tiles are filled, on processors that multiply and add in one instruction. By columns, the
+/// There are three ways. Directly, tiles of the result are summed up in registers from a copy of the image between
+/// zeros. That is faster where the tiles are filled, on processors that multiply and add in one instruction. With a
+/// kernel of 3 × 3, a stride of 1, and 16 channels and filters or more whose transformed weight a cache holds, tiles
+/// are transformed so that there are 16 multiplications instead of 36 (Winograd's algorithm): rounding errors are then
+/// about twice as large, and the places next to one that depends on an infinite number may be NaN. By columns, the
 /// elements that each place of the result needs are gathered into columns of a matrix, for as many rows of the result
 /// as a cache holds, which is then multiplied by the weight. A kernel of 1 × 1 needs no columns.
 ///
@@ -27,7 +35,8 @@ pub(crate) mod weight;
 /// Bias: filters. Result: images × filters × height × width of the result.
 ///
 /// # Source
-/// Chellapilla, Puri and Simard, "High performance convolutional neural networks for document processing", 2006.
+/// Chellapilla, Puri and Simard, "High performance convolutional neural networks for document processing", 2006; Lavin
+/// and Gray, "Fast algorithms for convolutional neural networks", 2016.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Convolution {
     /// Channels of the input.
@@ -72,9 +81,11 @@ impl Convolution {
             check("the bias", bias.len(), self.filters);
         }
         let images = x.len() / sizes.image;
-        match self.is_direct() && self.geometry().suits_tiles(images, lanes::<T>()) {
-            true => Direct::forward(self, images, weight, bias).run(x, out),
-            false => self.forward_by_columns(x, weight, bias, out),
+        let frame = self.geometry();
+        match self.way::<T>(&frame, images) {
+            Way::Winograd => Winograd::new(frame, Filters::forward(self, images, weight, bias)).run(x, out),
+            Way::Direct => Direct::new(frame, Filters::forward(self, images, weight, bias)).run(x, out),
+            Way::Columns => self.forward_by_columns(x, weight, bias, out),
         }
     }
 
@@ -111,10 +122,16 @@ impl Convolution {
     pub fn backward_input<T: Float>(&self, weight: &[T], gradient: &[T], out: &mut [T]) {
         let sizes = self.sizes(out.len(), weight.len(), gradient.len());
         // A tile has several channels.
-        let (tiled, images) = (self.is_direct() && self.channels > 1, out.len() / sizes.image);
-        match self.geometry().reversed().filter(|frame| tiled && frame.suits_tiles(images, lanes::<T>())) {
-            Some(frame) => Direct::backward(self, frame, images, weight).run(gradient, out),
-            None => self.backward_input_by_columns(weight, gradient, out),
+        let images = out.len() / sizes.image;
+        let frame = self.geometry().reversed().filter(|_| self.channels > 1);
+        match frame.map(|frame| (self.way::<T>(&frame, images), frame)) {
+            Some((Way::Winograd, frame)) => {
+                Winograd::new(frame, Filters::backward(self, images, weight)).run(gradient, out)
+            }
+            Some((Way::Direct, frame)) => {
+                Direct::new(frame, Filters::backward(self, images, weight)).run(gradient, out)
+            }
+            Some((Way::Columns, _)) | None => self.backward_input_by_columns(weight, gradient, out),
         }
     }
 
@@ -163,6 +180,7 @@ impl Convolution {
         // A tile has two vectors of filters, and elements of several channels.
         let tiled = self.is_direct() && self.channels > 1;
         match tiled && self.filters / self.groups >= lanes::<T>() {
+            true if self.is_winograd() => WinogradGradient::new(self, x, gradient).run(out),
             true => WeightGradient::new(self, x, gradient).run(out),
             false => self.backward_weight_by_columns(x, gradient, out),
         }
@@ -217,6 +235,21 @@ impl Convolution {
     pub(crate) fn geometry(&self) -> Frame {
         let &Convolution { size, kernel, stride, dilation, .. } = self;
         Frame { size, padding: [self.padding; 2], kernel, stride, dilation, output: self.output_size() }
+    }
+
+    /// Returns the fastest way for a frame.
+    fn way<T: Float>(&self, frame: &Frame, images: usize) -> Way {
+        if !self.is_direct() || !frame.suits_tiles(images, lanes::<T>()) {
+            return Way::Columns;
+        }
+        if self.is_winograd() { Way::Winograd } else { Way::Direct }
+    }
+
+    /// Returns whether fewer multiplications pay for transforms, and a cache holds the transformed weight.
+    fn is_winograd(&self) -> bool {
+        let [channels, filters] = [self.channels, self.filters].map(|count| count / self.groups);
+        let pays = channels.min(filters) >= 16 && channels * filters <= 128 * 128;
+        pays && self.kernel == [3, 3] && self.stride == 1 && self.dilation == 1
     }
 
     /// Returns whether the direct way is faster if tiles are filled: the processor has an instruction for it, and
@@ -372,6 +405,14 @@ impl Convolution {
         check("the result", output, input / image * result);
         Sizes { image, result, plane: height * width, depth, height, width }
     }
+}
+
+/// A way of computing a convolution.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Winograd,
+    Direct,
+    Columns,
 }
 
 /// The part of a block of rows that is inside the image.

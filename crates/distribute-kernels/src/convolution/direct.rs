@@ -2,8 +2,9 @@
 
 use pulp::{Arch, NullaryFnOnce};
 
+use super::filters::{Filters, WIDEST};
+use super::lanes;
 use super::padded::{Frame, Padded};
-use super::{Convolution, lanes};
 use crate::Float;
 use crate::parallel::{each_chunk, share};
 
@@ -13,84 +14,20 @@ use crate::parallel::{each_chunk, share};
 /// # Source
 /// Georganas et al., "Anatomy of high-performance deep learning convolutions on SIMD architectures", 2018.
 #[derive(Debug)]
-pub(crate) struct Direct<T> {
+pub(crate) struct Direct<'a, T> {
     frame: Frame,
-    /// Channels of a group.
-    channels: usize,
-    /// Filters of a group.
-    filters: usize,
-    /// Filters that a thread takes at once, which are of one group.
-    part: usize,
-    /// The blocks of a part.
-    blocks: Vec<Block>,
+    filters: Filters<'a, T>,
     /// The weight by part, block, channel, element of the kernel and filter of the block.
     weight: Vec<T>,
-    /// The bias by filter.
-    bias: Vec<T>,
 }
 
-/// Filters of a tile.
-#[derive(Clone, Copy, Debug)]
-struct Block {
-    /// The first one's number in the part.
-    first: usize,
-    /// Their number, with those that fill the block up.
-    width: usize,
-}
-
-impl<T: Float> Direct<T> {
-    /// Makes the convolution itself.
-    pub(crate) fn forward(of: &Convolution, images: usize, weight: &[T], bias: Option<&[T]>) -> Direct<T> {
-        let [channels, filters] = [of.channels / of.groups, of.filters / of.groups];
-        let taps = of.kernel[0] * of.kernel[1];
-        let kernel = |filter: usize, channel: usize| &weight[(filter * channels + channel) * taps..][..taps];
-        let bias = bias.map_or_else(|| vec![T::default(); of.filters], |bias| bias.to_vec());
-        Direct::new(of.geometry(), images * of.groups, [channels, filters], bias, kernel, |tap| tap)
-    }
-
-    /// Makes the convolution of the gradient of the result whose result is the gradient of the input, which has the
-    /// reversed frame.
-    pub(crate) fn backward(of: &Convolution, reversed: Frame, images: usize, weight: &[T]) -> Direct<T> {
-        let [channels, filters] = [of.channels / of.groups, of.filters / of.groups];
-        let taps = of.kernel[0] * of.kernel[1];
-        let kernel = |channel: usize, filter: usize| {
-            let filter = channel / channels * filters + filter;
-            &weight[(filter * channels + channel % channels) * taps..][..taps]
-        };
-        let bias = vec![T::default(); of.channels];
-        Direct::new(reversed, images * of.groups, [filters, channels], bias, kernel, |tap| taps - 1 - tap)
-    }
-
-    /// Makes a convolution for images in `inputs` groups, whose kernels are a function of filter and channel of the
-    /// group. `place` says which element of them is at a place.
-    fn new<'a>(
-        frame: Frame,
-        inputs: usize,
-        [channels, filters]: [usize; 2],
-        bias: Vec<T>,
-        kernel: impl Fn(usize, usize) -> &'a [T],
-        place: impl Fn(usize) -> usize,
-    ) -> Direct<T> {
-        let threads = rayon::current_num_threads();
-        let enough = |parts: &usize| filters.is_multiple_of(*parts) && inputs * parts >= threads;
-        let part = filters / (1..filters).find(enough).unwrap_or(filters);
-        let blocks = blocks(part);
+impl<'a, T: Float> Direct<'a, T> {
+    /// Prepares the convolution in this frame.
+    pub(crate) fn new(frame: Frame, filters: Filters<'a, T>) -> Direct<'a, T> {
         let taps = frame.kernel[0] * frame.kernel[1];
-        let parts = (0..bias.len()).step_by(part);
-        let zeros = vec![T::default(); taps];
-        let mut weight = Vec::with_capacity(bias.len() * channels * taps);
-        for (first, block) in parts.flat_map(|first| blocks.iter().map(move |block| (first, block))) {
-            for channel in 0..channels {
-                let mut kernels = [&zeros[..]; WIDEST];
-                for (filter, out) in (block.first..part).zip(&mut kernels) {
-                    *out = kernel(first + filter, channel);
-                }
-                for tap in (0..taps).map(&place) {
-                    weight.extend(kernels[..block.width].iter().map(|kernel| kernel[tap]));
-                }
-            }
-        }
-        Direct { frame, channels, filters, part, blocks, weight, bias }
+        let weight =
+            filters.packed(taps, |kernel, out| out.copy_from_slice(kernel), |channel, tap| channel * taps + tap);
+        Direct { frame, filters, weight }
     }
 
     /// Computes the results of all images.
@@ -102,17 +39,17 @@ impl<T: Float> Direct<T> {
     }
 
     fn run_by<const LANES: usize>(&self, x: &[T], out: &mut [T]) {
-        let Frame { size, output, .. } = self.frame;
-        let (input, result) = (self.channels * size[0] * size[1], self.part * output[0] * output[1]);
-        let padded = Padded::new(self.frame, self.channels, LANES);
+        let (Frame { size, output, .. }, filters) = (self.frame, &self.filters);
+        let (input, result) = (filters.channels * size[0] * size[1], filters.part * output[0] * output[1]);
+        let padded = Padded::new(self.frame, filters.channels, LANES);
         let vectors = self.vectors::<LANES>(&padded);
         let share = share(out.len() / result);
         each_chunk(out, share * result, |at, out| {
-            let mut copy = vec![T::default(); self.channels * padded.plane];
+            let mut copy = vec![T::default(); filters.channels * padded.plane];
             for (part, out) in out.chunks_exact_mut(result).enumerate() {
-                let first = (at * share + part) * self.part;
-                let x = &x[first / self.filters * input..][..input];
-                let (first, copy) = (first % self.bias.len(), &mut copy);
+                let first = (at * share + part) * filters.part;
+                let x = &x[first / filters.count * input..][..input];
+                let (first, copy) = (first % filters.bias.len(), &mut copy);
                 Arch::new().dispatch(Part::<T, LANES> {
                     of: self,
                     padded: &padded,
@@ -146,23 +83,9 @@ struct Vector {
     to: usize,
 }
 
-/// Divides filters into blocks, such that few are filled up.
-fn blocks(filters: usize) -> Vec<Block> {
-    let block = |first: usize| {
-        let width = match filters.checked_sub(first)? {
-            0 => return None,
-            1 | 2 => 2,
-            3 | 4 | 7 | 8 => 4,
-            _ => WIDEST,
-        };
-        Some(Block { first, width })
-    };
-    std::iter::successors(block(0), |last| block(last.first + last.width)).collect()
-}
-
 /// The planes of a part's filters.
 struct Part<'a, T, const LANES: usize> {
-    of: &'a Direct<T>,
+    of: &'a Direct<'a, T>,
     padded: &'a Padded,
     vectors: &'a [Vector],
     /// The channels of the group.
@@ -179,15 +102,15 @@ impl<T: Float, const LANES: usize> NullaryFnOnce for Part<'_, T, LANES> {
     #[inline(always)]
     fn call(self) {
         let Part { of, padded, vectors, x, first, copy, out } = self;
-        let [height, width] = of.frame.output;
-        let (plane, depth) = (height * width, of.channels * padded.taps.len());
-        let packed = of.blocks.iter().map(|block| block.width).sum::<usize>() * depth;
+        let ([height, width], filters) = (of.frame.output, &of.filters);
+        let (plane, depth) = (height * width, filters.channels * padded.taps.len());
+        let packed = filters.blocks.iter().map(|block| block.width).sum::<usize>() * depth;
         for rows in padded.bands() {
             padded.fill(x, &rows, copy);
             let vectors = &vectors[..rows.len() * width.div_ceil(LANES)];
-            let mut weight = &of.weight[first / of.part * packed..];
-            for block in &of.blocks {
-                let bias = &of.bias[first + block.first..];
+            let mut weight = &of.weight[first / filters.part * packed..];
+            for block in &filters.blocks {
+                let bias = &filters.bias[first + block.first..];
                 let out = &mut out[block.first * plane..];
                 let tiles = Tiles::<T, LANES> {
                     padded,
@@ -300,6 +223,3 @@ impl<T: Float, const LANES: usize> Tiles<'_, T, LANES> {
         biased
     }
 }
-
-/// The number of filters of the widest block.
-const WIDEST: usize = 6;

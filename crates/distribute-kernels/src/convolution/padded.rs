@@ -27,6 +27,16 @@ impl Frame {
         (self.stride == 1).then_some(Frame { size: self.output, output: self.size, padding, ..self })
     }
 
+    /// Returns the number of elements of a padded row for one place within a stride, with whole vectors of the result.
+    fn phase(&self, lanes: usize) -> usize {
+        self.output[1].next_multiple_of(lanes) + self.dilation * (self.kernel[1] - 1) / self.stride
+    }
+
+    /// Returns the number of rows under a kernel.
+    fn reach(&self) -> usize {
+        self.dilation * (self.kernel[0] - 1) + 1
+    }
+
     /// Returns whether tiles of the result are faster than products of matrices: rows fill three quarters of their
     /// vectors, and each weight is used often enough to pay for its place in tiles.
     pub(super) fn suits_tiles(&self, images: usize, lanes: usize) -> bool {
@@ -43,9 +53,9 @@ impl Frame {
 pub(super) struct Padded {
     frame: Frame,
     /// The number of elements of a phase.
-    phase: usize,
+    pub(super) phase: usize,
     /// The number of elements of a row.
-    row: usize,
+    pub(super) row: usize,
     /// Rows of the result in a copy, as many as a cache holds.
     rows: usize,
     /// The number of elements of a channel.
@@ -59,12 +69,16 @@ pub(super) struct Padded {
 impl Padded {
     /// Lays out copies of `channels` channels for vectors of `lanes` elements.
     pub(super) fn new(frame: Frame, channels: usize, lanes: usize) -> Padded {
-        let Frame { kernel, stride, dilation, output: [height, width], .. } = frame;
-        let phase = width.next_multiple_of(lanes) + dilation * (kernel[1] - 1) / stride;
+        let (row, reach) = (frame.phase(lanes) * frame.stride, frame.reach());
+        let fit = (COPY / (channels * row)).saturating_sub(reach) / frame.stride + 1;
+        Padded::of_rows(frame, fit.min(frame.output[0]), lanes)
+    }
+
+    /// Lays out copies for some rows of the result.
+    pub(super) fn of_rows(frame: Frame, rows: usize, lanes: usize) -> Padded {
+        let Frame { kernel, stride, dilation, .. } = frame;
+        let (phase, reach) = (frame.phase(lanes), frame.reach());
         let row = phase * stride;
-        let reach = dilation * (kernel[0] - 1) + 1;
-        let fit = (COPY / (channels * row)).saturating_sub(reach) / stride + 1;
-        let rows = fit.min(height);
         let plane = ((rows - 1) * stride + reach) * row;
         let tap = |at: usize| {
             let [down, right] = [at / kernel[1] * dilation, at % kernel[1] * dilation];
@@ -104,20 +118,27 @@ impl Padded {
     #[inline(always)]
     fn fill_row<T: Float>(&self, x: &[T], copy: &mut [T]) {
         let (left, stride) = (self.frame.padding[1], self.frame.stride);
-        if stride == 1 {
-            return copy[left..].iter_mut().zip(x).for_each(|(copy, x)| *copy = *x);
-        }
-        for (place, phase) in copy.chunks_exact_mut(self.phase).enumerate() {
-            let first = (place + stride - left % stride) % stride;
-            let copy = &mut phase[(first + left) / stride..];
-            let x = x.get(first..).unwrap_or_default();
-            if stride == 2 {
-                // Compilers know how to load pairs.
+        match stride {
+            1 => copy[left..].iter_mut().zip(x).for_each(|(copy, x)| *copy = *x),
+            2 => {
+                let (even, odd) = copy.split_at_mut(self.phase);
+                let half = left / 2;
+                let (first, second) = match left & 1 {
+                    0 => (&mut even[half..], &mut odd[half..]),
+                    _ => (&mut odd[half..], &mut even[half + 1..]),
+                };
                 let (pairs, rest) = x.as_chunks::<2>();
-                copy.iter_mut().zip(pairs).for_each(|(copy, [x, _])| *copy = *x);
-                copy.iter_mut().skip(pairs.len()).zip(rest).for_each(|(copy, x)| *copy = *x);
-            } else {
-                copy.iter_mut().zip(x.iter().step_by(stride)).for_each(|(copy, x)| *copy = *x);
+                for ((first, second), [x, y]) in first.iter_mut().zip(&mut *second).zip(pairs) {
+                    (*first, *second) = (*x, *y);
+                }
+                first.iter_mut().skip(pairs.len()).zip(rest).for_each(|(first, x)| *first = *x);
+            }
+            _ => {
+                for (place, phase) in copy.chunks_exact_mut(self.phase).enumerate() {
+                    let first = (place + stride - left % stride) % stride;
+                    let x = x.get(first..).unwrap_or_default().iter().step_by(stride);
+                    phase[(first + left) / stride..].iter_mut().zip(x).for_each(|(copy, x)| *copy = *x);
+                }
             }
         }
     }

@@ -3,7 +3,10 @@
 use super::*;
 use crate::convolution::Convolution;
 use crate::convolution::direct::Direct;
+use crate::convolution::filters::Filters;
 use crate::convolution::weight::WeightGradient;
+use crate::convolution::winograd::Winograd;
+use crate::convolution::winograd::gradient::WinogradGradient;
 
 /// Convolutions, with the number of images.
 fn convolutions() -> impl Strategy<Value = (Convolution, usize)> {
@@ -61,6 +64,7 @@ fn each_term(of: &Convolution, images: usize, mut f: impl FnMut(usize, usize, us
 #[derive(Clone, Copy, Debug)]
 enum Way {
     Chosen,
+    Winograd,
     Direct,
     Columns,
 }
@@ -86,12 +90,20 @@ fn run<T: crate::Float>(
             of.backward_weight(x, gradient, dw);
         }
         Way::Direct => {
-            Direct::forward(of, images, weight, bias).run(x, y);
+            Direct::new(of.geometry(), Filters::forward(of, images, weight, bias)).run(x, y);
             match of.geometry().reversed() {
-                Some(reversed) => Direct::backward(of, reversed, images, weight).run(gradient, dx),
+                Some(reversed) => Direct::new(reversed, Filters::backward(of, images, weight)).run(gradient, dx),
                 None => of.backward_input(weight, gradient, dx),
             }
             WeightGradient::new(of, x, gradient).run(dw);
+        }
+        Way::Winograd => {
+            Winograd::new(of.geometry(), Filters::forward(of, images, weight, bias)).run(x, y);
+            match of.geometry().reversed() {
+                Some(reversed) => Winograd::new(reversed, Filters::backward(of, images, weight)).run(gradient, dx),
+                None => of.backward_input(weight, gradient, dx),
+            }
+            WinogradGradient::new(of, x, gradient).run(dw);
         }
         Way::Columns => {
             of.forward_by_columns(x, weight, bias, y);
@@ -120,7 +132,8 @@ fn compare(of: &Convolution, images: usize, biased: bool) {
     gradient.iter().enumerate().for_each(|(at, gradient)| db[at / plane % of.filters] += gradient);
     let expected = [("y", y), ("dx", dx), ("dw", dw), ("db", db)];
     let narrow = [&x, &weight, &bias, &gradient].map(|x| narrow(x));
-    for way in [Way::Chosen, Way::Direct, Way::Columns] {
+    let winograd = (of.kernel == [3, 3] && of.stride == 1 && of.dilation == 1).then_some(Way::Winograd);
+    for way in [Way::Chosen, Way::Direct, Way::Columns].into_iter().chain(winograd) {
         let got = run(way, of, &x, &weight, biased.then_some(&bias), &gradient);
         let pairs = got.iter().zip(&expected);
         pairs.for_each(|(got, (what, expected))| assert_close(&format!("{way:?} {what}"), got, expected, 1e-13));
@@ -163,6 +176,23 @@ fn images_are_divided_into_tiles() {
 }
 
 #[test]
+fn kernels_of_3_by_3_are_transformed() {
+    let of = Convolution {
+        channels: 34,
+        filters: 36,
+        size: [11, 19],
+        kernel: [3, 3],
+        stride: 1,
+        padding: 1,
+        dilation: 1,
+        groups: 2,
+    };
+    for (size, padding) in [([11, 19], 1), ([12, 13], 0), ([17, 8], 2)] {
+        compare(&Convolution { size, padding, ..of }, 5, true);
+    }
+}
+
+#[test]
 fn results_do_not_depend_on_the_number_of_threads() {
     let of = Convolution {
         channels: 8,
@@ -178,7 +208,7 @@ fn results_do_not_depend_on_the_number_of_threads() {
         let plane = 15 * 17;
         let (x, weight) = (narrow(&numbers(images * 8 * plane, 1)), narrow(&numbers(12 * 4 * 9, 2)));
         let gradient = narrow(&numbers(images * 12 * plane, 3));
-        for way in [Way::Direct, Way::Columns] {
+        for way in [Way::Winograd, Way::Direct, Way::Columns] {
             assert_threads_do_not_matter(|| run(way, &of, &x, &weight, Some(&gradient[..12]), &gradient));
         }
     }

@@ -1,0 +1,130 @@
+//! The filters of a convolution, packed for tiles of its result.
+
+use super::Convolution;
+use crate::Float;
+
+/// The filters of a convolution, or those of its gradient, divided into blocks of as many as a tile has.
+#[derive(Clone, Debug)]
+pub(crate) struct Filters<'a, T> {
+    of: &'a Convolution,
+    weight: &'a [T],
+    direction: Direction,
+    /// Channels of a group.
+    pub(super) channels: usize,
+    /// Filters of a group.
+    pub(super) count: usize,
+    /// Filters that a thread takes at once, which are of one group.
+    pub(super) part: usize,
+    /// The blocks of a part.
+    pub(super) blocks: Vec<Block>,
+    /// The bias by filter.
+    pub(super) bias: Vec<T>,
+}
+
+/// Whose filters they are.
+#[derive(Clone, Copy, Debug)]
+enum Direction {
+    /// The convolution's own.
+    Forward,
+    /// Those of the convolution that makes the gradient of the input of the gradient of the result.
+    Backward,
+}
+
+/// Filters of a tile.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Block {
+    /// The first one's number in the part.
+    pub(super) first: usize,
+    /// Their number, with those that fill the block up: 2, 4 or [`WIDEST`].
+    pub(super) width: usize,
+}
+
+impl<'a, T: Float> Filters<'a, T> {
+    /// Takes the filters of the convolution itself.
+    pub(crate) fn forward(of: &'a Convolution, images: usize, weight: &'a [T], bias: Option<&[T]>) -> Filters<'a, T> {
+        let bias = bias.map_or_else(|| vec![T::default(); of.filters], |bias| bias.to_vec());
+        let [channels, count] = [of.channels, of.filters].map(|count| count / of.groups);
+        Filters::new(of, weight, Direction::Forward, images, [channels, count], bias)
+    }
+
+    /// Takes those of the convolution of the gradient of the result whose result is the gradient of the input.
+    pub(crate) fn backward(of: &'a Convolution, images: usize, weight: &'a [T]) -> Filters<'a, T> {
+        let [count, channels] = [of.channels, of.filters].map(|count| count / of.groups);
+        Filters::new(of, weight, Direction::Backward, images, [channels, count], vec![T::default(); of.channels])
+    }
+
+    fn new(
+        of: &'a Convolution,
+        weight: &'a [T],
+        direction: Direction,
+        images: usize,
+        [channels, count]: [usize; 2],
+        bias: Vec<T>,
+    ) -> Filters<'a, T> {
+        let threads = rayon::current_num_threads();
+        let enough = |parts: &usize| count.is_multiple_of(*parts) && images * of.groups * parts >= threads;
+        let part = count / (1..count).find(enough).unwrap_or(count);
+        Filters { of, weight, direction, channels, count, part, blocks: blocks(part), bias }
+    }
+
+    /// Packs the filters by part, block, place and filter of the block. `transform` makes `elements` numbers of a
+    /// kernel, and `place` says where those of a channel are in a block.
+    pub(super) fn packed(
+        &self,
+        elements: usize,
+        transform: impl Fn(&[T], &mut [T]),
+        place: impl Fn(usize, usize) -> usize,
+    ) -> Vec<T> {
+        let width = |block: &Block| block.width;
+        let of_part = self.blocks.iter().map(width).sum::<usize>() * self.channels * elements;
+        let mut packed = vec![T::default(); self.bias.len() / self.part * of_part];
+        let (mut kernel, mut transformed) = (Vec::new(), vec![T::default(); elements]);
+        for (part, packed) in packed.chunks_exact_mut(of_part).enumerate() {
+            let mut rest = packed;
+            for block in &self.blocks {
+                let out = rest.split_off_mut(..block.width * self.channels * elements).unwrap_or_default();
+                for at in 0..block.width.min(self.part - block.first) {
+                    for channel in 0..self.channels {
+                        self.kernel(part * self.part + block.first + at, channel, &mut kernel);
+                        transform(&kernel, &mut transformed);
+                        for (element, x) in transformed.iter().enumerate() {
+                            out[place(channel, element) * block.width + at] = *x;
+                        }
+                    }
+                }
+            }
+        }
+        packed
+    }
+
+    /// Copies the kernel of a filter for a channel of its group.
+    fn kernel(&self, filter: usize, channel: usize, out: &mut Vec<T>) {
+        let [rows, columns] = self.of.kernel;
+        let kernel = |at: usize| &self.weight[at * rows * columns..][..rows * columns];
+        out.clear();
+        match self.direction {
+            Direction::Forward => out.extend(kernel(filter * self.channels + channel)),
+            Direction::Backward => {
+                let (group, in_group) = (filter / self.count, filter % self.count);
+                out.extend(kernel((group * self.channels + channel) * self.count + in_group).iter().rev());
+            }
+        }
+    }
+}
+
+/// Divides filters into blocks, such that few are filled up.
+pub(super) fn blocks(filters: usize) -> Vec<Block> {
+    let block = |first: usize| {
+        let width = match filters.checked_sub(first)? {
+            0 => return None,
+            1 | 2 => 2,
+            3 | 4 | 7 | 8 => 4,
+            _ => WIDEST,
+        };
+        Some(Block { first, width })
+    };
+    std::iter::successors(block(0), |last| block(last.first + last.width)).collect()
+}
+
+/// The number of filters of the widest block.
+pub(super) const WIDEST: usize = 6;
