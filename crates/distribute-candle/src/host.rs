@@ -1,7 +1,7 @@
 //! Tensors in host memory as slices.
 
 use candle_core::{CpuStorage, DType, Device, Error, Layout, Result, Storage, Tensor, WithDType};
-use distribute_rows::Float;
+use distribute_kernels::Float;
 
 /// Returns whether a tensor's operations are those of kernels in host memory.
 pub(crate) fn is_fused(x: &Tensor) -> bool {

@@ -94,6 +94,10 @@ impl Attention {
     /// `out`: batch × queries × heads × width. `sums`, which [`backward`](Self::backward) needs: batch × heads ×
     /// queries.
     pub fn forward<T: Float>(&self, arguments: &Arguments<'_, T>, out: &mut [T], sums: &mut [T]) {
+        T::attention_forward(self, arguments, out, sums)
+    }
+
+    pub(crate) fn forward_generic<T: Float>(&self, arguments: &Arguments<'_, T>, out: &mut [T], sums: &mut [T]) {
         self.check(out.len(), sums.len());
         if out.is_empty() {
             return;
@@ -147,6 +151,17 @@ impl Attention {
     /// # Shapes
     /// `out` and `sums` are the results of [`forward`](Self::forward), and `gradient` is that of `out`.
     pub fn backward<T: Float>(
+        &self,
+        arguments: &Arguments<'_, T>,
+        out: &[T],
+        sums: &[T],
+        gradient: &[T],
+        gradients: Gradients<'_, T>,
+    ) {
+        T::attention_backward(self, arguments, out, sums, gradient, gradients)
+    }
+
+    pub(crate) fn backward_generic<T: Float>(
         &self,
         arguments: &Arguments<'_, T>,
         out: &[T],

@@ -69,6 +69,10 @@ impl Batch {
     /// Chan, Golub and LeVeque, "Algorithms for computing the sample variance", 1983: the corrected two-pass algorithm
     /// within an example, and pairwise updates over examples.
     pub fn moments<T: Float>(&self, x: &[T]) -> Vec<Moments> {
+        T::batch_norm_moments(self, x)
+    }
+
+    pub(crate) fn moments_generic<T: Float>(&self, x: &[T]) -> Vec<Moments> {
         self.check("the input", x);
         let size = self.size as f64;
         let of_plane = |plane: &[T], origin: T| {
@@ -98,6 +102,17 @@ impl Batch {
     /// # Shapes
     /// `x` and `out`: the batch. The others have an element for each channel.
     pub fn forward<T: Float>(&self, x: &[T], centres: &[Centre<T>], scales: &[T], shifts: &[T], out: &mut [T]) {
+        T::batch_norm_forward(self, x, centres, scales, shifts, out)
+    }
+
+    pub(crate) fn forward_generic<T: Float>(
+        &self,
+        x: &[T],
+        centres: &[Centre<T>],
+        scales: &[T],
+        shifts: &[T],
+        out: &mut [T],
+    ) {
         self.check("the input", x);
         self.check("the result", out);
         check("the centres", centres.len(), self.channels);
@@ -117,6 +132,10 @@ impl Batch {
     /// # Shapes
     /// `x` and `gradient`: the batch. `centres` has an element for each channel.
     pub fn sums<T: Float>(&self, x: &[T], centres: &[Centre<T>], gradient: &[T]) -> Vec<[f64; 2]> {
+        T::batch_norm_sums(self, x, centres, gradient)
+    }
+
+    pub(crate) fn sums_generic<T: Float>(&self, x: &[T], centres: &[Centre<T>], gradient: &[T]) -> Vec<[f64; 2]> {
         self.check("the input", x);
         self.check("the gradient", gradient);
         check("the centres", centres.len(), self.channels);
@@ -135,6 +154,17 @@ impl Batch {
     /// # Shapes
     /// `x`, `gradient` and `out`: the batch. The others have an element for each channel.
     pub fn backward<T: Float>(
+        &self,
+        x: &[T],
+        centres: &[Centre<T>],
+        gradient: &[T],
+        slopes: &[Slope<T>],
+        out: &mut [T],
+    ) {
+        T::batch_norm_backward(self, x, centres, gradient, slopes, out)
+    }
+
+    pub(crate) fn backward_generic<T: Float>(
         &self,
         x: &[T],
         centres: &[Centre<T>],

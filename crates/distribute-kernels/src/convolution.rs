@@ -76,6 +76,10 @@ impl Convolution {
 
     /// Computes the result.
     pub fn forward<T: Float>(&self, x: &[T], weight: &[T], bias: Option<&[T]>, out: &mut [T]) {
+        T::convolution_forward(self, x, weight, bias, out)
+    }
+
+    pub(crate) fn forward_generic<T: Float>(&self, x: &[T], weight: &[T], bias: Option<&[T]>, out: &mut [T]) {
         let sizes = self.sizes(x.len(), weight.len(), out.len());
         if let Some(bias) = bias {
             check("the bias", bias.len(), self.filters);
@@ -120,6 +124,10 @@ impl Convolution {
     /// # Shapes
     /// `gradient` has the shape of the result, `out` that of the input.
     pub fn backward_input<T: Float>(&self, weight: &[T], gradient: &[T], out: &mut [T]) {
+        T::convolution_backward_input(self, weight, gradient, out)
+    }
+
+    pub(crate) fn backward_input_generic<T: Float>(&self, weight: &[T], gradient: &[T], out: &mut [T]) {
         let sizes = self.sizes(out.len(), weight.len(), gradient.len());
         // A tile has several channels.
         let images = out.len() / sizes.image;
@@ -176,6 +184,10 @@ impl Convolution {
     /// # Shapes
     /// `gradient` has the shape of the result, `out` that of the weight.
     pub fn backward_weight<T: Float>(&self, x: &[T], gradient: &[T], out: &mut [T]) {
+        T::convolution_backward_weight(self, x, gradient, out)
+    }
+
+    pub(crate) fn backward_weight_generic<T: Float>(&self, x: &[T], gradient: &[T], out: &mut [T]) {
         self.sizes(x.len(), out.len(), gradient.len());
         // A tile has two vectors of filters, and elements of several channels.
         let tiled = self.is_direct() && self.channels > 1;
@@ -215,6 +227,10 @@ impl Convolution {
     /// # Shapes
     /// `gradient` has the shape of the result, `out` that of the bias.
     pub fn backward_bias<T: Float>(&self, gradient: &[T], out: &mut [T]) {
+        T::convolution_backward_bias(self, gradient, out)
+    }
+
+    pub(crate) fn backward_bias_generic<T: Float>(&self, gradient: &[T], out: &mut [T]) {
         let [height, width] = self.output_size();
         let (plane, filters) = (height * width, self.filters);
         check("the gradient of the bias", out.len(), filters);

@@ -29,13 +29,14 @@
 
 pub mod attention;
 pub mod batch_norm;
+mod compiled;
 pub mod convolution;
 pub mod linear;
 mod parallel;
 pub mod pooling;
 mod product;
 
-pub use distribute_rows::Float;
+pub use compiled::Float;
 
 #[cfg(test)]
 mod tests;

@@ -19,6 +19,10 @@ impl Linear {
     /// # Shapes
     /// `x`: rows × inputs. `weight`: outputs × inputs. `bias`: outputs. `out`: rows × outputs.
     pub fn forward<T: Float>(&self, x: &[T], weight: &[T], bias: Option<&[T]>, out: &mut [T]) {
+        T::linear_forward(self, x, weight, bias, out)
+    }
+
+    pub(crate) fn forward_generic<T: Float>(&self, x: &[T], weight: &[T], bias: Option<&[T]>, out: &mut [T]) {
         let rows = self.rows("the result", out.len(), self.outputs);
         self.check(rows, "the input", x.len(), weight.len());
         if let Some(bias) = bias.filter(|_| rows > 0) {
@@ -37,6 +41,10 @@ impl Linear {
     /// # Shapes
     /// `gradient`, that of the result: rows × outputs. `out`: rows × inputs.
     pub fn backward_input<T: Float>(&self, weight: &[T], gradient: &[T], out: &mut [T]) {
+        T::linear_backward_input(self, weight, gradient, out)
+    }
+
+    pub(crate) fn backward_input_generic<T: Float>(&self, weight: &[T], gradient: &[T], out: &mut [T]) {
         let rows = self.rows("the gradient", gradient.len(), self.outputs);
         self.check(rows, "the gradient of the input", out.len(), weight.len());
         let (gradient, weight) = (Matrix::new(gradient, self.outputs), Matrix::new(weight, self.inputs));
@@ -49,6 +57,10 @@ impl Linear {
     /// # Shapes
     /// `x`: rows × inputs. `gradient`, that of the result: rows × outputs. `out`: outputs × inputs.
     pub fn backward_weight<T: Float>(&self, x: &[T], gradient: &[T], out: &mut [T]) {
+        T::linear_backward_weight(self, x, gradient, out)
+    }
+
+    pub(crate) fn backward_weight_generic<T: Float>(&self, x: &[T], gradient: &[T], out: &mut [T]) {
         let rows = self.rows("the gradient", gradient.len(), self.outputs);
         self.check(rows, "the input", x.len(), out.len());
         let (gradient, x) = (Matrix::new(gradient, self.outputs), Matrix::new(x, self.inputs));
@@ -61,6 +73,10 @@ impl Linear {
     /// # Shapes
     /// `gradient`, that of the result: rows × outputs. `out`: outputs.
     pub fn backward_bias<T: Float>(&self, gradient: &[T], out: &mut [T]) {
+        T::linear_backward_bias(self, gradient, out)
+    }
+
+    pub(crate) fn backward_bias_generic<T: Float>(&self, gradient: &[T], out: &mut [T]) {
         let rows = self.rows("the gradient", gradient.len(), self.outputs);
         check("the gradient of the bias", out.len(), self.outputs);
         sum_of_parts(out, rows, |rows, sum| {

@@ -35,6 +35,10 @@ impl Pooling {
     /// # Shapes
     /// `x`: images, of all channels, × height × width. `out`: as many × height × width of the result.
     pub fn forward<T: Float>(&self, x: &[T], out: &mut [T]) {
+        T::pooling_forward(self, x, out)
+    }
+
+    pub(crate) fn forward_generic<T: Float>(&self, x: &[T], out: &mut [T]) {
         let pairs = self.is_of_pairs();
         self.each_image(x.len(), out.len(), |from, to, [height, width]| {
             each_chunk(out, BLOCK * height * width, |block, out| {
@@ -61,6 +65,10 @@ impl Pooling {
     /// # Shapes
     /// `x` and `out`: images × height × width. `gradient`, that of the result: images × height × width of the result.
     pub fn backward<T: Float>(&self, x: &[T], gradient: &[T], out: &mut [T]) {
+        T::pooling_backward(self, x, gradient, out)
+    }
+
+    pub(crate) fn backward_generic<T: Float>(&self, x: &[T], gradient: &[T], out: &mut [T]) {
         check("the gradient of the input", out.len(), x.len());
         let pairs = self.is_of_pairs();
         self.each_image(x.len(), gradient.len(), |from, to, [_, width]| {

@@ -21,6 +21,16 @@ pub struct LogSum<T> {
 /// # Panics
 /// If a class is not below `size`.
 pub fn forward<T: Float>(logits: &[T], size: usize, classes: &[usize], losses: &mut [T], sums: &mut [LogSum<T>]) {
+    T::cross_entropy_forward(logits, size, classes, losses, sums)
+}
+
+pub(crate) fn forward_generic<T: Float>(
+    logits: &[T],
+    size: usize,
+    classes: &[usize],
+    losses: &mut [T],
+    sums: &mut [LogSum<T>],
+) {
     check("the logits", logits.len(), size, classes.len() * size);
     assert_eq!((losses.len(), sums.len()), (classes.len(), classes.len()), "one result for each row");
     each_row(sums, 1, size, |row, out| {
@@ -42,6 +52,17 @@ pub fn forward<T: Float>(logits: &[T], size: usize, classes: &[usize], losses: &
 /// # Panics
 /// If a class is not below `size`.
 pub fn backward<T: Float>(
+    logits: &[T],
+    size: usize,
+    classes: &[usize],
+    sums: &[LogSum<T>],
+    gradient: &[T],
+    out: &mut [T],
+) {
+    T::cross_entropy_backward(logits, size, classes, sums, gradient, out)
+}
+
+pub(crate) fn backward_generic<T: Float>(
     logits: &[T],
     size: usize,
     classes: &[usize],

@@ -3,6 +3,8 @@
 use std::fmt::Debug;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
 
+use crate::compiled::Compiled;
+
 /// A type of elements: `f32` or `f64`.
 pub trait Float:
     Copy
@@ -19,6 +21,7 @@ pub trait Float:
     + Div<Output = Self>
     + Neg<Output = Self>
     + Into<f64>
+    + Compiled
     + private::Sealed
 {
     /// 1.

@@ -11,6 +11,10 @@ use crate::parallel::{check, each_element};
 /// # Source
 /// Hendrycks and Gimpel, "Gaussian error linear units", 2016.
 pub fn forward<T: Float>(x: &[T], out: &mut [T]) {
+    T::gelu_forward(x, out)
+}
+
+pub(crate) fn forward_generic<T: Float>(x: &[T], out: &mut [T]) {
     check("the input", x.len(), 1, out.len());
     each_element(out, |at, out| {
         for (out, x) in out.iter_mut().zip(&x[at..]) {
@@ -24,6 +28,10 @@ pub fn forward<T: Float>(x: &[T], out: &mut [T]) {
 /// # Shapes
 /// `x`, `gradient` and `out` have the same length.
 pub fn backward<T: Float>(x: &[T], gradient: &[T], out: &mut [T]) {
+    T::gelu_backward(x, gradient, out)
+}
+
+pub(crate) fn backward_generic<T: Float>(x: &[T], gradient: &[T], out: &mut [T]) {
     check("the input", x.len(), 1, out.len());
     check("the gradient", gradient.len(), 1, out.len());
     let (two, three) = (T::from_f64(2.0 * SCALE), T::from_f64(3.0 * CUBIC));

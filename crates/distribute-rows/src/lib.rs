@@ -30,6 +30,7 @@
 //! assert_eq!(weights, [0.5, 0.5, 1.0, 0.0]);
 //! ```
 
+mod compiled;
 pub mod cross_entropy;
 mod float;
 pub mod gelu;

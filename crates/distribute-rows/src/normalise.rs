@@ -58,6 +58,10 @@ impl Normalise {
     /// Ba, Kiros and Hinton, "Layer normalization", 2016; Zhang and Sennrich, "Root mean square layer normalization",
     /// 2019.
     pub fn forward<T: Float>(self, x: &[T], weight: &[T], bias: Option<&[T]>, out: &mut [T]) {
+        T::normalise_forward(self, x, weight, bias, out)
+    }
+
+    pub(crate) fn forward_generic<T: Float>(self, x: &[T], weight: &[T], bias: Option<&[T]>, out: &mut [T]) {
         let size = weight.len();
         check("the input", x.len(), size, out.len());
         if let Some(bias) = bias {
@@ -80,6 +84,16 @@ impl Normalise {
     /// # Shapes
     /// `x`, `gradient` and `out`: rows of as many elements as `weight` has.
     pub fn backward<T: Float>(self, x: &[T], weight: &[T], gradient: &[T], out: &mut [T]) -> Gradients<T> {
+        T::normalise_backward(self, x, weight, gradient, out)
+    }
+
+    pub(crate) fn backward_generic<T: Float>(
+        self,
+        x: &[T],
+        weight: &[T],
+        gradient: &[T],
+        out: &mut [T],
+    ) -> Gradients<T> {
         let size = weight.len();
         check("the input", x.len(), size, out.len());
         check("the gradient", gradient.len(), size, out.len());

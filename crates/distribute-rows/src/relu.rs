@@ -8,6 +8,10 @@ use crate::parallel::{check, each_element};
 /// # Shapes
 /// `x` and `out` have the same length.
 pub fn forward<T: Float>(x: &[T], out: &mut [T]) {
+    T::relu_forward(x, out)
+}
+
+pub(crate) fn forward_generic<T: Float>(x: &[T], out: &mut [T]) {
     check("the input", x.len(), 1, out.len());
     each_element(out, |at, out| {
         for (out, x) in out.iter_mut().zip(&x[at..]) {
@@ -21,6 +25,10 @@ pub fn forward<T: Float>(x: &[T], out: &mut [T]) {
 /// # Shapes
 /// `y`, the result of [`forward`], its gradient and `out` have the same length.
 pub fn backward<T: Float>(y: &[T], gradient: &[T], out: &mut [T]) {
+    T::relu_backward(y, gradient, out)
+}
+
+pub(crate) fn backward_generic<T: Float>(y: &[T], gradient: &[T], out: &mut [T]) {
     check("the result", y.len(), 1, out.len());
     check("the gradient", gradient.len(), 1, out.len());
     each_element(out, |at, out| {

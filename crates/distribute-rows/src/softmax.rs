@@ -9,6 +9,10 @@ use crate::parallel::{check, each_row};
 /// # Shapes
 /// `x` and `out`: rows of `size` elements.
 pub fn forward<T: Float>(x: &[T], size: usize, out: &mut [T]) {
+    T::softmax_forward(x, size, out)
+}
+
+pub(crate) fn forward_generic<T: Float>(x: &[T], size: usize, out: &mut [T]) {
     check("the input", x.len(), size, out.len());
     each_row(out, size, size, |row, out| {
         let x = &x[row * size..][..size];
@@ -29,6 +33,10 @@ pub fn forward<T: Float>(x: &[T], size: usize, out: &mut [T]) {
 /// # Shapes
 /// `y`, the result of [`forward`], its gradient and `out`: rows of `size` elements.
 pub fn backward<T: Float>(y: &[T], size: usize, gradient: &[T], out: &mut [T]) {
+    T::softmax_backward(y, size, gradient, out)
+}
+
+pub(crate) fn backward_generic<T: Float>(y: &[T], size: usize, gradient: &[T], out: &mut [T]) {
     check("the result", y.len(), size, out.len());
     check("the gradient", gradient.len(), size, out.len());
     each_row(out, size, size, |row, out| {

@@ -1,8 +1,8 @@
 //! Batch normalisation in host memory.
 
 use candle_core::{CpuStorage, DType, Device, Result, Shape, Tensor};
-use distribute_kernels::Float;
 use distribute_kernels::batch_norm::{Batch as Kernel, Centre, Moments as OfChannel, Slope};
+use distribute_rows::Float;
 
 use super::Batch;
 use super::moments::Moments;
