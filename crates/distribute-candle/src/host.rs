@@ -2,6 +2,7 @@
 
 use candle_core::{CpuStorage, DType, Device, Error, Layout, Result, Storage, Tensor, WithDType};
 use distribute_kernels::Float;
+use distribute_rows::{cross_entropy, gelu, normalise, relu, softmax};
 
 /// Returns whether a tensor's operations are those of kernels in host memory.
 pub(crate) fn is_fused(x: &Tensor) -> bool {
@@ -9,9 +10,17 @@ pub(crate) fn is_fused(x: &Tensor) -> bool {
 }
 
 /// An element of these operations.
-pub(crate) trait Element: Float + WithDType {}
+pub(crate) trait Element: WithDType + Float + Rows {}
 impl Element for f32 {}
 impl Element for f64 {}
+
+/// An element of operations on rows.
+pub(crate) trait Rows:
+    cross_entropy::Compiled + gelu::Compiled + normalise::Compiled + relu::Compiled + softmax::Compiled
+{
+}
+impl Rows for f32 {}
+impl Rows for f64 {}
 
 /// Returns the elements of a contiguous tensor in host memory.
 pub(crate) fn elements<'a, T: Element>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [T]> {

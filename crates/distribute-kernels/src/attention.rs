@@ -1,8 +1,7 @@
 //! Scaled dot-product attention.
 
-use distribute_rows::simd;
+use distribute_rows::{Float, compiled, simd};
 
-use crate::Float;
 use crate::parallel::{check, each_chunk, mapped};
 use crate::product::{Matrix, Target, product};
 
@@ -93,11 +92,11 @@ impl Attention {
     /// # Shapes
     /// `out`: batch × queries × heads × width. `sums`, which [`backward`](Self::backward) needs: batch × heads ×
     /// queries.
-    pub fn forward<T: Float>(&self, arguments: &Arguments<'_, T>, out: &mut [T], sums: &mut [T]) {
-        T::attention_forward(self, arguments, out, sums)
+    pub fn forward<T: Compiled>(&self, arguments: &Arguments<'_, T>, out: &mut [T], sums: &mut [T]) {
+        T::forward(self, arguments, out, sums)
     }
 
-    pub(crate) fn forward_generic<T: Float>(&self, arguments: &Arguments<'_, T>, out: &mut [T], sums: &mut [T]) {
+    fn forward_generic<T: Float>(&self, arguments: &Arguments<'_, T>, out: &mut [T], sums: &mut [T]) {
         self.check(out.len(), sums.len());
         if out.is_empty() {
             return;
@@ -150,7 +149,7 @@ impl Attention {
     ///
     /// # Shapes
     /// `out` and `sums` are the results of [`forward`](Self::forward), and `gradient` is that of `out`.
-    pub fn backward<T: Float>(
+    pub fn backward<T: Compiled>(
         &self,
         arguments: &Arguments<'_, T>,
         out: &[T],
@@ -158,10 +157,10 @@ impl Attention {
         gradient: &[T],
         gradients: Gradients<'_, T>,
     ) {
-        T::attention_backward(self, arguments, out, sums, gradient, gradients)
+        T::backward(self, arguments, out, sums, gradient, gradients)
     }
 
-    pub(crate) fn backward_generic<T: Float>(
+    fn backward_generic<T: Float>(
         &self,
         arguments: &Arguments<'_, T>,
         out: &[T],
@@ -317,4 +316,21 @@ fn put<T: Float>(out: &mut [T], rows: &[T], size: usize, row: usize, first: usiz
             })
         });
     }
+}
+
+compiled! {
+    fn forward(
+        of: &Attention,
+        arguments: &Arguments<'_, Self>,
+        out: &mut [Self],
+        sums: &mut [Self],
+    ) = Attention::forward_generic;
+    fn backward(
+        of: &Attention,
+        arguments: &Arguments<'_, Self>,
+        out: &[Self],
+        sums: &[Self],
+        gradient: &[Self],
+        gradients: Gradients<'_, Self>,
+    ) = Attention::backward_generic;
 }

@@ -1,8 +1,7 @@
 //! Batch normalisation, in the parts between which replicas exchange sums.
 
-use distribute_rows::{simd, sum, sum_of_pairs};
+use distribute_rows::{Float, compiled, simd, sum, sum_of_pairs};
 
-use crate::Float;
 use crate::parallel::{check, each_chunk, mapped};
 
 /// The shape of a batch: examples × channels × elements of a channel.
@@ -68,11 +67,11 @@ impl Batch {
     /// # Source
     /// Chan, Golub and LeVeque, "Algorithms for computing the sample variance", 1983: the corrected two-pass algorithm
     /// within an example, and pairwise updates over examples.
-    pub fn moments<T: Float>(&self, x: &[T]) -> Vec<Moments> {
-        T::batch_norm_moments(self, x)
+    pub fn moments<T: Compiled>(&self, x: &[T]) -> Vec<Moments> {
+        T::moments(self, x)
     }
 
-    pub(crate) fn moments_generic<T: Float>(&self, x: &[T]) -> Vec<Moments> {
+    fn moments_generic<T: Float>(&self, x: &[T]) -> Vec<Moments> {
         self.check("the input", x);
         let size = self.size as f64;
         let of_plane = |plane: &[T], origin: T| {
@@ -101,23 +100,12 @@ impl Batch {
     ///
     /// # Shapes
     /// `x` and `out`: the batch. The others have an element for each channel.
-    pub fn forward<T: Float>(&self, x: &[T], centres: &[Centre<T>], scales: &[T], shifts: &[T], out: &mut [T]) {
-        T::batch_norm_forward(self, x, centres, scales, shifts, out)
+    pub fn forward<T: Compiled>(&self, x: &[T], centres: &[Centre<T>], scales: &[T], shifts: &[T], out: &mut [T]) {
+        T::forward(self, x, centres, scales, shifts, out)
     }
 
-    pub(crate) fn forward_generic<T: Float>(
-        &self,
-        x: &[T],
-        centres: &[Centre<T>],
-        scales: &[T],
-        shifts: &[T],
-        out: &mut [T],
-    ) {
-        self.check("the input", x);
-        self.check("the result", out);
-        check("the centres", centres.len(), self.channels);
-        check("the scales", scales.len(), self.channels);
-        check("the shifts", shifts.len(), self.channels);
+    fn forward_generic<T: Float>(&self, x: &[T], centres: &[Centre<T>], scales: &[T], shifts: &[T], out: &mut [T]) {
+        self.check_forward(x, centres, scales, shifts, out);
         self.each_plane(out, |at, out| {
             let channel = at % self.channels;
             let (centre, scale, shift) = (centres[channel], scales[channel], shifts[channel]);
@@ -127,15 +115,59 @@ impl Batch {
         });
     }
 
+    /// Computes [`forward`](Self::forward), adds a shortcut if there is one, and replaces elements below 0 by 0; NaN
+    /// stays.
+    ///
+    /// # Shapes
+    /// `x`, the shortcut and `out`: the batch. The others have an element for each channel.
+    pub fn forward_relu<T: Compiled>(
+        &self,
+        x: &[T],
+        centres: &[Centre<T>],
+        scales: &[T],
+        shifts: &[T],
+        shortcut: Option<&[T]>,
+        out: &mut [T],
+    ) {
+        T::forward_relu(self, x, centres, scales, shifts, shortcut, out)
+    }
+
+    fn forward_relu_generic<T: Float>(
+        &self,
+        x: &[T],
+        centres: &[Centre<T>],
+        scales: &[T],
+        shifts: &[T],
+        shortcut: Option<&[T]>,
+        out: &mut [T],
+    ) {
+        self.check_forward(x, centres, scales, shifts, out);
+        if let Some(shortcut) = shortcut {
+            self.check("the shortcut", shortcut);
+        }
+        self.each_plane(out, |at, out| {
+            let channel = at % self.channels;
+            let (centre, scale, shift) = (centres[channel], scales[channel], shifts[channel]);
+            let normed = x[at * self.size..].iter().map(|x| centre.deviation(*x) * scale + shift);
+            match shortcut {
+                Some(shortcut) => {
+                    let sums = normed.zip(&shortcut[at * self.size..]).map(|(normed, shortcut)| normed + *shortcut);
+                    out.iter_mut().zip(sums).for_each(|(out, x)| *out = rectified(x));
+                }
+                None => out.iter_mut().zip(normed).for_each(|(out, x)| *out = rectified(x)),
+            }
+        });
+    }
+
     /// Returns the sums, over each channel, of the gradient of the result and of its products with deviations.
     ///
     /// # Shapes
     /// `x` and `gradient`: the batch. `centres` has an element for each channel.
-    pub fn sums<T: Float>(&self, x: &[T], centres: &[Centre<T>], gradient: &[T]) -> Vec<[f64; 2]> {
-        T::batch_norm_sums(self, x, centres, gradient)
+    pub fn sums<T: Compiled>(&self, x: &[T], centres: &[Centre<T>], gradient: &[T]) -> Vec<[f64; 2]> {
+        T::sums(self, x, centres, gradient)
     }
 
-    pub(crate) fn sums_generic<T: Float>(&self, x: &[T], centres: &[Centre<T>], gradient: &[T]) -> Vec<[f64; 2]> {
+    fn sums_generic<T: Float>(&self, x: &[T], centres: &[Centre<T>], gradient: &[T]) -> Vec<[f64; 2]> {
         self.check("the input", x);
         self.check("the gradient", gradient);
         check("the centres", centres.len(), self.channels);
@@ -153,7 +185,7 @@ impl Batch {
     ///
     /// # Shapes
     /// `x`, `gradient` and `out`: the batch. The others have an element for each channel.
-    pub fn backward<T: Float>(
+    pub fn backward<T: Compiled>(
         &self,
         x: &[T],
         centres: &[Centre<T>],
@@ -161,10 +193,10 @@ impl Batch {
         slopes: &[Slope<T>],
         out: &mut [T],
     ) {
-        T::batch_norm_backward(self, x, centres, gradient, slopes, out)
+        T::backward(self, x, centres, gradient, slopes, out)
     }
 
-    pub(crate) fn backward_generic<T: Float>(
+    fn backward_generic<T: Float>(
         &self,
         x: &[T],
         centres: &[Centre<T>],
@@ -209,10 +241,58 @@ impl Batch {
         });
     }
 
+    fn check_forward<T>(&self, x: &[T], centres: &[Centre<T>], scales: &[T], shifts: &[T], out: &[T]) {
+        self.check("the input", x);
+        self.check("the result", out);
+        check("the centres", centres.len(), self.channels);
+        check("the scales", scales.len(), self.channels);
+        check("the shifts", shifts.len(), self.channels);
+    }
+
     fn check<T>(&self, what: &str, x: &[T]) {
         check(what, x.len(), self.examples * self.channels * self.size);
     }
 }
 
+#[inline(always)]
+fn rectified<T: Float>(x: T) -> T {
+    if x < T::default() { T::default() } else { x }
+}
+
 /// The number of elements that a thread takes at once.
 const BLOCK: usize = 16 * 1024;
+
+compiled! {
+    fn moments(of: &Batch, x: &[Self]) -> Vec<Moments> = Batch::moments_generic;
+    fn forward(
+        of: &Batch,
+        x: &[Self],
+        centres: &[Centre<Self>],
+        scales: &[Self],
+        shifts: &[Self],
+        out: &mut [Self],
+    ) = Batch::forward_generic;
+    fn forward_relu(
+        of: &Batch,
+        x: &[Self],
+        centres: &[Centre<Self>],
+        scales: &[Self],
+        shifts: &[Self],
+        shortcut: Option<&[Self]>,
+        out: &mut [Self],
+    ) = Batch::forward_relu_generic;
+    fn sums(
+        of: &Batch,
+        x: &[Self],
+        centres: &[Centre<Self>],
+        gradient: &[Self],
+    ) -> Vec<[f64; 2]> = Batch::sums_generic;
+    fn backward(
+        of: &Batch,
+        x: &[Self],
+        centres: &[Centre<Self>],
+        gradient: &[Self],
+        slopes: &[Slope<Self>],
+        out: &mut [Self],
+    ) = Batch::backward_generic;
+}

@@ -2,15 +2,14 @@
 
 use std::ops::Range;
 
-use distribute_rows::{simd, sum};
+use distribute_rows::{Float, compiled, simd, sum};
 
 use self::direct::Direct;
-use self::filters::Filters;
-use self::padded::Frame;
+use self::filters::{Direction, Filters};
+use self::padded::{Frame, lanes};
 use self::weight::WeightGradient;
 use self::winograd::Winograd;
 use self::winograd::gradient::WinogradGradient;
-use crate::Float;
 use crate::parallel::{check, each_chunk, share, sum_of_parts};
 use crate::product::{Matrix, Target, parallel_product, product};
 
@@ -75,11 +74,11 @@ impl Convolution {
     }
 
     /// Computes the result.
-    pub fn forward<T: Float>(&self, x: &[T], weight: &[T], bias: Option<&[T]>, out: &mut [T]) {
-        T::convolution_forward(self, x, weight, bias, out)
+    pub fn forward<T: Compiled>(&self, x: &[T], weight: &[T], bias: Option<&[T]>, out: &mut [T]) {
+        T::forward(self, x, weight, bias, out)
     }
 
-    pub(crate) fn forward_generic<T: Float>(&self, x: &[T], weight: &[T], bias: Option<&[T]>, out: &mut [T]) {
+    fn forward_generic<T: Float>(&self, x: &[T], weight: &[T], bias: Option<&[T]>, out: &mut [T]) {
         let sizes = self.sizes(x.len(), weight.len(), out.len());
         if let Some(bias) = bias {
             check("the bias", bias.len(), self.filters);
@@ -87,8 +86,8 @@ impl Convolution {
         let images = x.len() / sizes.image;
         let frame = self.geometry();
         match self.way::<T>(&frame, images) {
-            Way::Winograd => Winograd::new(frame, Filters::forward(self, images, weight, bias)).run(x, out),
-            Way::Direct => Direct::new(frame, Filters::forward(self, images, weight, bias)).run(x, out),
+            Way::Winograd => Winograd::new(frame, self.own_filters(images, weight, bias)).run(x, out),
+            Way::Direct => Direct::new(frame, self.own_filters(images, weight, bias)).run(x, out),
             Way::Columns => self.forward_by_columns(x, weight, bias, out),
         }
     }
@@ -123,22 +122,20 @@ impl Convolution {
     ///
     /// # Shapes
     /// `gradient` has the shape of the result, `out` that of the input.
-    pub fn backward_input<T: Float>(&self, weight: &[T], gradient: &[T], out: &mut [T]) {
-        T::convolution_backward_input(self, weight, gradient, out)
+    pub fn backward_input<T: Compiled>(&self, weight: &[T], gradient: &[T], out: &mut [T]) {
+        T::backward_input(self, weight, gradient, out)
     }
 
-    pub(crate) fn backward_input_generic<T: Float>(&self, weight: &[T], gradient: &[T], out: &mut [T]) {
+    fn backward_input_generic<T: Float>(&self, weight: &[T], gradient: &[T], out: &mut [T]) {
         let sizes = self.sizes(out.len(), weight.len(), gradient.len());
         // A tile has several channels.
         let images = out.len() / sizes.image;
         let frame = self.geometry().reversed().filter(|_| self.channels > 1);
         match frame.map(|frame| (self.way::<T>(&frame, images), frame)) {
             Some((Way::Winograd, frame)) => {
-                Winograd::new(frame, Filters::backward(self, images, weight)).run(gradient, out)
+                Winograd::new(frame, self.reversed_filters(images, weight)).run(gradient, out)
             }
-            Some((Way::Direct, frame)) => {
-                Direct::new(frame, Filters::backward(self, images, weight)).run(gradient, out)
-            }
+            Some((Way::Direct, frame)) => Direct::new(frame, self.reversed_filters(images, weight)).run(gradient, out),
             Some((Way::Columns, _)) | None => self.backward_input_by_columns(weight, gradient, out),
         }
     }
@@ -183,11 +180,11 @@ impl Convolution {
     ///
     /// # Shapes
     /// `gradient` has the shape of the result, `out` that of the weight.
-    pub fn backward_weight<T: Float>(&self, x: &[T], gradient: &[T], out: &mut [T]) {
-        T::convolution_backward_weight(self, x, gradient, out)
+    pub fn backward_weight<T: Compiled>(&self, x: &[T], gradient: &[T], out: &mut [T]) {
+        T::backward_weight(self, x, gradient, out)
     }
 
-    pub(crate) fn backward_weight_generic<T: Float>(&self, x: &[T], gradient: &[T], out: &mut [T]) {
+    fn backward_weight_generic<T: Float>(&self, x: &[T], gradient: &[T], out: &mut [T]) {
         self.sizes(x.len(), out.len(), gradient.len());
         // A tile has two vectors of filters, and elements of several channels.
         let tiled = self.is_direct() && self.channels > 1;
@@ -226,11 +223,11 @@ impl Convolution {
     ///
     /// # Shapes
     /// `gradient` has the shape of the result, `out` that of the bias.
-    pub fn backward_bias<T: Float>(&self, gradient: &[T], out: &mut [T]) {
-        T::convolution_backward_bias(self, gradient, out)
+    pub fn backward_bias<T: Compiled>(&self, gradient: &[T], out: &mut [T]) {
+        T::backward_bias(self, gradient, out)
     }
 
-    pub(crate) fn backward_bias_generic<T: Float>(&self, gradient: &[T], out: &mut [T]) {
+    fn backward_bias_generic<T: Float>(&self, gradient: &[T], out: &mut [T]) {
         let [height, width] = self.output_size();
         let (plane, filters) = (height * width, self.filters);
         check("the gradient of the bias", out.len(), filters);
@@ -245,6 +242,25 @@ impl Convolution {
                 }
             });
         });
+    }
+
+    /// Returns the filters of this convolution.
+    pub(crate) fn own_filters<'a, T: Float>(
+        &self,
+        images: usize,
+        weight: &'a [T],
+        bias: Option<&[T]>,
+    ) -> Filters<'a, T> {
+        let bias = bias.map_or_else(|| vec![T::default(); self.filters], |bias| bias.to_vec());
+        let sizes = [self.channels, self.filters].map(|count| count / self.groups);
+        Filters::new(weight, Direction::Forward, images * self.groups, sizes, bias)
+    }
+
+    /// Returns the filters of the convolution of the gradient of the result whose result is the gradient of the input.
+    pub(crate) fn reversed_filters<'a, T: Float>(&self, images: usize, weight: &'a [T]) -> Filters<'a, T> {
+        let bias = vec![T::default(); self.channels];
+        let sizes = [self.filters, self.channels].map(|count| count / self.groups);
+        Filters::new(weight, Direction::Backward, images * self.groups, sizes, bias)
     }
 
     /// Returns the plane of this convolution.
@@ -452,14 +468,6 @@ impl Inside {
     }
 }
 
-/// Returns how many elements a register has.
-const fn lanes<T: Float>() -> usize {
-    match size_of::<T>() {
-        4 => 8,
-        _ => 4,
-    }
-}
-
 /// [`product`] or [`parallel_product`].
 type Product<T> = for<'a> fn(Target<'a, T>, [usize; 3], Matrix<'a, T>, Matrix<'a, T>, T);
 
@@ -494,3 +502,30 @@ impl Sizes {
 
 /// The number of elements of a tile of columns: 256 KB of f32.
 const TILE: usize = 64 * 1024;
+
+compiled! {
+    fn forward(
+        of: &Convolution,
+        x: &[Self],
+        weight: &[Self],
+        bias: Option<&[Self]>,
+        out: &mut [Self],
+    ) = Convolution::forward_generic;
+    fn backward_input(
+        of: &Convolution,
+        weight: &[Self],
+        gradient: &[Self],
+        out: &mut [Self],
+    ) = Convolution::backward_input_generic;
+    fn backward_weight(
+        of: &Convolution,
+        x: &[Self],
+        gradient: &[Self],
+        out: &mut [Self],
+    ) = Convolution::backward_weight_generic;
+    fn backward_bias(
+        of: &Convolution,
+        gradient: &[Self],
+        out: &mut [Self],
+    ) = Convolution::backward_bias_generic;
+}

@@ -29,14 +29,19 @@
 
 pub mod attention;
 pub mod batch_norm;
-mod compiled;
 pub mod convolution;
 pub mod linear;
 mod parallel;
 pub mod pooling;
 mod product;
 
-pub use compiled::Float;
+/// A type of elements: `f32` or `f64`.
+pub trait Float:
+    attention::Compiled + batch_norm::Compiled + convolution::Compiled + linear::Compiled + pooling::Compiled
+{
+}
+impl Float for f32 {}
+impl Float for f64 {}
 
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,7 @@
 //! Linear layers.
 
-use crate::Float;
+use distribute_rows::{Float, compiled};
+
 use crate::parallel::{add, check, each_chunk, sum_of_parts};
 use crate::product::{Matrix, Target, parallel_product};
 
@@ -18,11 +19,11 @@ impl Linear {
     ///
     /// # Shapes
     /// `x`: rows × inputs. `weight`: outputs × inputs. `bias`: outputs. `out`: rows × outputs.
-    pub fn forward<T: Float>(&self, x: &[T], weight: &[T], bias: Option<&[T]>, out: &mut [T]) {
-        T::linear_forward(self, x, weight, bias, out)
+    pub fn forward<T: Compiled>(&self, x: &[T], weight: &[T], bias: Option<&[T]>, out: &mut [T]) {
+        T::forward(self, x, weight, bias, out)
     }
 
-    pub(crate) fn forward_generic<T: Float>(&self, x: &[T], weight: &[T], bias: Option<&[T]>, out: &mut [T]) {
+    fn forward_generic<T: Float>(&self, x: &[T], weight: &[T], bias: Option<&[T]>, out: &mut [T]) {
         let rows = self.rows("the result", out.len(), self.outputs);
         self.check(rows, "the input", x.len(), weight.len());
         if let Some(bias) = bias.filter(|_| rows > 0) {
@@ -40,11 +41,11 @@ impl Linear {
     ///
     /// # Shapes
     /// `gradient`, that of the result: rows × outputs. `out`: rows × inputs.
-    pub fn backward_input<T: Float>(&self, weight: &[T], gradient: &[T], out: &mut [T]) {
-        T::linear_backward_input(self, weight, gradient, out)
+    pub fn backward_input<T: Compiled>(&self, weight: &[T], gradient: &[T], out: &mut [T]) {
+        T::backward_input(self, weight, gradient, out)
     }
 
-    pub(crate) fn backward_input_generic<T: Float>(&self, weight: &[T], gradient: &[T], out: &mut [T]) {
+    fn backward_input_generic<T: Float>(&self, weight: &[T], gradient: &[T], out: &mut [T]) {
         let rows = self.rows("the gradient", gradient.len(), self.outputs);
         self.check(rows, "the gradient of the input", out.len(), weight.len());
         let (gradient, weight) = (Matrix::new(gradient, self.outputs), Matrix::new(weight, self.inputs));
@@ -56,11 +57,11 @@ impl Linear {
     ///
     /// # Shapes
     /// `x`: rows × inputs. `gradient`, that of the result: rows × outputs. `out`: outputs × inputs.
-    pub fn backward_weight<T: Float>(&self, x: &[T], gradient: &[T], out: &mut [T]) {
-        T::linear_backward_weight(self, x, gradient, out)
+    pub fn backward_weight<T: Compiled>(&self, x: &[T], gradient: &[T], out: &mut [T]) {
+        T::backward_weight(self, x, gradient, out)
     }
 
-    pub(crate) fn backward_weight_generic<T: Float>(&self, x: &[T], gradient: &[T], out: &mut [T]) {
+    fn backward_weight_generic<T: Float>(&self, x: &[T], gradient: &[T], out: &mut [T]) {
         let rows = self.rows("the gradient", gradient.len(), self.outputs);
         self.check(rows, "the input", x.len(), out.len());
         let (gradient, x) = (Matrix::new(gradient, self.outputs), Matrix::new(x, self.inputs));
@@ -72,11 +73,11 @@ impl Linear {
     ///
     /// # Shapes
     /// `gradient`, that of the result: rows × outputs. `out`: outputs.
-    pub fn backward_bias<T: Float>(&self, gradient: &[T], out: &mut [T]) {
-        T::linear_backward_bias(self, gradient, out)
+    pub fn backward_bias<T: Compiled>(&self, gradient: &[T], out: &mut [T]) {
+        T::backward_bias(self, gradient, out)
     }
 
-    pub(crate) fn backward_bias_generic<T: Float>(&self, gradient: &[T], out: &mut [T]) {
+    fn backward_bias_generic<T: Float>(&self, gradient: &[T], out: &mut [T]) {
         let rows = self.rows("the gradient", gradient.len(), self.outputs);
         check("the gradient of the bias", out.len(), self.outputs);
         sum_of_parts(out, rows, |rows, sum| {
@@ -100,3 +101,26 @@ impl Linear {
 
 /// The number of rows that a thread fills at once.
 const ROWS: usize = 64;
+
+compiled! {
+    fn forward(
+        of: &Linear,
+        x: &[Self],
+        weight: &[Self],
+        bias: Option<&[Self]>,
+        out: &mut [Self],
+    ) = Linear::forward_generic;
+    fn backward_input(
+        of: &Linear,
+        weight: &[Self],
+        gradient: &[Self],
+        out: &mut [Self],
+    ) = Linear::backward_input_generic;
+    fn backward_weight(
+        of: &Linear,
+        x: &[Self],
+        gradient: &[Self],
+        out: &mut [Self],
+    ) = Linear::backward_weight_generic;
+    fn backward_bias(of: &Linear, gradient: &[Self], out: &mut [Self]) = Linear::backward_bias_generic;
+}

@@ -1,8 +1,7 @@
 //! Pooling of images.
 
-use distribute_rows::simd;
+use distribute_rows::{Float, compiled, simd};
 
-use crate::Float;
 use crate::parallel::{check, each_chunk};
 
 /// Max-pooling: the largest element of each window of an image. Windows that would go beyond the image are left out.
@@ -34,11 +33,11 @@ impl Pooling {
     ///
     /// # Shapes
     /// `x`: images, of all channels, × height × width. `out`: as many × height × width of the result.
-    pub fn forward<T: Float>(&self, x: &[T], out: &mut [T]) {
-        T::pooling_forward(self, x, out)
+    pub fn forward<T: Compiled>(&self, x: &[T], out: &mut [T]) {
+        T::forward(self, x, out)
     }
 
-    pub(crate) fn forward_generic<T: Float>(&self, x: &[T], out: &mut [T]) {
+    fn forward_generic<T: Float>(&self, x: &[T], out: &mut [T]) {
         let pairs = self.is_of_pairs();
         self.each_image(x.len(), out.len(), |from, to, [height, width]| {
             each_chunk(out, BLOCK * height * width, |block, out| {
@@ -64,11 +63,11 @@ impl Pooling {
     ///
     /// # Shapes
     /// `x` and `out`: images × height × width. `gradient`, that of the result: images × height × width of the result.
-    pub fn backward<T: Float>(&self, x: &[T], gradient: &[T], out: &mut [T]) {
-        T::pooling_backward(self, x, gradient, out)
+    pub fn backward<T: Compiled>(&self, x: &[T], gradient: &[T], out: &mut [T]) {
+        T::backward(self, x, gradient, out)
     }
 
-    pub(crate) fn backward_generic<T: Float>(&self, x: &[T], gradient: &[T], out: &mut [T]) {
+    fn backward_generic<T: Float>(&self, x: &[T], gradient: &[T], out: &mut [T]) {
         check("the gradient of the input", out.len(), x.len());
         let pairs = self.is_of_pairs();
         self.each_image(x.len(), gradient.len(), |from, to, [_, width]| {
@@ -172,3 +171,8 @@ fn larger<T: Float>(one: T, other: T) -> T {
 
 /// The number of images that one thread takes at once.
 const BLOCK: usize = 16;
+
+compiled! {
+    fn forward(of: &Pooling, x: &[Self], out: &mut [Self]) = Pooling::forward_generic;
+    fn backward(of: &Pooling, x: &[Self], gradient: &[Self], out: &mut [Self]) = Pooling::backward_generic;
+}

@@ -1,8 +1,8 @@
 //! Softmax cross-entropy with class indices.
 
-use crate::Float;
 use crate::float::{greatest, sum};
 use crate::parallel::{check, each_row};
+use crate::{Float, compiled};
 
 /// The logarithm of the sum of a row's exponentials, in two parts: their sum would lose the digits of the smaller one.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -20,17 +20,11 @@ pub struct LogSum<T> {
 ///
 /// # Panics
 /// If a class is not below `size`.
-pub fn forward<T: Float>(logits: &[T], size: usize, classes: &[usize], losses: &mut [T], sums: &mut [LogSum<T>]) {
-    T::cross_entropy_forward(logits, size, classes, losses, sums)
+pub fn forward<T: Compiled>(logits: &[T], size: usize, classes: &[usize], losses: &mut [T], sums: &mut [LogSum<T>]) {
+    T::forward(logits, size, classes, losses, sums)
 }
 
-pub(crate) fn forward_generic<T: Float>(
-    logits: &[T],
-    size: usize,
-    classes: &[usize],
-    losses: &mut [T],
-    sums: &mut [LogSum<T>],
-) {
+fn forward_generic<T: Float>(logits: &[T], size: usize, classes: &[usize], losses: &mut [T], sums: &mut [LogSum<T>]) {
     check("the logits", logits.len(), size, classes.len() * size);
     assert_eq!((losses.len(), sums.len()), (classes.len(), classes.len()), "one result for each row");
     each_row(sums, 1, size, |row, out| {
@@ -51,7 +45,7 @@ pub(crate) fn forward_generic<T: Float>(
 ///
 /// # Panics
 /// If a class is not below `size`.
-pub fn backward<T: Float>(
+pub fn backward<T: Compiled>(
     logits: &[T],
     size: usize,
     classes: &[usize],
@@ -59,10 +53,10 @@ pub fn backward<T: Float>(
     gradient: &[T],
     out: &mut [T],
 ) {
-    T::cross_entropy_backward(logits, size, classes, sums, gradient, out)
+    T::backward(logits, size, classes, sums, gradient, out)
 }
 
-pub(crate) fn backward_generic<T: Float>(
+fn backward_generic<T: Float>(
     logits: &[T],
     size: usize,
     classes: &[usize],
@@ -82,4 +76,22 @@ pub(crate) fn backward_generic<T: Float>(
         let class = &mut out[classes[row]];
         *class = *class - gradient;
     });
+}
+
+compiled! {
+    fn forward(
+        logits: &[Self],
+        size: usize,
+        classes: &[usize],
+        losses: &mut [Self],
+        sums: &mut [LogSum<Self>],
+    ) = self::forward_generic;
+    fn backward(
+        logits: &[Self],
+        size: usize,
+        classes: &[usize],
+        sums: &[LogSum<Self>],
+        gradient: &[Self],
+        out: &mut [Self],
+    ) = self::backward_generic;
 }

@@ -3,8 +3,6 @@
 use std::fmt::Debug;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
 
-use crate::compiled::Compiled;
-
 /// A type of elements: `f32` or `f64`.
 pub trait Float:
     Copy
@@ -21,7 +19,6 @@ pub trait Float:
     + Div<Output = Self>
     + Neg<Output = Self>
     + Into<f64>
-    + Compiled
     + private::Sealed
 {
     /// 1.

@@ -1,7 +1,7 @@
 //! The Gaussian error linear unit, in its approximation by tanh.
 
-use crate::Float;
 use crate::parallel::{check, each_element};
+use crate::{Float, compiled};
 
 /// Computes `x · ½ (1 + tanh(√(2/π) (x + 0.044715 x³)))` for each element.
 ///
@@ -10,11 +10,11 @@ use crate::parallel::{check, each_element};
 ///
 /// # Source
 /// Hendrycks and Gimpel, "Gaussian error linear units", 2016.
-pub fn forward<T: Float>(x: &[T], out: &mut [T]) {
-    T::gelu_forward(x, out)
+pub fn forward<T: Compiled>(x: &[T], out: &mut [T]) {
+    T::forward(x, out)
 }
 
-pub(crate) fn forward_generic<T: Float>(x: &[T], out: &mut [T]) {
+fn forward_generic<T: Float>(x: &[T], out: &mut [T]) {
     check("the input", x.len(), 1, out.len());
     each_element(out, |at, out| {
         for (out, x) in out.iter_mut().zip(&x[at..]) {
@@ -27,11 +27,11 @@ pub(crate) fn forward_generic<T: Float>(x: &[T], out: &mut [T]) {
 ///
 /// # Shapes
 /// `x`, `gradient` and `out` have the same length.
-pub fn backward<T: Float>(x: &[T], gradient: &[T], out: &mut [T]) {
-    T::gelu_backward(x, gradient, out)
+pub fn backward<T: Compiled>(x: &[T], gradient: &[T], out: &mut [T]) {
+    T::backward(x, gradient, out)
 }
 
-pub(crate) fn backward_generic<T: Float>(x: &[T], gradient: &[T], out: &mut [T]) {
+fn backward_generic<T: Float>(x: &[T], gradient: &[T], out: &mut [T]) {
     check("the input", x.len(), 1, out.len());
     check("the gradient", gradient.len(), 1, out.len());
     let (two, three) = (T::from_f64(2.0 * SCALE), T::from_f64(3.0 * CUBIC));
@@ -55,4 +55,9 @@ const CUBIC: f64 = 0.044_715;
 fn gate<T: Float>(x: T) -> T {
     let inner = T::from_f64(-2.0 * SCALE) * (x + T::from_f64(CUBIC) * x * x * x);
     T::ONE / (T::ONE + inner.exp())
+}
+
+compiled! {
+    fn forward(x: &[Self], out: &mut [Self]) = self::forward_generic;
+    fn backward(x: &[Self], gradient: &[Self], out: &mut [Self]) = self::backward_generic;
 }

@@ -2,9 +2,9 @@
 
 use rayon::prelude::*;
 
-use crate::Float;
 use crate::float::{sum, sum_of_pairs};
 use crate::parallel::{check, each_row, simd};
+use crate::{Float, compiled};
 
 /// The kind of a normalisation.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -57,11 +57,11 @@ impl Normalise {
     /// # Source
     /// Ba, Kiros and Hinton, "Layer normalization", 2016; Zhang and Sennrich, "Root mean square layer normalization",
     /// 2019.
-    pub fn forward<T: Float>(self, x: &[T], weight: &[T], bias: Option<&[T]>, out: &mut [T]) {
-        T::normalise_forward(self, x, weight, bias, out)
+    pub fn forward<T: Compiled>(self, x: &[T], weight: &[T], bias: Option<&[T]>, out: &mut [T]) {
+        T::forward(self, x, weight, bias, out)
     }
 
-    pub(crate) fn forward_generic<T: Float>(self, x: &[T], weight: &[T], bias: Option<&[T]>, out: &mut [T]) {
+    fn forward_generic<T: Float>(self, x: &[T], weight: &[T], bias: Option<&[T]>, out: &mut [T]) {
         let size = weight.len();
         check("the input", x.len(), size, out.len());
         if let Some(bias) = bias {
@@ -83,17 +83,11 @@ impl Normalise {
     ///
     /// # Shapes
     /// `x`, `gradient` and `out`: rows of as many elements as `weight` has.
-    pub fn backward<T: Float>(self, x: &[T], weight: &[T], gradient: &[T], out: &mut [T]) -> Gradients<T> {
-        T::normalise_backward(self, x, weight, gradient, out)
+    pub fn backward<T: Compiled>(self, x: &[T], weight: &[T], gradient: &[T], out: &mut [T]) -> Gradients<T> {
+        T::backward(self, x, weight, gradient, out)
     }
 
-    pub(crate) fn backward_generic<T: Float>(
-        self,
-        x: &[T],
-        weight: &[T],
-        gradient: &[T],
-        out: &mut [T],
-    ) -> Gradients<T> {
+    fn backward_generic<T: Float>(self, x: &[T], weight: &[T], gradient: &[T], out: &mut [T]) -> Gradients<T> {
         let size = weight.len();
         check("the input", x.len(), size, out.len());
         check("the gradient", gradient.len(), size, out.len());
@@ -155,3 +149,20 @@ fn add<T: Float>(sums: &mut [T], others: &[T]) {
 
 /// The number of rows whose gradients of weight and bias are summed together.
 const BLOCK: usize = 64;
+
+compiled! {
+    fn forward(
+        of: Normalise,
+        x: &[Self],
+        weight: &[Self],
+        bias: Option<&[Self]>,
+        out: &mut [Self],
+    ) = Normalise::forward_generic;
+    fn backward(
+        of: Normalise,
+        x: &[Self],
+        weight: &[Self],
+        gradient: &[Self],
+        out: &mut [Self],
+    ) -> Gradients<Self> = Normalise::backward_generic;
+}

@@ -1,17 +1,17 @@
 //! The rectified linear unit.
 
-use crate::Float;
 use crate::parallel::{check, each_element};
+use crate::{Float, compiled};
 
 /// Replaces elements below 0 by 0; NaN stays.
 ///
 /// # Shapes
 /// `x` and `out` have the same length.
-pub fn forward<T: Float>(x: &[T], out: &mut [T]) {
-    T::relu_forward(x, out)
+pub fn forward<T: Compiled>(x: &[T], out: &mut [T]) {
+    T::forward(x, out)
 }
 
-pub(crate) fn forward_generic<T: Float>(x: &[T], out: &mut [T]) {
+fn forward_generic<T: Float>(x: &[T], out: &mut [T]) {
     check("the input", x.len(), 1, out.len());
     each_element(out, |at, out| {
         for (out, x) in out.iter_mut().zip(&x[at..]) {
@@ -24,11 +24,11 @@ pub(crate) fn forward_generic<T: Float>(x: &[T], out: &mut [T]) {
 ///
 /// # Shapes
 /// `y`, the result of [`forward`], its gradient and `out` have the same length.
-pub fn backward<T: Float>(y: &[T], gradient: &[T], out: &mut [T]) {
-    T::relu_backward(y, gradient, out)
+pub fn backward<T: Compiled>(y: &[T], gradient: &[T], out: &mut [T]) {
+    T::backward(y, gradient, out)
 }
 
-pub(crate) fn backward_generic<T: Float>(y: &[T], gradient: &[T], out: &mut [T]) {
+fn backward_generic<T: Float>(y: &[T], gradient: &[T], out: &mut [T]) {
     check("the result", y.len(), 1, out.len());
     check("the gradient", gradient.len(), 1, out.len());
     each_element(out, |at, out| {
@@ -36,4 +36,9 @@ pub(crate) fn backward_generic<T: Float>(y: &[T], gradient: &[T], out: &mut [T])
             *out = if *y == T::default() { T::default() } else { *gradient };
         }
     });
+}
+
+compiled! {
+    fn forward(x: &[Self], out: &mut [Self]) = self::forward_generic;
+    fn backward(y: &[Self], gradient: &[Self], out: &mut [Self]) = self::backward_generic;
 }

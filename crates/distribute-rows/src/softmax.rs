@@ -1,18 +1,18 @@
 //! Softmax.
 
-use crate::Float;
 use crate::float::{greatest, sum, sum_of_pairs};
 use crate::parallel::{check, each_row};
+use crate::{Float, compiled};
 
 /// Computes the softmax of each row: its exponentials, divided by their sum. A row of -∞ alone gives NaN.
 ///
 /// # Shapes
 /// `x` and `out`: rows of `size` elements.
-pub fn forward<T: Float>(x: &[T], size: usize, out: &mut [T]) {
-    T::softmax_forward(x, size, out)
+pub fn forward<T: Compiled>(x: &[T], size: usize, out: &mut [T]) {
+    T::forward(x, size, out)
 }
 
-pub(crate) fn forward_generic<T: Float>(x: &[T], size: usize, out: &mut [T]) {
+fn forward_generic<T: Float>(x: &[T], size: usize, out: &mut [T]) {
     check("the input", x.len(), size, out.len());
     each_row(out, size, size, |row, out| {
         let x = &x[row * size..][..size];
@@ -32,11 +32,11 @@ pub(crate) fn forward_generic<T: Float>(x: &[T], size: usize, out: &mut [T]) {
 ///
 /// # Shapes
 /// `y`, the result of [`forward`], its gradient and `out`: rows of `size` elements.
-pub fn backward<T: Float>(y: &[T], size: usize, gradient: &[T], out: &mut [T]) {
-    T::softmax_backward(y, size, gradient, out)
+pub fn backward<T: Compiled>(y: &[T], size: usize, gradient: &[T], out: &mut [T]) {
+    T::backward(y, size, gradient, out)
 }
 
-pub(crate) fn backward_generic<T: Float>(y: &[T], size: usize, gradient: &[T], out: &mut [T]) {
+fn backward_generic<T: Float>(y: &[T], size: usize, gradient: &[T], out: &mut [T]) {
     check("the result", y.len(), size, out.len());
     check("the gradient", gradient.len(), size, out.len());
     each_row(out, size, size, |row, out| {
@@ -46,4 +46,9 @@ pub(crate) fn backward_generic<T: Float>(y: &[T], size: usize, gradient: &[T], o
             *out = *y * (*gradient - mean);
         }
     });
+}
+
+compiled! {
+    fn forward(x: &[Self], size: usize, out: &mut [Self]) = self::forward_generic;
+    fn backward(y: &[Self], size: usize, gradient: &[Self], out: &mut [Self]) = self::backward_generic;
 }

@@ -13,7 +13,7 @@ use candle_core::{Module, ModuleT, Result as CandleResult, Tensor};
 use candle_nn::{BatchNormConfig, Conv2dConfig, VarBuilder};
 use clap::Parser;
 use distribute::Error;
-use distribute::candle::{Conv2d, Linear, SyncBatchNorm, conv2d_no_bias, linear, relu, sync_batch_norm};
+use distribute::candle::{Conv2d, Linear, SyncBatchNorm, conv2d_no_bias, linear, sync_batch_norm};
 use distribute::prelude::*;
 use distribute::train::progress::{Options, Progress, Summary};
 use weight_decay::penalty;
@@ -73,7 +73,7 @@ impl Conv {
 
 impl ModuleT for Conv {
     fn forward_t(&self, x: &Tensor, train: bool) -> CandleResult<Tensor> {
-        self.1.forward(&relu(&self.0.forward_t(x, train)?)?)
+        self.1.forward(&self.0.forward_relu(x, None, train)?)
     }
 }
 
@@ -143,7 +143,7 @@ impl ModuleT for DenseNet {
     fn forward_t(&self, x: &Tensor, train: bool) -> CandleResult<Tensor> {
         let x = self.entry.forward(x)?;
         let x = self.body.iter().try_fold(x, |x, stage| stage.forward_t(&x, train))?;
-        self.head.forward(&relu(&self.exit.forward_t(&x, train)?)?.mean((2, 3))?)
+        self.head.forward(&self.exit.forward_relu(&x, None, train)?.mean((2, 3))?)
     }
 }
 

@@ -12,7 +12,7 @@ use candle_nn::VarBuilder;
 use clap::Parser;
 use conv::Conv;
 use distribute::Error;
-use distribute::candle::{Fit, Linear, Model, SparseCategoricalCrossentropy, linear, relu};
+use distribute::candle::{Fit, Linear, Model, SparseCategoricalCrossentropy, linear};
 use distribute::prelude::*;
 use distribute::train::callbacks::LearningRateSchedule;
 use distribute::train::metrics::{Accuracy, Metrics};
@@ -77,9 +77,9 @@ impl Block {
 
 impl ModuleT for Block {
     fn forward_t(&self, x: &Tensor, train: bool) -> CandleResult<Tensor> {
-        let inner = relu(&self.first.forward_t(x, train)?)?;
+        let inner = self.first.forward_relu(x, None, train)?;
         let shortcut = if self.widens { narrowed(x)? } else { x.clone() };
-        relu(&(self.second.forward_t(&inner, train)? + shortcut)?)
+        self.second.forward_relu(&inner, Some(&shortcut), train)
     }
 }
 
@@ -123,7 +123,7 @@ impl ResNet {
 
 impl ModuleT for ResNet {
     fn forward_t(&self, x: &Tensor, train: bool) -> CandleResult<Tensor> {
-        let x = relu(&self.entry.forward_t(x, train)?)?;
+        let x = self.entry.forward_relu(x, None, train)?;
         let x = self.blocks.iter().try_fold(x, |x, block| block.forward_t(&x, train))?;
         self.head.forward(&x.mean((2, 3))?)
     }

@@ -75,10 +75,10 @@ impl ModuleT for Residual {
     fn forward_t(&self, x: &Tensor, train: bool) -> CandleResult<Tensor> {
         let mut x = x.reshape((x.dim(0)?, 1, SIDE, SIDE))?;
         for (entry, first, second) in &self.stages {
-            x = entry.forward_t(&x, train)?.relu()?;
-            let inner = first.forward_t(&x, train)?.relu()?;
+            x = entry.forward_relu(&x, None, train)?;
+            let inner = first.forward_relu(&x, None, train)?;
             // The order matters: candle drops the right operand of a sum if a replica has no examples.
-            x = (second.forward_t(&inner, train)? + x)?.relu()?;
+            x = second.forward_relu(&inner, Some(&x), train)?;
         }
         self.head.forward(&x.mean((2, 3))?)
     }

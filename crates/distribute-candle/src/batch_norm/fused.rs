@@ -12,21 +12,13 @@ use crate::host::{Element, Stored, by_type, computed, dtype, elements, is_fused,
 /// A batch in host memory, with a weight and a bias for each channel.
 pub(super) struct Fused(pub(super) Batch);
 
-impl Fused {
-    fn centres<T: Element>(&self) -> Result<Vec<Centre<T>>> {
-        let (near, rest) = self.0.centre()?;
-        let numbers = near.to_vec1::<f64>()?.into_iter().zip(rest.to_vec1::<f64>()?);
-        Ok(numbers.map(|(near, rest)| Centre { near: element(near), rest: element(rest) }).collect())
-    }
-}
-
 impl Weighted for Fused {
     const NAME: &'static str = "sync-batch-norm";
 
     fn forward(&self, x: Stored<'_>, weight: Stored<'_>, bias: Option<Stored<'_>>) -> Result<(CpuStorage, Shape)> {
         let Some(bias) = bias else { candle_core::bail!("batch normalisation has a bias") };
         let shape = x.1.shape().clone();
-        Ok((by_type!(dtype(x.0), normalised(self, x, weight, bias))?, shape))
+        Ok((by_type!(dtype(x.0), normalised(&self.0, x, weight, bias))?, shape))
     }
 
     fn backward(
@@ -36,28 +28,46 @@ impl Weighted for Fused {
         _: Option<&Tensor>,
         gradient: &Tensor,
     ) -> Result<[Option<Tensor>; 3]> {
-        by_type!(x.dtype(), changes(self, x, weight, gradient))
+        by_type!(x.dtype(), changes(&self.0, x, weight, gradient))
     }
 }
 
 /// Normalises, and applies weight and bias.
 fn normalised<T: Element>(
-    fused: &Fused,
+    of: &Batch,
     (x, layout): Stored<'_>,
     weight: Stored<'_>,
     bias: Stored<'_>,
 ) -> Result<CpuStorage> {
-    let (centres, scales) = (fused.centres::<T>()?, fused.0.scales.to_vec1::<f64>()?);
-    let (x, weight, bias) = (elements::<T>(x, layout)?, elements::<T>(weight.0, weight.1)?, elements(bias.0, bias.1)?);
-    let scales: Vec<T> = scales.iter().zip(weight).map(|(scale, weight)| element::<T>(*scale) * *weight).collect();
+    let x = elements::<T>(x, layout)?;
+    let (weight, bias) = (elements::<T>(weight.0, weight.1)?, elements(bias.0, bias.1)?);
+    let (centres, scales) = (centres(of)?, weighted_scales(of, weight)?);
     let batch = shape_of(layout.dims());
     Ok(T::to_cpu_storage_owned(computed(x.len(), |out| batch.forward(x, &centres, &scales, bias, out))))
 }
 
+/// Returns what is subtracted from each channel's elements.
+pub(super) fn centres<T: Element>(of: &Batch) -> Result<Vec<Centre<T>>> {
+    let (near, rest) = of.centre()?;
+    let numbers = near.to_vec1::<f64>()?.into_iter().zip(rest.to_vec1::<f64>()?);
+    Ok(numbers.map(|(near, rest)| Centre { near: element(near), rest: element(rest) }).collect())
+}
+
+/// Returns the factor of each channel's deviations.
+pub(super) fn weighted_scales<T: Element>(of: &Batch, weight: &[T]) -> Result<Vec<T>> {
+    let scales = of.scales.to_vec1::<f64>()?;
+    Ok(scales.iter().zip(weight).map(|(scale, weight)| element::<T>(*scale) * *weight).collect())
+}
+
 /// Returns the gradients of the input, the weight and the bias.
-fn changes<T: Element>(fused: &Fused, x: &Tensor, weight: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; 3]> {
-    let (batch, shape) = (&fused.0, shape_of(x.dims()));
-    let (centres, scales) = (fused.centres::<T>()?, batch.scales.to_vec1::<f64>()?);
+pub(super) fn changes<T: Element>(
+    batch: &Batch,
+    x: &Tensor,
+    weight: &Tensor,
+    gradient: &Tensor,
+) -> Result<[Option<Tensor>; 3]> {
+    let shape = shape_of(x.dims());
+    let (centres, scales) = (centres::<T>(batch)?, batch.scales.to_vec1::<f64>()?);
     // A row that stands in for missing examples has no gradients.
     let sums = match batch.counts {
         true => with([x, gradient], |[x, gradient]: [&[T]; 2]| shape.sums(x, &centres, gradient))?,
@@ -111,7 +121,7 @@ pub(super) fn has_planes(x: &Tensor) -> bool {
 }
 
 /// Returns a shape of (examples, channels, …) for kernels.
-fn shape_of(dims: &[usize]) -> Kernel {
+pub(super) fn shape_of(dims: &[usize]) -> Kernel {
     Kernel { examples: dims[0], channels: dims[1], size: dims[2..].iter().product() }
 }
 

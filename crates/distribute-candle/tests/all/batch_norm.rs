@@ -16,12 +16,15 @@ struct Wide {
     norm: SyncBatchNorm,
     second: Linear,
     third: Linear,
+    /// Whether the normalised elements are added to their input, and rectified.
+    rectifies: bool,
 }
 
 impl Wide {
     /// Creates a network whose normalisation has 600 elements for each example, in this many channels.
-    fn new(channels: usize, vb: VarBuilder<'_>) -> candle_core::Result<Wide> {
+    fn new(channels: usize, rectifies: bool, vb: VarBuilder<'_>) -> candle_core::Result<Wide> {
         Ok(Wide {
+            rectifies,
             first: linear(500, 600, vb.pp("first"))?,
             norm: sync_batch_norm(channels, BatchNormConfig::default(), vb.pp("norm"))?,
             second: linear(600, 600, vb.pp("second"))?,
@@ -32,7 +35,11 @@ impl Wide {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         let channels = self.norm.running_mean().dim(0)?;
         let x = self.first.forward(x)?.reshape(((), channels, 600 / channels))?;
-        let x = self.norm.forward_t(&x, true)?.flatten_from(1)?.tanh()?;
+        let x = match self.rectifies {
+            true => self.norm.forward_relu(&x, Some(&x), true)?,
+            false => self.norm.forward_t(&x, true)?,
+        };
+        let x = x.flatten_from(1)?.tanh()?;
         self.third.forward(&self.second.forward(&x)?.tanh()?)
     }
 }
@@ -42,8 +49,8 @@ fn mirrored(replicas: usize) -> Strategy {
     MirroredStrategy::builder().devices(devices).build().unwrap()
 }
 
-fn train(strategy: &Strategy, examples: usize, channels: usize) -> Model<Wide> {
-    let model = strategy.scope(|vb| Wide::new(channels, vb)).unwrap();
+fn train(strategy: &Strategy, examples: usize, channels: usize, rectifies: bool) -> Model<Wide> {
+    let model = strategy.scope(|vb| Wide::new(channels, rectifies, vb)).unwrap();
     let optimizer = Sgd::new(0.1).build(&model).unwrap();
     let x: Vec<f32> = (0..examples * 500).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
     let x = Tensor::from_vec(x, (examples, 500), &Device::Cpu).unwrap();
@@ -72,8 +79,9 @@ fn flat(tensor: &Tensor) -> Vec<f32> {
 #[test]
 fn many_buckets_and_empty_replicas_train_as_one_replica() {
     // Channels of one element, and images.
-    for (examples, channels) in [(8, 600), (3, 600), (8, 24), (3, 24)] {
-        let (four, one) = (train(&mirrored(4), examples, channels), train(&mirrored(1), examples, channels));
+    let cases = [(8, 600, false), (3, 600, false), (8, 24, false), (3, 24, false), (8, 24, true), (3, 24, true)];
+    for (examples, channels, rectifies) in cases {
+        let [four, one] = [4, 1].map(|replicas| train(&mirrored(replicas), examples, channels, rectifies));
         for (ours, theirs) in four.variables().iter().zip(one.variables()) {
             for component in ours.components() {
                 for (a, b) in flat(component).iter().zip(flat(&theirs.components()[0])) {
@@ -114,6 +122,49 @@ fn one_replica_normalises_as_candle_does() {
         }
         close("the mean", ours.running_mean(), theirs.running_mean());
         close("the variance", ours.running_var(), theirs.running_var());
+    }
+}
+
+#[test]
+fn one_operation_normalises_and_rectifies_as_several_do() {
+    // Few elements of a channel, and as many as make an image.
+    for (size, dtype) in [(5, DType::F32), (20, DType::F32), (20, DType::F64)] {
+        let variables = VarMap::new();
+        let vb = VarBuilder::from_varmap(&variables, dtype, &Device::Cpu);
+        let norm = sync_batch_norm(4, BatchNormConfig::default(), vb).unwrap();
+        for (name, values) in [("weight", [0.5f32, 2.0, -1.0, 1.5]), ("bias", [0.1f32, -0.3, 0.5, 0.0])] {
+            let values = Tensor::new(&values, &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
+            variables.data().lock().unwrap()[name].set(&values).unwrap();
+        }
+        let tensor = |seed: usize| {
+            let numbers: Vec<f32> = (0..12 * size).map(|i| ((i * seed % 23) as f32 - 11.0) / 5.0).collect();
+            Tensor::from_vec(numbers, (3, 4, size), &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
+        };
+        let (x, shortcut) = (Var::from_tensor(&tensor(7)).unwrap(), Var::from_tensor(&tensor(3)).unwrap());
+        for (train, adds) in [(true, false), (true, true), (false, false), (false, true)] {
+            let one = norm.forward_relu(&x, adds.then_some(&shortcut), train).unwrap();
+            let normed = norm.forward_t(&x, train).unwrap();
+            let several = if adds { (normed + shortcut.as_tensor()).unwrap() } else { normed }.relu().unwrap();
+            let results = [&one, &several].map(|y| flat(&y.to_dtype(DType::F32).unwrap()));
+            let gradients = [one, several].map(|y| {
+                let gradients = (y * tensor(5)).unwrap().sum_all().unwrap().backward().unwrap();
+                let data = variables.data().lock().unwrap();
+                let of = |variable: &Tensor| gradients.get(variable).map(|x| flat(&x.to_dtype(DType::F32).unwrap()));
+                [of(&x), of(&shortcut), of(&data["weight"]), of(&data["bias"])]
+            });
+            let close = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 2e-5 * b.abs().max(1.0));
+            assert!(close(&results[0], &results[1]), "{train} {adds}: {results:?}");
+            for (what, (a, b)) in gradients[0].iter().zip(&gradients[1]).enumerate() {
+                let same = match (a, b) {
+                    (Some(a), Some(b)) => close(a, b),
+                    (None, None) => what == 1 && !adds,
+                    _ => false,
+                };
+                assert!(same, "gradient {what}, {size} {train} {adds}: {a:?} {b:?}");
+            }
+        }
+        let error = norm.forward_relu(&x, Some(&tensor(3).narrow(0, 0, 2).unwrap()), true).unwrap_err().to_string();
+        assert!(error.contains("the shortcut is [2, 4,"), "{error}");
     }
 }
 

@@ -1,8 +1,6 @@
 //! Blocks of queries and keys.
 
-use distribute_rows::{greatest, simd, sum, sum_of_pairs};
-
-use crate::Float;
+use distribute_rows::{Float, greatest, simd, sum, sum_of_pairs};
 
 /// The state of a block of queries while blocks of keys come one after another.
 pub(super) struct Block<T> {

@@ -1,11 +1,10 @@
 //! Convolution without a matrix of columns.
 
+use distribute_rows::Float;
 use pulp::{Arch, NullaryFnOnce};
 
 use super::filters::{Filters, WIDEST};
-use super::lanes;
-use super::padded::{Frame, Padded};
-use crate::Float;
+use super::padded::{Frame, Padded, lanes};
 use crate::parallel::{each_chunk, share};
 
 /// A convolution that sums up tiles of the result in registers, some vectors of a plane for some filters each, from a

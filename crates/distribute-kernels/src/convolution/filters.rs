@@ -1,12 +1,10 @@
 //! The filters of a convolution, packed for tiles of its result.
 
-use super::Convolution;
-use crate::Float;
+use distribute_rows::Float;
 
-/// The filters of a convolution, or those of its gradient, divided into blocks of as many as a tile has.
+/// The filters of a convolution, or of its gradient, divided into blocks of as many as a tile has.
 #[derive(Clone, Debug)]
 pub(crate) struct Filters<'a, T> {
-    of: &'a Convolution,
     weight: &'a [T],
     direction: Direction,
     /// Channels of a group.
@@ -21,12 +19,11 @@ pub(crate) struct Filters<'a, T> {
     pub(super) bias: Vec<T>,
 }
 
-/// Whose filters they are.
+/// The convolution that has the filters.
 #[derive(Clone, Copy, Debug)]
-enum Direction {
-    /// The convolution's own.
+pub(super) enum Direction {
     Forward,
-    /// Those of the convolution that makes the gradient of the input of the gradient of the result.
+    /// The one that makes the gradient of the input of the gradient of the result.
     Backward,
 }
 
@@ -40,31 +37,19 @@ pub(super) struct Block {
 }
 
 impl<'a, T: Float> Filters<'a, T> {
-    /// Takes the filters of the convolution itself.
-    pub(crate) fn forward(of: &'a Convolution, images: usize, weight: &'a [T], bias: Option<&[T]>) -> Filters<'a, T> {
-        let bias = bias.map_or_else(|| vec![T::default(); of.filters], |bias| bias.to_vec());
-        let [channels, count] = [of.channels, of.filters].map(|count| count / of.groups);
-        Filters::new(of, weight, Direction::Forward, images, [channels, count], bias)
-    }
-
-    /// Takes those of the convolution of the gradient of the result whose result is the gradient of the input.
-    pub(crate) fn backward(of: &'a Convolution, images: usize, weight: &'a [T]) -> Filters<'a, T> {
-        let [count, channels] = [of.channels, of.filters].map(|count| count / of.groups);
-        Filters::new(of, weight, Direction::Backward, images, [channels, count], vec![T::default(); of.channels])
-    }
-
-    fn new(
-        of: &'a Convolution,
+    /// Divides filters for `inputs` groups of images, of which each has some channels and filters. The bias has an
+    /// element for each filter of all groups.
+    pub(super) fn new(
         weight: &'a [T],
         direction: Direction,
-        images: usize,
+        inputs: usize,
         [channels, count]: [usize; 2],
         bias: Vec<T>,
     ) -> Filters<'a, T> {
         let threads = rayon::current_num_threads();
-        let enough = |parts: &usize| count.is_multiple_of(*parts) && images * of.groups * parts >= threads;
+        let enough = |parts: &usize| count.is_multiple_of(*parts) && inputs * parts >= threads;
         let part = count / (1..count).find(enough).unwrap_or(count);
-        Filters { of, weight, direction, channels, count, part, blocks: blocks(part), bias }
+        Filters { weight, direction, channels, count, part, blocks: blocks(part), bias }
     }
 
     /// Packs the filters by part, block, place and filter of the block. `transform` makes `elements` numbers of a
@@ -99,8 +84,8 @@ impl<'a, T: Float> Filters<'a, T> {
 
     /// Copies the kernel of a filter for a channel of its group.
     fn kernel(&self, filter: usize, channel: usize, out: &mut Vec<T>) {
-        let [rows, columns] = self.of.kernel;
-        let kernel = |at: usize| &self.weight[at * rows * columns..][..rows * columns];
+        let elements = self.weight.len() / (self.bias.len() * self.channels);
+        let kernel = |at: usize| &self.weight[at * elements..][..elements];
         out.clear();
         match self.direction {
             Direction::Forward => out.extend(kernel(filter * self.channels + channel)),

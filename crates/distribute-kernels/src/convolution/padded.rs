@@ -1,8 +1,8 @@
 //! Copies of images between zeros, from which a kernel's elements are read without a look at edges.
 
-use std::ops::Range;
+use distribute_rows::Float;
 
-use crate::Float;
+use std::ops::Range;
 
 /// A convolution in the plane, whatever the channels.
 #[derive(Clone, Copy, Debug)]
@@ -141,6 +141,14 @@ impl Padded {
                 }
             }
         }
+    }
+}
+
+/// Returns how many elements a register has.
+pub(super) const fn lanes<T>() -> usize {
+    match size_of::<T>() {
+        4 => 8,
+        _ => 4,
     }
 }
 

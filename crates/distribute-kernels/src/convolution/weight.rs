@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
+use distribute_rows::Float;
 use pulp::{Arch, NullaryFnOnce};
 
-use super::padded::{Frame, Padded};
-use super::{Convolution, lanes};
-use crate::Float;
+use super::Convolution;
+use super::padded::{Frame, Padded, lanes};
 use crate::parallel::sum_of_parts;
 
 /// The gradient of a weight: sums over all places of the result, made in registers for several elements of the kernel

@@ -1,11 +1,10 @@
 //! Convolution with kernels of 3 × 3 that multiplies less often.
 
+use distribute_rows::Float;
 use pulp::{Arch, NullaryFnOnce};
 
 use super::filters::{Filters, WIDEST};
-use super::lanes;
-use super::padded::{Frame, Padded};
-use crate::Float;
+use super::padded::{Frame, Padded, lanes};
 use crate::parallel::{each_chunk, share};
 
 pub(crate) mod gradient;

@@ -64,6 +64,13 @@ impl Case {
         let factor = |which: usize, at: usize| self.factors[which * batch.channels + channel(at)];
         let expected: Vec<f64> = centred.iter().enumerate().map(|(at, x)| x * factor(0, at) + factor(1, at)).collect();
         assert_close("the result", &out, &expected, tolerance);
+        batch.forward_relu(&x, &centres, &part(0), &part(1), None, &mut out);
+        let rectified: Vec<f64> = expected.iter().map(|x| x.max(0.0)).collect();
+        assert_close("the rectified result", &out, &rectified, tolerance);
+        batch.forward_relu(&x, &centres, &part(0), &part(1), Some(&gradient), &mut out);
+        let sums = expected.iter().zip(&self.gradient);
+        let rectified: Vec<f64> = sums.map(|(x, shortcut)| (x + shortcut).max(0.0)).collect();
+        assert_close("the rectified sum", &out, &rectified, tolerance);
 
         let sums = batch.sums(&x, &centres, &gradient);
         let expected = |f: &dyn Fn(usize) -> f64| -> Vec<f64> {

@@ -3,7 +3,6 @@
 use super::*;
 use crate::convolution::Convolution;
 use crate::convolution::direct::Direct;
-use crate::convolution::filters::Filters;
 use crate::convolution::weight::WeightGradient;
 use crate::convolution::winograd::Winograd;
 use crate::convolution::winograd::gradient::WinogradGradient;
@@ -90,17 +89,17 @@ fn run<T: crate::Float>(
             of.backward_weight(x, gradient, dw);
         }
         Way::Direct => {
-            Direct::new(of.geometry(), Filters::forward(of, images, weight, bias)).run(x, y);
+            Direct::new(of.geometry(), of.own_filters(images, weight, bias)).run(x, y);
             match of.geometry().reversed() {
-                Some(reversed) => Direct::new(reversed, Filters::backward(of, images, weight)).run(gradient, dx),
+                Some(reversed) => Direct::new(reversed, of.reversed_filters(images, weight)).run(gradient, dx),
                 None => of.backward_input(weight, gradient, dx),
             }
             WeightGradient::new(of, x, gradient).run(dw);
         }
         Way::Winograd => {
-            Winograd::new(of.geometry(), Filters::forward(of, images, weight, bias)).run(x, y);
+            Winograd::new(of.geometry(), of.own_filters(images, weight, bias)).run(x, y);
             match of.geometry().reversed() {
-                Some(reversed) => Winograd::new(reversed, Filters::backward(of, images, weight)).run(gradient, dx),
+                Some(reversed) => Winograd::new(reversed, of.reversed_filters(images, weight)).run(gradient, dx),
                 None => of.backward_input(weight, gradient, dx),
             }
             WinogradGradient::new(of, x, gradient).run(dw);

@@ -1,10 +1,10 @@
 //! Convolutions with batch normalisation, for the examples that are residual networks.
 
-use candle_core::{Module, ModuleT, Result, Tensor};
+use candle_core::{Module, Result, Tensor};
 use candle_nn::{BatchNormConfig, Conv2dConfig, VarBuilder};
 use distribute::candle::{Conv2d, SyncBatchNorm, conv2d_no_bias, sync_batch_norm};
 
-/// A convolution of 3 × 3 with batch normalisation over the global batch.
+/// A convolution of 3 × 3 with batch normalisation over the global batch and a ReLU.
 pub(crate) struct Conv(pub(crate) Conv2d, SyncBatchNorm);
 
 impl Conv {
@@ -13,10 +13,9 @@ impl Conv {
         let norm = sync_batch_norm(to, BatchNormConfig::default(), vb.pp("norm"))?;
         Ok(Conv(conv2d_no_bias(from, to, 3, config, vb.pp("conv"))?, norm))
     }
-}
 
-impl ModuleT for Conv {
-    fn forward_t(&self, x: &Tensor, train: bool) -> Result<Tensor> {
-        self.1.forward_t(&self.0.forward(x)?, train)
+    /// Computes the result, adds a shortcut if there is one, and applies a ReLU.
+    pub(crate) fn forward_relu(&self, x: &Tensor, shortcut: Option<&Tensor>, train: bool) -> Result<Tensor> {
+        self.1.forward_relu(&self.0.forward(x)?, shortcut, train)
     }
 }

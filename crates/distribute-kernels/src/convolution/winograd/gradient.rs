@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
+use distribute_rows::Float;
 use pulp::{Arch, NullaryFnOnce};
 
 use super::{ELEMENTS, Transformed, Vector, minus, plus, tiles, transform, vectors};
-use crate::Float;
+use crate::convolution::Convolution;
 use crate::convolution::filters::{Block, WIDEST, blocks};
-use crate::convolution::padded::{Frame, Padded};
-use crate::convolution::{Convolution, lanes};
+use crate::convolution::padded::{Frame, Padded, lanes};
 use crate::parallel::sum_of_parts;
 
 /// The gradient of a weight of 3 × 3 for a stride of 1. Tiles of 2 × 2 places of the result take part in each element
