@@ -5,6 +5,7 @@ the processes of TF_CONFIG by RING. One thread for each replica.
 """
 import json
 import os
+import resource
 import sys
 import time
 
@@ -149,4 +150,6 @@ estimate = float(strategy.reduce(tf.distribute.ReduceOp.MEAN, tf.constant(estima
 count = max(int(limit / estimate), 5)
 seconds = steps(count)
 if rank == 0:
-    print(json.dumps({"samples_per_s": count * batch * strategy.num_replicas_in_sync / seconds}), flush=True)
+    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    samples_per_s = count * batch * strategy.num_replicas_in_sync / seconds
+    print(json.dumps({"samples_per_s": samples_per_s, "peak_mib": peak_mib}), flush=True)

@@ -1,6 +1,9 @@
-"""Samples a second of the models of `cargo xtask bench train`, under torch's DistributedDataParallel over Gloo: one line
-of JSON. usage: torch_ddp.py MODEL BATCH SECONDS with RANK and the like set."""
+"""Samples a second of the models of `cargo xtask bench train`, under torch's DistributedDataParallel over Gloo, one
+thread for each process; a process alone has no such wrapper, and the threads of all cores. Prints one line of JSON.
+usage: torch_ddp.py MODEL BATCH SECONDS with RANK and the like set."""
 import json
+import os
+import resource
 import sys
 import time
 
@@ -68,11 +71,12 @@ def resnet():
 
 
 name, batch, limit = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
-torch.set_num_threads(1)
 torch.manual_seed(7)
 dist.init_process_group("gloo")
+alone = dist.get_world_size() == 1
+torch.set_num_threads(os.cpu_count() if alone else 1)
 models = {"mlp": mlp, "cnn": cnn, "transformer": Transformer, "embedding": Words, "resnet": resnet}
-model = DistributedDataParallel(models[name]())
+model = models[name]() if alone else DistributedDataParallel(models[name]())
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0, fused=True)
 if name == "transformer":
     at = torch.arange(TOKENS + 1) + 17 * torch.arange(BATCHES * batch).unsqueeze(1)
@@ -103,5 +107,7 @@ dist.all_reduce(estimate, dist.ReduceOp.MAX)
 count = max(int(limit / estimate.item()), 5)
 seconds = steps(count)
 if dist.get_rank() == 0:
-    print(json.dumps({"samples_per_s": count * batch * dist.get_world_size() / seconds}), flush=True)
+    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    samples_per_s = count * batch * dist.get_world_size() / seconds
+    print(json.dumps({"samples_per_s": samples_per_s, "peak_mib": peak_mib}), flush=True)
 dist.destroy_process_group()

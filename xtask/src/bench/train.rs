@@ -45,8 +45,8 @@ pub(crate) struct Flags {
     /// may be lost and join. All three are of candle's MLP.
     #[arg(long, value_enum, default_value = "all")]
     api: Api,
-    /// Also train the same models by torch's DistributedDataParallel, or by TensorFlow's MirroredStrategy and
-    /// MultiWorkerMirroredStrategy, where they are installed in target/peers.
+    /// Also train the same models by torch, in one process on all cores and by its DistributedDataParallel, or by
+    /// TensorFlow's MirroredStrategy and MultiWorkerMirroredStrategy, where they are installed in target/peers.
     #[arg(long, value_enum, value_delimiter = ',')]
     compare: Vec<Peer>,
     /// The transport between processes: auto, shm, tcp or grpc.
@@ -306,7 +306,7 @@ fn measure(flags: &Flags, library: Library, model: Model, arrangements: &[Arrang
             .flat_map(|peer| peer.arrangements(flags.processes).into_iter().map(|of| (*peer, of)))
             .collect(),
     };
-    let mut of_peers: Vec<Vec<f64>> = vec![Vec::new(); compared.len()];
+    let mut of_peers: Vec<(Vec<f64>, f64)> = vec![(Vec::new(), 0.0); compared.len()];
     let mut shares: Vec<Vec<f64>> = vec![Vec::new(); arrangements.len()];
     let mut peaks: Vec<f64> = vec![0.0; arrangements.len()];
     let (of_library, of_model) = (named(&library), named(&model));
@@ -331,14 +331,17 @@ fn measure(flags: &Flags, library: Library, model: Model, arrangements: &[Arrang
                 Ok(())
             })?;
         }
-        for ((peer, arrangement), rates) in compared.iter().zip(&mut of_peers) {
-            rates.extend(peer.run(flags, model, arrangement)?);
+        for ((peer, arrangement), (rates, peak)) in compared.iter().zip(&mut of_peers) {
+            if let Some(of_peer) = peer.run(flags, model, arrangement)? {
+                rates.push(of_peer.samples_per_s);
+                *peak = peak.max(of_peer.peak_mib);
+            }
         }
     }
-    let rates: Vec<(f64, f64, f64)> = rates.into_iter().map(spread).collect();
-    let of_one = rates[0].0 / arrangements[0].2 as f64;
-    let row =
-        |library: &str, strategy: &str, (replicas, processes): (usize, usize), (samples_per_s, least, most)| Row {
+    let of_one = spread(rates[0].clone()).0 / arrangements[0].2 as f64;
+    let row = |library: &str, &(_, strategy, replicas, processes): &Arrangement, rates: Vec<f64>, peak_mib: f64| {
+        let (samples_per_s, least, most) = spread(rates);
+        Row {
             bench: "train".to_owned(),
             library: library.to_owned(),
             model: model.name().to_owned(),
@@ -349,23 +352,18 @@ fn measure(flags: &Flags, library: Library, model: Model, arrangements: &[Arrang
             samples_per_s,
             ratio: samples_per_s / (of_one * replicas as f64),
             communication: 0.0,
-            peak_mib: 0.0,
+            peak_mib,
             least,
             most,
-        };
-    for (((_, strategy, replicas, processes), rate), (shares, peak)) in
-        arrangements.iter().zip(&rates).zip(shares.into_iter().zip(peaks))
-    {
-        let row = Row {
-            communication: spread(shares).0,
-            peak_mib: peak,
-            ..row(&of_library, strategy, (*replicas, *processes), *rate)
-        };
+        }
+    };
+    for ((arrangement, rates), (shares, peak)) in arrangements.iter().zip(rates).zip(shares.into_iter().zip(peaks)) {
+        let row = Row { communication: spread(shares).0, ..row(&of_library, arrangement, rates, peak) };
         row.print(flags.json)?;
     }
-    for ((peer, (_, strategy, replicas, processes)), rates) in compared.iter().zip(of_peers) {
+    for ((peer, arrangement), (rates, peak)) in compared.iter().zip(of_peers) {
         if !rates.is_empty() {
-            row(peer.name(), strategy, (*replicas, *processes), spread(rates)).print(flags.json)?;
+            row(peer.name(), arrangement, rates, peak).print(flags.json)?;
         }
     }
     Ok(())

@@ -13,6 +13,14 @@ pub(super) enum Peer {
     Tensorflow,
 }
 
+/// The line that a peer's script prints.
+#[derive(Deserialize)]
+pub(super) struct OfPeer {
+    pub(super) samples_per_s: f64,
+    /// The largest resident memory of its first process.
+    pub(super) peak_mib: f64,
+}
+
 impl Peer {
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -37,7 +45,10 @@ impl Peer {
     /// Returns its strategies: the argument of its script, a description, replicas and processes.
     pub(super) fn arrangements(self, processes: usize) -> Vec<Arrangement> {
         match self {
-            Peer::Torch => vec![("ddp", "DistributedDataParallel, gloo", processes, processes)],
+            Peer::Torch => vec![
+                ("alone", "no distribution, all cores", 1, 1),
+                ("ddp", "DistributedDataParallel, gloo", processes, processes),
+            ],
             Peer::Tensorflow => vec![
                 ("mirrored", "MirroredStrategy", 2, 1),
                 ("workers", "MultiWorkerMirroredStrategy, RING", processes, processes),
@@ -45,17 +56,13 @@ impl Peer {
         }
     }
 
-    /// Returns the samples per second of one of its strategies; `None` where it is not installed.
+    /// Trains by one of its strategies; `None` where it is not installed.
     pub(super) fn run(
         self,
         flags: &Flags,
         model: Model,
         (name, _, _, processes): &Arrangement,
-    ) -> Result<Option<f64>, String> {
-        #[derive(Deserialize)]
-        struct Line {
-            samples_per_s: f64,
-        }
+    ) -> Result<Option<OfPeer>, String> {
         let script = match self {
             Peer::Torch => "xtask/peers/torch_ddp.py",
             Peer::Tensorflow => "xtask/peers/tf_train.py",
@@ -65,7 +72,7 @@ impl Peer {
         let strategy = (self == Peer::Tensorflow).then(|| (*name).to_owned());
         let arguments: Vec<String> = strategy.into_iter().chain(arguments).collect();
         let printed = self.python().run(script, *processes, &arguments)?;
-        let line = |printed: Vec<u8>| serde_json::from_slice::<Line>(&printed).map(|line| line.samples_per_s);
+        let line = |printed: Vec<u8>| serde_json::from_slice(&printed);
         printed.map(line).transpose().map_err(|error| format!("{script} printed no line of JSON: {error}"))
     }
 }

@@ -14,7 +14,7 @@ pub(super) const HEADS: usize = 4;
 pub(crate) trait Layers {
     type Linear: Module + Send + Sync;
     type Conv2d: Module + Send + Sync;
-    type BatchNorm: ModuleT + Send + Sync;
+    type BatchNorm: Send + Sync;
 
     fn linear(inputs: usize, outputs: usize, vb: VarBuilder<'_>) -> CandleResult<Self::Linear>;
     /// Creates a convolution of 3 × 3 that keeps height and width.
@@ -22,6 +22,8 @@ pub(crate) trait Layers {
     /// Creates a convolution of 3 × 3 without bias, which divides height and width by the stride.
     fn strided(channels: usize, filters: usize, stride: usize, vb: VarBuilder<'_>) -> CandleResult<Self::Conv2d>;
     fn batch_norm(channels: usize, vb: VarBuilder<'_>) -> CandleResult<Self::BatchNorm>;
+    /// Normalises in training, adds a shortcut if there is one, and applies a ReLU.
+    fn norm_relu(norm: &Self::BatchNorm, x: &Tensor, shortcut: Option<&Tensor>) -> CandleResult<Tensor>;
     fn max_pool(x: &Tensor) -> CandleResult<Tensor>;
     fn relu(x: &Tensor) -> CandleResult<Tensor>;
     fn gelu(x: &Tensor) -> CandleResult<Tensor>;
@@ -51,6 +53,14 @@ impl Layers for Plain {
 
     fn batch_norm(channels: usize, vb: VarBuilder<'_>) -> CandleResult<candle_nn::BatchNorm> {
         candle_nn::batch_norm(channels, BatchNormConfig::default(), vb)
+    }
+
+    fn norm_relu(norm: &candle_nn::BatchNorm, x: &Tensor, shortcut: Option<&Tensor>) -> CandleResult<Tensor> {
+        let normed = norm.forward_t(x, true)?;
+        match shortcut {
+            Some(shortcut) => (normed + shortcut)?.relu(),
+            None => normed.relu(),
+        }
     }
 
     fn max_pool(x: &Tensor) -> CandleResult<Tensor> {
@@ -97,6 +107,10 @@ impl Layers for Ours {
 
     fn batch_norm(channels: usize, vb: VarBuilder<'_>) -> CandleResult<ours::SyncBatchNorm> {
         ours::sync_batch_norm(channels, BatchNormConfig::default(), vb)
+    }
+
+    fn norm_relu(norm: &ours::SyncBatchNorm, x: &Tensor, shortcut: Option<&Tensor>) -> CandleResult<Tensor> {
+        norm.forward_relu(x, shortcut, true)
     }
 
     fn max_pool(x: &Tensor) -> CandleResult<Tensor> {

@@ -1,22 +1,21 @@
 //! ResNet-20 for pictures of 32 × 32.
 
-use candle_core::{Module, ModuleT, Result as CandleResult, Tensor};
+use candle_core::{Module, Result as CandleResult, Tensor};
 use candle_nn::VarBuilder;
 
 use super::layers::Layers;
 
-/// A convolution with batch normalisation.
+/// A convolution with batch normalisation and a ReLU.
 struct Conv<L: Layers>(L::Conv2d, L::BatchNorm);
 
 impl<L: Layers> Conv<L> {
     fn new(from: usize, to: usize, stride: usize, vb: VarBuilder<'_>) -> CandleResult<Conv<L>> {
         Ok(Conv(L::strided(from, to, stride, vb.pp("conv"))?, L::batch_norm(to, vb.pp("norm"))?))
     }
-}
 
-impl<L: Layers> Module for Conv<L> {
-    fn forward(&self, x: &Tensor) -> CandleResult<Tensor> {
-        self.1.forward_t(&self.0.forward(x)?, true)
+    /// Computes the result, to which a shortcut is added before the ReLU if there is one.
+    fn forward(&self, x: &Tensor, shortcut: Option<&Tensor>) -> CandleResult<Tensor> {
+        L::norm_relu(&self.1, &self.0.forward(x)?, shortcut)
     }
 }
 
@@ -40,11 +39,11 @@ impl<L: Layers> ResNet<L> {
 
 impl<L: Layers> Module for ResNet<L> {
     fn forward(&self, x: &Tensor) -> CandleResult<Tensor> {
-        let mut x = L::relu(&self.entry.forward(&x.reshape(((), 3, 32, 32))?)?)?;
+        let mut x = self.entry.forward(&x.reshape(((), 3, 32, 32))?, None)?;
         for [first, second] in &self.blocks {
-            let y = second.forward(&L::relu(&first.forward(&x)?)?)?;
-            let shortcut = if y.dims() == x.dims() { x } else { narrowed(&x)? };
-            x = L::relu(&(y + shortcut)?)?;
+            let inner = first.forward(&x, None)?;
+            let shortcut = if inner.dims() == x.dims() { x } else { narrowed(&x)? };
+            x = second.forward(&inner, Some(&shortcut))?;
         }
         self.head.forward(&x.mean((2, 3))?)
     }
