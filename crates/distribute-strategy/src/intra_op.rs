@@ -17,8 +17,8 @@ const OF_CANDLE: &str = "CANDLE_NUM_THREADS";
 /// Gives each replica of this process its share of the cores, or warns and names the setting.
 pub(crate) fn share_cores(replicas: usize) {
     let (cores, share) = (cores(), share(replicas));
-    // One replica has candle's threads, and as many as there are cores, for itself.
-    let may_set = replicas > 1 && threads_of_this_process() == Some(1);
+    let may_set = threads_of_this_process() == Some(1);
+    // candle's threads wait in loops, and so take cores from those of the pools.
     if may_set && std::env::var_os(OF_CANDLE).is_none() {
         // SAFETY: this is the only thread of the process, so no other one reads the environment meanwhile.
         unsafe { std::env::set_var(OF_CANDLE, "1") };
@@ -61,12 +61,9 @@ fn given() -> Option<usize> {
     std::env::var(VARIABLE).ok().and_then(|value| value.parse::<usize>().ok()).filter(|threads| *threads > 0)
 }
 
-/// Returns the size of the pool of each of `replicas` replicas: RAYON_NUM_THREADS, or its share of the cores. `None` if
-/// the only replica has the process's common pool for itself.
-pub(crate) fn pool_size(replicas: usize) -> Option<usize> {
-    let threads = given().unwrap_or_else(|| share(replicas));
-    // The thread of a pool of one would do what this one waits for.
-    (replicas > 1 || threads == 1).then_some(threads)
+/// Returns the size of the pool of each of `replicas` replicas: RAYON_NUM_THREADS, or its share of the cores.
+pub(crate) fn pool_size(replicas: usize) -> usize {
+    given().unwrap_or_else(|| share(replicas))
 }
 
 thread_local! {

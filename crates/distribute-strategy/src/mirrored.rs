@@ -149,9 +149,10 @@ impl MirroredBuilder {
     ///
     /// Replicas share the cores of this machine: an operation of a replica runs on its thread, and on as many others as
     /// its share has, unless RAYON_NUM_THREADS says how many threads it may use. If it is not set, and this is the only
-    /// thread of the process, it is set to the share, for candle. On the same condition CANDLE_NUM_THREADS is set to 1
-    /// for several replicas, which would take turns with the threads that it counts. The thread that calls
-    /// [`run`](Strategy::run_with) becomes that of the first replica, also for operations of rayon outside of runs.
+    /// thread of the process, it is set to the share for several replicas, for candle. On the same condition
+    /// CANDLE_NUM_THREADS is set to 1: the threads that it counts would take cores from these, and several replicas
+    /// would take turns with them. The thread that calls [`run`](Strategy::run_with) becomes that of the first replica,
+    /// also for operations of rayon outside of runs.
     ///
     /// # Errors
     /// [`Error::Devices`](crate::Error::Devices) if the list is empty or names a device twice or one that replicas

@@ -21,8 +21,8 @@ type Task<'a> = Box<dyn FnOnce() + Send + 'a>;
 
 /// One thread for each replica of this process except the first, which runs on the caller's thread.
 pub(crate) struct ReplicaThreads {
-    /// The size of the pool of each replica's operations, if each has its own.
-    pool_size: Option<usize>,
+    /// The size of the pool of each replica's operations.
+    pool_size: usize,
     threads: Vec<(Sender<Task<'static>>, JoinHandle<()>)>,
 }
 
@@ -37,7 +37,7 @@ impl ReplicaThreads {
                 let thread = std::thread::Builder::new()
                     .name(format!("replica-{replica}"))
                     .spawn(move || {
-                        pool_size.into_iter().for_each(intra_op::join_pool);
+                        intra_op::join_pool(pool_size);
                         tasks.into_iter().for_each(|task| task());
                     })
                     .map_err(|source| Error::Thread { replica, source })?;
@@ -56,7 +56,7 @@ impl ReplicaThreads {
     ) -> Vec<std::result::Result<R, Panic>> {
         let mut results: Vec<Option<std::result::Result<R, Panic>>> = closures.iter().map(|_| None).collect();
         let first = closures.remove(0);
-        self.pool_size.into_iter().for_each(intra_op::join_pool);
+        intra_op::join_pool(self.pool_size);
         {
             let (mine, others) = results.split_at_mut(1);
             let latch = Arc::new(Latch { pending: AtomicUsize::new(closures.len()), waiter: std::thread::current() });

@@ -214,14 +214,15 @@ impl<T: Float, const LANES: usize, const TILES: usize> NullaryFnOnce for Part<'_
         let ([height, width], filters) = (of.output, &of.filters);
         let (plane, depth) = (height * width, ELEMENTS * filters.channels);
         let packed = filters.blocks.iter().map(|block| block.width).sum::<usize>() * depth;
-        let Ok(taps) = padded.taps.as_slice().try_into() else { return };
+        let mut taps = [0; ELEMENTS];
+        taps.copy_from_slice(&padded.taps);
         for rows in padded.bands() {
             padded.fill(x, &rows, copy);
             let count = rows.len() * of.tiles.output[1].div_ceil(TILES);
             for vectors in vectors[..count].chunks(2 * LANES / TILES) {
                 for (copy, out) in copy.chunks_exact(padded.plane).zip(&mut *transformed) {
                     for (at, vector) in vectors.iter().enumerate() {
-                        transform::<T, LANES, 2, TILES>(taps, &copy[vector.from..], at * TILES, out);
+                        transform::<T, LANES, 2, TILES>(&taps, &copy[vector.from..], at * TILES, out);
                     }
                 }
                 let mut weight = &of.weight[first / filters.part * packed..];
