@@ -185,13 +185,13 @@ impl Convolution {
     }
 
     fn backward_weight_generic<T: Float>(&self, x: &[T], gradient: &[T], out: &mut [T]) {
-        self.sizes(x.len(), out.len(), gradient.len());
+        let images = x.len() / self.sizes(x.len(), out.len(), gradient.len()).image;
         // A tile has two vectors of filters, and elements of several channels.
-        let tiled = self.is_direct() && self.channels > 1;
-        match tiled && self.filters / self.groups >= lanes::<T>() {
-            true if self.is_winograd() => WinogradGradient::new(self, x, gradient).run(out),
-            true => WeightGradient::new(self, x, gradient).run(out),
-            false => self.backward_weight_by_columns(x, gradient, out),
+        let tiled = self.is_direct() && self.channels > 1 && self.filters / self.groups >= lanes::<T>();
+        match self.way::<T>(&self.geometry(), images) {
+            Way::Winograd => WinogradGradient::new(self, x, gradient).run(out),
+            Way::Direct | Way::Columns if tiled => WeightGradient::new(self, x, gradient).run(out),
+            Way::Direct | Way::Columns => self.backward_weight_by_columns(x, gradient, out),
         }
     }
 
