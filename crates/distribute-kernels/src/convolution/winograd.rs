@@ -78,7 +78,7 @@ impl<'a, T: Float> Winograd<'a, T> {
 
 /// Some tiles of a row.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Vector {
+struct Vector {
     /// Where the first tile is in a channel of the padded copy.
     from: usize,
     /// The row of tiles in the band.
@@ -88,7 +88,7 @@ pub(super) struct Vector {
 }
 
 /// Returns the tiles of a band, `tiles` at once.
-pub(super) fn vectors(padded: &Padded, width: usize, tiles: usize) -> Vec<Vector> {
+fn vectors(padded: &Padded, width: usize, tiles: usize) -> Vec<Vector> {
     let rows = padded.bands().next().unwrap_or_default();
     let in_row = |row: usize| {
         let start = padded.start(row);
@@ -174,7 +174,7 @@ fn minus_line<T: Float, const N: usize>([a, b, c, d]: Line<T, N>, [e, f, g, h]: 
 }
 
 /// Returns the frame of tiles: a convolution with a kernel of 4 × 4 and a stride of 2.
-pub(super) fn tiles(frame: Frame) -> Frame {
+fn tiles(frame: Frame) -> Frame {
     Frame { kernel: [4, 4], stride: 2, output: frame.output.map(|size| size.div_ceil(2)), ..frame }
 }
 
@@ -331,4 +331,4 @@ fn interleave<T: Float>(even: &[T], odd: &[T], out: &mut [T]) {
 }
 
 /// The number of elements of a transformed tile.
-pub(super) const ELEMENTS: usize = 16;
+const ELEMENTS: usize = 16;

@@ -127,7 +127,8 @@ impl<T: Float, const LANES: usize, const TILES: usize> NullaryFnOnce for Part<'_
                     padded.fill(x, &rows, &mut copy);
                     let count = rows.len() * tiles.output[1].div_ceil(TILES);
                     let mut vectors = &vectors[..count];
-                    while let Some((now, rest)) = vectors.split_at_checked(vectors.len().min(run.room::<TILES>())) {
+                    while !vectors.is_empty() {
+                        let (now, rest) = vectors.split_at(vectors.len().min(run.room::<TILES>()));
                         for (copy, out) in copy.chunks_exact(padded.plane).zip(&mut run.tiles) {
                             for (at, vector) in now.iter().enumerate() {
                                 let (x, to) = (&copy[vector.from..], run.len + at * TILES);
@@ -140,10 +141,9 @@ impl<T: Float, const LANES: usize, const TILES: usize> NullaryFnOnce for Part<'_
                         }
                         run.len += now.len() * TILES;
                         vectors = rest;
-                        if vectors.is_empty() {
-                            break;
+                        if run.room::<TILES>() == 0 {
+                            run.add(sums);
                         }
-                        run.add(sums);
                     }
                 }
             }
