@@ -3,7 +3,8 @@
 //! target/release/examples/sharded_embedding`
 //!
 //! 100,000 words have vectors of 64 numbers, 25 MB, sharded over the servers. A step fetches the rows of its words and
-//! sends their gradient: a few hundred KB. With `--here` the same model trains in one process, for comparison.
+//! sends their gradient: a few hundred KB. With `--here` the same model trains in one process, for comparison, where
+//! each step updates the vectors of all words.
 
 #![expect(clippy::print_stdout, reason = "an example says what it has found")]
 
@@ -26,12 +27,14 @@ struct Flags {
     /// Total number of steps.
     #[arg(long, default_value_t = 3000)]
     steps: u64,
+    /// Words of the language.
+    #[arg(long, default_value_t = 100_000)]
+    words: u32,
     /// Trains in this process only, one step after another.
     #[arg(long)]
     here: bool,
 }
 
-const WORDS: usize = 100_000;
 const WIDTH: usize = 64;
 const BATCH: usize = 64;
 const WORDS_IN_SENTENCE: usize = 32;
@@ -42,8 +45,11 @@ struct Mood {
 }
 
 impl Mood {
-    fn new(vb: VarBuilder<'_>) -> CandleResult<Mood> {
-        Ok(Mood { words: sharded_embedding(WORDS, WIDTH, vb.pp("words"))?, head: linear(WIDTH, 2, vb.pp("head"))? })
+    fn new(words: u32, vb: VarBuilder<'_>) -> CandleResult<Mood> {
+        Ok(Mood {
+            words: sharded_embedding(words as usize, WIDTH, vb.pp("words"))?,
+            head: linear(WIDTH, 2, vb.pp("head"))?,
+        })
     }
 }
 
@@ -55,7 +61,7 @@ impl Module for Mood {
 
 /// Generates sentences of words, some much more frequent than others. The label is whether more of the words are
 /// cheerful (even numbers) than not.
-fn sentences(number: u64) -> CandleResult<(Tensor, Tensor)> {
+fn sentences(number: u64, of: u32) -> CandleResult<(Tensor, Tensor)> {
     let mut state = (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut draw = move || {
         // A step of xorshift64*; any generator would work.
@@ -66,7 +72,7 @@ fn sentences(number: u64) -> CandleResult<(Tensor, Tensor)> {
     };
     let (mut words, mut labels) = (Vec::new(), Vec::new());
     for _ in 0..BATCH {
-        let sentence: Vec<u32> = (0..WORDS_IN_SENTENCE).map(|_| (draw().powi(6) * WORDS as f64) as u32).collect();
+        let sentence: Vec<u32> = (0..WORDS_IN_SENTENCE).map(|_| (draw().powi(6) * f64::from(of)) as u32).collect();
         let cheerful = sentence.iter().filter(|word| **word % 2 == 0).count();
         labels.push(u32::from(2 * cheerful > WORDS_IN_SENTENCE));
         words.extend(sentence);
@@ -77,10 +83,10 @@ fn sentences(number: u64) -> CandleResult<(Tensor, Tensor)> {
     ))
 }
 
-/// Makes one step on the sentences with this number.
-fn train_step(worker: &WorkerContext, number: u64) -> distribute::Result<f32> {
-    let model = worker.model("mood", Mood::new)?;
-    let (words, labels) = sentences(number)?;
+/// Makes one step on the sentences with this number, of this many words.
+fn train_step(worker: &WorkerContext, (number, words): (u64, u32)) -> distribute::Result<f32> {
+    let model = worker.model("mood", |vb| Mood::new(words, vb))?;
+    let (words, labels) = sentences(number, words)?;
     let loss = cross_entropy_per_example(&model.forward(&words)?, &labels)?.mean_all()?;
     model.minimize(&loss)?;
     Ok(loss.to_scalar()?)
@@ -93,7 +99,7 @@ fn main() -> ExitCode {
 
 fn run(flags: &Flags) -> distribute::Result<()> {
     if flags.here {
-        return train_here(flags.steps);
+        return train_here(flags);
     }
     let cluster = TfConfigResolver::from_env()?;
     let program = Program::new().function("train_step", train_step);
@@ -103,15 +109,16 @@ fn run(flags: &Flags) -> distribute::Result<()> {
     let servers = cluster.cluster_spec()?.num_tasks(TaskType::Ps);
     let strategy =
         ParameterServerStrategy::builder(&cluster).partitioner(MinSizePartitioner::new(1 << 20, servers)).build()?;
-    strategy.create_model(optimizer(), Mood::new)?;
+    let new = |vb: VarBuilder<'_>| Mood::new(flags.words, vb);
+    strategy.create_model(optimizer(), new)?;
     let coordinator = ClusterCoordinator::new(&strategy, program)?;
     let begun = Instant::now();
     for number in 0..flags.steps {
-        coordinator.schedule("train_step", &number)?;
+        coordinator.schedule("train_step", &(number, flags.words))?;
     }
     coordinator.join()?;
     let seconds = begun.elapsed().as_secs_f64();
-    report(&strategy.read_model(Mood::new)?, flags.steps, seconds)
+    report(&strategy.read_model(new)?, flags, seconds)
 }
 
 fn optimizer() -> Adagrad {
@@ -119,26 +126,27 @@ fn optimizer() -> Adagrad {
 }
 
 /// Trains the same model on the same sentences in one process.
-fn train_here(steps: u64) -> distribute::Result<()> {
+fn train_here(flags: &Flags) -> distribute::Result<()> {
     let strategy = Strategy::default_strategy()?;
-    let model = strategy.scope(Mood::new)?;
+    let model = strategy.scope(|vb| Mood::new(flags.words, vb))?;
     let optimizer = optimizer().build(&model)?;
     let begun = Instant::now();
-    for number in 0..steps {
-        let (words, labels) = sentences(number)?;
+    for number in 0..flags.steps {
+        let (words, labels) = sentences(number, flags.words)?;
         strategy.run((&model, &optimizer), |ctx, (model, optimizer)| {
             let loss = ctx.average_loss(&cross_entropy_per_example(&model.forward(&words)?, &labels)?, BATCH)?;
             Ok(optimizer.minimize(ctx, &loss)?)
         })?;
     }
-    report(model.first(), steps, begun.elapsed().as_secs_f64())
+    report(model.first(), flags, begun.elapsed().as_secs_f64())
 }
 
 /// Reports the model's accuracy on unseen sentences.
-fn report(model: &Mood, steps: u64, seconds: f64) -> distribute::Result<()> {
+fn report(model: &Mood, flags: &Flags, seconds: f64) -> distribute::Result<()> {
+    let Flags { steps, words: of, .. } = *flags;
     let (mut hits, mut all) = (0.0, 0.0);
     for number in 1_000_000..1_000_040 {
-        let (words, labels) = sentences(number)?;
+        let (words, labels) = sentences(number, of)?;
         hits += f64::from(
             model
                 .forward(&words)?

@@ -210,7 +210,7 @@ pub(crate) fn emulated<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
         return Err(Stop::NotApplicable("a compiler orders the operations of a program, and rounds otherwise"));
     }
     let even: Sizes = |_| 16;
-    for (kind, steps, sizes) in [(Kind::Dense, 200, even), (Kind::Dense, 50, |_| 13), (Kind::Convolutional, 25, |_| 13)]
+    for (kind, steps, sizes) in [(Kind::Dense, 60, even), (Kind::Dense, 30, |_| 13), (Kind::Convolutional, 12, |_| 13)]
     {
         let got = parameters::<L>(strategy, &train::<L>(strategy, kind, steps, sizes)?, 0)?;
         let expected = emulate::<L>(strategy, kind, steps, sizes)?;

@@ -101,9 +101,11 @@ fn fit_learns_on_servers_and_without_them() {
 
 #[test]
 fn an_embedding_on_servers_learns_as_well_as_in_one_process() {
-    let there = ended_well(start("sharded_embedding", &["--steps", "400"]));
+    let flags = ["--steps", "400", "--words", "10000"];
+    let there = ended_well(start("sharded_embedding", &flags));
     let mut here = Job::builder(target_binary("sharded_embedding").unwrap())
-        .args(["--steps", "400", "--here"])
+        .args(flags)
+        .arg("--here")
         .env("RAYON_NUM_THREADS", "1")
         .start()
         .unwrap();
