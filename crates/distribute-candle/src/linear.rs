@@ -1,8 +1,11 @@
 //! Linear layers, whose products need no copies in host memory.
 
-use candle_core::{CpuStorage, D, Module, Result, Shape, Tensor};
+use std::sync::OnceLock;
+
+use candle_core::{CpuStorage, D, DType, Error, Layout, Module, Result, Shape, Tensor};
 use candle_nn::VarBuilder;
 use distribute_kernels::linear::Linear as Kernel;
+use distribute_rows::gelu;
 
 use crate::fused::{Weighted, weighted};
 use crate::host::{Element, Stored, by_type, computed, dtype, elements, gradient_of, is_fused, with};
@@ -45,6 +48,44 @@ impl Linear {
     pub fn bias(&self) -> Option<&Tensor> {
         self.0.bias()
     }
+
+    /// Computes the layer and then [`gelu`](crate::gelu), in host memory as one operation, so that backward has one
+    /// gradient less to add up.
+    ///
+    /// # Errors
+    /// [`candle_core::Error`] if the input does not fit.
+    ///
+    /// # Examples
+    /// ```
+    /// use candle_core::{Device, Module, Tensor};
+    /// use distribute_candle::{Linear, gelu};
+    ///
+    /// let layer = Linear::new(Tensor::new(&[[10f32, 1.0]], &Device::Cpu)?, None);
+    /// let x = Tensor::new(&[[-0.1f32, 0.2], [3.0, 4.0]], &Device::Cpu)?;
+    /// assert_eq!(layer.forward_gelu(&x)?.to_vec2::<f32>()?, gelu(&layer.forward(&x)?)?.to_vec2::<f32>()?);
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
+    pub fn forward_gelu(&self, x: &Tensor) -> Result<Tensor> {
+        let (weight, bias) = (self.weight(), self.bias());
+        match self.kernel(x)? {
+            Some(kernel) if x.dtype() == DType::F64 => weighted(x, weight, bias, ProductGelu::<f64>::new(kernel)),
+            Some(kernel) => weighted(x, weight, bias, ProductGelu::<f32>::new(kernel)),
+            None => crate::gelu(&self.0.forward(x)?),
+        }
+    }
+
+    /// Returns the kernel that computes the layer for an input; `None` where candle does.
+    fn kernel(&self, x: &Tensor) -> Result<Option<Kernel>> {
+        let (outputs, inputs) = self.weight().dims2()?;
+        let same = |tensor: &Tensor| tensor.dtype() == x.dtype() && tensor.device().same_device(x.device());
+        if !is_fused(x) || outputs == 0 || inputs == 0 || !same(self.weight()) || !self.bias().is_none_or(same) {
+            return Ok(None);
+        }
+        if x.rank() == 0 || x.dim(D::Minus1)? != inputs {
+            candle_core::bail!("the input of a linear layer has shape {:?}; give (…, {inputs})", x.dims());
+        }
+        Ok(Some(Kernel { inputs, outputs }))
+    }
 }
 
 /// Creates a [`Linear`] with a bias.
@@ -65,16 +106,10 @@ pub fn linear_no_bias(inputs: usize, outputs: usize, vb: VarBuilder<'_>) -> Resu
 
 impl Module for Linear {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let (weight, bias) = (self.weight(), self.bias());
-        let (outputs, inputs) = weight.dims2()?;
-        let same = |tensor: &Tensor| tensor.dtype() == x.dtype() && tensor.device().same_device(x.device());
-        if !is_fused(x) || outputs == 0 || inputs == 0 || !same(weight) || !bias.is_none_or(same) {
-            return self.0.forward(x);
+        match self.kernel(x)? {
+            Some(kernel) => weighted(x, self.weight(), self.bias(), Product(kernel)),
+            None => self.0.forward(x),
         }
-        if x.rank() == 0 || x.dim(D::Minus1)? != inputs {
-            candle_core::bail!("the input of a linear layer has shape {:?}; give (…, {inputs})", x.dims());
-        }
-        weighted(x, weight, bias, Product(Kernel { inputs, outputs }))
     }
 }
 
@@ -85,16 +120,9 @@ impl Weighted for Product {
 
     fn forward(&self, x: Stored<'_>, weight: Stored<'_>, bias: Option<Stored<'_>>) -> Result<(CpuStorage, Shape)> {
         fn run<T: Element>(of: Kernel, x: Stored<'_>, w: Stored<'_>, b: Option<Stored<'_>>) -> Result<CpuStorage> {
-            let (x, weight) = (elements::<T>(x.0, x.1)?, elements(w.0, w.1)?);
-            let bias = b.map(|(storage, layout)| elements(storage, layout)).transpose()?;
-            let y = computed(x.len() / of.inputs * of.outputs, |out| of.forward(x, weight, bias, out));
-            Ok(T::to_cpu_storage_owned(y))
+            product(of, x, w, b).map(T::to_cpu_storage_owned)
         }
-        let mut shape = x.1.dims().to_vec();
-        if let Some(last) = shape.last_mut() {
-            *last = self.0.outputs;
-        }
-        Ok((by_type!(dtype(x.0), run(self.0, x, weight, bias))?, Shape::from(shape)))
+        Ok((by_type!(dtype(x.0), run(self.0, x, weight, bias))?, shape(self.0, x.1)))
     }
 
     fn backward(
@@ -106,16 +134,80 @@ impl Weighted for Product {
     ) -> Result<[Option<Tensor>; 3]> {
         fn run<T: Element>(
             of: Kernel,
-            [x, weight, gradient]: [&Tensor; 3],
+            arguments: [&Tensor; 2],
             bias: Option<&Tensor>,
+            gradient: &Tensor,
         ) -> Result<[Option<Tensor>; 3]> {
-            with([x, weight, gradient], |[elements, factors, gradient]: [&[T]; 3]| {
-                let of_x = || computed(elements.len(), |out| of.backward_input(factors, gradient, out));
-                let of_weight = || computed(factors.len(), |out| of.backward_weight(elements, gradient, out));
-                let of_bias = || computed(of.outputs, |out| of.backward_bias(gradient, out));
-                Ok([gradient_of(Some(x), of_x)?, gradient_of(Some(weight), of_weight)?, gradient_of(bias, of_bias)?])
-            })?
+            with([gradient], |[gradient]: [&[T]; 1]| gradients(of, arguments, bias, gradient))?
         }
-        by_type!(x.dtype(), run(self.0, [x, weight, gradient], bias))
+        by_type!(x.dtype(), run(self.0, [x, weight], bias, gradient))
     }
+}
+
+/// A product and the Gaussian error linear unit of it.
+struct ProductGelu<T> {
+    of: Kernel,
+    /// The product, from forward for backward.
+    product: OnceLock<Vec<T>>,
+}
+
+impl<T> ProductGelu<T> {
+    fn new(of: Kernel) -> ProductGelu<T> {
+        ProductGelu { of, product: OnceLock::new() }
+    }
+}
+
+impl<T: Element> Weighted for ProductGelu<T> {
+    const NAME: &'static str = "linear-gelu";
+
+    fn forward(&self, x: Stored<'_>, weight: Stored<'_>, bias: Option<Stored<'_>>) -> Result<(CpuStorage, Shape)> {
+        let product = product::<T>(self.of, x, weight, bias)?;
+        let y = computed(product.len(), |out| gelu::forward(&product, out));
+        let _ = self.product.set(product);
+        Ok((T::to_cpu_storage_owned(y), shape(self.of, x.1)))
+    }
+
+    fn backward(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        gradient: &Tensor,
+    ) -> Result<[Option<Tensor>; 3]> {
+        let product = self.product.get().ok_or_else(|| Error::Msg("backward comes before forward".to_owned()))?;
+        let of_product = with([gradient], |[gradient]: [&[T]; 1]| {
+            computed(product.len(), |out| gelu::backward(product, gradient, out))
+        })?;
+        gradients(self.of, [x, weight], bias, &of_product)
+    }
+}
+
+fn product<T: Element>(of: Kernel, x: Stored<'_>, weight: Stored<'_>, bias: Option<Stored<'_>>) -> Result<Vec<T>> {
+    let (x, weight) = (elements::<T>(x.0, x.1)?, elements(weight.0, weight.1)?);
+    let bias = bias.map(|(storage, layout)| elements(storage, layout)).transpose()?;
+    Ok(computed(x.len() / of.inputs * of.outputs, |out| of.forward(x, weight, bias, out)))
+}
+
+/// Returns the shape of the result.
+fn shape(of: Kernel, x: &Layout) -> Shape {
+    let mut shape = x.dims().to_vec();
+    if let Some(last) = shape.last_mut() {
+        *last = of.outputs;
+    }
+    Shape::from(shape)
+}
+
+/// Computes the gradients of the arguments and of the bias from that of the product.
+fn gradients<T: Element>(
+    of: Kernel,
+    [x, weight]: [&Tensor; 2],
+    bias: Option<&Tensor>,
+    gradient: &[T],
+) -> Result<[Option<Tensor>; 3]> {
+    with([x, weight], |[elements, factors]: [&[T]; 2]| {
+        let of_x = || computed(elements.len(), |out| of.backward_input(factors, gradient, out));
+        let of_weight = || computed(factors.len(), |out| of.backward_weight(elements, gradient, out));
+        let of_bias = || computed(of.outputs, |out| of.backward_bias(gradient, out));
+        Ok([gradient_of(Some(x), of_x)?, gradient_of(Some(weight), of_weight)?, gradient_of(bias, of_bias)?])
+    })?
 }

@@ -1,5 +1,7 @@
 //! Replicas that hold a part each of every large parameter.
 
+use std::time::Duration;
+
 use distribute_cluster::{ClusterResolver, Membership, SimpleResolver};
 use distribute_collectives::{Rank, on_local_ranks};
 use distribute_device::DeviceSpec;
@@ -91,6 +93,13 @@ impl FullyShardedBuilder {
     /// Sets how replicas communicate.
     pub fn communication(mut self, options: CommunicationOptions) -> Self {
         self.workers.communication(options);
+        self
+    }
+
+    /// Sets the silence after which a process counts as lost, as
+    /// [`MultiWorkerMirroredBuilder::heartbeat_timeout`](crate::MultiWorkerMirroredBuilder::heartbeat_timeout) does.
+    pub fn heartbeat_timeout(mut self, timeout: Duration) -> Self {
+        self.workers.heartbeat_timeout(timeout);
         self
     }
 

@@ -7,8 +7,10 @@
 #![expect(unsafe_code, reason = "setting an environment variable is unsafe once there are other threads")]
 
 use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use rayon::{ThreadPool, ThreadPoolBuilder};
+use rayon::{ThreadPool, ThreadPoolBuilder, Yield};
 
 const VARIABLE: &str = "RAYON_NUM_THREADS";
 /// The threads that candle has in addition to rayon's; [`VARIABLE`] if it is not set.
@@ -92,8 +94,52 @@ pub(crate) fn join_pool(threads: usize) {
     }
 }
 
+/// Keeps the other threads of this thread's pool from going to sleep between operations.
+///
+/// A thread of rayon sleeps soon after an operation; to wake it takes as long as a small operation. With this, it looks
+/// for work until the guard is dropped, or until it has found none for a while, and lets other threads of the machine
+/// run between looks.
+#[must_use]
+pub(crate) fn keep_awake() -> Awake {
+    let own = rayon::current_thread_index().filter(|_| rayon::current_num_threads() > 1);
+    let Some(own) = own.filter(|_| POOL.with_borrow(Option::is_some)) else { return Awake(None) };
+    let ended = Arc::new(AtomicBool::new(false));
+    let seen = ended.clone();
+    rayon::spawn_broadcast(move |context| {
+        let mut idle = 0;
+        while context.index() != own && idle < LOOKS && !seen.load(Ordering::Relaxed) {
+            match rayon::yield_now() {
+                Some(Yield::Executed) => idle = 0,
+                Some(Yield::Idle) | None => {
+                    idle += 1;
+                    std::thread::yield_now();
+                }
+            }
+        }
+    });
+    Awake(Some(ended))
+}
+
+/// Lets the threads sleep when dropped.
+pub(crate) struct Awake(Option<Arc<AtomicBool>>);
+
+impl Drop for Awake {
+    fn drop(&mut self) {
+        if let Some(ended) = &self.0 {
+            ended.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// How often a thread looks for work in vain before it sleeps: about half a millisecond.
+const LOOKS: u32 = 1_000;
+
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use rayon::prelude::*;
+
     use super::*;
 
     #[test]
@@ -108,5 +154,33 @@ mod tests {
             });
             assert_eq!(thread.join().unwrap(), (true, threads));
         }
+    }
+
+    #[test]
+    fn threads_that_are_kept_awake_work_and_then_sleep() {
+        let (sender, ended) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            join_pool(3);
+            for round in 0..200u64 {
+                let awake = keep_awake();
+                let sums = [1, 2].map(|_| (0..1000).into_par_iter().map(|x| x * round).sum::<u64>());
+                assert_eq!(sums, [499_500 * round; 2]);
+                match round {
+                    // Looks end by themselves, too.
+                    0 => std::mem::forget(awake),
+                    _ => drop(awake),
+                }
+            }
+            // Runs on each thread once it has left its loop.
+            sender.send(rayon::broadcast(|context| context.index())).unwrap();
+        });
+        assert_eq!(ended.recv_timeout(Duration::from_secs(60)), Ok(vec![0, 1, 2]));
+    }
+
+    #[test]
+    fn threads_of_a_pool_that_is_not_ours_are_left_alone() {
+        let pool = ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+        assert!(pool.install(keep_awake).0.is_none());
+        assert!(keep_awake().0.is_none());
     }
 }

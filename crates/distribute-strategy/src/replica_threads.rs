@@ -65,7 +65,9 @@ impl ReplicaThreads {
             for ((closure, result), (sender, _)) in closures.into_iter().zip(others).zip(&self.threads) {
                 let latch = latch.clone();
                 let task: Task<'_> = Box::new(move || {
+                    let awake = intra_op::keep_awake();
                     *result = Some(catch_unwind(AssertUnwindSafe(closure)));
+                    drop(awake);
                     latch.count_down();
                 });
                 // SAFETY: the task borrows for 'a at most, and this function does not return before the latch says that
@@ -76,7 +78,9 @@ impl ReplicaThreads {
                     (refused.0)();
                 }
             }
+            let awake = intra_op::keep_awake();
             mine[0] = Some(catch_unwind(AssertUnwindSafe(first)));
+            drop(awake);
             drop(wait);
         }
         results.into_iter().flatten().collect()

@@ -16,7 +16,7 @@ use candle_core::{DType, Device, Module, ModuleT, Result as CandleResult, Tensor
 use candle_nn::{Embedding, Init, VarBuilder};
 use clap::Parser;
 use distribute::Error;
-use distribute::candle::{AttentionMask, Clip, Dropout, LayerNorm, Linear, Model, dropout, gelu, layer_norm};
+use distribute::candle::{AttentionMask, Clip, Dropout, LayerNorm, Linear, Model, dropout, layer_norm};
 use distribute::input::Array;
 use distribute::prelude::*;
 use distribute::train::progress::{Options, Progress};
@@ -153,7 +153,7 @@ impl Layer {
         let attended =
             self.attention.attend(x, &self.attention.keys_and_values(x)?, AttentionMask::Additive(padding))?;
         let x = self.attention_norm.forward(&(self.dropouts[0].forward_t(&attended, train)? + x)?)?;
-        let inner = self.output.forward(&gelu(&self.intermediate.forward(&x)?)?)?;
+        let inner = self.output.forward(&self.intermediate.forward_gelu(&x)?)?;
         self.output_norm.forward(&(self.dropouts[1].forward_t(&inner, train)? + &x)?)
     }
 }
@@ -230,7 +230,7 @@ impl Pretraining {
         let x = self.bert.forward(tokens, segments, true)?;
         let first = Tensor::arange_step(0, (examples * length) as u32, length as u32, &Device::Cpu)?.unsqueeze(1)?;
         let masked = x.flatten_to(1)?.index_select(&positions.broadcast_add(&first)?.flatten_all()?, 0)?;
-        let masked = self.transform.1.forward(&gelu(&self.transform.0.forward(&masked)?)?)?;
+        let masked = self.transform.1.forward(&self.transform.0.forward_gelu(&masked)?)?;
         let logits = Linear::new(self.bert.words.embeddings().clone(), Some(self.bias.clone())).forward(&masked)?;
         // In Hugging Face's models 0 says that the second segment follows.
         let order = self.follows.forward(&self.bert.pool(&x)?)?;

@@ -46,7 +46,7 @@ struct Flags {
     /// Steps between checkpoints.
     #[arg(long, default_value_t = 20)]
     every: u64,
-    /// Seconds of silence after which a task counts as lost. FullySharded has no such option, and uses its default.
+    /// Seconds of silence after which a task counts as lost.
     #[arg(long, default_value_t = 10.0)]
     silence: f64,
     /// Largest number of workers of an elastic job.
@@ -108,7 +108,10 @@ fn strategy(flags: &Flags) -> distribute::Result<Strategy> {
     let workers = MultiWorkerMirroredStrategy::builder().heartbeat_timeout(silence).devices(["CPU:0"]);
     Ok(match flags.strategy {
         Kind::Elastic => workers.elastic(1..=flags.most).build()?,
-        Kind::Sharded => FullyShardedStrategy::builder().devices(["CPU:0"]).mirror_below(1000).build()?,
+        Kind::Sharded => {
+            let sharded = FullyShardedStrategy::builder().heartbeat_timeout(silence).devices(["CPU:0"]);
+            sharded.mirror_below(1000).build()?
+        }
         Kind::Diloco => DilocoStrategy::builder().inner_steps(flags.inner_steps).over(workers.build()?)?,
         Kind::Workers | Kind::Servers => workers.build()?,
     })

@@ -125,8 +125,6 @@ const GOES_ON: Promise =
 
 /// Returns the promise of a cell; `None` where the strategy does not have the fault. `silence` is in milliseconds.
 pub(super) fn promise(fault: Fault, kind: Kind, silence: u64) -> Option<Promise> {
-    // FullySharded has no option of its silence.
-    let silence = if kind == Kind::Sharded { 10_000 } else { silence };
     let noticed_by_silence = Promise { detect: Some(silence + 1500), end: Some(silence + 2500), ..ENDS };
     Some(match (kind, fault) {
         (Kind::Workers | Kind::Sharded | Kind::Diloco, fault) => match fault {

@@ -101,7 +101,7 @@ impl<'p> Stage<'p> {
     }
 
     pub(super) fn silence_ms(&self) -> u64 {
-        if self.kind == Kind::Sharded { 10_000 } else { self.plan.silence_ms }
+        self.plan.silence_ms
     }
 
     /// Returns a task of the ledger, on a host if there are any.

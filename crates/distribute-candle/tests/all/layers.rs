@@ -63,6 +63,16 @@ fn linear_layers_are_candles() {
             |x| Linear::new(x[1].clone(), None).forward(&x[0]),
             |x| candle_nn::Linear::new(x[1].clone(), None).forward(&x[0]),
         );
+        compare(
+            &given,
+            |x| Linear::new(x[1].clone(), Some(x[2].clone())).forward_gelu(&x[0]),
+            |x| candle_nn::Linear::new(x[1].clone(), Some(x[2].clone())).forward(&x[0])?.gelu(),
+        );
+        compare(
+            &given[..2],
+            |x| Linear::new(x[1].clone(), None).forward_gelu(&x[0]),
+            |x| candle_nn::Linear::new(x[1].clone(), None).forward(&x[0])?.gelu(),
+        );
     }
     let wrong = Linear::new(numbers(&[7, 5], 1), None).forward(&numbers(&[2, 6], 2)).unwrap_err().to_string();
     assert!(wrong.contains("has shape [2, 6]; give (…, 5)"), "{wrong}");

@@ -100,7 +100,7 @@ impl<L: Layers> Module for Transformer<L> {
         for block in &self.blocks {
             let qkv = block.qkv.forward(&block.norms[0].forward(&x)?)?;
             x = (&x + block.out.forward(&L::attention(&qkv, &self.mask)?)?)?;
-            let hidden = L::gelu(&block.up.forward(&block.norms[1].forward(&x)?)?)?;
+            let hidden = L::linear_gelu(&block.up, &block.norms[1].forward(&x)?)?;
             x = (&x + block.down.forward(&hidden)?)?;
         }
         // One row for each token.

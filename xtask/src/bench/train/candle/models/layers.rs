@@ -26,7 +26,8 @@ pub(crate) trait Layers {
     fn norm_relu(norm: &Self::BatchNorm, x: &Tensor, shortcut: Option<&Tensor>) -> CandleResult<Tensor>;
     fn max_pool(x: &Tensor) -> CandleResult<Tensor>;
     fn relu(x: &Tensor) -> CandleResult<Tensor>;
-    fn gelu(x: &Tensor) -> CandleResult<Tensor>;
+    /// Computes a linear layer, and GELU of it.
+    fn linear_gelu(layer: &Self::Linear, x: &Tensor) -> CandleResult<Tensor>;
     /// Computes causal attention of (rows, tokens, queries, keys and values).
     fn attention(qkv: &Tensor, mask: &Tensor) -> CandleResult<Tensor>;
 }
@@ -71,8 +72,8 @@ impl Layers for Plain {
         x.relu()
     }
 
-    fn gelu(x: &Tensor) -> CandleResult<Tensor> {
-        x.gelu()
+    fn linear_gelu(layer: &candle_nn::Linear, x: &Tensor) -> CandleResult<Tensor> {
+        layer.forward(x)?.gelu()
     }
 
     fn attention(qkv: &Tensor, mask: &Tensor) -> CandleResult<Tensor> {
@@ -121,8 +122,8 @@ impl Layers for Ours {
         ours::relu(x)
     }
 
-    fn gelu(x: &Tensor) -> CandleResult<Tensor> {
-        ours::gelu(x)
+    fn linear_gelu(layer: &ours::Linear, x: &Tensor) -> CandleResult<Tensor> {
+        layer.forward_gelu(x)
     }
 
     fn attention(qkv: &Tensor, _: &Tensor) -> CandleResult<Tensor> {
