@@ -1,7 +1,7 @@
 //! This process's place in a job whose members change.
 
 use std::ops::RangeInclusive;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -24,6 +24,8 @@ pub(crate) struct Elastic {
     groups: Groups,
     /// Whether the training loop has ended on all members.
     has_ended: AtomicBool,
+    /// The newest generation in which this process had the same state as all others; 0 for none.
+    pub(crate) settled: AtomicU64,
 }
 
 /// The groups of a process's ranks, which change between runs.
@@ -44,7 +46,7 @@ pub(crate) struct Met {
 impl Elastic {
     pub(crate) fn new(options: ElasticOptions, coordination: CoordinationOptions, groups: Groups) -> Elastic {
         let (job, present, has_ended) = (Mutex::default(), Arc::default(), AtomicBool::new(false));
-        Elastic { options, coordination, job, present, groups, has_ended }
+        Elastic { options, coordination, job, present, groups, has_ended, settled: AtomicU64::new(0) }
     }
 
     /// Returns the smallest and the largest number of processes.

@@ -1,6 +1,7 @@
 //! The generations of an elastic job: sets of members that train together.
 
 use std::ops::RangeInclusive;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::elastic::{Elastic, Met, lost};
@@ -69,6 +70,19 @@ impl Strategy {
     /// Sets the number of [`commits`](Strategy::commits), when this process has taken over the state of another.
     pub fn set_commits(&self, count: u64) {
         self.replicas().set_commits(count);
+    }
+
+    /// Returns the newest generation in which this process had the same state as all others, as its training loop has
+    /// [set](Strategy::set_settled_generation) it; 0 for none. For authors of training loops.
+    pub fn settled_generation(&self) -> u64 {
+        self.replicas().elastic().map_or(0, |elastic| elastic.settled.load(Ordering::Relaxed))
+    }
+
+    /// Notes that all members of a generation have the same state. Does nothing under a strategy that is not elastic.
+    pub fn set_settled_generation(&self, number: u64) {
+        if let Some(elastic) = self.replicas().elastic() {
+            elastic.settled.store(number, Ordering::Relaxed);
+        }
     }
 
     /// Leaves the present generation of an elastic job, waits for the next one, and tells its members this process's

@@ -1,6 +1,7 @@
 //! Training loops whose processes join and leave.
 
 use std::cmp::Reverse;
+use std::time::Duration;
 
 use distribute_collectives::{Rank, on_local_ranks};
 use distribute_strategy::{Gathering, Strategy};
@@ -46,6 +47,32 @@ struct Told {
     /// See [`Standing`].
     commits: u64,
     progress: u64,
+}
+
+/// What a member tells the others of a new generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Report {
+    told: Told,
+    /// The newest generation in which this process had the same state as all others; 0 for none.
+    settled: u64,
+    /// The newest generation in which any process had, as far as this one has heard.
+    known: u64,
+}
+
+impl Report {
+    /// Notes what the members of a generation have told.
+    ///
+    /// # Errors
+    /// [`Error::Outdated`] if they have heard of a generation that has trained, none of whose members is among them.
+    /// Those who are here may be many steps behind it, or begin the job anew. One of its members is enough: it is
+    /// behind the others by a step at most, which is then repeated.
+    fn hear(&mut self, all: &[Report], generation: u64) -> Result<()> {
+        self.known = all.iter().map(|report| report.known).fold(self.known, u64::max);
+        match all.iter().any(|report| report.settled >= self.known) {
+            true => Ok(()),
+            false => Err(Error::Outdated { generation, known: self.known }),
+        }
+    }
 }
 
 /// The key under which a loop's state travels.
@@ -155,12 +182,22 @@ pub fn join<S: Standing>(strategy: &Strategy, parts: &[&dyn Checkpointed], own: 
         return Err(Error::Undescribed { described, made });
     }
     let (commits, progress) = own.map_or((0, 0), |own| (own.commits(), own.progress()));
-    let told = Told { stands: own.is_some(), commits, progress };
+    let settled = strategy.settled_generation();
+    let mut report = Report { told: Told { stands: own.is_some(), commits, progress }, settled, known: settled };
     for attempt in 1.. {
-        let gathering = strategy.next_generation(&serde_json::to_vec(&told).map_err(json)?)?;
-        match settle(strategy, parts, own, told, gathering) {
+        let gathering = strategy.next_generation(&serde_json::to_vec(&report).map_err(json)?)?;
+        match settle(strategy, parts, own, &mut report, gathering) {
+            Err(error @ Error::Outdated { .. }) if attempt < ATTEMPTS => {
+                tracing::warn!("{error}");
+                std::thread::sleep(RETURN);
+            }
             Err(error) if is_of_members(&error) && attempt < ATTEMPTS => tracing::debug!("{error}"),
-            outcome => return outcome,
+            outcome => {
+                if let Ok(joined) = &outcome {
+                    strategy.set_settled_generation(joined.generation);
+                }
+                return outcome;
+            }
         }
     }
     Err(distribute_strategy::Error::Fixed.into())
@@ -168,6 +205,9 @@ pub fn join<S: Standing>(strategy: &Strategy, parts: &[&dyn Checkpointed], own: 
 
 /// The number of generations in a row that may end before their members have the same state.
 const ATTEMPTS: u32 = 20;
+
+/// How long members that are outdated wait, each time, for one that is not: it may be frozen, and join again.
+const RETURN: Duration = Duration::from_millis(500);
 
 fn json(source: serde_json::Error) -> Error {
     Error::State { key: STATE.to_owned(), source }
@@ -178,12 +218,15 @@ fn settle<S: Standing>(
     strategy: &Strategy,
     parts: &[&dyn Checkpointed],
     own: Option<&S>,
-    told: Told,
+    report: &mut Report,
     gathering: Gathering<'_>,
 ) -> Result<Joined<S>> {
     let all = gathering.standings().iter().map(|told| serde_json::from_slice(told).map_err(json));
-    let all: Vec<Told> = all.collect::<Result<_>>()?;
+    let all: Vec<Report> = all.collect::<Result<_>>()?;
     let (generation, members, rank) = (gathering.number(), all.len(), gathering.rank());
+    report.hear(&all, generation)?;
+    let told = report.told;
+    let all: Vec<Told> = all.iter().map(|report| report.told).collect();
     // Of those that are furthest, the first.
     let furthest = all.iter().copied().enumerate().max_by_key(|(rank, told)| (*told, Reverse(*rank)));
     let (source, best) = furthest.unwrap_or((rank, told));
@@ -269,3 +312,49 @@ fn broadcast(strategy: &Strategy, source: usize, document: Vec<u8>, lacks: bool)
 
 /// Bytes of each operation by which a state is sent.
 const PIECE: usize = 16 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A process that has trained in a generation, and has heard of another.
+    fn report(settled: u64, known: u64) -> Report {
+        Report { told: Told { stands: settled > 0, commits: 10 * settled, progress: 0 }, settled, known }
+    }
+
+    #[test]
+    fn those_who_have_only_heard_of_a_generations_steps_do_not_go_on_without_it() {
+        // A process that was frozen since generation 8, a new one, and one that has trained in generation 9.
+        let all = [report(8, 8), report(0, 0), report(9, 9)];
+        let mut reports = all;
+        reports.iter_mut().for_each(|report| report.hear(&all, 10).unwrap());
+        // The last one is lost before the others have its state.
+        let left = [reports[0], reports[1]];
+        let error = reports[1].hear(&left, 11).unwrap_err();
+        assert!(matches!(error, Error::Outdated { generation: 11, known: 9 }), "{error}");
+        assert!(is_of_members(&error));
+        // It joins again.
+        reports[1].hear(&reports.clone(), 12).unwrap();
+    }
+
+    #[test]
+    fn new_processes_do_not_begin_anew_when_the_only_one_with_a_state_is_lost() {
+        let all = [report(5, 5), report(0, 0), report(0, 0)];
+        let mut reports = all;
+        reports.iter_mut().for_each(|report| report.hear(&all, 6).unwrap());
+        let left = [reports[1], reports[2]];
+        assert!(reports[1].hear(&left, 7).is_err());
+    }
+
+    #[test]
+    fn members_of_the_newest_generation_go_on_without_the_one_that_was_a_step_ahead() {
+        let mut all = [report(9, 9), report(9, 9), report(9, 9)];
+        all[0].told.commits += 1;
+        let mut left = [all[1], all[2]];
+        left.iter_mut().for_each(|report| report.hear(&all, 10).unwrap());
+        let heard = left;
+        left.iter_mut().for_each(|report| report.hear(&heard, 11).unwrap());
+        // A job begins without any.
+        report(0, 0).hear(&[report(0, 0); 2], 1).unwrap();
+    }
+}

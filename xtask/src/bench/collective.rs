@@ -9,8 +9,9 @@ use distribute::device::{DType, Element};
 use serde::{Deserialize, Serialize};
 
 use super::peers::{self, Peer};
+use super::processes::{self, Ranks};
 use super::spread::spread;
-use super::{limits, plot, processes};
+use super::{limits, plot};
 use crate::error::text;
 
 #[derive(Args, Clone)]
@@ -200,7 +201,8 @@ pub(super) fn measure_processes(
     }
     let mut rows = Vec::new();
     let arguments = rank_arguments(operation, flags, transport);
-    processes::run(ranks, &arguments, transport, algorithm, Duration::from_secs(600), |line| {
+    let ranks = Ranks { count: ranks, transport, algorithm, threads: Some(1) };
+    processes::run(&ranks, &arguments, Duration::from_secs(600), |line| {
         let mut row: Row = serde_json::from_str(line).map_err(|error| format!("{error}: {line}"))?;
         if uses_tls {
             // The processes know their group's transport by its own name.

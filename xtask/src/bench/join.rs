@@ -12,7 +12,7 @@ use distribute::cluster::{Coordination, CoordinationOptions, JobId, Membership};
 use distribute::collectives::ProcessGroup;
 use serde::{Deserialize, Serialize};
 
-use super::processes;
+use super::processes::{self, Ranks};
 use crate::error::text;
 
 #[derive(Args, Clone)]
@@ -68,7 +68,8 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
         let mut millis = Vec::new();
         for _ in 0..flags.reps.max(1) {
             let arguments = ["bench", "rank", "join"].map(str::to_owned);
-            processes::run(*ranks, &arguments, "tcp", "auto", DEADLINE, |line| {
+            let ranks = Ranks { count: *ranks, transport: "tcp", algorithm: "auto", threads: Some(1) };
+            processes::run(&ranks, &arguments, DEADLINE, |line| {
                 let times: Times = serde_json::from_str(line).map_err(|error| format!("{error}: {line}"))?;
                 millis.push(times.last_end.saturating_sub(times.last_start) as f64 / 1e3);
                 Ok(())

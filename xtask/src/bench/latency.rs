@@ -6,7 +6,7 @@ use clap::Args;
 use distribute::collectives::{ProcessGroup, Rank, ReduceOp};
 use serde::{Deserialize, Serialize};
 
-use super::processes;
+use super::processes::{self, Ranks};
 use crate::error::text;
 
 #[derive(Args, Clone)]
@@ -57,7 +57,8 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
             }
             let arguments: Vec<String> =
                 ["bench", "rank", "latency", "--reps", &flags.reps.to_string()].map(str::to_owned).into();
-            processes::run(*ranks, &arguments, transport, "auto", Duration::from_secs(600), |line| {
+            let ranks = Ranks { count: *ranks, transport, algorithm: "auto", threads: Some(1) };
+            processes::run(&ranks, &arguments, Duration::from_secs(600), |line| {
                 print(flags, &serde_json::from_str(line).map_err(|error| format!("{error}: {line}"))?)
             })?;
         }

@@ -34,17 +34,25 @@ pub(super) fn kind_of(transport: &str) -> (&str, bool) {
     }
 }
 
-/// Starts `count` processes of this program with the arguments, as ranks of one group on loopback, and hands each line
-/// that rank 0 prints to `line`. For a transport with TLS, such as `tcp+tls`, they get certificates of an authority
-/// that is made for this run.
+/// The processes of one measurement.
+pub(crate) struct Ranks<'a> {
+    pub(crate) count: usize,
+    pub(crate) transport: &'a str,
+    pub(crate) algorithm: &'a str,
+    /// The threads that a replica's operations are divided among; all cores, if none are given.
+    pub(crate) threads: Option<usize>,
+}
+
+/// Starts processes of this program with the arguments, as ranks of one group on loopback, and hands each line that
+/// rank 0 prints to `line`. For a transport with TLS, such as `tcp+tls`, they get certificates of an authority that is
+/// made for this run.
 pub(crate) fn run(
-    count: usize,
+    ranks: &Ranks<'_>,
     arguments: &[String],
-    transport: &str,
-    algorithm: &str,
     limit: Duration,
     mut line: impl FnMut(&str) -> Result<(), String>,
 ) -> Result<(), String> {
+    let Ranks { count, transport, algorithm, threads } = *ranks;
     let program = std::env::current_exe().map_err(text)?;
     let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).map_err(text)?.port();
     // Where elastic workers find each other.
@@ -72,7 +80,8 @@ pub(crate) fn run(
             .env("DISTRIBUTE_TRANSPORT", kind)
             .env("DISTRIBUTE_ALGORITHM", algorithm)
             .env(WORKERS, workers.join(","))
-            .env("RAYON_NUM_THREADS", "1")
+            .env_remove("RAYON_NUM_THREADS")
+            .envs(threads.map(|threads| ("RAYON_NUM_THREADS", threads.to_string())))
             .envs(certificates.iter().map(|(name, path)| (*name, path)))
             .stdin(Stdio::null())
             .stdout(if rank == 0 { Stdio::piped() } else { Stdio::null() })

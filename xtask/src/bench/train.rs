@@ -10,7 +10,7 @@ use distribute::strategy::TpuStrategy;
 use serde::{Deserialize, Serialize};
 
 use self::compared::Peer;
-use super::processes;
+use super::processes::{self, Ranks};
 use super::spread::spread;
 use crate::error::text;
 
@@ -189,6 +189,9 @@ impl Measured {
 /// A way to train: its name, its description, replicas and processes.
 type Arrangement = (&'static str, &'static str, usize, usize);
 
+/// The name of an arrangement whose replica has more than one thread.
+const ALL_CORES: &str = "all-cores";
+
 fn arrangements(flags: &Flags, library: Library, model: Model) -> Result<Vec<Arrangement>, String> {
     let processes = flags.processes;
     let fits = library == Library::Candle && model == Model::Mlp;
@@ -222,6 +225,7 @@ fn arrangements(flags: &Flags, library: Library, model: Model) -> Result<Vec<Arr
             let mut all = vec![
                 ("independent", "no strategy, independent processes", 2, 2),
                 ("one", "Mirrored", 1, 1),
+                (ALL_CORES, "Mirrored, all cores", 1, 1),
                 ("mirrored", "Mirrored", 2, 1),
             ];
             if fits {
@@ -319,7 +323,9 @@ fn measure(flags: &Flags, library: Library, model: Model, arrangements: &[Arrang
                 .map(str::to_owned)
                 .collect::<Vec<String>>();
             let limit = Duration::from_secs_f64(flags.seconds * 8.0 + 120.0);
-            processes::run(*count, &arguments, &flags.transport, "auto", limit, |line| {
+            let threads = (*name != ALL_CORES).then_some(1);
+            let ranks = Ranks { count: *count, transport: &flags.transport, algorithm: "auto", threads };
+            processes::run(&ranks, &arguments, limit, |line| {
                 let mut numbers = line.split_whitespace().map(str::parse::<f64>);
                 let mut number = || numbers.next().and_then(Result::ok);
                 let (Some(rate), Some(share), Some(peak)) = (number(), number(), number()) else {
@@ -392,7 +398,7 @@ fn peak_mib() -> f64 {
 /// Builds the strategy of an arrangement.
 fn strategy_of(arrangement: &str) -> Result<Strategy, String> {
     match arrangement {
-        "one" => MirroredStrategy::builder().build(),
+        "one" | ALL_CORES => MirroredStrategy::builder().build(),
         "elastic" => return elastic(),
         name if name.starts_with("workers") => MultiWorkerMirroredStrategy::builder().build(),
         name if name.starts_with("tpu") => TpuStrategy::builder().replicas(2).build(),
