@@ -39,7 +39,7 @@ pub struct Joined<S> {
     pub begins: bool,
 }
 
-/// A member's message to the others: how far it is.
+/// The state of a process: how far it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct Told {
     /// Whether it has a state at all.
@@ -49,7 +49,7 @@ struct Told {
     progress: u64,
 }
 
-/// What a member tells the others of a new generation.
+/// A member's message to the others of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Report {
     told: Told,
