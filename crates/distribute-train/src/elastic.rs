@@ -57,6 +57,8 @@ struct Report {
     settled: u64,
     /// The newest generation in which any process had, as far as this one has heard.
     known: u64,
+    /// The state of the process that was furthest, as far as this one has heard.
+    heard: Told,
 }
 
 impl Report {
@@ -68,7 +70,8 @@ impl Report {
     /// behind the others by a step at most, which is then repeated.
     fn hear(&mut self, all: &[Report], generation: u64) -> Result<()> {
         self.known = all.iter().map(|report| report.known).fold(self.known, u64::max);
-        match all.iter().any(|report| report.settled >= self.known) {
+        self.heard = all.iter().map(|report| report.told.max(report.heard)).fold(self.heard, Told::max);
+        match all.iter().any(|report| report.settled >= self.known || report.told >= self.heard) {
             true => Ok(()),
             false => Err(Error::Outdated { generation, known: self.known }),
         }
@@ -183,7 +186,8 @@ pub fn join<S: Standing>(strategy: &Strategy, parts: &[&dyn Checkpointed], own: 
     }
     let (commits, progress) = own.map_or((0, 0), |own| (own.commits(), own.progress()));
     let settled = strategy.settled_generation();
-    let mut report = Report { told: Told { stands: own.is_some(), commits, progress }, settled, known: settled };
+    let told = Told { stands: own.is_some(), commits, progress };
+    let mut report = Report { told, settled, known: settled, heard: told };
     for attempt in 1.. {
         let gathering = strategy.next_generation(&serde_json::to_vec(&report).map_err(json)?)?;
         match settle(strategy, parts, own, &mut report, gathering) {
@@ -319,7 +323,8 @@ mod tests {
 
     /// A process that has trained in a generation, and has heard of another.
     fn report(settled: u64, known: u64) -> Report {
-        Report { told: Told { stands: settled > 0, commits: 10 * settled, progress: 0 }, settled, known }
+        let told = Told { stands: settled > 0, commits: 10 * settled, progress: 0 };
+        Report { told, settled, known, heard: told }
     }
 
     #[test]
@@ -352,6 +357,10 @@ mod tests {
         all[0].told.commits += 1;
         let mut left = [all[1], all[2]];
         left.iter_mut().for_each(|report| report.hear(&all, 10).unwrap());
+        let heard = left;
+        left.iter_mut().for_each(|report| report.hear(&heard, 11).unwrap());
+        // Nor do they need one that was the only one to end the exchange of generation 10, without a step since.
+        let mut left = [report(9, 10), report(9, 9)];
         let heard = left;
         left.iter_mut().for_each(|report| report.hear(&heard, 11).unwrap());
         // A job begins without any.
