@@ -65,9 +65,7 @@ impl ReplicaThreads {
             for ((closure, result), (sender, _)) in closures.into_iter().zip(others).zip(&self.threads) {
                 let latch = latch.clone();
                 let task: Task<'_> = Box::new(move || {
-                    let awake = intra_op::keep_awake();
-                    *result = Some(catch_unwind(AssertUnwindSafe(closure)));
-                    drop(awake);
+                    *result = Some(caught(closure));
                     latch.count_down();
                 });
                 // SAFETY: the task borrows for 'a at most, and this function does not return before the latch says that
@@ -78,13 +76,17 @@ impl ReplicaThreads {
                     (refused.0)();
                 }
             }
-            let awake = intra_op::keep_awake();
-            mine[0] = Some(catch_unwind(AssertUnwindSafe(first)));
-            drop(awake);
+            mine[0] = Some(caught(first));
             drop(wait);
         }
         results.into_iter().flatten().collect()
     }
+}
+
+/// Runs a replica's closure while the threads of its pool stay awake.
+fn caught<R>(closure: impl FnOnce() -> R) -> std::result::Result<R, Panic> {
+    let _awake = intra_op::keep_awake();
+    catch_unwind(AssertUnwindSafe(closure))
 }
 
 impl Drop for ReplicaThreads {

@@ -191,17 +191,16 @@ pub fn join<S: Standing>(strategy: &Strategy, parts: &[&dyn Checkpointed], own: 
     for attempt in 1.. {
         let gathering = strategy.next_generation(&serde_json::to_vec(&report).map_err(json)?)?;
         match settle(strategy, parts, own, &mut report, gathering) {
-            Err(error @ Error::Outdated { .. }) if attempt < ATTEMPTS => {
+            Ok(joined) => {
+                strategy.set_settled_generation(joined.generation);
+                return Ok(joined);
+            }
+            Err(error) if !is_of_members(&error) || attempt == ATTEMPTS => return Err(error),
+            Err(error @ Error::Outdated { .. }) => {
                 tracing::warn!("{error}");
                 std::thread::sleep(RETURN);
             }
-            Err(error) if is_of_members(&error) && attempt < ATTEMPTS => tracing::debug!("{error}"),
-            outcome => {
-                if let Ok(joined) = &outcome {
-                    strategy.set_settled_generation(joined.generation);
-                }
-                return outcome;
-            }
+            Err(error) => tracing::debug!("{error}"),
         }
     }
     Err(distribute_strategy::Error::Fixed.into())
