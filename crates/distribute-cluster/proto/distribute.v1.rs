@@ -375,6 +375,9 @@ pub struct ElasticChange {
     pub removed: ::prost::alloc::vec::Vec<u64>,
     #[prost(message, repeated, tag = "2")]
     pub added: ::prost::alloc::vec::Vec<ElasticCandidate>,
+    /// Whether the generation before may have trained.
+    #[prost(bool, tag = "3")]
+    pub trains: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ElasticVote {
@@ -467,4 +470,20 @@ pub struct ElasticGeneration {
     /// By rank.
     #[prost(message, repeated, tag = "3")]
     pub members: ::prost::alloc::vec::Vec<ElasticMember>,
+    /// The newest generation before this one that may have trained.
+    #[prost(uint64, tag = "4")]
+    pub trained: u64,
+}
+/// How new the state of a process is. Members of a generation exchange it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ElasticStateVersion {
+    /// The newest generation whose training the process has begun with.
+    #[prost(uint64, tag = "1")]
+    pub generation: u64,
+    #[prost(bool, tag = "2")]
+    pub exists: bool,
+    #[prost(uint64, tag = "3")]
+    pub commits: u64,
+    #[prost(uint64, tag = "4")]
+    pub progress: u64,
 }

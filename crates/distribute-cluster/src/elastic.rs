@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::coordination::Driver;
 use crate::job::random;
@@ -23,14 +23,17 @@ mod register;
 #[cfg(test)]
 mod simulation;
 mod state;
+mod state_version;
 mod wire;
 
 pub use generation::{ElasticMember, Generation};
 pub use options::{Authority, ElasticOptions};
 pub use register::{FileRegister, Register};
+pub use state_version::StateVersion;
 
 use addresses::Addresses;
 use core::{Event, Settings};
+use driver::Request;
 use generation::{Candidate, process_of};
 use state::{Ending, Shared};
 
@@ -88,7 +91,7 @@ pub struct ElasticJob {
     service: Arc<TcpListener>,
     register: Option<Arc<dyn Register>>,
     shared: Arc<Shared>,
-    events: mpsc::Sender<Event>,
+    requests: mpsc::Sender<Request>,
     driver: Driver,
 }
 
@@ -148,13 +151,13 @@ impl ElasticJob {
             register.clone(),
             shared.clone(),
         );
-        let events = driver.call(running, Driver::MARGIN).ok_or_else(|| {
+        let requests = driver.call(running, Driver::MARGIN).ok_or_else(|| {
             let reason = "the thread of the elastic job does not answer".to_owned();
             Error::Call { task: control.clone(), what: "joining".to_owned(), reason }
         })?;
         let process = process_of(identity);
         let job = options.job_id;
-        let joining = ElasticJob { job, host, control, process, settings, service, register, shared, events, driver };
+        let joining = ElasticJob { job, host, control, process, settings, service, register, shared, requests, driver };
         joining.next_generation(0)?;
         Membership::mark_joined();
         Ok(joining)
@@ -321,6 +324,50 @@ impl ElasticJob {
         self.shared.wait(after, timeout).map(|generation| Generation::clone(&generation)).map_err(failed)
     }
 
+    /// Asks whether this process may train in a generation from now on. It must have the state that the generation
+    /// begins with, its own or [another member's](Generation::furthest), and must make no step before.
+    ///
+    /// This is what [`Generation::trained`] rests on: a process may not begin once it has proposed the next generation
+    /// as one that follows on a generation that has not trained, and a step needs all members.
+    ///
+    /// # Errors
+    /// [`Error::GenerationOver`] if the generation is over, or the next one is proposed; [`Error::Call`] if the thread
+    /// of the job does not answer in time.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::{net::TcpListener, sync::Arc};
+    /// # use distribute_cluster::{CoordinationOptions, ElasticJob, ElasticOptions, JobId};
+    /// # let listener = Arc::new(TcpListener::bind("127.0.0.1:0")?);
+    /// # let seeds = [listener.local_addr()?.to_string()];
+    /// # let options = ElasticOptions::new(1..=1, seeds, JobId::new("alone")?).listener(listener);
+    /// # let job = ElasticJob::join(options)?;
+    /// job.begin_training(1)?;
+    /// job.suspect(1, &[]);
+    /// assert_eq!(job.next_generation(1)?.trained, 1);
+    /// assert!(job.begin_training(1).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn begin_training(&self, generation: u64) -> Result<()> {
+        let (answer, answered) = oneshot::channel();
+        let requests = self.requests.clone();
+        let begin = async move {
+            requests.send(Request::BeginTraining { generation, answer }).await.ok()?;
+            answered.await.ok()
+        };
+        match self.driver.call(begin, BEGINNING).flatten() {
+            Some(true) => Ok(()),
+            Some(false) => {
+                let newer = (*self.shared.newest().borrow()).max(generation + 1);
+                Err(Error::GenerationOver { task: self.control.clone(), generation, newer })
+            }
+            None => {
+                let reason = "the thread of the elastic job does not answer".to_owned();
+                Err(Error::Call { task: self.control.clone(), what: "beginning to train".to_owned(), reason })
+            }
+        }
+    }
+
     /// Calls `callback` with the number of each generation that is decided from now on, so that collectives of the
     /// current one can be aborted; at once if one is known already that does not have this process. Callbacks are kept
     /// as long as the value, and run on the thread of the job. They must return soon; a panic in one is caught.
@@ -390,11 +437,14 @@ impl ElasticJob {
     }
 
     fn tell(&self, event: Event) {
-        let events = self.events.clone();
+        let requests = self.requests.clone();
         // The event loop ends only with this value.
-        self.driver.call(async move { events.send(event).await.is_ok() }, Driver::MARGIN);
+        self.driver.call(async move { requests.send(Request::Event(event)).await.is_ok() }, Driver::MARGIN);
     }
 }
+
+/// How long the thread of the job may take to answer.
+const BEGINNING: Duration = Duration::from_secs(5);
 
 /// How long a register may take to record the job's end.
 const ENDING: Duration = Duration::from_secs(15);

@@ -231,9 +231,7 @@ pub enum Error {
         control: String,
     },
     /// The generation of an elastic job that this task was to join is over.
-    #[error(
-        "{task}: generation {generation} of the job is over, and generation {newer} is decided; continue with that"
-    )]
+    #[error("{task}: generation {generation} of the job is over; continue with generation {newer} or a later one")]
     GenerationOver {
         /// This task in the generation that is over.
         task: String,
@@ -241,6 +239,17 @@ pub enum Error {
         generation: u64,
         /// The number of a newer one.
         newer: u64,
+    },
+    /// The members of a generation may be behind those of an earlier one, of which none is there.
+    #[error(
+        "generation {generation} has no member of generation {trained}, which has trained: the steps since are lost \
+         with its members; start the job again from its checkpoint"
+    )]
+    Outdated {
+        /// The generation.
+        generation: u64,
+        /// The newest generation before it that may have trained.
+        trained: u64,
     },
     /// A process of an elastic job cannot listen for messages of the others.
     #[error(

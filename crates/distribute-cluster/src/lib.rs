@@ -109,7 +109,9 @@ mod union;
 pub use coordination::{Coordination, CoordinationOptions, Progress, Waiting};
 pub use distribute_types::{FailureKind, Scope};
 #[cfg(feature = "coordination")]
-pub use elastic::{Authority, ElasticJob, ElasticMember, ElasticOptions, FileRegister, Generation, Register};
+pub use elastic::{
+    Authority, ElasticJob, ElasticMember, ElasticOptions, FileRegister, Generation, Register, StateVersion,
+};
 pub use error::{Error, Result};
 pub use failure::{Failure, FailureCause};
 #[cfg(feature = "gce")]

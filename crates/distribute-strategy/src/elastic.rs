@@ -1,12 +1,12 @@
 //! This process's place in a job whose members change.
 
 use std::ops::RangeInclusive;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use distribute_cluster::{Coordination, CoordinationOptions, FailureCause, FailureKind};
-use distribute_cluster::{ElasticJob, ElasticOptions, Generation};
+use distribute_cluster::{ElasticJob, ElasticOptions, Generation, StateVersion};
 use distribute_collectives::ProcessGroup;
 use parking_lot::{Mutex, RwLock};
 
@@ -24,29 +24,37 @@ pub(crate) struct Elastic {
     groups: Groups,
     /// Whether the training loop has ended on all members.
     has_ended: AtomicBool,
-    /// The newest generation in which this process had the same state as all others; 0 for none.
-    pub(crate) settled: AtomicU64,
+    held: Mutex<Held>,
 }
 
 /// The groups of a process's ranks, which change between runs.
 type Groups = Arc<RwLock<Arc<Vec<ProcessGroup>>>>;
+
+/// The newest generation with whose state this process has begun; 0 for none.
+#[derive(Clone, Copy, Default)]
+struct Held {
+    generation: u64,
+    /// If no process had a state then: the number of steps of this one, which has what the generation began with as
+    /// long as it has made no more.
+    first: Option<u64>,
+}
 
 struct Present {
     number: u64,
     coordination: Weak<Coordination>,
 }
 
-/// The members of a generation that have met, and what each of them has told.
+/// The members of a generation that have met, and how new the state of each of them is.
 pub(crate) struct Met {
     pub(crate) generation: Generation,
     pub(crate) coordination: Arc<Coordination>,
-    pub(crate) standings: Vec<Vec<u8>>,
+    pub(crate) versions: Vec<StateVersion>,
 }
 
 impl Elastic {
     pub(crate) fn new(options: ElasticOptions, coordination: CoordinationOptions, groups: Groups) -> Elastic {
         let (job, present, has_ended) = (Mutex::default(), Arc::default(), AtomicBool::new(false));
-        Elastic { options, coordination, job, present, groups, has_ended, settled: AtomicU64::new(0) }
+        Elastic { options, coordination, job, present, groups, has_ended, held: Mutex::default() }
     }
 
     /// Returns the smallest and the largest number of processes.
@@ -59,9 +67,31 @@ impl Elastic {
         self.present.lock().as_ref().map(|present| present.number)
     }
 
-    /// Meets the members of the next generation, and tells them `standing`. `lost` has the ranks of the present one
-    /// that this process knows to be lost.
-    pub(crate) fn next(&self, lost: &[u32], standing: &[u8]) -> Result<Met> {
+    /// Returns how new this process's state is, given its number of steps, and its progress; `None` if it has no state.
+    pub(crate) fn version(&self, commits: u64, progress: Option<u64>) -> StateVersion {
+        let held = *self.held.lock();
+        let generation = if progress.is_some() || held.first == Some(commits) { held.generation } else { 0 };
+        match progress {
+            Some(progress) => StateVersion { generation, exists: true, commits, progress },
+            None => StateVersion { generation, ..StateVersion::default() },
+        }
+    }
+
+    /// Notes that this process, which has made so many steps, has the state with which a generation begins, the newest
+    /// of its members.
+    pub(crate) fn hold(&self, generation: u64, newest: &StateVersion, commits: u64) {
+        *self.held.lock() = Held { generation, first: (!newest.exists).then_some(commits) };
+    }
+
+    /// Asks whether this process may train in a generation from now on.
+    pub(crate) fn begin_training(&self, generation: u64) -> Result<()> {
+        let job = self.job.lock().clone();
+        job.map_or(Ok(()), |job| Ok(job.begin_training(generation)?))
+    }
+
+    /// Meets the members of the next generation, and tells them how new this process's state is. `lost` has the ranks
+    /// of the present one that this process knows to be lost.
+    pub(crate) fn next(&self, lost: &[u32], version: StateVersion) -> Result<Met> {
         if self.has_ended.load(Ordering::Relaxed) {
             let problem = "this elastic strategy has run its training loop to the end, and a process that joins begins \
                            with the first; build another strategy for another loop";
@@ -77,7 +107,7 @@ impl Elastic {
         };
         let (began, mut patience) = (Instant::now(), FIRST_MEETING);
         loop {
-            match self.meet(&job, &generation, standing, patience) {
+            match self.meet(&job, &generation, version, patience) {
                 Ok(met) => return Ok(met),
                 Err((error, _)) if began.elapsed() > self.coordination.join_timeout => return Err(error),
                 // A member of another generation may have been refused: they share the leader's port.
@@ -140,7 +170,7 @@ impl Elastic {
         &self,
         job: &ElasticJob,
         generation: &Generation,
-        standing: &[u8],
+        version: StateVersion,
         patience: Duration,
     ) -> Result<Met, (Error, Vec<u32>)> {
         let plain = |error: distribute_cluster::Error| (Error::from(error), Vec::new());
@@ -148,8 +178,12 @@ impl Elastic {
         let coordination = Arc::new(job.coordinate(generation, options).map_err(plain)?);
         let (number, weak) = (generation.number, Arc::downgrade(&coordination));
         *self.present.lock() = Some(Present { number, coordination: weak });
-        match coordination.exchange("elastic/standing", standing, patience.max(EXCHANGE)) {
-            Ok(standings) => Ok(Met { generation: generation.clone(), coordination, standings }),
+        match coordination.exchange("elastic/version", &version.to_bytes(), patience.max(EXCHANGE)) {
+            Ok(versions) => {
+                let versions = versions.iter().map(|bytes| StateVersion::from_bytes(bytes));
+                let versions = versions.collect::<Result<_, _>>().map_err(plain)?;
+                Ok(Met { generation: generation.clone(), coordination, versions })
+            }
             Err(error) => Err((error.into(), lost(&coordination))),
         }
     }
@@ -173,5 +207,5 @@ const TOLD: Duration = Duration::from_millis(50);
 const FIRST_MEETING: Duration = Duration::from_millis(300);
 const LAST_MEETING: Duration = Duration::from_secs(30);
 
-/// How long the members that have met may take to tell each other their standing.
+/// How long the members that have met may take to tell each other how new their states are.
 const EXCHANGE: Duration = Duration::from_secs(5);

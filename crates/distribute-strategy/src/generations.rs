@@ -1,14 +1,15 @@
 //! The generations of an elastic job: sets of members that train together.
 
 use std::ops::RangeInclusive;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
+
+use distribute_cluster::StateVersion;
 
 use crate::elastic::{Elastic, Met, lost};
 use crate::{Error, Result, Strategy};
 
-/// Members that have met and told each other their standing, before they form their groups: until
-/// [`form`](Gathering::form), each trains by itself.
+/// Members that have met and told each other how new their states are. Until [`form`](Gathering::form), each of them
+/// computes by itself, and none of them may make a step before it [begins](Gathering::begin).
 pub struct Gathering<'a> {
     strategy: &'a Strategy,
     met: Met,
@@ -25,18 +26,46 @@ impl Gathering<'_> {
         self.met.coordination.membership().rank as usize
     }
 
-    /// Returns what each member has told, by rank.
-    pub fn standings(&self) -> &[Vec<u8>] {
-        &self.met.standings
+    /// Returns how new the state of each member is, by rank.
+    pub fn versions(&self) -> &[StateVersion] {
+        &self.met.versions
+    }
+
+    /// Returns the rank of the member whose state the others take over.
+    ///
+    /// # Errors
+    /// [`Error::Cluster`] with [`Outdated`](distribute_cluster::Error::Outdated) if no member has the state of the
+    /// newest generation that has trained.
+    pub fn source(&self) -> Result<usize> {
+        Ok(self.met.generation.furthest(&self.met.versions)?)
     }
 
     /// Forms the groups of all members. Every member calls this.
     ///
     /// # Errors
-    /// [`Error::Collective`] if a member is missing or fails; then ask for the
-    /// [next generation](Strategy::next_generation).
-    pub fn form(self) -> Result<()> {
-        self.strategy.replicas().join(self.met.coordination)
+    /// [`Error::Collective`] if a member is missing or fails, and that of [`source`](Gathering::source); then ask for
+    /// the [next generation](Strategy::next_generation).
+    pub fn form(&self) -> Result<()> {
+        let (source, versions) = (self.source()?, self.versions());
+        if self.rank() == source || !versions[self.rank()].lacks_any_of(&versions[source]) {
+            self.hold()?;
+        }
+        self.strategy.replicas().join(self.met.coordination.clone())
+    }
+
+    /// Notes that this process has the state that the generation begins with, its own or that of the
+    /// [source](Gathering::source), so that from now on its steps belong to the job.
+    ///
+    /// # Errors
+    /// [`Error::Cluster`] if the generation is over; then ask for the [next one](Strategy::next_generation).
+    pub fn begin(self) -> Result<()> {
+        self.hold()?.begin_training(self.number())
+    }
+
+    fn hold(&self) -> Result<&Elastic> {
+        let elastic = self.strategy.replicas().elastic().ok_or(Error::Fixed)?;
+        elastic.hold(self.number(), &self.versions()[self.source()?], self.strategy.commits());
+        Ok(elastic)
     }
 }
 
@@ -72,22 +101,10 @@ impl Strategy {
         self.replicas().set_commits(count);
     }
 
-    /// Returns the newest generation in which this process had the same state as all others, as its training loop has
-    /// [set](Strategy::set_settled_generation) it; 0 for none. For authors of training loops.
-    pub fn settled_generation(&self) -> u64 {
-        self.replicas().elastic().map_or(0, |elastic| elastic.settled.load(Ordering::Relaxed))
-    }
-
-    /// Notes that all members of a generation have the same state. Does nothing under a strategy that is not elastic.
-    pub fn set_settled_generation(&self, number: u64) {
-        if let Some(elastic) = self.replicas().elastic() {
-            elastic.settled.store(number, Ordering::Relaxed);
-        }
-    }
-
-    /// Leaves the present generation of an elastic job, waits for the next one, and tells its members this process's
-    /// `standing`, of at most [`MAX_VALUE_BYTES`](distribute_cluster::Coordination::MAX_VALUE_BYTES). For authors of
-    /// training loops; see `distribute_train::elastic`.
+    /// Leaves the present generation of an elastic job, waits for the next one, and tells its members how new this
+    /// process's state is: by its [commits](Strategy::commits), and by `progress`, which grows when the state changes
+    /// without a step. `progress` is `None` if this process has no state. For authors of training loops; see
+    /// `distribute_train::elastic`.
     ///
     /// A process calls this when it is ready to train, and again whenever a step has failed with an error against
     /// which a restart may help. Members that are lost meanwhile are left out.
@@ -95,13 +112,14 @@ impl Strategy {
     /// # Errors
     /// [`Error::Cluster`] if too few members are left, or a majority is needed and not there; [`Error::Fixed`] if the
     /// strategy is not elastic; [`Error::Context`] inside a run.
-    pub fn next_generation(&self, standing: &[u8]) -> Result<Gathering<'_>> {
+    pub fn next_generation(&self, progress: Option<u64>) -> Result<Gathering<'_>> {
         self.outside_replicas("next_generation", "call it after run has returned")?;
         let replicas = self.replicas();
         let elastic = replicas.elastic().ok_or(Error::Fixed)?;
         let lost = replicas.coordination().map(|coordination| lost(&coordination)).unwrap_or_default();
         replicas.part()?;
-        Ok(Gathering { strategy: self, met: elastic.next(&lost, standing)? })
+        let met = elastic.next(&lost, elastic.version(self.commits(), progress))?;
+        Ok(Gathering { strategy: self, met })
     }
 
     /// Waits until all members of an elastic job have ended their training loops, so that none of them misses another

@@ -1,13 +1,12 @@
 //! Training loops whose processes join and leave.
 
-use std::cmp::Reverse;
 use std::time::Duration;
 
 use distribute_collectives::{Rank, on_local_ranks};
 use distribute_strategy::{Gathering, Strategy};
 use distribute_types::{ErrorClass, FailureKind, Scope};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::{Checkpointed, Snapshot};
 use crate::{Error, Result};
@@ -39,45 +38,6 @@ pub struct Joined<S> {
     pub begins: bool,
 }
 
-/// The state of a process: how far it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-struct Told {
-    /// Whether it has a state at all.
-    stands: bool,
-    /// See [`Standing`].
-    commits: u64,
-    progress: u64,
-}
-
-/// A member's message to the others of a generation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Report {
-    told: Told,
-    /// The newest generation in which this process had the same state as all others; 0 for none.
-    settled: u64,
-    /// The newest generation in which any process had, as far as this one has heard.
-    known: u64,
-    /// The state of the process that was furthest, as far as this one has heard.
-    heard: Told,
-}
-
-impl Report {
-    /// Notes what the members of a generation have told.
-    ///
-    /// # Errors
-    /// [`Error::Outdated`] if they have heard of a generation that has trained, none of whose members is among them.
-    /// Those who are here may be many steps behind it, or begin the job anew. One of its members is enough: it is
-    /// behind the others by a step at most, which is then repeated.
-    fn hear(&mut self, all: &[Report], generation: u64) -> Result<()> {
-        self.known = all.iter().map(|report| report.known).fold(self.known, u64::max);
-        self.heard = all.iter().map(|report| report.told.max(report.heard)).fold(self.heard, Told::max);
-        match all.iter().any(|report| report.settled >= self.known || report.told >= self.heard) {
-            true => Ok(()),
-            false => Err(Error::Outdated { generation, known: self.known }),
-        }
-    }
-}
-
 /// The key under which a loop's state travels.
 const STATE: &str = "elastic";
 
@@ -100,7 +60,7 @@ const STATE: &str = "elastic";
 /// use distribute_strategy::{Error, Strategy};
 /// use distribute_train::elastic::{self, Standing};
 /// use distribute_values::Axis;
-/// use serde::{Deserialize, Serialize};
+/// use serde::Serialize;
 ///
 /// #[derive(Default, Serialize, Deserialize)]
 /// struct Sum {
@@ -176,30 +136,36 @@ pub fn is_of_members(error: &impl ErrorClass) -> bool {
 /// meanwhile are left out.
 ///
 /// # Errors
-/// [`Error::Strategy`] if too few members are left, or a majority is needed and not there, or if the strategy is not
-/// elastic; [`Error::Part`] if a part cannot be saved or loaded.
+/// [`Error::Strategy`] if too few members are left, if a majority is needed and not there, if the newest state is lost
+/// with the processes that had it, or if the strategy is not elastic; [`Error::Part`] if a part cannot be saved or
+/// loaded.
 pub fn join<S: Standing>(strategy: &Strategy, parts: &[&dyn Checkpointed], own: Option<&S>) -> Result<Joined<S>> {
     if let Some((described, made)) = own.map(|own| (own.commits(), strategy.commits()))
         && described != made
     {
         return Err(Error::Undescribed { described, made });
     }
-    let (commits, progress) = own.map_or((0, 0), |own| (own.commits(), own.progress()));
-    let settled = strategy.settled_generation();
-    let told = Told { stands: own.is_some(), commits, progress };
-    let mut report = Report { told, settled, known: settled, heard: told };
+    let mut adopted = None;
     for attempt in 1.. {
-        let gathering = strategy.next_generation(&serde_json::to_vec(&report).map_err(json)?)?;
-        match settle(strategy, parts, own, &mut report, gathering) {
-            Ok(joined) => {
-                strategy.set_settled_generation(joined.generation);
-                return Ok(joined);
-            }
-            Err(error) if !is_of_members(&error) || attempt == ATTEMPTS => return Err(error),
-            Err(error @ Error::Outdated { .. }) => {
+        let own = adopted.as_ref().or(own);
+        let gathering = strategy.next_generation(own.map(Standing::progress))?;
+        let source = match gathering.source() {
+            Err(error) if attempt < ATTEMPTS => {
                 tracing::warn!("{error}");
                 std::thread::sleep(RETURN);
+                continue;
             }
+            source => source?,
+        };
+        let (generation, members) = (gathering.number(), gathering.versions().len());
+        let begins = !gathering.versions()[source].exists;
+        let settled = settle(strategy, parts, own, &gathering, source).and_then(|taken| {
+            adopted = taken.or(adopted.take());
+            Ok(gathering.begin()?)
+        });
+        match settled {
+            Ok(()) => return Ok(Joined { generation, members, adopted, begins }),
+            Err(error) if !is_of_members(&error) || attempt == ATTEMPTS => return Err(error),
             Err(error) => tracing::debug!("{error}"),
         }
     }
@@ -212,51 +178,41 @@ const ATTEMPTS: u32 = 20;
 /// How long members that are outdated wait, each time, for one that is not: it may be frozen, and join again.
 const RETURN: Duration = Duration::from_millis(500);
 
-fn json(source: serde_json::Error) -> Error {
-    Error::State { key: STATE.to_owned(), source }
-}
-
-/// Forms the groups of a generation, and gives all members the state of the one that is furthest.
+/// Forms the groups of a generation, and gives all members the state of the one that is furthest. Returns the state
+/// that this process has taken over.
 fn settle<S: Standing>(
     strategy: &Strategy,
     parts: &[&dyn Checkpointed],
     own: Option<&S>,
-    report: &mut Report,
-    gathering: Gathering<'_>,
-) -> Result<Joined<S>> {
-    let all = gathering.standings().iter().map(|told| serde_json::from_slice(told).map_err(json));
-    let all: Vec<Report> = all.collect::<Result<_>>()?;
-    let (generation, members, rank) = (gathering.number(), all.len(), gathering.rank());
-    report.hear(&all, generation)?;
-    let told = report.told;
-    let all: Vec<Told> = all.iter().map(|report| report.told).collect();
-    // Of those that are furthest, the first.
-    let furthest = all.iter().copied().enumerate().max_by_key(|(rank, told)| (*told, Reverse(*rank)));
-    let (source, best) = furthest.unwrap_or((rank, told));
-    let lacks_tensors = |told: &Told| !told.stands || told.commits < best.commits;
-    let lacks_any = |told: &Told| lacks_tensors(told) || *told < best;
-    let others = || all.iter().enumerate().filter(|(rank, _)| *rank != source).map(|(_, told)| told);
-    let document = match rank == source && others().any(lacks_any) {
-        true => document(strategy, parts, own, others().any(lacks_tensors))?,
+    gathering: &Gathering<'_>,
+    source: usize,
+) -> Result<Option<S>> {
+    let (generation, rank, versions) = (gathering.number(), gathering.rank(), gathering.versions());
+    let newest = &versions[source];
+    let others = || versions.iter().enumerate().filter(|(rank, _)| *rank != source).map(|(_, version)| version);
+    let is_sent = others().any(|version| version.lacks_any_of(newest));
+    let document = match rank == source && is_sent {
+        true => document(strategy, parts, own, others().any(|version| version.lacks_values_of(newest)))?,
         false => Vec::new(),
     };
     gathering.form()?;
     let mut adopted = None;
-    if others().any(lacks_any) {
-        let lacks = rank != source && lacks_any(&told);
+    if is_sent {
+        let lacks = rank != source && versions[rank].lacks_any_of(newest);
         if let Some(document) = broadcast(strategy, source, document, lacks)? {
             let snapshot = Snapshot::from_bytes(&document)?;
-            if lacks_tensors(&told) {
+            if versions[rank].lacks_values_of(newest) {
                 parts.iter().try_for_each(|part| part.load(strategy, &snapshot)).map_err(Error::Part)?;
-                strategy.set_commits(best.commits);
+                strategy.set_commits(newest.commits);
             }
             adopted = snapshot.get_state(STATE)?;
         }
     }
-    if rank == source && best.stands {
-        tracing::info!("generation {generation}: {members} processes, after {} steps", best.commits);
+    if rank == source && newest.exists {
+        let members = versions.len();
+        tracing::info!("generation {generation}: {members} processes, after {} steps", newest.commits);
     }
-    Ok(Joined { generation, members, adopted, begins: !best.stands })
+    Ok(adopted)
 }
 
 /// Returns all that another process needs. This process trains by itself meanwhile, so nothing is exchanged.
@@ -315,54 +271,3 @@ fn broadcast(strategy: &Strategy, source: usize, document: Vec<u8>, lacks: bool)
 
 /// Bytes of each operation by which a state is sent.
 const PIECE: usize = 16 << 20;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A process that has trained in a generation, and has heard of another.
-    fn report(settled: u64, known: u64) -> Report {
-        let told = Told { stands: settled > 0, commits: 10 * settled, progress: 0 };
-        Report { told, settled, known, heard: told }
-    }
-
-    #[test]
-    fn those_who_have_only_heard_of_a_generations_steps_do_not_go_on_without_it() {
-        // A process that was frozen since generation 8, a new one, and one that has trained in generation 9.
-        let all = [report(8, 8), report(0, 0), report(9, 9)];
-        let mut reports = all;
-        reports.iter_mut().for_each(|report| report.hear(&all, 10).unwrap());
-        // The last one is lost before the others have its state.
-        let left = [reports[0], reports[1]];
-        let error = reports[1].hear(&left, 11).unwrap_err();
-        assert!(matches!(error, Error::Outdated { generation: 11, known: 9 }), "{error}");
-        assert!(is_of_members(&error));
-        // It joins again.
-        reports[1].hear(&reports.clone(), 12).unwrap();
-    }
-
-    #[test]
-    fn new_processes_do_not_begin_anew_when_the_only_one_with_a_state_is_lost() {
-        let all = [report(5, 5), report(0, 0), report(0, 0)];
-        let mut reports = all;
-        reports.iter_mut().for_each(|report| report.hear(&all, 6).unwrap());
-        let left = [reports[1], reports[2]];
-        assert!(reports[1].hear(&left, 7).is_err());
-    }
-
-    #[test]
-    fn members_of_the_newest_generation_go_on_without_the_one_that_was_a_step_ahead() {
-        let mut all = [report(9, 9), report(9, 9), report(9, 9)];
-        all[0].told.commits += 1;
-        let mut left = [all[1], all[2]];
-        left.iter_mut().for_each(|report| report.hear(&all, 10).unwrap());
-        let heard = left;
-        left.iter_mut().for_each(|report| report.hear(&heard, 11).unwrap());
-        // Nor do they need one that was the only one to end the exchange of generation 10, without a step since.
-        let mut left = [report(9, 10), report(9, 9)];
-        let heard = left;
-        left.iter_mut().for_each(|report| report.hear(&heard, 11).unwrap());
-        // A job begins without any.
-        report(0, 0).hear(&[report(0, 0); 2], 1).unwrap();
-    }
-}

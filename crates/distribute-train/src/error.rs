@@ -54,18 +54,6 @@ pub enum Error {
         /// The steps that were made.
         made: u64,
     },
-    /// The members of a generation may be behind those of an earlier one, of which none is there.
-    #[cfg(feature = "checkpoint")]
-    #[error(
-        "generation {generation} has no member of generation {known}, which has trained: the steps since are lost with \
-         its members; start the job again from its checkpoint"
-    )]
-    Outdated {
-        /// The generation.
-        generation: u64,
-        /// The newest generation that has trained, as far as is known.
-        known: u64,
-    },
     /// The variables have made steps of which the loop knows nothing.
     #[error(
         "the variables have made {made} steps, and the state of the loop is that of step {known}, of an epoch that has \
@@ -483,7 +471,7 @@ impl Error {
             Error::Values(error) => error.class(),
             Error::Part(error) => Classified::class_of(&**error),
             Error::File { source, .. } => crate::objects::class(source).unwrap_or(Class::PERMANENT),
-            Error::NoNewCheckpoint { .. } | Error::DiskHangs { .. } | Error::ChiefsDisk(_) | Error::Outdated { .. } => {
+            Error::NoNewCheckpoint { .. } | Error::DiskHangs { .. } | Error::ChiefsDisk(_) => {
                 Class::new(Scope::Cluster, FailureKind::Retryable)
             }
             #[cfg(feature = "kubeflow")]

@@ -8,6 +8,8 @@
 //! - A promise and a vote belong to a join number. A process that has lost its memory has lost its join number too.
 //! - A proposer sends one value under a ballot ([`Core::begin`] takes a later one each time).
 //! - Members vote only in the newest generation that they know, and only for proposals of its members.
+//! - A process does not begin to train in a generation if it has proposed the next one as if nobody had. Since a step
+//!   needs all members, none was made in a generation that the next one does not know to have trained.
 //!
 //! # Source
 //! L. Lamport, "Paxos Made Simple" (2001), and the reconfiguration of L. Lamport, D. Malkhi and L. Zhou, "Vertical
@@ -75,6 +77,8 @@ pub(super) struct Core {
     highest: Ballot,
     /// The latest ballot under which it has sent a value.
     sent: Option<Ballot>,
+    /// Whether this process has begun to train in `base`.
+    trains: bool,
     /// Not to propose again before this moment, because another has just done so.
     backoff: Duration,
     /// Since when `base` is over for this process.
@@ -115,6 +119,7 @@ impl Core {
             attempt: None,
             highest: first,
             sent: None,
+            trains: false,
             backoff: now,
             over: None,
             lost: BTreeSet::new(),
@@ -161,6 +166,14 @@ impl Core {
         }
         self.look(now);
         std::mem::take(&mut self.actions)
+    }
+
+    /// Returns whether this process may train in a generation from now on: all of its members have the state that it
+    /// begins with, as far as this one knows. It may not once the generation is over, or the next one is proposed.
+    pub(super) fn begin_training(&mut self, generation: u64) -> bool {
+        let is_present = self.role == Role::Member && self.base.number == generation && self.over.is_none();
+        self.trains |= is_present && self.sent.is_none();
+        self.trains && is_present
     }
 
     /// Returns the newest decided generation; number 0 before the first.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::connections::{Connections, Own, Problems, Report, accept};
 use super::core::{Action, Core, Event, Settings};
@@ -21,15 +21,25 @@ pub(super) struct Engine {
     /// Whether the register is being asked, and what it is asked to decide after that.
     asking: bool,
     queued: Option<Generation>,
-    events: mpsc::Sender<Event>,
+    requests: mpsc::Sender<Request>,
     origin: Instant,
     timer: Option<Instant>,
 }
 
-/// The capacity of the queues of messages and of other events.
+/// A request of other threads to the event loop.
+pub(super) enum Request {
+    Event(Event),
+    /// See [`Core::begin_training`].
+    BeginTraining {
+        generation: u64,
+        answer: oneshot::Sender<bool>,
+    },
+}
+
+/// The capacity of the queues of messages and of requests.
 const QUEUE: usize = 1024;
 
-/// Starts a process on the thread of the event loop; returns the way to tell it events.
+/// Starts a process on the thread of the event loop; returns the way to make requests.
 pub(super) async fn start(
     settings: Settings,
     own: Candidate,
@@ -37,9 +47,9 @@ pub(super) async fn start(
     listener: tokio::net::TcpListener,
     register: Option<Arc<dyn Register>>,
     shared: Arc<Shared>,
-) -> mpsc::Sender<Event> {
+) -> mpsc::Sender<Request> {
     let (reports, reported) = mpsc::channel(QUEUE);
-    let (events, told) = mpsc::channel(QUEUE);
+    let (requests, requested) = mpsc::channel(QUEUE);
     let origin = Instant::now();
     let control = own.control.clone();
     let own_side = Own { job, secret, tls, control, reports, warned: Arc::default() };
@@ -51,17 +61,17 @@ pub(super) async fn start(
         register,
         asking: false,
         queued: None,
-        events: events.clone(),
+        requests: requests.clone(),
         origin,
         timer: None,
     };
     tokio::spawn(accept(listener, own_side));
-    tokio::spawn(engine.run(reported, told));
-    events
+    tokio::spawn(engine.run(reported, requested));
+    requests
 }
 
 impl Engine {
-    async fn run(mut self, mut reported: mpsc::Receiver<Report>, mut told: mpsc::Receiver<Event>) {
+    async fn run(mut self, mut reported: mpsc::Receiver<Report>, mut requested: mpsc::Receiver<Request>) {
         let actions = self.core.start(self.origin.elapsed());
         self.perform(actions);
         loop {
@@ -85,8 +95,13 @@ impl Engine {
                     }
                     None => return,
                 },
-                event = told.recv() => match event {
-                    Some(event) => event,
+                request = requested.recv() => match request {
+                    Some(Request::Event(event)) => event,
+                    Some(Request::BeginTraining { generation, answer }) => {
+                        // Nobody waits for it any more if this fails.
+                        let _ = answer.send(self.core.begin_training(generation));
+                        continue;
+                    }
                     None => return,
                 },
                 () = tokio::time::sleep_until(timer.into()) => Event::Timer,
@@ -137,12 +152,12 @@ impl Engine {
     fn ask(&mut self, question: impl FnOnce(&dyn Register) -> Event + Send + 'static) {
         let Some(register) = self.register.clone().filter(|_| !self.asking) else { return };
         self.asking = true;
-        let events = self.events.clone();
+        let requests = self.requests.clone();
         tokio::task::spawn_blocking(move || {
             let answer = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| question(&*register)));
             let answer = answer.unwrap_or_else(|_| Event::Registered(Err("its function panicked".to_owned())));
             // The process is gone if this fails.
-            let _ = events.blocking_send(answer);
+            let _ = requests.blocking_send(Request::Event(answer));
         });
     }
 }

@@ -90,7 +90,7 @@ pub(crate) fn register(bytes: &[u8]) -> bool {
     if let Some(generation) = &found {
         assert!(generation.check().is_ok() && generation.members.len() <= Generation::MAX_MEMBERS);
         assert_eq!(Generation::from_bytes(&generation.to_bytes()).as_ref().ok(), Some(generation));
-        let change = Change { removed: Vec::new(), added: vec![candidate(9)] };
+        let change = Change { added: vec![candidate(9)], ..Change::default() };
         if let Ok(next) = generation.apply(&change) {
             assert!(next.number > generation.number && next.check().is_ok());
         }
@@ -110,8 +110,8 @@ pub(crate) fn samples() -> Vec<Vec<u8>> {
     use super::wire::hello;
     use std::sync::Arc;
     let (ballot, promised) = (Ballot { round: 3, join_number: 1 }, Ballot { round: 4, join_number: 1 });
-    let change = Arc::new(Change { removed: vec![1], added: vec![candidate(2), candidate(3)] });
-    let first = Generation::of_seeds(&[]).apply(&Change { removed: Vec::new(), ..(*change).clone() });
+    let change = Arc::new(Change { removed: vec![1], added: vec![candidate(2), candidate(3)], trains: true });
+    let first = Generation::of_seeds(&[]).apply(&Change { removed: Vec::new(), trains: false, ..(*change).clone() });
     let first = Arc::new(first.expect("a first generation"));
     let promise =
         Promise { base: 0, ballot, voter: 1, accepted: None, candidate: Some(candidate(2)), is_leaving: true };
@@ -126,7 +126,10 @@ pub(crate) fn samples() -> Vec<Vec<u8>> {
         Message::Accept { base: 0, ballot, change: change.clone() },
         Message::Accepted { base: 0, ballot, voter: 1 },
         Message::Nack { base: 0, ballot, promised },
-        Message::Decided { number: 1, change: Arc::new(Change { removed: Vec::new(), ..(*change).clone() }) },
+        Message::Decided {
+            number: 1,
+            change: Arc::new(Change { removed: Vec::new(), trains: false, ..(*change).clone() }),
+        },
         Message::Whole(first),
         Message::Notice { number: 1 },
         Message::Learned { number: 2 },
@@ -151,7 +154,7 @@ fn sample(flags: u8, messages: &[ElasticMessage]) -> Vec<u8> {
 /// Returns files of the register, for the corpus.
 #[cfg(test)]
 pub(crate) fn register_samples() -> Vec<Vec<u8>> {
-    let add = |identity| Change { removed: Vec::new(), added: vec![candidate(identity)] };
+    let add = |identity| Change { added: vec![candidate(identity)], trains: identity == 2, ..Change::default() };
     let first = Generation::of_seeds(&[]).apply(&add(1)).expect("a first generation");
     let second = first.apply(&add(2)).expect("a second one");
     let last = Generation { number: Generation::LAST, next_join: Generation::LAST, ..second.clone() };

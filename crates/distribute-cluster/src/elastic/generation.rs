@@ -14,7 +14,7 @@ use crate::job::Digest;
 ///
 /// let (control, service) = ("10.0.0.1:2222".to_owned(), "10.0.0.1:40123".to_owned());
 /// let member = ElasticMember { join_number: 4, joined_in: 7, identity: 1 << 32, control, service };
-/// let generation = Generation { number: 7, members: vec![member], next_join: 5 };
+/// let generation = Generation { number: 7, members: vec![member], next_join: 5, trained: 6 };
 /// assert_eq!(generation.to_string(), "generation 7 of 1 member: 10.0.0.1:2222");
 /// assert_eq!(Generation::from_bytes(&generation.to_bytes())?, generation);
 /// # Ok::<(), distribute_cluster::Error>(())
@@ -27,6 +27,9 @@ pub struct Generation {
     pub members: Vec<ElasticMember>,
     /// The join number that the next new member gets.
     pub next_join: u64,
+    /// The newest generation before this one whose members may have trained, so that nobody goes on without their
+    /// state; 0 if none has. See [`ElasticJob::begin_training`](crate::ElasticJob::begin_training).
+    pub trained: u64,
 }
 
 /// A process as a member of a generation.
@@ -66,7 +69,7 @@ impl Generation {
             control: control.clone(),
             service: String::new(),
         };
-        Generation { number: 0, members: seeds.iter().enumerate().map(seed).collect(), next_join: 0 }
+        Generation { number: 0, members: seeds.iter().enumerate().map(seed).collect(), next_join: 0, trained: 0 }
     }
 
     /// Returns the member with a join number.
@@ -107,7 +110,8 @@ impl Generation {
             members.push(ElasticMember { join_number: next_join, joined_in: number, identity, control, service });
             next_join += 1;
         }
-        let next = Generation { number, members, next_join };
+        let trained = if change.trains { self.number } else { self.trained };
+        let next = Generation { number, members, next_join, trained };
         next.check()?;
         Ok(next)
     }
@@ -124,6 +128,9 @@ impl Generation {
         }
         if number > Generation::LAST || self.next_join > Generation::LAST {
             return Err(format!("generation {number} with next join number {} is beyond the last one", self.next_join));
+        }
+        if self.trained >= number {
+            return Err(format!("generation {number} follows generation {}, which has trained", self.trained));
         }
         if let Some(pair) = self.members.windows(2).find(|pair| pair[0].join_number >= pair[1].join_number) {
             let join = pair[1].join_number;
@@ -149,6 +156,7 @@ impl Generation {
         let mut digest = Digest::new("generation");
         digest.number(self.number);
         digest.number(self.next_join);
+        digest.number(self.trained);
         digest.number(self.members.len() as u64);
         for member in &self.members {
             digest.number(member.join_number);
@@ -192,6 +200,8 @@ pub(super) struct Change {
     pub(super) removed: Vec<u64>,
     /// Processes that come in, in the order of their new join numbers.
     pub(super) added: Vec<Candidate>,
+    /// Whether members of the generation before may have trained in it.
+    pub(super) trains: bool,
 }
 
 /// Checks an address by its length and form, before it is kept.
@@ -221,17 +231,49 @@ mod tests {
     #[test]
     fn join_numbers_are_given_once_and_order_the_ranks() {
         let seeds = Generation::of_seeds(&["a:1".to_owned(), "b:1".to_owned()]);
-        let first = seeds.apply(&Change { removed: vec![], added: [7, 8, 9].map(candidate).to_vec() }).unwrap();
+        let first = seeds
+            .apply(&Change { removed: vec![], added: [7, 8, 9].map(candidate).to_vec(), ..Change::default() })
+            .unwrap();
         assert_eq!((first.number, first.next_join, first.rank_of(8)), (1, 3, Some(1)));
-        let second = first.apply(&Change { removed: vec![0], added: vec![candidate(7 + 1)] });
+        let second = first.apply(&Change { removed: vec![0], added: vec![candidate(7 + 1)], ..Change::default() });
         assert!(second.unwrap_err().contains("h8:1 of generation 2 is there twice"));
-        let second = first.apply(&Change { removed: vec![0], added: vec![candidate(10)] }).unwrap();
+        let second =
+            first.apply(&Change { removed: vec![0], added: vec![candidate(10)], ..Change::default() }).unwrap();
         let joins: Vec<(u64, u64)> = second.members.iter().map(|m| (m.join_number, m.joined_in)).collect();
         assert_eq!(joins, [(1, 1), (2, 1), (3, 2)]);
         assert_eq!(second.to_string(), "generation 2 of 3 members: h8:1, h9:1, h10:1");
-        assert!(second.apply(&Change { removed: vec![0], added: vec![] }).unwrap_err().contains("join number 0"));
-        assert!(second.apply(&Change { removed: vec![1, 2, 3], added: vec![] }).unwrap_err().contains("0 members"));
+        assert!(
+            second
+                .apply(&Change { removed: vec![0], added: vec![], ..Change::default() })
+                .unwrap_err()
+                .contains("join number 0")
+        );
+        assert!(
+            second
+                .apply(&Change { removed: vec![1, 2, 3], added: vec![], ..Change::default() })
+                .unwrap_err()
+                .contains("0 members")
+        );
         let far = Candidate { control: "x".repeat(99) + ":1", ..candidate(11) };
-        assert!(second.apply(&Change { removed: vec![], added: vec![far] }).unwrap_err().contains("101 bytes"));
+        assert!(
+            second
+                .apply(&Change { removed: vec![], added: vec![far], ..Change::default() })
+                .unwrap_err()
+                .contains("101 bytes")
+        );
+    }
+
+    #[test]
+    fn the_newest_generation_that_has_trained_is_carried_on() {
+        let added = |identity, trains| Change { added: vec![candidate(identity)], trains, ..Change::default() };
+        let mut generation = Generation::of_seeds(&["a:1".to_owned()]);
+        let mut trained = Vec::new();
+        for (identity, trains) in [(1, false), (2, true), (3, false), (4, true)] {
+            generation = generation.apply(&added(identity, trains)).unwrap();
+            trained.push(generation.trained);
+        }
+        assert_eq!(trained, [0, 1, 1, 3]);
+        let ahead = Generation { trained: 4, ..generation };
+        assert!(ahead.check().unwrap_err().contains("generation 4 follows generation 4"));
     }
 }

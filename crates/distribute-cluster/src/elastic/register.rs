@@ -323,7 +323,7 @@ mod tests {
 
     fn generations() -> [Generation; 3] {
         let candidate = |identity: u128| Candidate { identity, control: "a:1".to_owned(), service: "a:2".to_owned() };
-        let add = |identity| Change { removed: Vec::new(), added: vec![candidate(identity)] };
+        let add = |identity| Change { added: vec![candidate(identity)], ..Change::default() };
         let first = Generation::of_seeds(&[]).apply(&add(1)).unwrap();
         let second = first.apply(&add(2)).unwrap();
         let other = first.apply(&add(3)).unwrap();

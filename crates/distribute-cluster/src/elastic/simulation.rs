@@ -5,14 +5,15 @@
 
 use std::time::{Duration, Instant};
 
-use distribute_testkit::simulation::{run_seeds, seeds_or};
+use distribute_testkit::simulation::{find_planted, run_seeds, seeds_or};
 
 mod invariants;
 mod scenario;
 mod size;
+mod training;
 mod world;
 
-use scenario::Scenario;
+use scenario::{Defect, Scenario};
 use world::{Outcome, World};
 
 /// How long after the last fault all live processes are in one generation, as far as a majority or the register is
@@ -33,8 +34,19 @@ fn seeds() {
     let slowest = outcomes.iter().filter_map(|outcome| outcome.settled).max().unwrap_or_default();
     let generations: u64 = outcomes.iter().map(|outcome| outcome.generations).sum();
     println!("{settled} seeds settled, the slowest {slowest:?} after its last fault; {stuck} had no majority left");
-    println!("{generations} generations were decided");
+    let steps: u64 = outcomes.iter().map(|outcome| outcome.steps).sum();
+    let outdated: usize = outcomes.iter().map(|outcome| outcome.outdated).sum();
+    println!("{generations} generations were decided, {outdated} of them without the newest state; {steps} steps made");
     println!("generations: {} seeds in {:.1} s", seeds.end - seeds.start, began.elapsed().as_secs_f64());
     // Most scenarios say something about progress, and faults do lead to new generations.
     assert!(outcomes.len() < 50 || settled > stuck * 3 && generations > seeds.end - seeds.start, "{settled}, {stuck}");
+}
+
+#[test]
+fn defects_that_lose_steps_or_part_replicas_are_found() {
+    for defect in [Defect::Unchecked, Defect::Unfenced, Defect::StepsAlone] {
+        let planted = |scenario: &Scenario| run(&Scenario { defect: Some(defect), ..scenario.clone() });
+        let (seed, problem) = find_planted(&defect, 700, planted, run);
+        println!("{defect:?}: seed {seed}: {problem}");
+    }
 }

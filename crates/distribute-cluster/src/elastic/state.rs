@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     fn generation(number: u64) -> Arc<Generation> {
-        Arc::new(Generation { number, members: Vec::new(), next_join: 0 })
+        Arc::new(Generation { number, members: Vec::new(), next_join: 0, trained: 0 })
     }
 
     #[test]

@@ -19,7 +19,7 @@ use crate::text::clean;
 pub(super) const PREAMBLE: Preamble = *b"distelas";
 
 /// Grows when messages change.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Limit of a greeting.
 pub(super) const MAX_HELLO_BYTES: usize = 1024;
@@ -151,7 +151,7 @@ fn candidate(from: ElasticCandidate) -> Option<Candidate> {
 fn change(from: ElasticChange) -> Option<Change> {
     let is_large = from.removed.len().max(from.added.len()) > Generation::MAX_MEMBERS;
     let added: Option<Vec<Candidate>> = from.added.into_iter().map(candidate).collect();
-    Some(Change { removed: from.removed, added: added.filter(|_| !is_large)? })
+    Some(Change { removed: from.removed, added: added.filter(|_| !is_large)?, trains: from.trains })
 }
 
 fn generation(from: ElasticGeneration) -> Option<Generation> {
@@ -161,7 +161,8 @@ fn generation(from: ElasticGeneration) -> Option<Generation> {
         Some(ElasticMember { join_number, joined_in, identity, control, service })
     };
     let members: Option<Vec<ElasticMember>> = from.members.into_iter().map(member).collect();
-    let generation = Generation { number: from.number, members: members?, next_join: from.next_join };
+    let ElasticGeneration { number, next_join, trained, .. } = from;
+    let generation = Generation { number, members: members?, next_join, trained };
     generation.check().is_ok().then_some(generation)
 }
 
@@ -184,7 +185,7 @@ impl From<Candidate> for ElasticCandidate {
 impl From<&Change> for ElasticChange {
     fn from(change: &Change) -> ElasticChange {
         let added = change.added.iter().cloned().map(Into::into).collect();
-        ElasticChange { removed: change.removed.clone(), added }
+        ElasticChange { removed: change.removed.clone(), added, trains: change.trains }
     }
 }
 
@@ -197,8 +198,8 @@ impl From<&Generation> for ElasticGeneration {
             control: member.control.clone(),
             service: member.service.clone(),
         };
-        let Generation { number, next_join, .. } = *generation;
-        ElasticGeneration { number, next_join, members: generation.members.iter().map(member).collect() }
+        let Generation { number, next_join, trained, .. } = *generation;
+        ElasticGeneration { number, next_join, members: generation.members.iter().map(member).collect(), trained }
     }
 }
 
@@ -237,10 +238,10 @@ mod tests {
     fn messages_arrive_as_they_were_sent_and_the_largest_fit() {
         let (ballot, promised) = (Ballot { round: 3, join_number: 7 }, Ballot { round: 4, join_number: 1 });
         let added = (0..4096).map(|place| candidate(u128::MAX - place)).collect();
-        let change = Arc::new(Change { removed: vec![1, 2], added });
-        let large = Change { removed: Vec::new(), added: change.added.clone() };
+        let change = Arc::new(Change { removed: vec![1, 2], added, trains: true });
+        let large = Change { added: change.added.clone(), ..Change::default() };
         let mut whole = Generation::of_seeds(&[]).apply(&large).unwrap();
-        (whole.number, whole.next_join) = (Generation::LAST, Generation::LAST);
+        (whole.number, whole.next_join, whole.trained) = (Generation::LAST, Generation::LAST, Generation::LAST - 1);
         for (place, member) in whole.members.iter_mut().enumerate() {
             (member.joined_in, member.join_number) = (Generation::LAST, Generation::LAST - 5000 + place as u64);
         }
@@ -278,7 +279,7 @@ mod tests {
 
     #[test]
     fn numbers_that_have_no_next_one_are_refused() {
-        let change = Change { removed: Vec::new(), added: vec![candidate(1)] };
+        let change = Change { added: vec![candidate(1)], ..Change::default() };
         let mut last = Generation::of_seeds(&[]).apply(&change).unwrap();
         last.number = Generation::LAST;
         assert_eq!(Generation::from_bytes(&last.to_bytes()).unwrap(), last);

@@ -31,7 +31,7 @@ fn generation(number: u64, leader: u128) -> Generation {
         control: "10.0.0.1:2222".into(),
         service: "10.0.0.1:2223".into(),
     };
-    Generation { number, members: vec![member], next_join: 1 }
+    Generation { number, members: vec![member], next_join: 1, trained: number - 1 }
 }
 
 fn problem(error: Error) -> String {
@@ -216,12 +216,12 @@ fn a_generation_that_does_not_fit_is_refused_before_it_is_sent() {
         control: format!("{number:0>99}:1"),
         service: format!("{number:0>98}:2"),
     };
-    let huge = Generation { number: 1, members: (0..4096).map(member).collect(), next_join: 4096 };
+    let huge = Generation { number: 1, members: (0..4096).map(member).collect(), next_join: 4096, trained: 0 };
     let error = problem(register(&server).decide(&huge).unwrap_err());
     assert!(error.contains("generation 1 of 4096 members has ") && error.contains("file:/folder"), "{error}");
     assert_eq!(server.lease_requests(), Vec::<String>::new());
     // One that just fits does not exceed what the annotations of an object hold.
-    let fits = Generation { number: 1, members: (0..700).map(member).collect(), next_join: 4096 };
+    let fits = Generation { number: 1, members: (0..700).map(member).collect(), next_join: 4096, trained: 0 };
     assert!(fits.to_bytes().len() > 150_000, "{}", fits.to_bytes().len());
     register(&server).decide(&fits).unwrap();
     let annotations = server.lease("mnist").unwrap()["metadata"]["annotations"].clone();

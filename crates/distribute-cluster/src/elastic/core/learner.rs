@@ -42,7 +42,7 @@ impl Core {
         self.base = next;
         self.last_change = change;
         self.acceptor = Acceptor::new(first);
-        (self.highest, self.sent, self.backoff) = (first, None, now);
+        (self.highest, self.sent, self.trains, self.backoff) = (first, None, false, now);
         (self.attempt, self.spread, self.over, self.problem) = (None, None, None, None);
         self.is_unsure = false;
         self.lost.clear();

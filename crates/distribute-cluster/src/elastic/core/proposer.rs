@@ -207,7 +207,7 @@ impl Core {
                 None => return,
             },
         };
-        if self.base.number > 0 && self.over.is_none() && *change == Change::default() {
+        if self.base.number > 0 && self.over.is_none() && change.removed.is_empty() && change.added.is_empty() {
             // Those that asked to join are gone.
             self.attempt = None;
             self.backoff = now + self.settings.answer_window;
@@ -217,13 +217,13 @@ impl Core {
         let Some(attempt) = &mut self.attempt else { return };
         (attempt.resend_at, attempt.pause) = (now, self.settings.answer_window / 4);
         attempt.window_ends = now + self.settings.answer_window;
+        let ballot = attempt.ballot;
+        self.sent = Some(ballot);
         if !self.settings.majority {
             attempt.vote = Some(Vote { change, votes: BTreeSet::new() });
             attempt.resend_at = now + self.settings.answer_window * REGISTER;
             return self.actions.push(Action::Decide(next));
         }
-        let ballot = attempt.ballot;
-        self.sent = Some(ballot);
         let votes = match self.acceptor.accept(ballot, change.clone()) {
             true => self.seat.into_iter().collect(),
             false => BTreeSet::new(),
@@ -262,7 +262,7 @@ impl Core {
         }
         let size = kept.len() + added.len();
         let gathered = self.base.number > 0 || size == max || now >= attempt.since + self.settings.join_window;
-        (size >= min && gathered).then_some(Change { removed, added })
+        (size >= min && gathered).then_some(Change { removed, added, trains: self.trains })
     }
 
     /// Decides, if a majority has voted.

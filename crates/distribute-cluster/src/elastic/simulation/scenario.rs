@@ -12,7 +12,22 @@ pub(super) struct Scenario {
     pub(super) majority: bool,
     /// Whether the clocks of processes run at different speeds.
     pub(super) clocks: bool,
+    /// The longest time that a state takes from one process to another.
+    pub(super) transfer: u64,
+    /// A defect of the processes, which the simulator is to find.
+    pub(super) defect: Option<Defect>,
     pub(super) faults: Vec<Fault>,
+}
+
+/// A defect of the way in which processes go on with a generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Defect {
+    /// They train without the state of the newest generation that has trained.
+    Unchecked,
+    /// They begin to train in a generation although they have proposed the next one.
+    Unfenced,
+    /// They take those with as many steps for equally far, whatever generations made them.
+    StepsAlone,
 }
 
 /// A fault. Processes are numbered as they start.
@@ -69,6 +84,14 @@ pub(super) enum Fault {
         message: u64,
         pause: u64,
     },
+    /// A process is killed, or stopped for a while, when it begins to send its state: at this transfer of all.
+    KillSending {
+        transfer: u64,
+    },
+    FreezeSending {
+        transfer: u64,
+        pause: u64,
+    },
     /// A process is started, at an address of its own or at that of one that was killed.
     Start {
         at: u64,
@@ -101,7 +124,8 @@ impl simulation::Scenario for Scenario {
         let majority = random.percent(65);
         let min = random.between(1, seeds as u64 / 2 + 2) as usize;
         let max = seeds + random.between(0, 4) as usize;
-        let mut scenario = Scenario { seed, seeds, min, max, majority, clocks: random.percent(50), faults: Vec::new() };
+        let (clocks, transfer, defect, faults) = (random.percent(50), 20_000, None, Vec::new());
+        let mut scenario = Scenario { seed, seeds, min, max, majority, clocks, transfer, defect, faults };
         // The later ones are drawn for processes that start meanwhile, too.
         let mut nodes = seeds as u64;
         for _ in 0..random.between(0, 9) {
@@ -151,6 +175,23 @@ impl simulation::Scenario for Scenario {
                 scenario.faults.push(Fault::Suspect { node, rank: random.between(0, nodes) as u32, at });
             }
         }
+        if random.percent(20) {
+            // Processes join one after the other, while messages take long.
+            let from = random.between(2_000_000, FAULTS);
+            let most = random.between(100_000, 900_000);
+            scenario.faults.push(Fault::Slow { from, until: from + 6_000_000, most });
+            for _ in 0..random.between(2, 6) {
+                scenario.faults.push(Fault::Start { at: from + random.between(0, 4_000_000), replaces: None });
+            }
+        }
+        scenario.transfer = random.between(2_000, 800_000);
+        for _ in 0..random.between(0, 3) {
+            let transfer = random.between(1, 8);
+            scenario.faults.push(match random.percent(50) {
+                true => Fault::KillSending { transfer },
+                false => Fault::FreezeSending { transfer, pause: random.between(500_000, 5_000_000) },
+            });
+        }
         scenario
     }
 
@@ -173,8 +214,8 @@ impl Scenario {
             Fault::Slow { until, most, .. } => until + most,
             Fault::Kill { at, .. } | Fault::Start { at, .. } | Fault::Suspect { at, .. } => *at,
             Fault::Leave { at, .. } => *at,
-            Fault::KillAmid { .. } => FAULTS,
-            Fault::StallAmid { pause, .. } => FAULTS + pause,
+            Fault::KillAmid { .. } | Fault::KillSending { .. } => FAULTS,
+            Fault::StallAmid { pause, .. } | Fault::FreezeSending { pause, .. } => FAULTS + pause,
         };
         self.faults.iter().map(end).max().unwrap_or(0)
     }

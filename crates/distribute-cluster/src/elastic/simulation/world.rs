@@ -10,6 +10,7 @@ use distribute_testkit::simulation::Random;
 use super::BOUND;
 use super::invariants::Invariants;
 use super::scenario::{Fault, Scenario};
+use super::training::{Trained, Training};
 use crate::elastic::core::{Action, Core, Event, Message, Settings};
 use crate::elastic::generation::{Candidate, Generation};
 
@@ -18,14 +19,18 @@ pub(super) struct Outcome {
     /// How long after the last fault all live processes were in one generation; `None` if too few were left for one.
     pub(super) settled: Option<Duration>,
     pub(super) generations: u64,
+    pub(super) steps: u64,
+    /// Generations that lacked the newest state.
+    pub(super) outdated: usize,
 }
 
 /// A process.
-struct Node {
-    core: Core,
+pub(super) struct Node {
+    pub(super) core: Core,
+    pub(super) training: Training,
     address: String,
-    alive: bool,
-    frozen_until: u64,
+    pub(super) alive: bool,
+    pub(super) frozen_until: u64,
     /// Thousandths of the true speed, and the time that its clock is ahead.
     speed: u64,
     ahead: u64,
@@ -38,7 +43,7 @@ struct Node {
     left: bool,
 }
 
-enum Item {
+pub(super) enum Item {
     Deliver {
         to: String,
         from: String,
@@ -52,6 +57,10 @@ enum Item {
         node: usize,
     },
     Fault(usize),
+    /// A process looks whether it can go on with its training.
+    Train {
+        node: usize,
+    },
     /// Members find out which others are gone.
     Detect,
     /// The register does what it was asked for.
@@ -66,17 +75,18 @@ enum Item {
 }
 
 pub(super) struct World<'a> {
-    scenario: &'a Scenario,
-    random: Random,
-    now: u64,
+    pub(super) scenario: &'a Scenario,
+    pub(super) random: Random,
+    pub(super) now: u64,
     sequence: u64,
     queue: BinaryHeap<Reverse<(u64, u64)>>,
     items: HashMap<u64, Item>,
-    nodes: Vec<Node>,
+    pub(super) nodes: Vec<Node>,
     /// The process that an address belongs to now.
     at: HashMap<String, usize>,
     register: Option<Generation>,
-    invariants: Invariants,
+    pub(super) invariants: Invariants,
+    pub(super) trained: Trained,
     /// Messages of votes and decisions that were sent.
     votes: u64,
 }
@@ -97,6 +107,7 @@ impl<'a> World<'a> {
             at: HashMap::new(),
             register: None,
             invariants: Invariants::default(),
+            trained: Trained::default(),
             votes: 0,
         };
         for place in 0..scenario.faults.len() {
@@ -151,11 +162,15 @@ impl<'a> World<'a> {
                 state.join("\n")
             ));
         }
-        let generations = self.invariants.decided.len() as u64;
-        Ok(Outcome { settled: settled.map(Duration::from_micros), generations })
+        if settled.is_some() && !self.trains() {
+            return Err(format!("{} does not train", self.nodes[0].core.newest()));
+        }
+        let (generations, steps) = (self.invariants.decided.len() as u64, self.steps());
+        let outdated = self.trained.outdated.len();
+        Ok(Outcome { settled: settled.map(Duration::from_micros), generations, steps, outdated })
     }
 
-    fn put(&mut self, at: u64, item: Item) {
+    pub(super) fn put(&mut self, at: u64, item: Item) {
         self.sequence += 1;
         self.items.insert(self.sequence, item);
         self.queue.push(Reverse((at, self.sequence)));
@@ -186,7 +201,11 @@ impl<'a> World<'a> {
         let core = Core::new(settings, own, local);
         self.at.insert(address.clone(), node);
         let (timer, inbox, leaves, left) = (0, Vec::new(), false, false);
-        self.nodes.push(Node { core, address, alive: true, frozen_until: 0, speed, ahead, timer, inbox, leaves, left });
+        let training = Training::new(node as u64);
+        let (alive, frozen_until) = (true, 0);
+        let node_of = Node { core, training, address, alive, frozen_until, speed, ahead, timer, inbox, leaves, left };
+        self.nodes.push(node_of);
+        self.put(self.now, Item::Train { node });
         self.handle(node, Event::Timer)
     }
 
@@ -203,6 +222,7 @@ impl<'a> World<'a> {
                 inbox.into_iter().try_for_each(|event| self.handle(node, event))
             }
             Item::Fault(place) => self.fault(place),
+            Item::Train { node } => self.train(node),
             Item::Detect => self.detect(),
             Item::Register { node, ask } => self.ask_register(node, ask),
             Item::Answer { node, event } => self.handle(node, event),
@@ -242,7 +262,7 @@ impl<'a> World<'a> {
     }
 
     /// Gives an event to a process and does what it wants done.
-    fn handle(&mut self, node: usize, event: Event) -> Result<(), String> {
+    pub(super) fn handle(&mut self, node: usize, event: Event) -> Result<(), String> {
         let Node { alive, frozen_until, .. } = &self.nodes[node];
         if !alive {
             return Ok(());
@@ -293,6 +313,7 @@ impl<'a> World<'a> {
             }
             Action::Decided { generation, .. } => {
                 self.invariants.decides(&generation, self.scenario.min, self.scenario.max)?;
+                self.trained.is_known_to([&generation].into_iter())?;
             }
             Action::Left => self.nodes[node].left = true,
             Action::JobEnded => return Err(format!("{}: no job ends here", self.nodes[node].address)),
