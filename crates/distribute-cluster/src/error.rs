@@ -243,7 +243,7 @@ pub enum Error {
     /// The members of a generation may be behind those of an earlier one, of which none is there.
     #[error(
         "generation {generation} has no member of generation {trained}, which has trained: the steps since are lost \
-         with its members; start the job again from its checkpoint"
+         with its members; start the job again from its checkpoint, with a job identity of its own"
     )]
     Outdated {
         /// The generation.

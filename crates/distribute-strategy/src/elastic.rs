@@ -77,8 +77,8 @@ impl Elastic {
         }
     }
 
-    /// Notes that this process, which has made so many steps, has the state with which a generation begins, the newest
-    /// of its members.
+    /// Notes that this process, which has made `commits` steps, has the state with which a generation begins, the
+    /// newest of its members.
     pub(crate) fn hold(&self, generation: u64, newest: &StateVersion, commits: u64) {
         *self.held.lock() = Held { generation, first: (!newest.exists).then_some(commits) };
     }

@@ -152,6 +152,7 @@ pub fn join<S: Standing>(strategy: &Strategy, parts: &[&dyn Checkpointed], own: 
         let source = match gathering.source() {
             Err(error) if attempt < ATTEMPTS => {
                 tracing::warn!("{error}");
+                drop(gathering);
                 std::thread::sleep(RETURN);
                 continue;
             }

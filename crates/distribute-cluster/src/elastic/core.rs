@@ -8,8 +8,8 @@
 //! - A promise and a vote belong to a join number. A process that has lost its memory has lost its join number too.
 //! - A proposer sends one value under a ballot ([`Core::begin`] takes a later one each time).
 //! - Members vote only in the newest generation that they know, and only for proposals of its members.
-//! - A process does not begin to train in a generation if it has proposed the next one as if nobody had. Since a step
-//!   needs all members, none was made in a generation that the next one does not know to have trained.
+//! - A process does not begin to train in a generation once it has proposed the next one without having begun. Since a
+//!   step needs all members, none was made in a generation that the next one does not know to have trained.
 //!
 //! # Source
 //! L. Lamport, "Paxos Made Simple" (2001), and the reconfiguration of L. Lamport, D. Malkhi and L. Zhou, "Vertical

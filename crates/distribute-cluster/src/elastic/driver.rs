@@ -98,7 +98,7 @@ impl Engine {
                 request = requested.recv() => match request {
                     Some(Request::Event(event)) => event,
                     Some(Request::BeginTraining { generation, answer }) => {
-                        // Nobody waits for it any more if this fails.
+                        // If this fails, the thread that has asked waits no longer.
                         let _ = answer.send(self.core.begin_training(generation));
                         continue;
                     }

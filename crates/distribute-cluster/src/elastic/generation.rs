@@ -27,8 +27,8 @@ pub struct Generation {
     pub members: Vec<ElasticMember>,
     /// The join number that the next new member gets.
     pub next_join: u64,
-    /// The newest generation before this one whose members may have trained, so that nobody goes on without their
-    /// state; 0 if none has. See [`ElasticJob::begin_training`](crate::ElasticJob::begin_training).
+    /// The newest generation before this one whose members may have trained, so that no process continues without
+    /// their state; 0 if none has. See [`ElasticJob::begin_training`](crate::ElasticJob::begin_training).
     pub trained: u64,
 }
 

@@ -1,4 +1,4 @@
-//! How new the states of processes are, and whose state a generation goes on with.
+//! How new the states of processes are, and whose state a generation continues with.
 
 use std::cmp::Reverse;
 

@@ -19,7 +19,7 @@ pub(super) struct Scenario {
     pub(super) faults: Vec<Fault>,
 }
 
-/// A defect of the way in which processes go on with a generation.
+/// A defect in how processes continue with a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Defect {
     /// They train without the state of the newest generation that has trained.

@@ -1,4 +1,4 @@
-//! What simulated processes do with their generations: states go from one process to others, and steps are made.
+//! Training in simulated generations: states are sent from one process to others, and steps are made.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -41,17 +41,17 @@ enum Phase {
     Outdated,
 }
 
-/// What the members of a generation have sent each other, by the numbers of their processes.
+/// The messages of a generation's members to each other, by the numbers of their processes.
 #[derive(Default)]
 struct Board {
     versions: BTreeMap<usize, StateVersion>,
     formed: BTreeSet<usize>,
     sent: Option<u64>,
-    /// Those that have computed each step.
+    /// The processes that have computed each step.
     steps: BTreeMap<u64, BTreeSet<usize>>,
 }
 
-/// What was sent and trained in all generations.
+/// The messages and steps of all generations.
 #[derive(Default)]
 pub(super) struct Trained {
     boards: BTreeMap<u64, Board>,
@@ -121,7 +121,7 @@ impl Trained {
 }
 
 impl World<'_> {
-    /// Lets a process go on with its training as far as the others' messages allow, and again after a while.
+    /// Lets a process continue its training as far as the others' messages allow, and again after a while.
     pub(super) fn train(&mut self, node: usize) -> Result<(), String> {
         if !self.nodes[node].alive {
             return Ok(());
@@ -206,7 +206,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Lets a process find out whose state its generation goes on with.
+    /// Lets a process find out whose state its generation continues with.
     fn meet(&mut self, node: usize, members: &[usize]) -> Phase {
         let training = &mut self.nodes[node].training;
         let mut generation = Generation::clone(&training.generation);

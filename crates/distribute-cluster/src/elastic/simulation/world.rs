@@ -57,7 +57,7 @@ pub(super) enum Item {
         node: usize,
     },
     Fault(usize),
-    /// A process looks whether it can go on with its training.
+    /// A process looks whether it can continue its training.
     Train {
         node: usize,
     },

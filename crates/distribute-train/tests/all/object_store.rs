@@ -1,6 +1,4 @@
 //! Checkpoints and event files on a server that speaks S3's protocol, over connections that are cut.
-#![cfg(feature = "object-store")]
-#![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -79,7 +77,10 @@ fn a_process_killed_in_the_middle_of_a_save_leaves_the_last_whole_checkpoint() {
         for after in [10 * mib, 25 * mib, 37 * mib, BYTES as u64 + 2000, 2 * BYTES as u64 + 6000, 45 * mib + 7] {
             let begun = relay.sent();
             let mut child = Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "a_process_killed_in_the_middle_of_a_save_leaves_the_last_whole_checkpoint"])
+                .args([
+                    "--exact",
+                    "object_store::a_process_killed_in_the_middle_of_a_save_leaves_the_last_whole_checkpoint",
+                ])
                 .env(SAVER, root)
                 .stdout(Stdio::null())
                 .spawn()

@@ -1,10 +1,7 @@
 //! A TrainJob of two processes, whose chief alone reports. The workers are this test program, in another role, and find
 //! the stand-in of Kubeflow's status server in their environment.
 
-#![cfg(feature = "kubeflow")]
-#![expect(clippy::unwrap_used, reason = "tests")]
-
-#[path = "../src/callbacks/kubeflow/stand_in.rs"]
+#[path = "../../src/callbacks/kubeflow/stand_in.rs"]
 #[expect(dead_code, reason = "other tests use the rest")]
 mod stand_in;
 
@@ -169,7 +166,7 @@ fn posted(role: &str, answers: Vec<Answer>) -> Vec<Seen> {
         ];
         fields.map(|(name, value)| (name.to_owned(), value)).to_vec()
     };
-    let job = Job::of_test("worker").unwrap();
+    let job = Job::of_test("kubeflow::worker").unwrap();
     let job = job.tasks(2).task_env(variables).env(ROLE, role).env("MASTER_PORT", "1");
     let job = job.env("KUBEFLOW_TRAINER_SERVER_URL", server.url());
     let mut job = job.env("KUBEFLOW_TRAINER_SERVER_CA_CERT", path("ca.crt")).start().unwrap();

@@ -1,9 +1,6 @@
 //! Elastic loops whose only process with a state is killed or frozen before the others have it. The workers are this
 //! test program, in another role.
 
-#![cfg(all(unix, feature = "checkpoint"))]
-#![expect(clippy::unwrap_used, reason = "tests")]
-
 use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -98,7 +95,7 @@ fn elastic_worker() {
 
 fn worker(folder: &Path) -> JobBuilder {
     let place = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500")];
-    let job = Job::of_test("elastic_worker").unwrap().env(ROLE, folder.to_str().unwrap());
+    let job = Job::of_test("elastic::elastic_worker").unwrap().env(ROLE, folder.to_str().unwrap());
     let job = job.env("DISTRIBUTE_GENERATIONS", format!("file:{}", folder.display()));
     place.into_iter().fold(job, |job, (name, value)| job.env(name, value)).env("DISTRIBUTE_JOB_ID", JOB)
 }

@@ -1,8 +1,5 @@
 //! The status page of three processes that no launcher starts. The workers are this test program, in another role.
 
-#![cfg(all(feature = "checkpoint", feature = "status"))]
-#![expect(clippy::unwrap_used, reason = "tests")]
-
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
@@ -69,7 +66,7 @@ fn job(end: &Path) -> JobBuilder {
             .map(|(name, value)| (name.to_owned(), value))
             .to_vec()
     };
-    let job = Job::of_test("worker").unwrap();
+    let job = Job::of_test("status::worker").unwrap();
     job.tasks(3).task_env(place).env(ROLE, end.to_str().unwrap()).env("MASTER_PORT", "1")
 }
 
