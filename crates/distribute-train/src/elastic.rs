@@ -60,7 +60,7 @@ const STATE: &str = "elastic";
 /// use distribute_strategy::{Error, Strategy};
 /// use distribute_train::elastic::{self, Standing};
 /// use distribute_values::Axis;
-/// use serde::Serialize;
+/// use serde::{Deserialize, Serialize};
 ///
 /// #[derive(Default, Serialize, Deserialize)]
 /// struct Sum {
