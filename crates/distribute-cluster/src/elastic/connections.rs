@@ -3,7 +3,7 @@
 //! the state machine.
 
 use std::collections::HashMap;
-use std::io::Result as IoResult;
+use std::io::{ErrorKind, Result as IoResult};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,6 +38,8 @@ pub(super) enum Report {
         address: String,
         id: u64,
         problem: Option<String>,
+        /// Whether no process listens at the address, as the system there says.
+        is_gone: bool,
     },
 }
 
@@ -131,14 +133,14 @@ impl Connections {
         self.routes.insert(to.clone(), Route { id, outbox, used: now });
         let own = self.own.clone();
         self.opening.spawn(async move {
-            let problem = match connect(&to).await {
+            let (problem, is_gone) = match connect(&to).await {
                 Ok(stream) => match own.identify(stream).await {
-                    Ok(socket) => converse(socket, &own, queue).await.err(),
-                    Err(problem) => Some(problem),
+                    Ok(socket) => (converse(socket, &own, queue).await.err(), false),
+                    Err(problem) => (Some(problem), false),
                 },
-                Err(error) => Some(error.to_string()),
+                Err(error) => (Some(error.to_string()), error.kind() == ErrorKind::ConnectionRefused),
             };
-            let _ = own.reports.send(Report::Closed { address: to, id, problem }).await;
+            let _ = own.reports.send(Report::Closed { address: to, id, problem, is_gone }).await;
         });
     }
 
@@ -306,7 +308,7 @@ async fn serve(connection: Connection, door: Arc<Door>, own: Own, id: u64) {
         () = receive(&mut inbox, from.clone(), &own) => {}
         () = sending => {}
     }
-    let _ = own.reports.send(Report::Closed { address: from, id, problem: None }).await;
+    let _ = own.reports.send(Report::Closed { address: from, id, problem: None, is_gone: false }).await;
 }
 
 /// Keeps the last problem of each address, for the sentence in which a process ends.

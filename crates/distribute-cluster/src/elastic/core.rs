@@ -154,6 +154,7 @@ impl Core {
             Event::Message { from, message } => self.on_message(now, from, message),
             // It has fired, perhaps a little early.
             Event::Timer => self.timer = None,
+            Event::Gone { address } => self.on_gone(&address),
             Event::Suspect { generation, ranks } => self.on_suspect(now, generation, &ranks),
             Event::Leave => self.on_leave_asked(now),
             Event::Read(read) => self.on_read(now, read),
@@ -226,6 +227,16 @@ impl Core {
         let joins: Vec<u64> = joins.map(|member| member.join_number).filter(|join| Some(*join) != self.seat).collect();
         joins.into_iter().for_each(|join| self.lose(join));
         self.end_generation(now);
+    }
+
+    /// Records that a member is gone, so that its answer is not awaited. Whether the generation is over, its members
+    /// find out by themselves. Seeds may not have been started yet.
+    fn on_gone(&mut self, address: &str) {
+        let members = self.base.members.iter().filter(|_| self.base.number > 0);
+        let mut gone = members.filter(|member| member.control == address && Some(member.join_number) != self.seat);
+        if let Some(join) = gone.next().map(|member| member.join_number) {
+            self.lose(join);
+        }
     }
 
     fn on_leave_asked(&mut self, now: Duration) {

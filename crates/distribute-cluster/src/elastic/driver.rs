@@ -86,12 +86,15 @@ impl Engine {
                         self.connections.opened(address, route);
                         continue;
                     }
-                    Some(Report::Closed { address, id, problem }) => {
+                    Some(Report::Closed { address, id, problem, is_gone }) => {
                         self.connections.closed(&address, id);
                         if problem.is_some() {
                             self.problems.note(&address, problem);
                         }
-                        continue;
+                        if !is_gone {
+                            continue;
+                        }
+                        Event::Gone { address }
                     }
                     None => return,
                 },

@@ -168,6 +168,17 @@ fn a_member_that_was_left_out_joins_again_by_itself() {
 }
 
 #[test]
+fn the_answer_of_a_process_whose_port_is_closed_is_not_awaited() {
+    let mut jobs = start(&[listener(), listener(), listener()], |options| options.answer_window(SOON / 2));
+    drop(jobs.pop());
+    let began = Instant::now();
+    // Neither has seen which member was lost.
+    jobs.iter().for_each(|job| job.suspect(1, &[]));
+    assert_eq!(agree(&[&jobs[0], &jobs[1]], 1).members.len(), 2);
+    assert!(began.elapsed() < SOON / 4, "{:?}", began.elapsed());
+}
+
+#[test]
 fn coordinations_of_generations_that_are_over_end_and_later_ones_wait_for_the_leader() {
     let mut jobs = start(&[listener(), listener(), listener()], |options| options);
     let first = agree(&jobs.iter().collect::<Vec<_>>(), 0);

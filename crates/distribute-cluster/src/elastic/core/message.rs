@@ -94,6 +94,10 @@ pub(in crate::elastic) enum Event {
     },
     /// The time of the last [`Action::Timer`] is there.
     Timer,
+    /// No process listens at an address any more.
+    Gone {
+        address: String,
+    },
     /// A generation is over for this process, which saw the loss of these ranks.
     Suspect {
         generation: u64,

@@ -343,6 +343,11 @@ impl<'a> World<'a> {
         if self.at.get(&to).is_none_or(|to| self.is_cut(node, *to)) {
             return;
         }
+        // The system of a process that was killed says so, unless its machine is gone too.
+        if !self.nodes[self.at[&to]].alive && self.random.percent(50) {
+            let at = self.now + self.random.between(100, 5_000);
+            return self.put(at, Item::Answer { node, event: Event::Gone { address: to } });
+        }
         let (now, mut copies, mut most) = (self.now, 1, 5_000);
         for fault in &self.scenario.faults {
             match fault {
