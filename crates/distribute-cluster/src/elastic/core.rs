@@ -268,6 +268,11 @@ impl Core {
         if let Some(attempt) = &mut self.attempt {
             attempt.missing.remove(&join);
         }
+        let control = self.base.member(join).map(|member| &member.control);
+        if control.is_some() && control == self.acceptor.proposer.as_ref() {
+            // It comes to no decision any more.
+            self.acceptor.forget_proposer();
+        }
     }
 
     /// Does what the time demands, and sets the timer.

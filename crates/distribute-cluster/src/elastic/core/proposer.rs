@@ -325,3 +325,43 @@ fn patience(answer_window: Duration, place: usize) -> Duration {
     let bits = place.ilog2();
     answer_window * 3 / 2 + answer_window * bits + answer_window / (1 << bits) * (place - (1 << bits))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::elastic::core::{Event, Settings};
+    use crate::elastic::generation::Generation;
+
+    #[test]
+    fn a_proposer_that_is_lost_is_succeeded_at_once() {
+        let window = Duration::from_millis(500);
+        let candidate = |place: u128| Candidate {
+            identity: place << 64,
+            control: format!("n{place}:1"),
+            service: format!("s{place}:1"),
+        };
+        let seeds: Vec<String> = (0..3).map(|place| candidate(place).control).collect();
+        let settings = Settings {
+            min: 1,
+            max: 4,
+            join_window: window,
+            answer_window: window,
+            join_timeout: window * 100,
+            majority: true,
+            seeds: seeds.clone(),
+            seat: Some(1),
+        };
+        let first = Change { added: (0..3).map(candidate).collect(), ..Change::default() };
+        let first = Generation::of_seeds(&seeds).apply(&first).unwrap();
+        let mut core = Core::new(settings, candidate(1), Duration::ZERO);
+        let tells = |message| Event::Message { from: seeds[0].clone(), message };
+        core.handle(Duration::ZERO, tells(Message::Whole(Arc::new(first))));
+        // The leader lets another process in, and is killed in between.
+        let mut now = window * 10;
+        core.handle(now, tells(Message::Prepare { base: 1, ballot: Ballot { round: 0, join_number: 0 } }));
+        now += Duration::from_millis(5);
+        let actions = core.handle(now, Event::Suspect { generation: 1, ranks: vec![0] });
+        let proposes = |action: &Action| matches!(action, Action::Send { message: Message::Prepare { .. }, .. });
+        assert!(actions.iter().any(proposes), "{actions:?}");
+    }
+}
