@@ -151,10 +151,7 @@ impl ElasticJob {
             register.clone(),
             shared.clone(),
         );
-        let requests = driver.call(running, Driver::MARGIN).ok_or_else(|| {
-            let reason = "the thread of the elastic job does not answer".to_owned();
-            Error::Call { task: control.clone(), what: "joining".to_owned(), reason }
-        })?;
+        let requests = driver.call(running, Driver::MARGIN).ok_or_else(|| unanswered(&control, "joining"))?;
         let process = process_of(identity);
         let job = options.job_id;
         let joining = ElasticJob { job, host, control, process, settings, service, register, shared, requests, driver };
@@ -361,10 +358,7 @@ impl ElasticJob {
                 let newer = (*self.shared.newest().borrow()).max(generation + 1);
                 Err(Error::GenerationOver { task: self.control.clone(), generation, newer })
             }
-            None => {
-                let reason = "the thread of the elastic job does not answer".to_owned();
-                Err(Error::Call { task: self.control.clone(), what: "beginning to train".to_owned(), reason })
-            }
+            None => Err(unanswered(&self.control, "beginning to train")),
         }
     }
 
@@ -441,6 +435,12 @@ impl ElasticJob {
         // The event loop ends only with this value.
         self.driver.call(async move { requests.send(Request::Event(event)).await.is_ok() }, Driver::MARGIN);
     }
+}
+
+/// Returns the error of a request to the thread of a job that has no answer.
+fn unanswered(control: &str, what: &str) -> Error {
+    let reason = "the thread of the elastic job does not answer".to_owned();
+    Error::Call { task: control.to_owned(), what: what.to_owned(), reason }
 }
 
 /// How long the thread of the job may take to answer.

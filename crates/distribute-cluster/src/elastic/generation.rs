@@ -230,37 +230,24 @@ mod tests {
 
     #[test]
     fn join_numbers_are_given_once_and_order_the_ranks() {
+        let change = |removed: &[u64], added: &[u128]| {
+            let added = added.iter().copied().map(candidate).collect();
+            Change { removed: removed.to_vec(), added, ..Change::default() }
+        };
         let seeds = Generation::of_seeds(&["a:1".to_owned(), "b:1".to_owned()]);
-        let first = seeds
-            .apply(&Change { removed: vec![], added: [7, 8, 9].map(candidate).to_vec(), ..Change::default() })
-            .unwrap();
+        let first = seeds.apply(&change(&[], &[7, 8, 9])).unwrap();
         assert_eq!((first.number, first.next_join, first.rank_of(8)), (1, 3, Some(1)));
-        let second = first.apply(&Change { removed: vec![0], added: vec![candidate(7 + 1)], ..Change::default() });
+        let second = first.apply(&change(&[0], &[7 + 1]));
         assert!(second.unwrap_err().contains("h8:1 of generation 2 is there twice"));
-        let second =
-            first.apply(&Change { removed: vec![0], added: vec![candidate(10)], ..Change::default() }).unwrap();
+        let second = first.apply(&change(&[0], &[10])).unwrap();
         let joins: Vec<(u64, u64)> = second.members.iter().map(|m| (m.join_number, m.joined_in)).collect();
         assert_eq!(joins, [(1, 1), (2, 1), (3, 2)]);
         assert_eq!(second.to_string(), "generation 2 of 3 members: h8:1, h9:1, h10:1");
-        assert!(
-            second
-                .apply(&Change { removed: vec![0], added: vec![], ..Change::default() })
-                .unwrap_err()
-                .contains("join number 0")
-        );
-        assert!(
-            second
-                .apply(&Change { removed: vec![1, 2, 3], added: vec![], ..Change::default() })
-                .unwrap_err()
-                .contains("0 members")
-        );
+        assert!(second.apply(&change(&[0], &[])).unwrap_err().contains("join number 0"));
+        assert!(second.apply(&change(&[1, 2, 3], &[])).unwrap_err().contains("0 members"));
         let far = Candidate { control: "x".repeat(99) + ":1", ..candidate(11) };
-        assert!(
-            second
-                .apply(&Change { removed: vec![], added: vec![far], ..Change::default() })
-                .unwrap_err()
-                .contains("101 bytes")
-        );
+        let far = Change { added: vec![far], ..Change::default() };
+        assert!(second.apply(&far).unwrap_err().contains("101 bytes"));
     }
 
     #[test]

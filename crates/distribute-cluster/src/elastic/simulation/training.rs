@@ -242,9 +242,7 @@ impl World<'_> {
             match fault {
                 Fault::KillSending { transfer } if *transfer == sends => self.nodes[node].alive = false,
                 Fault::FreezeSending { transfer, pause } if *transfer == sends => {
-                    let until = self.now + pause;
-                    self.nodes[node].frozen_until = self.nodes[node].frozen_until.max(until);
-                    self.put(until, Item::Wake { node });
+                    self.freeze(node, self.now + pause);
                 }
                 _ => {}
             }

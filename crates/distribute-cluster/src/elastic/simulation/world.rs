@@ -233,8 +233,7 @@ impl<'a> World<'a> {
         let nodes = self.nodes.len();
         match self.scenario.faults[place].clone() {
             Fault::Freeze { node, until, .. } if node < nodes => {
-                self.nodes[node].frozen_until = self.nodes[node].frozen_until.max(until);
-                self.put(until, Item::Wake { node });
+                self.freeze(node, until);
             }
             Fault::Kill { node, .. } if node < nodes => self.nodes[node].alive = false,
             Fault::Start { replaces, .. } => {
@@ -259,6 +258,12 @@ impl<'a> World<'a> {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Stops a process for a while.
+    pub(super) fn freeze(&mut self, node: usize, until: u64) {
+        self.nodes[node].frozen_until = self.nodes[node].frozen_until.max(until);
+        self.put(until, Item::Wake { node });
     }
 
     /// Gives an event to a process and does what it wants done.
@@ -336,8 +341,7 @@ impl<'a> World<'a> {
                 _ => None,
             });
             if let Some(until) = stalls {
-                self.nodes[node].frozen_until = self.nodes[node].frozen_until.max(until);
-                self.put(until, Item::Wake { node });
+                self.freeze(node, until);
             }
         }
         if self.at.get(&to).is_none_or(|to| self.is_cut(node, *to)) {
