@@ -18,6 +18,7 @@ mod driver;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod generation;
+mod member_states;
 mod options;
 mod register;
 #[cfg(test)]
@@ -27,6 +28,7 @@ mod state_version;
 mod wire;
 
 pub use generation::{ElasticMember, Generation};
+pub use member_states::{HeldState, MemberStates, Missing};
 pub use options::{Authority, ElasticOptions};
 pub use register::{FileRegister, Register};
 pub use state_version::StateVersion;
@@ -322,7 +324,7 @@ impl ElasticJob {
     }
 
     /// Asks whether this process may train in a generation from now on. It must have the state that the generation
-    /// begins with, its own or [another member's](Generation::furthest), and must make no step before.
+    /// begins with, its own or [another member's](MemberStates), and must make no step before.
     ///
     /// This is what [`Generation::trained`] rests on: a process may not begin once it has proposed the next generation
     /// as one that follows on a generation that has not trained, and a step needs all members.

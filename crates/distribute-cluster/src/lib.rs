@@ -110,7 +110,8 @@ pub use coordination::{Coordination, CoordinationOptions, Progress, Waiting};
 pub use distribute_types::{FailureKind, Scope};
 #[cfg(feature = "coordination")]
 pub use elastic::{
-    Authority, ElasticJob, ElasticMember, ElasticOptions, FileRegister, Generation, Register, StateVersion,
+    Authority, ElasticJob, ElasticMember, ElasticOptions, FileRegister, Generation, HeldState, MemberStates, Missing,
+    Register, StateVersion,
 };
 pub use error::{Error, Result};
 pub use failure::{Failure, FailureCause};

@@ -308,8 +308,12 @@ impl ReplicaContext {
     /// succeed on all replicas of this process.
     ///
     /// # Errors
-    /// [`Error::NotNoted`] if the state cannot be read.
+    /// [`Error::NotNoted`] if the state cannot be read; [`Error::NotBegun`] in the groups of a
+    /// [generation](crate::Gathering) in which the process has not begun.
     pub fn commit(&self) -> Result<()> {
+        if !self.strategy.replicas().has_begun() {
+            return Err(Error::NotBegun);
+        }
         self.recovery.commit(self.local)?;
         self.strategy.replicas().count_commit(self.local);
         Ok(())

@@ -6,9 +6,9 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use distribute_cluster::{Coordination, CoordinationOptions, FailureCause, FailureKind};
-use distribute_cluster::{ElasticJob, ElasticOptions, Generation, StateVersion};
+use distribute_cluster::{ElasticJob, ElasticOptions, Generation, HeldState, StateVersion};
 use distribute_collectives::ProcessGroup;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::{Error, Result};
 
@@ -24,20 +24,11 @@ pub(crate) struct Elastic {
     groups: Groups,
     /// Whether the training loop has ended on all members.
     has_ended: AtomicBool,
-    held: Mutex<Held>,
+    held: Mutex<HeldState>,
 }
 
 /// The groups of a process's ranks, which change between runs.
 type Groups = Arc<RwLock<Arc<Vec<ProcessGroup>>>>;
-
-/// The newest generation with whose state this process has begun; 0 for none.
-#[derive(Clone, Copy, Default)]
-struct Held {
-    generation: u64,
-    /// If no process had a state then: the number of steps of this one, which has what the generation began with as
-    /// long as it has made no more.
-    first: Option<u64>,
-}
 
 struct Present {
     number: u64,
@@ -67,20 +58,9 @@ impl Elastic {
         self.present.lock().as_ref().map(|present| present.number)
     }
 
-    /// Returns how new this process's state is, given its number of steps, and its progress; `None` if it has no state.
-    pub(crate) fn version(&self, commits: u64, progress: Option<u64>) -> StateVersion {
-        let held = *self.held.lock();
-        let generation = if progress.is_some() || held.first == Some(commits) { held.generation } else { 0 };
-        match progress {
-            Some(progress) => StateVersion { generation, exists: true, commits, progress },
-            None => StateVersion { generation, ..StateVersion::default() },
-        }
-    }
-
-    /// Notes that this process, which has made `commits` steps, has the state with which a generation begins, the
-    /// newest of its members.
-    pub(crate) fn hold(&self, generation: u64, newest: &StateVersion, commits: u64) {
-        *self.held.lock() = Held { generation, first: (!newest.exists).then_some(commits) };
+    /// Returns which state this process holds.
+    pub(crate) fn held(&self) -> MutexGuard<'_, HeldState> {
+        self.held.lock()
     }
 
     /// Asks whether this process may train in a generation from now on.

@@ -182,6 +182,13 @@ pub enum Error {
     /// A strategy of processes that do not change was asked for another generation of them.
     #[error("the processes of this strategy do not change; build it by MultiWorkerMirroredBuilder::elastic")]
     Fixed,
+    /// An optimizer was to make a step in the groups of a [generation](crate::Gathering) in which its process has not
+    /// begun, so that its members may have different states.
+    #[error(
+        "a step was made in a generation in which this process has not begun: its members may have different \
+             states; call Gathering::begin before, or use distribute_train::elastic::run"
+    )]
+    NotBegun,
     /// The settings of an elastic strategy do not fit together.
     #[error("{problem}")]
     Elastic {

@@ -1,9 +1,11 @@
 //! The generations of an elastic job: sets of members that train together.
 
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 use std::time::Duration;
 
-use distribute_cluster::StateVersion;
+use distribute_cluster::Error::Outdated;
+use distribute_cluster::{Coordination, MemberStates};
 
 use crate::elastic::{Elastic, Met, lost};
 use crate::{Error, Result, Strategy};
@@ -12,60 +14,48 @@ use crate::{Error, Result, Strategy};
 /// computes by itself, and none of them may make a step before it [begins](Gathering::begin).
 pub struct Gathering<'a> {
     strategy: &'a Strategy,
-    met: Met,
+    number: u64,
+    coordination: Arc<Coordination>,
+    states: MemberStates,
 }
 
 impl Gathering<'_> {
     /// Returns the number of the generation.
     pub fn number(&self) -> u64 {
-        self.met.generation.number
+        self.number
     }
 
-    /// Returns this process's rank among its members.
-    pub fn rank(&self) -> usize {
-        self.met.coordination.membership().rank as usize
+    /// Returns whose state the members begin with, and what each of them takes over.
+    pub fn states(&self) -> &MemberStates {
+        &self.states
     }
 
-    /// Returns how new the state of each member is, by rank.
-    pub fn versions(&self) -> &[StateVersion] {
-        &self.met.versions
-    }
-
-    /// Returns the rank of the member whose state the others take over.
+    /// Forms the groups of all members. Every member calls this. Optimizers make no step in them before the process
+    /// [begins](Gathering::begin).
     ///
     /// # Errors
-    /// [`Error::Cluster`] with [`Outdated`](distribute_cluster::Error::Outdated) if no member has the state of the
-    /// newest generation that has trained.
-    pub fn source(&self) -> Result<usize> {
-        Ok(self.met.generation.furthest(&self.met.versions)?)
-    }
-
-    /// Forms the groups of all members. Every member calls this.
-    ///
-    /// # Errors
-    /// [`Error::Collective`] if a member is missing or fails, and that of [`source`](Gathering::source); then ask for
-    /// the [next generation](Strategy::next_generation).
+    /// [`Error::Collective`] if a member is missing or fails; then ask for the
+    /// [next generation](Strategy::next_generation).
     pub fn form(&self) -> Result<()> {
-        let (source, versions) = (self.source()?, self.versions());
-        if self.rank() == source || !versions[self.rank()].lacks_any_of(&versions[source]) {
-            self.hold()?;
-        }
-        self.strategy.replicas().join(self.met.coordination.clone())
+        self.elastic()?.held().meet(&self.states, self.strategy.commits());
+        self.strategy.replicas().join(self.coordination.clone())
     }
 
     /// Notes that this process has the state that the generation begins with, its own or that of the
-    /// [source](Gathering::source), so that from now on its steps belong to the job.
+    /// [source](MemberStates::source), so that from now on its steps belong to the job.
     ///
     /// # Errors
     /// [`Error::Cluster`] if the generation is over; then ask for the [next one](Strategy::next_generation).
     pub fn begin(self) -> Result<()> {
-        self.hold()?.begin_training(self.number())
+        let elastic = self.elastic()?;
+        elastic.held().take(&self.states, self.strategy.commits());
+        elastic.begin_training(self.number)?;
+        self.strategy.replicas().begin();
+        Ok(())
     }
 
-    fn hold(&self) -> Result<&Elastic> {
-        let elastic = self.strategy.replicas().elastic().ok_or(Error::Fixed)?;
-        elastic.hold(self.number(), &self.versions()[self.source()?], self.strategy.commits());
-        Ok(elastic)
+    fn elastic(&self) -> Result<&Elastic> {
+        self.strategy.replicas().elastic().ok_or(Error::Fixed)
     }
 }
 
@@ -110,16 +100,31 @@ impl Strategy {
     /// which a restart may help. Members that are lost meanwhile are left out.
     ///
     /// # Errors
-    /// [`Error::Cluster`] if too few members are left, or a majority is needed and not there; [`Error::Fixed`] if the
-    /// strategy is not elastic; [`Error::Context`] inside a run.
+    /// [`Error::Cluster`] if too few members are left, a majority is needed and not there, or no process brings the state
+    /// of the newest generation that has trained within 10 s; [`Error::Fixed`] if the strategy is not elastic;
+    /// [`Error::Context`] inside a run.
     pub fn next_generation(&self, progress: Option<u64>) -> Result<Gathering<'_>> {
         self.outside_replicas("next_generation", "call it after run has returned")?;
         let replicas = self.replicas();
         let elastic = replicas.elastic().ok_or(Error::Fixed)?;
-        let lost = replicas.coordination().map(|coordination| lost(&coordination)).unwrap_or_default();
+        let mut lost = replicas.coordination().map(|coordination| lost(&coordination)).unwrap_or_default();
         replicas.part()?;
-        let met = elastic.next(&lost, elastic.version(self.commits(), progress))?;
-        Ok(Gathering { strategy: self, met })
+        let version = elastic.held().version(self.commits(), progress);
+        let mut attempt = 1;
+        loop {
+            let Met { generation, coordination, versions } = elastic.next(&std::mem::take(&mut lost), version)?;
+            match MemberStates::new(&generation, coordination.membership().rank as usize, versions) {
+                Err(error @ Outdated { .. }) if attempt < ATTEMPTS => {
+                    tracing::warn!("{error}");
+                    drop(coordination);
+                    std::thread::sleep(RETURN);
+                    attempt += 1;
+                }
+                states => {
+                    return Ok(Gathering { strategy: self, number: generation.number, coordination, states: states? });
+                }
+            }
+        }
     }
 
     /// Waits until all members of an elastic job have ended their training loops, so that none of them misses another
@@ -152,5 +157,39 @@ impl Strategy {
     }
 }
 
+/// The number of generations in a row without the newest state, and how long their members wait in each for a process
+/// that has it: it may be frozen, and join again.
+const ATTEMPTS: u32 = 20;
+const RETURN: Duration = Duration::from_millis(500);
+
 /// How much earlier than others a member may end its loop.
 const END: Duration = Duration::from_secs(300);
+
+#[cfg(test)]
+mod tests {
+    use distribute_cluster::{Authority, FileRegister, Membership};
+
+    use super::*;
+    use crate::MultiWorkerMirroredStrategy;
+
+    #[test]
+    fn a_process_makes_no_step_in_a_generation_before_it_begins() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut membership = Membership::new(0, 1, "127.0.0.1:1").unwrap();
+        membership.advertised_host = Some("127.0.0.1".to_owned());
+        let register = FileRegister::new(folder.path(), &membership.job_id()).unwrap();
+        let builder = MultiWorkerMirroredStrategy::builder().elastic(1..=2).devices(["CPU:0", "CPU:1"]);
+        let strategy = builder.membership(membership).generations(Authority::Register(Arc::new(register)));
+        let strategy = strategy.build().unwrap();
+        let step = || strategy.run_with((), |context, ()| context.commit());
+        step().unwrap();
+        let gathering = strategy.next_generation(Some(0)).unwrap();
+        gathering.form().unwrap();
+        assert!(matches!(step(), Err(Error::NotBegun)));
+        gathering.begin().unwrap();
+        step().unwrap();
+        assert_eq!(strategy.commits(), 2);
+        strategy.leave_job().unwrap();
+        step().unwrap();
+    }
+}

@@ -85,6 +85,7 @@ pub use context::{
     ReplicaContext, get_replica_context, get_strategy, has_strategy, in_cross_replica_context, set_strategy,
 };
 pub use diloco::{DilocoBuilder, DilocoStrategy, FragmentSchedule, Int8Blocks, OuterNesterov, Wire};
+pub use distribute_cluster::{MemberStates, Missing};
 pub use distribute_types::{Topology, Waits};
 pub use error::{Error, Result};
 pub use fully_sharded::{FullyShardedBuilder, FullyShardedStrategy};

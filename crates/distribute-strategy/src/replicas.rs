@@ -1,6 +1,6 @@
 //! The part of a strategy in this process: its devices, its replicas' threads, and their ranks.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use distribute_cluster::{Coordination, FailureKind};
@@ -27,6 +27,8 @@ pub struct Replicas {
     elastic: Option<Elastic>,
     /// The steps that each local replica has committed.
     commits: Vec<AtomicU64>,
+    /// Whether the present members have a common state, so that optimizers may change it.
+    begun: AtomicBool,
     pub(crate) threads: ReplicaThreads,
     pub(crate) running: Running,
     /// The states that every run saves; see [`Strategy::recover`](crate::Strategy::recover).
@@ -131,6 +133,7 @@ impl Replicas {
             devices,
             elastic: None,
             commits: (0..ranks).map(|_| AtomicU64::new(0)).collect(),
+            begun: AtomicBool::new(true),
             threads,
             running: Running::default(),
             watched: Mutex::default(),
@@ -178,6 +181,16 @@ impl Replicas {
         self.place.read().changes
     }
 
+    /// Lets optimizers make steps with the members that have been [joined](Replicas::join).
+    pub(crate) fn begin(&self) {
+        self.begun.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether optimizers may make steps.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.begun.load(Ordering::Relaxed)
+    }
+
     /// Counts a step that a local replica has committed.
     pub(crate) fn count_commit(&self, local: usize) {
         self.commits[local].fetch_add(1, Ordering::Relaxed);
@@ -199,12 +212,16 @@ impl Replicas {
         // Passes over data begin again, and declare theirs.
         self.settings.withdraw(INPUT);
         let groups = self.mesh.local_groups(&self.options)?;
-        self.take_place(groups, None)
+        self.take_place(groups, None)?;
+        self.begin();
+        Ok(())
     }
 
-    /// Makes this process a member of the group of all members of a job. Not during a run.
+    /// Makes this process a member of the group of all members of a job, in which optimizers make steps from
+    /// [`begin`](Replicas::begin) on. Not during a run.
     pub(crate) fn join(&self, coordination: Arc<Coordination>) -> Result<()> {
         let groups = self.mesh.joined_groups(&coordination, &self.options)?;
+        self.begun.store(false, Ordering::Relaxed);
         self.take_place(groups, Some(coordination))
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use distribute_collectives::{Rank, on_local_ranks};
-use distribute_strategy::{Gathering, Strategy};
+use distribute_strategy::{Gathering, Missing, Strategy};
 use distribute_types::{ErrorClass, FailureKind, Scope};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -149,18 +149,9 @@ pub fn join<S: Standing>(strategy: &Strategy, parts: &[&dyn Checkpointed], own: 
     for attempt in 1.. {
         let own = adopted.as_ref().or(own);
         let gathering = strategy.next_generation(own.map(Standing::progress))?;
-        let source = match gathering.source() {
-            Err(error) if attempt < ATTEMPTS => {
-                tracing::warn!("{error}");
-                drop(gathering);
-                std::thread::sleep(RETURN);
-                continue;
-            }
-            source => source?,
-        };
-        let (generation, members) = (gathering.number(), gathering.versions().len());
-        let begins = !gathering.versions()[source].exists;
-        let settled = settle(strategy, parts, own, &gathering, source).and_then(|taken| {
+        let (generation, members) = (gathering.number(), gathering.states().members());
+        let begins = !gathering.states().newest().exists;
+        let settled = settle(strategy, parts, own, &gathering).and_then(|taken| {
             adopted = taken.or(adopted.take());
             Ok(gathering.begin()?)
         });
@@ -176,9 +167,6 @@ pub fn join<S: Standing>(strategy: &Strategy, parts: &[&dyn Checkpointed], own: 
 /// The number of generations in a row that may end before their members have the same state.
 const ATTEMPTS: u32 = 20;
 
-/// How long members that are outdated wait, each time, for one that is not: it may be frozen, and join again.
-const RETURN: Duration = Duration::from_millis(500);
-
 /// Forms the groups of a generation, and gives all members the state of the one that is furthest. Returns the state
 /// that this process has taken over.
 fn settle<S: Standing>(
@@ -186,31 +174,30 @@ fn settle<S: Standing>(
     parts: &[&dyn Checkpointed],
     own: Option<&S>,
     gathering: &Gathering<'_>,
-    source: usize,
 ) -> Result<Option<S>> {
-    let (generation, rank, versions) = (gathering.number(), gathering.rank(), gathering.versions());
-    let newest = &versions[source];
-    let others = || versions.iter().enumerate().filter(|(rank, _)| *rank != source).map(|(_, version)| version);
-    let is_sent = others().any(|version| version.lacks_any_of(newest));
-    let document = match rank == source && is_sent {
-        true => document(strategy, parts, own, others().any(|version| version.lacks_values_of(newest)))?,
-        false => Vec::new(),
+    let states = gathering.states();
+    let (source, newest, missing) = (states.source(), states.newest(), states.missing(states.rank()));
+    let document = match states.most_missing() {
+        sent if states.rank() == source && sent > Missing::Nothing => {
+            document(strategy, parts, own, sent == Missing::Values)?
+        }
+        _ => Vec::new(),
     };
     gathering.form()?;
     let mut adopted = None;
-    if is_sent {
-        let lacks = rank != source && versions[rank].lacks_any_of(newest);
+    if states.most_missing() > Missing::Nothing {
+        let lacks = missing > Missing::Nothing;
         if let Some(document) = broadcast(strategy, source, document, lacks)? {
             let snapshot = Snapshot::from_bytes(&document)?;
-            if versions[rank].lacks_values_of(newest) {
+            if missing == Missing::Values {
                 parts.iter().try_for_each(|part| part.load(strategy, &snapshot)).map_err(Error::Part)?;
                 strategy.set_commits(newest.commits);
             }
             adopted = snapshot.get_state(STATE)?;
         }
     }
-    if rank == source && newest.exists {
-        let members = versions.len();
+    if states.rank() == source && newest.exists {
+        let (generation, members) = (gathering.number(), states.members());
         tracing::info!("generation {generation}: {members} processes, after {} steps", newest.commits);
     }
     Ok(adopted)

@@ -154,7 +154,8 @@ impl Core {
             Event::Message { from, message } => self.on_message(now, from, message),
             // It has fired, perhaps a little early.
             Event::Timer => self.timer = None,
-            Event::Gone { address } => self.on_gone(&address),
+            Event::Closed { address } => self.on_closed(address),
+            Event::Gone { address } => self.on_gone(now, &address),
             Event::Suspect { generation, ranks } => self.on_suspect(now, generation, &ranks),
             Event::Leave => self.on_leave_asked(now),
             Event::Read(read) => self.on_read(now, read),
@@ -229,14 +230,28 @@ impl Core {
         self.end_generation(now);
     }
 
-    /// Records that a member is gone, so that its answer is not awaited. Whether the generation is over, its members
-    /// find out by themselves. Seeds may not have been started yet.
-    fn on_gone(&mut self, address: &str) {
-        let members = self.base.members.iter().filter(|_| self.base.number > 0);
-        let mut gone = members.filter(|member| member.control == address && Some(member.join_number) != self.seat);
-        if let Some(join) = gone.next().map(|member| member.join_number) {
-            self.lose(join);
+    /// Finds out whether a member is gone, if this process waits for it.
+    fn on_closed(&mut self, address: String) {
+        if self.role == Role::Member && !self.trains && self.other_at(&address).is_some() {
+            self.send(address, Message::Ask { have: self.base.number });
         }
+    }
+
+    /// Records that a member is gone, so that its answer is not awaited. A generation in which this process has not
+    /// begun to train can do without it no more; later the members find out by themselves.
+    fn on_gone(&mut self, now: Duration, address: &str) {
+        let Some(join) = self.other_at(address) else { return };
+        self.lose(join);
+        if self.role == Role::Member && !self.trains {
+            self.end_generation(now);
+        }
+    }
+
+    /// Returns the join number of another member at an address. Seeds may not have been started yet.
+    fn other_at(&self, address: &str) -> Option<u64> {
+        let members = self.base.members.iter().filter(|_| self.base.number > 0);
+        let mut others = members.filter(|member| member.control == address && Some(member.join_number) != self.seat);
+        others.next().map(|member| member.join_number)
     }
 
     fn on_leave_asked(&mut self, now: Duration) {

@@ -88,13 +88,15 @@ impl Engine {
                     }
                     Some(Report::Closed { address, id, problem, is_gone }) => {
                         self.connections.closed(&address, id);
-                        if problem.is_some() {
+                        let has_served = problem.is_none();
+                        if !has_served {
                             self.problems.note(&address, problem);
                         }
-                        if !is_gone {
-                            continue;
+                        match is_gone {
+                            true => Event::Gone { address },
+                            false if has_served => Event::Closed { address },
+                            false => continue,
                         }
-                        Event::Gone { address }
                     }
                     None => return,
                 },

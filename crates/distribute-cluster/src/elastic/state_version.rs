@@ -1,10 +1,7 @@
-//! How new the states of processes are, and whose state a generation continues with.
-
-use std::cmp::Reverse;
+//! How new the states of processes are.
 
 use prost::Message as _;
 
-use super::generation::Generation;
 use crate::messages::ElasticStateVersion;
 use crate::{Error, Result};
 
@@ -33,16 +30,6 @@ pub struct StateVersion {
 }
 
 impl StateVersion {
-    /// Returns whether a process with this state takes over the values of the variables from one with the newest.
-    pub fn lacks_values_of(&self, newest: &StateVersion) -> bool {
-        !self.exists || self.generation < newest.generation || self.commits < newest.commits
-    }
-
-    /// Returns whether a process with this state takes over anything from one with the newest.
-    pub fn lacks_any_of(&self, newest: &StateVersion) -> bool {
-        self.lacks_values_of(newest) || self < newest
-    }
-
     /// Returns it as bytes, for [`Coordination::exchange`](crate::Coordination::exchange).
     pub fn to_bytes(&self) -> Vec<u8> {
         let StateVersion { generation, exists, commits, progress } = *self;
@@ -66,43 +53,6 @@ impl StateVersion {
 
 /// Length limit of a version's bytes: four numbers of at most ten, with a tag each.
 const MAX_BYTES: usize = 44;
-
-impl Generation {
-    /// Returns the rank of the member whose state the others take over, given the versions of all by rank: of those
-    /// that have the newest, the first.
-    ///
-    /// # Errors
-    /// [`Error::Outdated`] if no member has begun with the state of the newest generation that may have
-    /// [trained](Generation::trained): those who are here may be many steps behind it, or begin the job anew. One such
-    /// member is enough, since it is behind the others by a step at most.
-    ///
-    /// # Examples
-    /// ```
-    /// use distribute_cluster::{ElasticMember, Generation, StateVersion};
-    ///
-    /// let member = |join_number: u64| ElasticMember {
-    ///     join_number,
-    ///     joined_in: 2,
-    ///     identity: u128::from(join_number),
-    ///     control: format!("10.0.0.{join_number}:2222"),
-    ///     service: format!("10.0.0.{join_number}:2223"),
-    /// };
-    /// let members = vec![member(1), member(2)];
-    /// let generation = Generation { number: 7, members, next_join: 3, trained: 6 };
-    /// let behind = StateVersion { generation: 5, exists: true, commits: 80, progress: 0 };
-    /// let newest = StateVersion { generation: 6, exists: true, commits: 97, progress: 0 };
-    /// assert_eq!(generation.furthest(&[behind, newest])?, 1);
-    /// assert!(generation.furthest(&[behind, StateVersion::default()]).is_err());
-    /// # Ok::<(), distribute_cluster::Error>(())
-    /// ```
-    pub fn furthest(&self, versions: &[StateVersion]) -> Result<usize> {
-        let newest = versions.iter().enumerate().max_by_key(|(rank, version)| (**version, Reverse(*rank)));
-        match newest {
-            Some((rank, version)) if version.generation >= self.trained => Ok(rank),
-            _ => Err(Error::Outdated { generation: self.number, trained: self.trained }),
-        }
-    }
-}
 
 #[cfg(test)]
 mod tests {

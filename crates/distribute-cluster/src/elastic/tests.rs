@@ -179,6 +179,24 @@ fn the_answer_of_a_process_whose_port_is_closed_is_not_awaited() {
 }
 
 #[test]
+fn a_generation_that_loses_a_member_before_it_trains_is_over_at_once() {
+    let mut jobs = start(&[listener(), listener(), listener()], |options| options);
+    let first = agree(&jobs.iter().collect::<Vec<_>>(), 0);
+    drop(jobs.pop());
+    let waited = Instant::now();
+    thread::scope(|scope| {
+        let meeting = [&jobs[0], &jobs[1]].map(|job| {
+            let (first, options) = (&first, CoordinationOptions::default().join_timeout(SOON));
+            scope.spawn(move || job.coordinate(first, options).unwrap_err())
+        });
+        let errors = meeting.map(|meeting| meeting.join().unwrap());
+        assert!(errors.iter().all(|error| error.class().kind == FailureKind::Retryable), "{errors:?}");
+    });
+    assert_eq!(agree(&[&jobs[0], &jobs[1]], 1).members.len(), 2);
+    assert!(waited.elapsed() < SOON / 4, "{:?}", waited.elapsed());
+}
+
+#[test]
 fn coordinations_of_generations_that_are_over_end_and_later_ones_wait_for_the_leader() {
     let mut jobs = start(&[listener(), listener(), listener()], |options| options);
     let first = agree(&jobs.iter().collect::<Vec<_>>(), 0);

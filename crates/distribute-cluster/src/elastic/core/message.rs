@@ -94,6 +94,10 @@ pub(in crate::elastic) enum Event {
     },
     /// The time of the last [`Action::Timer`] is there.
     Timer,
+    /// A connection to the process at an address has ended.
+    Closed {
+        address: String,
+    },
     /// No process listens at an address any more.
     Gone {
         address: String,

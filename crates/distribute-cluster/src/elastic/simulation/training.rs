@@ -5,15 +5,14 @@ use std::sync::Arc;
 
 use super::scenario::{Defect, Fault};
 use super::world::{Item, World};
-use crate::StateVersion;
 use crate::elastic::core::Event;
 use crate::elastic::generation::Generation;
+use crate::{HeldState, MemberStates, Missing, StateVersion};
 
 /// The training of a process, which looks at what others have sent every now and then.
 pub(super) struct Training {
-    /// The newest generation with whose state it has begun, and whether no process had a state then.
-    held: u64,
-    is_first: bool,
+    held: HeldState,
+    /// Whether it has a state.
     exists: bool,
     commits: u64,
     /// Stands for the values of all variables.
@@ -23,18 +22,17 @@ pub(super) struct Training {
     phase: Phase,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 enum Phase {
     Outside,
     Meeting,
-    Forming {
-        source: usize,
-        newest: StateVersion,
-    },
+    Forming(MemberStates),
     Sending {
         until: u64,
+        states: MemberStates,
     },
-    Beginning,
+    /// It has the state with which its generation begins.
+    Beginning(MemberStates),
     Starting,
     Stepping,
     /// Its generation lacks the newest state.
@@ -68,16 +66,11 @@ pub(super) struct Trained {
 impl Training {
     pub(super) fn new(values: u64) -> Training {
         let (generation, phase) = (Arc::new(Generation::of_seeds(&[])), Phase::Outside);
-        Training { held: 0, is_first: false, exists: false, commits: 0, values, generation, phase }
+        Training { held: HeldState::default(), exists: false, commits: 0, values, generation, phase }
     }
 
     fn version(&self) -> StateVersion {
-        let generation = if self.exists || self.is_first { self.held } else { 0 };
-        StateVersion { generation, exists: self.exists, commits: self.commits, progress: 0 }
-    }
-
-    fn hold(&mut self, newest: &StateVersion) {
-        (self.held, self.is_first) = (self.generation.number, !newest.exists);
+        self.held.version(self.commits, self.exists.then_some(0))
     }
 }
 
@@ -149,36 +142,36 @@ impl World<'_> {
     fn advance(&mut self, node: usize) -> Result<(), String> {
         let now = self.now;
         let training = &mut self.nodes[node].training;
-        let (number, phase) = (training.generation.number, training.phase);
+        let (number, phase) = (training.generation.number, training.phase.clone());
         let members: Vec<usize> = training.generation.members.iter().map(|member| node_of(member.identity)).collect();
         let board = self.trained.boards.entry(number).or_default();
         let next = match phase {
             Phase::Outside | Phase::Outdated => return Ok(()),
             Phase::Meeting if board.versions.len() < members.len() => return Ok(()),
             Phase::Meeting => self.meet(node, &members),
-            Phase::Forming { .. } if board.formed.len() < members.len() => return Ok(()),
-            Phase::Forming { newest, .. } if members.iter().all(|of| !board.versions[of].lacks_any_of(&newest)) => {
-                Phase::Beginning
-            }
-            Phase::Forming { source, .. } if source == node => {
+            Phase::Forming(_) if board.formed.len() < members.len() => return Ok(()),
+            Phase::Forming(states) if states.most_missing() == Missing::Nothing => Phase::Beginning(states),
+            Phase::Forming(states) if states.rank() == states.source() => {
                 let until = now + self.random.between(1_000, self.scenario.transfer);
                 self.begin_sending(node);
-                Phase::Sending { until }
+                Phase::Sending { until, states }
             }
-            Phase::Forming { newest, .. } => {
+            Phase::Forming(states) => {
                 let Some(values) = board.sent else { return Ok(()) };
-                if board.versions[&node].lacks_any_of(&newest) {
+                if states.missing(states.rank()) != Missing::Nothing {
+                    let newest = states.newest();
                     (training.commits, training.values) = (newest.commits, values);
-                    training.hold(&newest);
+                    training.exists |= newest.exists;
                 }
-                Phase::Beginning
+                Phase::Beginning(states)
             }
-            Phase::Sending { until } if now < until => return Ok(()),
-            Phase::Sending { .. } => {
+            Phase::Sending { until, .. } if now < until => return Ok(()),
+            Phase::Sending { states, .. } => {
                 board.sent = Some(training.values);
-                Phase::Beginning
+                Phase::Beginning(states)
             }
-            Phase::Beginning => {
+            Phase::Beginning(states) => {
+                training.held.take(&states, training.commits);
                 let begins = self.nodes[node].core.begin_training(number);
                 if !begins && self.scenario.defect != Some(Defect::Unfenced) {
                     self.nodes[node].training.phase = Phase::Outside;
@@ -211,6 +204,7 @@ impl World<'_> {
         let training = &mut self.nodes[node].training;
         let mut generation = Generation::clone(&training.generation);
         let Some(board) = self.trained.boards.get_mut(&generation.number) else { return Phase::Outside };
+        let Some(rank) = members.iter().position(|of| *of == node) else { return Phase::Outside };
         let all = |board: &Board| members.iter().map(|of| board.versions[of]).collect::<Vec<StateVersion>>();
         match self.scenario.defect {
             Some(Defect::Unchecked) => generation.trained = 0,
@@ -221,27 +215,23 @@ impl World<'_> {
             }
             _ => {}
         }
-        let versions = all(board);
-        let Ok(source) = generation.furthest(&versions) else {
+        let Ok(states) = MemberStates::new(&generation, rank, all(board)) else {
             self.trained.outdated.insert(generation.number);
             return Phase::Outdated;
         };
-        let newest = versions[source];
-        if members[source] == node || !board.versions[&node].lacks_any_of(&newest) {
-            training.hold(&newest);
-        }
+        training.held.meet(&states, training.commits);
         board.formed.insert(node);
-        Phase::Forming { source: members[source], newest }
+        Phase::Forming(states)
     }
 
     /// Kills or freezes a process that begins to send its state, if the scenario says so.
     fn begin_sending(&mut self, node: usize) {
         self.trained.transfers += 1;
         let sends = self.trained.transfers;
-        for fault in &self.scenario.faults {
+        for fault in self.scenario.faults.clone() {
             match fault {
-                Fault::KillSending { transfer } if *transfer == sends => self.nodes[node].alive = false,
-                Fault::FreezeSending { transfer, pause } if *transfer == sends => {
+                Fault::KillSending { transfer } if transfer == sends => self.kill(node),
+                Fault::FreezeSending { transfer, pause } if transfer == sends => {
                     self.freeze(node, self.now + pause);
                 }
                 _ => {}

@@ -235,7 +235,7 @@ impl<'a> World<'a> {
             Fault::Freeze { node, until, .. } if node < nodes => {
                 self.freeze(node, until);
             }
-            Fault::Kill { node, .. } if node < nodes => self.nodes[node].alive = false,
+            Fault::Kill { node, .. } if node < nodes => self.kill(node),
             Fault::Start { replaces, .. } => {
                 let own = format!("n{}:1", nodes + 100);
                 let address = match replaces {
@@ -327,14 +327,25 @@ impl<'a> World<'a> {
         Ok(())
     }
 
+    /// Kills a process. Some of the others see that its connections end.
+    pub(super) fn kill(&mut self, node: usize) {
+        self.nodes[node].alive = false;
+        let address = self.nodes[node].address.clone();
+        for other in 0..self.nodes.len() {
+            if self.nodes[other].alive && !self.is_cut(node, other) && self.random.percent(50) {
+                let at = self.now + self.random.between(100, 5_000);
+                self.put(at, Item::Answer { node: other, event: Event::Closed { address: address.clone() } });
+            }
+        }
+    }
+
     fn transmit(&mut self, node: usize, to: String, message: Message) {
         if matches!(message, Message::Accept { .. } | Message::Decided { .. } | Message::Whole(_)) {
             self.votes += 1;
             let votes = self.votes;
             let kills = |fault: &Fault| matches!(fault, Fault::KillAmid { message } if *message == votes);
             if self.scenario.faults.iter().any(kills) {
-                self.nodes[node].alive = false;
-                return;
+                return self.kill(node);
             }
             let stalls = self.scenario.faults.iter().find_map(|fault| match fault {
                 Fault::StallAmid { message, pause } if *message == votes => Some(self.now + pause),
