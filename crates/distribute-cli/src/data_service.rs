@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::host::{self, Host, Settings, TICK};
 use crate::job::Task;
 use crate::restart::Budget;
-use crate::revival::{Revival, Rules, Runner};
+use crate::revival::{Revival, Rules, Runner, Start};
 
 /// Serves until it is told to stop, or no data worker is left to start again; returns the exit code.
 pub(crate) fn run(args: &DataService) -> Result<u8, Error> {
@@ -83,7 +83,7 @@ fn serve(args: &DataService, host: &Host, tasks: &[Task], address: &str) -> Resu
     let seconds = |seconds: u32| Duration::from_secs(seconds.into());
     let budget = Budget::new(args.max_restarts, Some(seconds(args.restart_window)), RESTART_PAUSE);
     let revival = Revival::new(tasks.len(), Rules::Independent, &budget, seconds(args.grace));
-    let environment = |_: &Task, _: u32| {
+    let environment = |_: &Task, _: Start| {
         let mut env = vec![("DISTRIBUTE_DATA_SERVICE", Some(address.to_owned()))];
         env.extend(args.id.clone().map(|id| ("DISTRIBUTE_DATA_SERVICE_ID", Some(id))));
         Ok(env)

@@ -16,7 +16,7 @@ use crate::job::{self, Addresses, LOOPBACK, Roles, Task};
 use crate::ports::Reserved;
 use crate::report;
 use crate::restart::Budget;
-use crate::revival::{Ended, Environment, Revival, Rules, Runner};
+use crate::revival::{Ended, Environment, Revival, Rules, Runner, Start};
 use crate::run;
 use crate::status::Reports;
 
@@ -96,21 +96,30 @@ pub(crate) fn run(args: &Run, elastic: Elastic) -> Result<u8, Error> {
 fn train(args: &Run, elastic: Elastic, host: &Host, tasks: &[Task]) -> Result<(u8, String), Error> {
     let seconds = |seconds: u32| Duration::from_secs(seconds.into());
     let mut status = run::status(args, host, tasks, Reports::OfThisHost)?;
-    let job = JobId::random().map_err(std::io::Error::other).map_err(Error::system("name the job"))?;
+    let name = || JobId::random().map_err(std::io::Error::other).map_err(Error::system("name the job"));
+    let (mut jobs, first) = (0, name()?);
+    let mut job = first.name().to_owned();
     let reserved = Reserved::new(tasks.len(), Ipv4Addr::LOCALHOST.into());
     let ports = reserved.map_err(|source| Error::Ports { tasks: tasks.len(), source })?.release();
     let addresses = Addresses { hosts: vec![LOOPBACK.to_owned()], ports: vec![ports] };
     let folder = Generations::new()?;
     let mut shared: Environment = Vec::new();
-    let of_host = host.shared_environment(job.name(), 0, tasks.len());
+    let of_host = host.shared_environment(&job, 0, tasks.len());
     shared.extend(of_host.into_iter().map(|(name, value)| (name, Some(value))));
     shared.extend(status.environment(LOOPBACK).map(|(name, address)| (name, Some(address))));
     shared.extend(folder.value.clone().map(|value| (GENERATIONS, Some(value))));
-    let environment = |task: &Task, attempt: u32| {
+    let environment = |task: &Task, start: Start| {
+        if start.job > jobs {
+            (jobs, job) = (start.job, name()?.name().to_owned());
+        }
         let mut env = job::environment(tasks, task, &addresses).ok_or(Error::Addresses)?;
         env.extend(shared.iter().cloned());
-        env.retain(|(name, _)| *name != RESTARTS);
-        env.push((RESTARTS, Some(attempt.to_string())));
+        let of_start =
+            [(JOB_ID, job.clone()), (RESTARTS, start.attempt.to_string()), (REJOINS, start.in_job.to_string())];
+        for (name, value) in of_start {
+            env.retain(|(known, _)| *known != name);
+            env.push((name, Some(value)));
+        }
         Ok(env)
     };
     let window = seconds(args.restart_window.unwrap_or(WINDOW));
@@ -166,7 +175,12 @@ impl Generations {
 /// The variable with the place where the workers decide who trains.
 const GENERATIONS: &str = "DISTRIBUTE_GENERATIONS";
 
+const JOB_ID: &str = "DISTRIBUTE_JOB_ID";
+
 const RESTARTS: &str = "DISTRIBUTE_RESTART_COUNT";
+
+/// The variable with the number of earlier starts of the same task in the job of DISTRIBUTE_JOB_ID.
+const REJOINS: &str = "DISTRIBUTE_TASK_RESTARTS";
 
 /// Restarts of each worker, if the user gives no number, as those of data workers.
 pub(crate) const MAX_RESTARTS: u32 = 3;

@@ -30,14 +30,26 @@ pub(crate) enum Rules {
 /// An action for the caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Start a task; `attempt` counts its starts from 0.
-    Start { rank: usize, attempt: u32 },
+    /// Start a task.
+    Start { rank: usize, start: Start },
     /// Send a signal to the process group of a task.
     Signal { rank: usize, signal: i32 },
     /// Send a signal to the first process of a task only.
     SignalLeader { rank: usize, signal: i32 },
     /// Show a message to the user.
     Note(Note),
+}
+
+/// A start of a task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Start {
+    /// Counts all starts of the task from 0.
+    pub(crate) attempt: u32,
+    /// Counts the jobs of the tasks from 0. If none of them runs any more, what they had in common is lost, and the
+    /// next start begins another job.
+    pub(crate) job: u32,
+    /// Counts the starts of the task in this job from 0.
+    pub(crate) in_job: u32,
 }
 
 /// The state of the tasks.
@@ -50,13 +62,17 @@ pub(crate) struct Revival {
     interrupted: Option<i32>,
     /// The task after whose end fewer were left than the rules ask for.
     too_few: Option<usize>,
+    /// How often all tasks of a job were lost.
+    jobs_lost: u32,
     actions: VecDeque<Action>,
 }
 
 #[derive(Debug)]
 struct Task {
     budget: Budget,
+    /// In all jobs, and in the present one.
     starts: u32,
+    starts_in_job: u32,
     /// The processes of the newest start, as long as one of them is left.
     supervisor: Option<Supervisor>,
     plan: Plan,
@@ -116,13 +132,14 @@ impl Revival {
         let task = |_| Task {
             budget: budget.clone(),
             starts: 0,
+            starts_in_job: 0,
             supervisor: None,
             plan: Plan::Start(Duration::ZERO),
             outcome: None,
         };
         let tasks = (0..tasks).map(task).collect();
         let actions = VecDeque::new();
-        Self { rules, tasks, phase: Phase::Running, grace, interrupted: None, too_few: None, actions }
+        Self { rules, tasks, phase: Phase::Running, grace, interrupted: None, too_few: None, jobs_lost: 0, actions }
     }
 
     /// Handles the end of a task's first process; `leftover` tells whether others of its group live.
@@ -184,9 +201,10 @@ impl Revival {
                 && task.supervisor.is_none()
                 && matches!(task.plan, Plan::Start(at) if at <= now)
             {
-                self.actions.push_back(Action::Start { rank, attempt: task.starts });
+                let start = Start { attempt: task.starts, job: self.jobs_lost, in_job: task.starts_in_job };
+                self.actions.push_back(Action::Start { rank, start });
                 (task.supervisor, task.plan) = (Some(Supervisor::new(1, self.grace)), Plan::Run);
-                task.starts += 1;
+                (task.starts, task.starts_in_job) = (task.starts + 1, task.starts_in_job + 1);
             }
         }
     }
@@ -276,6 +294,10 @@ impl Revival {
         };
         if let Some(lost) = lost.filter(|_| self.left() < min) {
             self.stop_too_few(lost, kind, min, now);
+        } else if self.phase == Phase::Running && self.living() == 0 {
+            self.jobs_lost += 1;
+            self.tasks.iter_mut().for_each(|task| task.starts_in_job = 0);
+            self.actions.push_back(Action::Note(Note::AllLost));
         }
     }
 

@@ -60,6 +60,25 @@ fn a_lost_worker_is_started_again_while_the_others_run() {
 }
 
 #[test]
+fn workers_that_were_all_lost_begin_another_job() {
+    let script = r#"
+        echo "$DISTRIBUTE_JOB_ID $DISTRIBUTE_RESTART_COUNT $DISTRIBUTE_TASK_RESTARTS"
+        if [ $DISTRIBUTE_RESTART_COUNT = 0 ]; then
+            folder=${DISTRIBUTE_GENERATIONS#file:}; touch "$folder/$RANK"
+            until [ -e "$folder/0" ] && [ -e "$folder/1" ]; do sleep 0.02; done
+            kill -9 $$
+        fi"#;
+    let outcome = run(&["--elastic", "1:2", "--restart-backoff", "1"], script);
+    assert!(outcome.success(), "{outcome:?}");
+    let lines = ["worker-0", "worker-1"].map(|task| lines_of(&outcome, task));
+    assert_eq!(lines[0], lines[1], "{outcome:?}");
+    let starts: Vec<(&str, &str)> = lines[0].iter().map(|line| line.split_once(' ').unwrap()).collect();
+    assert!(starts.len() == 2 && starts[0].0 != starts[1].0, "{starts:?}");
+    assert_eq!((starts[0].1, starts[1].1), ("0 0", "1 0"));
+    assert!(outcome.stderr.contains("all workers were lost"), "{outcome:?}");
+}
+
+#[test]
 fn a_failure_that_a_restart_would_not_change_stops_the_others() {
     let script = r#"
         echo "$DISTRIBUTE_GENERATIONS"; trap 'echo stopped; exit 143' TERM

@@ -100,8 +100,8 @@ impl Strategy {
     /// which a restart may help. Members that are lost meanwhile are left out.
     ///
     /// # Errors
-    /// [`Error::Cluster`] if too few members are left, a majority is needed and not there, or no process brings the state
-    /// of the newest generation that has trained within 10 s; [`Error::Fixed`] if the strategy is not elastic;
+    /// [`Error::Cluster`] if too few members are left, a majority is needed and not there, or no process brings the
+    /// state of the newest generation that has trained within 10 s; [`Error::Fixed`] if the strategy is not elastic;
     /// [`Error::Context`] inside a run.
     pub fn next_generation(&self, progress: Option<u64>) -> Result<Gathering<'_>> {
         self.outside_replicas("next_generation", "call it after run has returned")?;

@@ -1,7 +1,5 @@
 //! Training loops whose processes join and leave.
 
-use std::time::Duration;
-
 use distribute_collectives::{Rank, on_local_ranks};
 use distribute_strategy::{Gathering, Missing, Strategy};
 use distribute_types::{ErrorClass, FailureKind, Scope};

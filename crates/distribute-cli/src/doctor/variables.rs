@@ -84,7 +84,7 @@ const PREFIX: &str = "DISTRIBUTE_";
 const TESTS: &str = "DISTRIBUTE_TEST";
 
 /// Read by the libraries.
-const OURS: [&str; 34] = [
+const OURS: [&str; 35] = [
     "DISTRIBUTE_ALGORITHM",
     "DISTRIBUTE_ALONE",
     "DISTRIBUTE_DATA_SERVICE",
@@ -112,6 +112,7 @@ const OURS: [&str; 34] = [
     "DISTRIBUTE_STATUS_ADDR",
     "DISTRIBUTE_STORAGE_RETRY",
     "DISTRIBUTE_STORE",
+    "DISTRIBUTE_TASK_RESTARTS",
     "DISTRIBUTE_TIMEOUT",
     "DISTRIBUTE_TLS_CA",
     "DISTRIBUTE_TLS_CERT",

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use signal_hook::consts::SIGCHLD;
 
-use super::{Action, Revival};
+use super::{Action, Revival, Start};
 use crate::cores::Place;
 use crate::error::Error;
 use crate::host::{Host, TICK};
@@ -44,9 +44,8 @@ pub(crate) struct Ended {
     pub(crate) lasts: Vec<Last>,
 }
 
-impl<'a, E: FnMut(&Task, u32) -> Result<Environment, Error>> Runner<'a, E> {
-    /// Prepares tasks, which all belong to this host; `environment` returns the variables of a task for its start with
-    /// this number, counted from 0.
+impl<'a, E: FnMut(&Task, Start) -> Result<Environment, Error>> Runner<'a, E> {
+    /// Prepares tasks, which all belong to this host; `environment` returns the variables of a task for a start.
     ///
     /// # Errors
     /// [`Error::Cores`] if there are too few.
@@ -125,10 +124,10 @@ impl<'a, E: FnMut(&Task, u32) -> Result<Environment, Error>> Runner<'a, E> {
 
     fn act(&mut self, action: Action) {
         match action {
-            Action::Start { rank, attempt } => {
+            Action::Start { rank, start } => {
                 // None is started after one that could not be.
                 if self.failure.is_none() {
-                    self.failure = self.start(rank, attempt).err();
+                    self.failure = self.start(rank, start).err();
                 }
                 if self.failure.is_some() {
                     self.revival.handle_unstarted(rank, self.begun.elapsed());
@@ -145,14 +144,14 @@ impl<'a, E: FnMut(&Task, u32) -> Result<Environment, Error>> Runner<'a, E> {
         }
     }
 
-    fn start(&mut self, rank: usize, attempt: u32) -> Result<(), Error> {
+    fn start(&mut self, rank: usize, start: Start) -> Result<(), Error> {
         let task = &self.tasks[rank];
-        let env = (self.environment)(task, attempt)?;
+        let env = (self.environment)(task, start)?;
         // The lines of its last start come before those of the next one.
         if let Some(last) = &self.locals[rank] {
             last.wait_for_streams(|_| true);
         }
-        let local = self.host.start_alone(task, attempt, env, self.places[rank].as_ref())?;
+        let local = self.host.start_alone(task, start.attempt, env, self.places[rank].as_ref())?;
         if let Some(status) = &mut self.status {
             local.tails().for_each(|(rank, pid, tail)| status.started(rank, pid, Some(tail)));
         }

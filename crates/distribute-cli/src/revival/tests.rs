@@ -22,7 +22,7 @@ fn actions(job: &mut Revival) -> Vec<Action> {
 }
 
 fn starts(job: &mut Revival) -> Vec<(usize, u32)> {
-    let start = |action| if let Action::Start { rank, attempt } = action { Some((rank, attempt)) } else { None };
+    let start = |action| if let Action::Start { rank, start } = action { Some((rank, start.attempt)) } else { None };
     actions(job).into_iter().filter_map(start).collect()
 }
 
@@ -65,7 +65,8 @@ fn a_lost_worker_is_started_again_alone() {
     job.handle_timeout(ms(4199));
     assert_eq!(actions(&mut job), []);
     job.handle_timeout(ms(4200));
-    assert_eq!(actions(&mut job), [Action::Start { rank: 2, attempt: 1 }]);
+    let start = Start { attempt: 1, job: 0, in_job: 1 };
+    assert_eq!(actions(&mut job), [Action::Start { rank: 2, start }]);
     // Each has a budget of its own, and 138 is a loss too. The processes that it has left behind end first.
     job.handle_exit(1, Exit::Code(138), true, ms(5000));
     job.handle_timeout(ms(6500));
@@ -213,6 +214,32 @@ fn an_interrupt_stops_all_and_starts_none() {
     let killing = Action::Note(Note::Common(supervisor::Note::Killing { ranks: vec![0, 1], asked: true }));
     let told = actions(&mut job);
     assert!(told.ends_with(&[killing]) && told.contains(&Action::Signal { rank: 1, signal: SIGKILL }), "{told:?}");
+}
+
+#[test]
+fn tasks_that_were_all_lost_begin_another_job() {
+    let mut job = elastic(3, 2, 3);
+    end(&mut job, 0, Exit::Signal(SIGKILL), 100);
+    job.handle_timeout(ms(1100));
+    assert_eq!(
+        actions(&mut job).pop(),
+        Some(Action::Start { rank: 0, start: Start { attempt: 1, job: 0, in_job: 1 } })
+    );
+    // The others are lost, and then the one that was started again, which had nothing of theirs.
+    (1..3).for_each(|rank| end(&mut job, rank, Exit::Signal(SIGKILL), 1200));
+    end(&mut job, 0, Exit::Code(138), 1900);
+    let told = notes(&mut job);
+    assert!(told[3].starts_with("all workers were lost; those that are started again begin another job"), "{told:?}");
+    job.handle_timeout(ms(2200));
+    let start = |attempt| Start { attempt, job: 1, in_job: 0 };
+    let started = |rank, attempt| Action::Start { rank, start: start(attempt) };
+    assert_eq!(actions(&mut job), [started(1, 1), started(2, 1)]);
+    job.handle_timeout(ms(3900));
+    assert_eq!(actions(&mut job), [started(0, 2)]);
+    end(&mut job, 1, Exit::Signal(SIGKILL), 4000);
+    job.handle_timeout(ms(6000));
+    let start = Start { attempt: 2, job: 1, in_job: 1 };
+    assert_eq!(actions(&mut job).pop(), Some(Action::Start { rank: 1, start }));
 }
 
 #[test]

@@ -37,7 +37,7 @@ pub struct MemberStates {
     source: usize,
 }
 
-/// What a member takes over from the source; each one includes those before it.
+/// The part of the source's state that a member lacks and takes over; each one includes those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Missing {
     /// It has the newest state.

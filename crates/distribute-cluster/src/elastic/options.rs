@@ -111,7 +111,8 @@ impl ElasticOptions {
     /// The addresses of all workers are the seeds, if the description has them, as TF_CONFIG does. Without `authority`,
     /// DISTRIBUTE_GENERATIONS, if it is set, names the folder of a [`FileRegister`], `file:/shared/folder`, or a Lease
     /// of Kubernetes, `lease:NAME` or `lease:NAME@NAMESPACE` (feature `kubernetes`); else a majority decides. A process
-    /// that a launcher has started again (DISTRIBUTE_RESTART_COUNT) is not [founding](ElasticOptions::founding).
+    /// that a launcher has started again in the same job (DISTRIBUTE_TASK_RESTARTS) is not
+    /// [founding](ElasticOptions::founding).
     ///
     /// # Errors
     /// [`Error::Config`] if DISTRIBUTE_GENERATIONS is malformed, the secret or the certificate cannot be read, or the
@@ -143,7 +144,7 @@ impl ElasticOptions {
             (None, Some(given)) => Authority::Register(register(&given, membership, &variable)?),
         };
         let seeds: Option<Vec<String>> = membership.addresses.iter().cloned().collect();
-        let is_again = variable("DISTRIBUTE_RESTART_COUNT").is_some_and(|count| count.trim() != "0");
+        let is_again = variable("DISTRIBUTE_TASK_RESTARTS").is_some_and(|count| count.trim() != "0");
         let mut options = ElasticOptions::new(members, seeds.unwrap_or_default(), membership.job_id());
         let own = membership.addresses.get(membership.rank as usize).cloned().flatten();
         (options.authority, options.founding, options.bind) = (authority, !is_again, own);

@@ -277,6 +277,19 @@ fn threads_share_a_job() {
 }
 
 #[test]
+fn only_a_process_in_the_place_of_a_lost_one_does_not_found_the_job() {
+    let mut membership = Membership::new(0, 2, "127.0.0.1:2222").unwrap();
+    membership.addresses = vec![Some("127.0.0.1:2222".to_owned()), Some("127.0.0.1:2223".to_owned())];
+    let founds = |name: &str, count: &str| {
+        let variable = |asked: &str| (asked == name).then(|| count.to_owned());
+        ElasticOptions::from_vars(&membership, 1..=2, None, variable).unwrap().founding
+    };
+    // A job that was started again as a whole has an identity of its own.
+    assert!(founds("DISTRIBUTE_RESTART_COUNT", "1") && founds("DISTRIBUTE_TASK_RESTARTS", "0"));
+    assert!(!founds("DISTRIBUTE_TASK_RESTARTS", "1"));
+}
+
+#[test]
 fn options_that_cannot_be_are_sentences() {
     let seeds = ["a:1".to_owned(), "b:1".to_owned()];
     let majority = |options: ElasticOptions| ElasticJob::join(options).unwrap_err().to_string();
