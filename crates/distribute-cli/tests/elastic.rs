@@ -63,11 +63,9 @@ fn a_lost_worker_is_started_again_while_the_others_run() {
 fn workers_that_were_all_lost_begin_another_job() {
     let script = r#"
         echo "$DISTRIBUTE_JOB_ID $DISTRIBUTE_RESTART_COUNT $DISTRIBUTE_TASK_RESTARTS"
-        if [ $DISTRIBUTE_RESTART_COUNT = 0 ]; then
-            folder=${DISTRIBUTE_GENERATIONS#file:}; touch "$folder/$RANK"
-            until [ -e "$folder/0" ] && [ -e "$folder/1" ]; do sleep 0.02; done
-            kill -9 $$
-        fi"#;
+        here=${DISTRIBUTE_GENERATIONS#file:}/$DISTRIBUTE_RESTART_COUNT; touch "$here-$RANK"
+        until [ -e "$here-0" ] && [ -e "$here-1" ]; do sleep 0.02; done
+        if [ $DISTRIBUTE_RESTART_COUNT = 0 ]; then kill -9 $$; fi"#;
     let outcome = run(&["--elastic", "1:2", "--restart-backoff", "1"], script);
     assert!(outcome.success(), "{outcome:?}");
     let lines = ["worker-0", "worker-1"].map(|task| lines_of(&outcome, task));

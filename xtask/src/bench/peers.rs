@@ -8,6 +8,7 @@ use clap::ValueEnum;
 use serde::Deserialize;
 
 use super::collective::{Flags, Operation, measure_processes, parse_size};
+use super::processes::{STARTED, now};
 use super::spread::spread;
 use crate::error::text;
 
@@ -122,6 +123,7 @@ impl Python {
             let mut command = Command::new(&python);
             command.arg(script).args(arguments).env("OMP_NUM_THREADS", "1").env("TF_CONFIG", config.to_string());
             command.env("RANK", rank.to_string()).env("WORLD_SIZE", ranks.to_string());
+            command.env(STARTED, now().to_string());
             command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", ports[0].to_string());
             command.env("GLOO_SOCKET_IFNAME", "lo").stdout(Stdio::piped()).spawn().map_err(text)
         };

@@ -8,7 +8,7 @@ use plotters::prelude::*;
 use super::collective::{Operation, Row};
 use crate::error::text;
 
-const COLORS: [RGBColor; 8] = [
+pub(super) const COLORS: [RGBColor; 8] = [
     RGBColor(31, 119, 180),
     RGBColor(214, 39, 40),
     RGBColor(44, 160, 44),

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use distribute_testkit::Ports;
 use distribute_testkit::certificates::{Authority, Certificate};
@@ -12,6 +12,14 @@ use crate::error::text;
 
 /// The variable that has the addresses of all ranks, for strategies that do not form their group by rank.
 pub(super) const WORKERS: &str = "XTASK_BENCH_WORKERS";
+
+/// The variable that has the time at which a process was started, in seconds since 1970.
+pub(super) const STARTED: &str = "XTASK_BENCH_STARTED";
+
+/// Returns the present time as [`STARTED`] has it.
+pub(super) fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
 
 /// Processes that are killed when this is dropped.
 pub(super) struct Children(pub(super) Vec<Child>);
@@ -80,6 +88,7 @@ pub(crate) fn run(
             .env("DISTRIBUTE_TRANSPORT", kind)
             .env("DISTRIBUTE_ALGORITHM", algorithm)
             .env(WORKERS, workers.join(","))
+            .env(STARTED, now().to_string())
             .env_remove("RAYON_NUM_THREADS")
             .envs(threads.map(|threads| ("RAYON_NUM_THREADS", threads.to_string())))
             .envs(certificates.iter().map(|(name, path)| (*name, path)))

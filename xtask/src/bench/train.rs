@@ -1,5 +1,6 @@
 //! `cargo xtask bench train`: samples per second of small models, for each tensor library.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
@@ -9,7 +10,7 @@ use distribute::prelude::*;
 use distribute::strategy::TpuStrategy;
 use serde::{Deserialize, Serialize};
 
-use self::compared::Peer;
+use self::compared::{OfPeer, Peer};
 use super::processes::{self, Ranks};
 use super::spread::spread;
 use crate::error::text;
@@ -18,6 +19,7 @@ mod burn;
 pub(super) mod candle;
 mod compared;
 mod data;
+mod plot;
 
 /// Steps before the measurement.
 const WARM_UP: usize = 20;
@@ -42,9 +44,13 @@ pub(crate) struct Flags {
     processes: usize,
     /// The comparison: with `fit`, `Trainer::fit` with and without checkpoints to a custom loop; with `audit`, steps
     /// whose parameters are compared never, as by default, and always; with `elastic`, the same steps by workers that
-    /// may be lost and join. All three are of candle's MLP.
+    /// may be lost and join; these three are of candle's MLP. With `scaling`, 1, 2 and 4 replicas of one thread each, in
+    /// one process and in several, however many cores there are.
     #[arg(long, value_enum, default_value = "all")]
     api: Api,
+    /// Draws the rates of several replicas as an SVG picture, as multiples of the fastest peer's.
+    #[arg(long)]
+    plot: Option<PathBuf>,
     /// Also train the same models by torch, in one process on all cores and by its DistributedDataParallel, or by
     /// TensorFlow's MirroredStrategy and MultiWorkerMirroredStrategy, where they are installed in target/peers.
     #[arg(long, value_enum, value_delimiter = ',')]
@@ -63,6 +69,7 @@ enum Api {
     Fit,
     Audit,
     Elastic,
+    Scaling,
 }
 
 /// Returns the name of a value on the command line.
@@ -142,6 +149,8 @@ struct Row {
     communication: f64,
     /// The largest resident memory of the first process.
     peak_mib: f64,
+    /// From the start of the first process to the end of its first step; without a loop that the bench sees, none.
+    first_step_s: Option<f64>,
     /// The slowest and the fastest round, in samples a second.
     least: f64,
     most: f64,
@@ -152,7 +161,7 @@ impl Row {
         match json {
             true => println!("{}", serde_json::to_string(self).map_err(text)?),
             false => println!(
-                "{:<7} {:<19} {:<42} {:>8} {:>9} {:>5} {:>10.0} {:>6.3} {:>7.1} {:>9.0} {:>7.0}..{:.0}",
+                "{:<7} {:<19} {:<42} {:>8} {:>9} {:>5} {:>10.0} {:>6.3} {:>7.1} {:>9.0} {:>7} {:>7.0}..{:.0}",
                 self.library,
                 self.model,
                 self.strategy,
@@ -163,6 +172,7 @@ impl Row {
                 self.ratio,
                 100.0 * self.communication,
                 self.peak_mib,
+                self.first_step_s.map_or_else(String::new, |seconds| format!("{seconds:.2}")),
                 self.least,
                 self.most
             ),
@@ -173,17 +183,32 @@ impl Row {
 
 /// The measurement of one process.
 struct Measured {
-    /// The rate of all replicas together.
-    samples_per_s: f64,
+    speed: Speed,
     communication: f64,
 }
 
+/// How fast steps were.
+struct Speed {
+    /// The rate of all replicas together.
+    samples_per_s: f64,
+    first_step_s: Option<f64>,
+}
+
 impl Measured {
-    fn of(samples_per_s: f64, times: StepTimes) -> Measured {
+    fn of(speed: Speed, times: StepTimes) -> Measured {
         let total = times.total.as_secs_f64();
         let communication = if total > 0.0 { times.communication.as_secs_f64() / total } else { 0.0 };
-        Measured { samples_per_s, communication }
+        Measured { speed, communication }
     }
+}
+
+/// Makes the steps before the measurement. Returns the time from the start of the process to the end of the first one.
+fn warm_up<E: std::fmt::Display>(mut step: impl FnMut(usize) -> Result<(), E>) -> Result<Option<f64>, String> {
+    let started = std::env::var(processes::STARTED).ok().and_then(|started| started.parse::<f64>().ok());
+    step(0).map_err(text)?;
+    let first_step_s = started.map(|started| processes::now() - started);
+    (1..WARM_UP).try_for_each(step).map_err(text)?;
+    Ok(first_step_s)
 }
 
 /// A way to train: its name, its description, replicas and processes.
@@ -196,17 +221,19 @@ fn arrangements(flags: &Flags, library: Library, model: Model) -> Result<Vec<Arr
     let processes = flags.processes;
     let fits = library == Library::Candle && model == Model::Mlp;
     Ok(match flags.api {
+        Api::Scaling if model == Model::Wide => return Err("--api scaling is not of the model wide".to_owned()),
         Api::Fit | Api::Audit | Api::Elastic if !fits => {
             return Err("--api fit, audit and elastic are of candle's MLP".to_owned());
         }
         Api::All if model == Model::Wide && library == Library::Candle => {
             return Err("the model wide is for burn: give --library burn".to_owned());
         }
-        Api::All if matches!(model, Model::Embedding | Model::Resnet) && library == Library::Burn => {
+        Api::All | Api::Scaling if matches!(model, Model::Embedding | Model::Resnet) && library == Library::Burn => {
             return Err(format!("the model {} is for candle: give --library candle", named(&model)));
         }
         Api::All if model == Model::Embedding => vec![
             ("one", "Mirrored", 1, 1),
+            (ALL_CORES, "Mirrored, all cores", 1, 1),
             ("mirrored", "Mirrored, by rows", 2, 1),
             ("mirrored-whole", "Mirrored, whole gradients", 2, 1),
             ("workers", "MultiWorkerMirrored, by rows", processes, processes),
@@ -240,6 +267,13 @@ fn arrangements(flags: &Flags, library: Library, model: Model) -> Result<Vec<Arr
             }
             all
         }
+        Api::Scaling => vec![
+            ("one", "Mirrored", 1, 1),
+            ("mirrored", "Mirrored", 2, 1),
+            ("mirrored-4", "Mirrored", 4, 1),
+            ("workers", "MultiWorkerMirrored", 2, 2),
+            ("workers", "MultiWorkerMirrored", 4, 4),
+        ],
         Api::Fit => vec![
             ("mirrored", "Mirrored, a loop of one's own", 2, 1),
             ("fit", "Mirrored, Trainer::fit", 2, 1),
@@ -276,7 +310,7 @@ fn compiled() -> Vec<Arrangement> {
 pub(crate) fn run(flags: &Flags) -> Result<(), String> {
     if !flags.json {
         println!(
-            "{:<7} {:<19} {:<42} {:>8} {:>9} {:>5} {:>10} {:>6} {:>7} {:>9} {:>7}",
+            "{:<7} {:<19} {:<42} {:>8} {:>9} {:>5} {:>10} {:>6} {:>7} {:>9} {:>7} {:>7}",
             "library",
             "model",
             "strategy",
@@ -287,30 +321,36 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
             "ratio",
             "comm %",
             "peak MiB",
+            "first s",
             "rounds"
         );
     }
     flags.compare.iter().for_each(|peer| peer.say_if_missing());
+    let mut rows = Vec::new();
     for library in &flags.library {
         for model in &flags.model {
-            measure(flags, *library, *model, &arrangements(flags, *library, *model)?)?;
+            rows.extend(measure(flags, *library, *model, &arrangements(flags, *library, *model)?)?);
         }
     }
-    Ok(())
+    match &flags.plot {
+        Some(path) => plot::draw(path, &rows),
+        None => Ok(()),
+    }
 }
 
-fn measure(flags: &Flags, library: Library, model: Model, arrangements: &[Arrangement]) -> Result<(), String> {
+fn measure(flags: &Flags, library: Library, model: Model, arrangements: &[Arrangement]) -> Result<Vec<Row>, String> {
     let mut rates: Vec<Vec<f64>> = vec![Vec::new(); arrangements.len()];
+    let of_peer = |peer: &Peer| match flags.api {
+        Api::Scaling => [2, 4].map(|count| peer.arrangements(count).pop()).into_iter().flatten().collect(),
+        _ => peer.arrangements(flags.processes),
+    };
     let compared: Vec<(Peer, Arrangement)> = match model {
         // The peers do not have it.
         Model::Wide => Vec::new(),
-        _ => flags
-            .compare
-            .iter()
-            .flat_map(|peer| peer.arrangements(flags.processes).into_iter().map(|of| (*peer, of)))
-            .collect(),
+        _ => flags.compare.iter().flat_map(|peer| of_peer(peer).into_iter().map(|of| (*peer, of))).collect(),
     };
-    let mut of_peers: Vec<(Vec<f64>, f64)> = vec![(Vec::new(), 0.0); compared.len()];
+    let mut of_peers: Vec<Vec<OfPeer>> = compared.iter().map(|_| Vec::new()).collect();
+    let mut firsts: Vec<Vec<f64>> = vec![Vec::new(); arrangements.len()];
     let mut shares: Vec<Vec<f64>> = vec![Vec::new(); arrangements.len()];
     let mut peaks: Vec<f64> = vec![0.0; arrangements.len()];
     let (of_library, of_model) = (named(&library), named(&model));
@@ -331,17 +371,15 @@ fn measure(flags: &Flags, library: Library, model: Model, arrangements: &[Arrang
                 let (Some(rate), Some(share), Some(peak)) = (number(), number(), number()) else {
                     return Err(format!("{line:?} is not a rate, a share and a size"));
                 };
+                firsts[index].extend(number());
                 rates[index].push(rate);
                 shares[index].push(share);
                 peaks[index] = peaks[index].max(peak);
                 Ok(())
             })?;
         }
-        for ((peer, arrangement), (rates, peak)) in compared.iter().zip(&mut of_peers) {
-            if let Some(of_peer) = peer.run(flags, model, arrangement)? {
-                rates.push(of_peer.samples_per_s);
-                *peak = peak.max(of_peer.peak_mib);
-            }
+        for ((peer, arrangement), measured) in compared.iter().zip(&mut of_peers) {
+            measured.extend(peer.run(flags, model, arrangement)?);
         }
     }
     let of_one = spread(rates[0].clone()).0 / arrangements[0].2 as f64;
@@ -359,31 +397,38 @@ fn measure(flags: &Flags, library: Library, model: Model, arrangements: &[Arrang
             ratio: samples_per_s / (of_one * replicas as f64),
             communication: 0.0,
             peak_mib,
+            first_step_s: None,
             least,
             most,
         }
     };
-    for ((arrangement, rates), (shares, peak)) in arrangements.iter().zip(rates).zip(shares.into_iter().zip(peaks)) {
-        let row = Row { communication: spread(shares).0, ..row(&of_library, arrangement, rates, peak) };
-        row.print(flags.json)?;
+    let middle = |seconds: Vec<f64>| (!seconds.is_empty()).then(|| spread(seconds).0);
+    let mut rows = Vec::new();
+    let measured = rates.into_iter().zip(shares).zip(peaks.into_iter().zip(firsts));
+    for (arrangement, ((rates, shares), (peak, firsts))) in arrangements.iter().zip(measured) {
+        let (communication, first_step_s) = (spread(shares).0, middle(firsts));
+        rows.push(Row { communication, first_step_s, ..row(&of_library, arrangement, rates, peak) });
     }
-    for ((peer, arrangement), (rates, peak)) in compared.iter().zip(of_peers) {
-        if !rates.is_empty() {
-            row(peer.name(), arrangement, rates, peak).print(flags.json)?;
-        }
+    for ((peer, arrangement), measured) in compared.iter().zip(of_peers).filter(|(_, measured)| !measured.is_empty()) {
+        let peak = measured.iter().map(|of| of.peak_mib).fold(0.0, f64::max);
+        let first_step_s = middle(measured.iter().map(|of| of.first_step_s).collect());
+        let rates = measured.iter().map(|of| of.samples_per_s).collect();
+        rows.push(Row { first_step_s, ..row(peer.name(), arrangement, rates, peak) });
     }
-    Ok(())
+    rows.iter().try_for_each(|row| row.print(flags.json))?;
+    Ok(rows)
 }
 
 /// One process of one arrangement; rank 0 prints samples per second of all replicas, the share of collectives in its
-/// steps, and its largest resident memory.
+/// steps, its largest resident memory, and the seconds to the end of its first step.
 pub(crate) fn run_rank(flags: &RankFlags) -> Result<(), String> {
     let time = Duration::from_secs_f64(flags.seconds);
-    let Measured { samples_per_s, communication } = match flags.library {
+    let Measured { speed: Speed { samples_per_s, first_step_s }, communication } = match flags.library {
         Library::Candle => candle::run(&flags.arrangement, flags.model, time),
         Library::Burn => burn::run(&flags.arrangement, flags.model, time),
     }?;
-    println!("{samples_per_s} {communication} {}", peak_mib());
+    let first_step_s = first_step_s.map_or_else(String::new, |seconds| seconds.to_string());
+    println!("{samples_per_s} {communication} {} {first_step_s}", peak_mib());
     Ok(())
 }
 
@@ -404,6 +449,7 @@ fn strategy_of(arrangement: &str) -> Result<Strategy, String> {
         name if name.starts_with("tpu") => TpuStrategy::builder().replicas(2).build(),
         "sharded" => FullyShardedStrategy::builder().build(),
         "sharded-in-turn" => FullyShardedStrategy::builder().overlap(false).build(),
+        "mirrored-4" => MirroredStrategy::builder().devices(["CPU:0", "CPU:1", "CPU:2", "CPU:3"]).build(),
         _ => MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build(),
     }
     .map_err(text)
@@ -430,7 +476,7 @@ fn independent<E: std::fmt::Display>(
     mut step: impl FnMut(usize) -> Result<(), E>,
 ) -> Result<Measured, String> {
     let group = ProcessGroup::from_env().map_err(text)?;
-    (0..WARM_UP).try_for_each(&mut step).map_err(text)?;
+    let first_step_s = warm_up(&mut step)?;
     group.barrier().map_err(text)?;
     let started = Instant::now();
     let mut count = 0;
@@ -440,17 +486,17 @@ fn independent<E: std::fmt::Display>(
     }
     let mut rate = [(count * batch) as f64 / started.elapsed().as_secs_f64()];
     group.all_reduce(&mut rate, ReduceOp::Sum).map_err(text)?;
-    Ok(Measured::of(rate[0], StepTimes::default()))
+    Ok(Measured::of(Speed { samples_per_s: rate[0], first_step_s }, StepTimes::default()))
 }
 
-/// Makes steps under a strategy for about some time. Returns the samples per second of all replicas.
+/// Makes steps under a strategy for about some time. The samples per second are those of all replicas.
 fn in_step<E: std::fmt::Display>(
     strategy: &Strategy,
     time: Duration,
     global_batch: usize,
     mut step: impl FnMut(usize) -> Result<(), E>,
-) -> Result<f64, String> {
-    (0..WARM_UP).try_for_each(&mut step).map_err(text)?;
+) -> Result<Speed, String> {
+    let first_step_s = warm_up(&mut step)?;
     // Workers must make the same number of steps, so time decides only through an estimate that they share.
     let started = Instant::now();
     (0..WARM_UP).try_for_each(&mut step).map_err(text)?;
@@ -460,5 +506,6 @@ fn in_step<E: std::fmt::Display>(
     let count = ((time.as_secs_f64() / estimate) as usize).max(5);
     let started = Instant::now();
     (0..count).try_for_each(&mut step).map_err(text)?;
-    Ok((count * global_batch) as f64 / started.elapsed().as_secs_f64())
+    let samples_per_s = (count * global_batch) as f64 / started.elapsed().as_secs_f64();
+    Ok(Speed { samples_per_s, first_step_s })
 }

@@ -21,7 +21,7 @@ use distribute_burn::{
 };
 
 use super::data::{self, BATCHES, TOKENS, VOCABULARY};
-use super::{Measured, in_step, independent, strategy_of};
+use super::{Measured, Speed, in_step, independent, strategy_of};
 use crate::error::text;
 
 #[derive(Module, Debug)]
@@ -241,7 +241,7 @@ fn ours(strategy: &Strategy, model: super::Model, time: Duration, with_own: bool
     let first = strategy.topology().first_replica();
     let of_replicas: Vec<_> =
         (0..strategy.num_local_replicas()).map(|local| batches(model, first + local, &device)).collect();
-    let samples_per_s = in_step(strategy, time, global_batch, |index| {
+    let speed = in_step(strategy, time, global_batch, |index| {
         strategy
             .run_with((&net, &optimizer), |context, (net, optimizer)| {
                 let batches = &of_replicas[context.local_replica_id()];
@@ -253,7 +253,7 @@ fn ours(strategy: &Strategy, model: super::Model, time: Duration, with_own: bool
             })
             .map(drop)
     })?;
-    Ok(Measured::of(samples_per_s, optimizer.times()))
+    Ok(Measured::of(speed, optimizer.times()))
 }
 
 /// The inputs and the targets of some batches, in arrays.
@@ -280,7 +280,7 @@ fn in_programs(strategy: &Strategy, model: super::Model, time: Duration) -> Resu
     let net = strategy.scope(|device| Net::new(model, device)).map_err(text)?;
     let optimizer = Adam::new(1e-3).build(&net).map_err(text)?;
     let examples = arrays(model, model.batch(), 1).map_err(text)?;
-    let samples_per_s = in_step(strategy, time, global_batch, |_| {
+    let speed = in_step(strategy, time, global_batch, |_| {
         let step = strategy.run_step((&net, &optimizer), |context, (net, optimizer)| {
             let (x, y) = match &examples {
                 Arrays::Numbers(x, y) => (Inputs::Numbers(context.tensor(x)?), context.int_tensor::<1>(y)?),
@@ -295,7 +295,7 @@ fn in_programs(strategy: &Strategy, model: super::Model, time: Duration) -> Resu
         });
         step.map(drop)
     })?;
-    Ok(Measured::of(samples_per_s, optimizer.times()))
+    Ok(Measured::of(speed, optimizer.times()))
 }
 
 /// Trains by `Trainer::fit`.
@@ -326,7 +326,8 @@ fn fitted(strategy: &Strategy, model: super::Model, time: Duration, steps: usize
             )
         }
     };
-    Ok(Measured::of(rate.map_err(text)?, StepTimes::default()))
+    let speed = Speed { samples_per_s: rate.map_err(text)?, first_step_s: None };
+    Ok(Measured::of(speed, StepTimes::default()))
 }
 
 /// Returns the samples per second of a trainer. `data` returns some passes over a number of batches.

@@ -13,7 +13,7 @@ use distribute::train::elastic::{self, Standing};
 use serde::{Deserialize, Serialize};
 
 use super::data::{self, BATCHES, TOKENS};
-use super::{Measured, Model, in_step, independent, strategy_of};
+use super::{Measured, Model, Speed, in_step, independent, strategy_of};
 use crate::error::text;
 
 mod models;
@@ -101,7 +101,7 @@ fn ours(strategy: &Strategy, model: Model, time: Duration, arrangement: &str) ->
         elastic::join::<Steps>(strategy, &[&net, &optimizer], None).map_err(text)?;
     }
     let mut batches = batches.iter();
-    let samples_per_s = in_step(strategy, time, global_batch, |_| -> distribute::Result<()> {
+    let speed = in_step(strategy, time, global_batch, |_| -> distribute::Result<()> {
         let Some(batch) = batches.next() else { return Ok(()) };
         strategy.run((&net, &optimizer, batch?), |ctx, (net, optimizer, (x, y))| {
             let losses = cross_entropy_per_example(&net.forward(&x)?, &y.flatten_all()?)?;
@@ -109,7 +109,7 @@ fn ours(strategy: &Strategy, model: Model, time: Duration, arrangement: &str) ->
         })?;
         Ok(())
     })?;
-    Ok(Measured::of(samples_per_s, optimizer.times()))
+    Ok(Measured::of(speed, optimizer.times()))
 }
 
 /// The state of an elastic training that no process joins later.
@@ -143,5 +143,5 @@ fn fit(strategy: &Strategy, time: Duration, checkpoints: bool) -> distribute::Re
     let estimate = run(2)?.as_secs_f64() / 2.0;
     let passes = ((time.as_secs_f64() / estimate) as usize).max(2);
     let samples_per_s = (passes * BATCHES * global_batch) as f64 / run(passes)?.as_secs_f64();
-    Ok(Measured::of(samples_per_s, trainer.optimizer().times()))
+    Ok(Measured::of(Speed { samples_per_s, first_step_s: None }, trainer.optimizer().times()))
 }

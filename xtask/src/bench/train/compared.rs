@@ -19,6 +19,8 @@ pub(super) struct OfPeer {
     pub(super) samples_per_s: f64,
     /// The largest resident memory of its first process.
     pub(super) peak_mib: f64,
+    /// From the start of that process to the end of its first step.
+    pub(super) first_step_s: f64,
 }
 
 impl Peer {

@@ -1,0 +1,84 @@
+//! Rates of training beside those of other libraries, as an SVG picture.
+
+use std::path::Path;
+
+use plotters::prelude::*;
+
+use super::Row;
+use crate::bench::plot::COLORS;
+use crate::error::text;
+
+/// Draws a group of bars for each model, with a bar for each row of several replicas. Bars are multiples of the model's
+/// fastest peer, or, without peers, of its first row.
+pub(super) fn draw(path: &Path, rows: &[Row]) -> Result<(), String> {
+    let rows: Vec<&Row> = rows.iter().filter(|row| row.replicas > 1).collect();
+    let mut models: Vec<&str> = rows.iter().map(|row| row.model.as_str()).collect();
+    models.dedup();
+    let name = |row: &Row| format!("{}: {}, {}", row.library, row.strategy, row.replicas);
+    let mut names: Vec<String> = Vec::new();
+    for row in &rows {
+        if !names.contains(&name(row)) {
+            names.push(name(row));
+        }
+    }
+    if rows.is_empty() {
+        return Err("nothing was measured that could be drawn".to_owned());
+    }
+    let is_ours = |row: &Row| matches!(row.library.as_str(), "candle" | "burn");
+    let of_model = |model: &str| rows.iter().copied().filter(|row| row.model == model).collect::<Vec<&Row>>();
+    let unit = |model: &str| {
+        let peers = of_model(model).into_iter().filter(|row| !is_ours(row));
+        let peer = peers.map(|row| row.samples_per_s).reduce(f64::max);
+        peer.or_else(|| of_model(model).first().map(|row| row.samples_per_s)).unwrap_or(1.0)
+    };
+    let highest = rows.iter().map(|row| row.samples_per_s / unit(&row.model)).fold(1.0, f64::max);
+    let root = SVGBackend::new(path, (1000, 540)).into_drawing_area();
+    root.fill(&WHITE).map_err(text)?;
+    let mut chart = ChartBuilder::on(&root)
+        .caption("Training: samples per second, the fastest peer = 1", ("sans-serif", 20))
+        .margin(16)
+        .x_label_area_size(36)
+        .y_label_area_size(56)
+        .build_cartesian_2d(0.0..models.len() as f64, 0.0..highest * 1.05)
+        .map_err(text)?;
+    chart
+        .configure_mesh()
+        .disable_x_mesh()
+        .x_labels(0)
+        .label_style(("sans-serif", 14))
+        .light_line_style(WHITE.mix(0.0))
+        .bold_line_style(BLACK.mix(0.12))
+        .draw()
+        .map_err(text)?;
+    let width = 0.9 / names.len() as f64;
+    for (place, of_name) in names.iter().enumerate() {
+        let color = COLORS[place % COLORS.len()];
+        let bars = models.iter().enumerate().flat_map(|(group, model)| {
+            let left = group as f64 + 0.05 + width * place as f64;
+            let found = of_model(model).into_iter().filter(|row| name(row) == *of_name);
+            found.map(move |row| {
+                let corners = [(left, 0.0), (left + width * 0.9, row.samples_per_s / unit(model))];
+                Rectangle::new(corners, color.filled())
+            })
+        });
+        chart
+            .draw_series(bars)
+            .map_err(text)?
+            .label(of_name.as_str())
+            .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 14, y + 5)], color.filled()));
+    }
+    for (group, model) in models.iter().enumerate() {
+        let (x, y) = chart.plotting_area().map_coordinate(&(group as f64 + 0.05, 0.0));
+        let label = Text::new((*model).to_owned(), (x, y + 10), ("sans-serif", 14));
+        root.draw(&label).map_err(text)?;
+    }
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperRight)
+        .background_style(WHITE.mix(0.9))
+        .border_style(BLACK.mix(0.3))
+        .label_font(("sans-serif", 13))
+        .draw()
+        .map_err(text)?;
+    root.present().map_err(text)
+}
