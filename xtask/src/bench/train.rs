@@ -44,8 +44,8 @@ pub(crate) struct Flags {
     processes: usize,
     /// The comparison: with `fit`, `Trainer::fit` with and without checkpoints to a custom loop; with `audit`, steps
     /// whose parameters are compared never, as by default, and always; with `elastic`, the same steps by workers that
-    /// may be lost and join; these three are of candle's MLP. With `scaling`, 1, 2 and 4 replicas of one thread each, in
-    /// one process and in several, however many cores there are.
+    /// may be lost and join; these three are of candle's MLP. With `scaling`, 1, 2 and 4 replicas of one thread each,
+    /// in one process and in several, however many cores there are.
     #[arg(long, value_enum, default_value = "all")]
     api: Api,
     /// Draws the rates of several replicas as an SVG picture, as multiples of the fastest peer's.

@@ -1,4 +1,4 @@
-//! Rates of training beside those of other libraries, as an SVG picture.
+//! Rates of training, and of the same models in other libraries, as an SVG picture.
 
 use std::path::Path;
 
