@@ -11,6 +11,7 @@ use distribute::strategy::TpuStrategy;
 use serde::{Deserialize, Serialize};
 
 use self::compared::{OfPeer, Peer};
+use self::plot::Bar;
 use super::processes::{self, Ranks};
 use super::spread::spread;
 use crate::error::text;
@@ -157,6 +158,13 @@ struct Row {
 }
 
 impl Row {
+    fn bar(&self) -> Bar {
+        let Row { model, library, strategy, replicas, samples_per_s, .. } = self;
+        let name = format!("{library}: {strategy}, {replicas}");
+        let is_peer = Library::from_str(library, true).is_err();
+        Bar { model: model.clone(), name, samples_per_s: *samples_per_s, is_peer }
+    }
+
     fn print(&self, json: bool) -> Result<(), String> {
         match json {
             true => println!("{}", serde_json::to_string(self).map_err(text)?),
@@ -333,7 +341,7 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
         }
     }
     match &flags.plot {
-        Some(path) => plot::draw(path, &rows),
+        Some(path) => plot::draw(path, &rows.iter().filter(|row| row.replicas > 1).map(Row::bar).collect::<Vec<Bar>>()),
         None => Ok(()),
     }
 }

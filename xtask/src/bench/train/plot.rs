@@ -4,34 +4,38 @@ use std::path::Path;
 
 use plotters::prelude::*;
 
-use super::Row;
 use crate::bench::plot::COLORS;
 use crate::error::text;
 
-/// Draws a group of bars for each model, with a bar for each row of several replicas. Bars are multiples of the model's
-/// fastest peer, or, without peers, of its first row.
-pub(super) fn draw(path: &Path, rows: &[Row]) -> Result<(), String> {
-    let rows: Vec<&Row> = rows.iter().filter(|row| row.replicas > 1).collect();
-    let mut models: Vec<&str> = rows.iter().map(|row| row.model.as_str()).collect();
+/// The rate of a model under a strategy.
+pub(super) struct Bar {
+    pub(super) model: String,
+    pub(super) name: String,
+    pub(super) samples_per_s: f64,
+    pub(super) is_peer: bool,
+}
+
+/// Draws a group of bars for each model. They are multiples of the model's fastest peer, or, without peers, of its
+/// first bar.
+pub(super) fn draw(path: &Path, bars: &[Bar]) -> Result<(), String> {
+    let mut models: Vec<&str> = bars.iter().map(|bar| bar.model.as_str()).collect();
     models.dedup();
-    let name = |row: &Row| format!("{}: {}, {}", row.library, row.strategy, row.replicas);
-    let mut names: Vec<String> = Vec::new();
-    for row in &rows {
-        if !names.contains(&name(row)) {
-            names.push(name(row));
+    let mut names: Vec<&str> = Vec::new();
+    for bar in bars {
+        if !names.contains(&bar.name.as_str()) {
+            names.push(&bar.name);
         }
     }
-    if rows.is_empty() {
+    if bars.is_empty() {
         return Err("nothing was measured that could be drawn".to_owned());
     }
-    let is_ours = |row: &Row| matches!(row.library.as_str(), "candle" | "burn");
-    let of_model = |model: &str| rows.iter().copied().filter(|row| row.model == model).collect::<Vec<&Row>>();
+    let of_model = |model: &str| bars.iter().filter(|bar| bar.model == model).collect::<Vec<&Bar>>();
     let unit = |model: &str| {
-        let peers = of_model(model).into_iter().filter(|row| !is_ours(row));
-        let peer = peers.map(|row| row.samples_per_s).reduce(f64::max);
-        peer.or_else(|| of_model(model).first().map(|row| row.samples_per_s)).unwrap_or(1.0)
+        let peers = of_model(model).into_iter().filter(|bar| bar.is_peer);
+        let peer = peers.map(|bar| bar.samples_per_s).reduce(f64::max);
+        peer.or_else(|| of_model(model).first().map(|bar| bar.samples_per_s)).unwrap_or(1.0)
     };
-    let highest = rows.iter().map(|row| row.samples_per_s / unit(&row.model)).fold(1.0, f64::max);
+    let highest = bars.iter().map(|bar| bar.samples_per_s / unit(&bar.model)).fold(1.0, f64::max);
     let root = SVGBackend::new(path, (1000, 540)).into_drawing_area();
     root.fill(&WHITE).map_err(text)?;
     let mut chart = ChartBuilder::on(&root)
@@ -53,18 +57,18 @@ pub(super) fn draw(path: &Path, rows: &[Row]) -> Result<(), String> {
     let width = 0.9 / names.len() as f64;
     for (place, of_name) in names.iter().enumerate() {
         let color = COLORS[place % COLORS.len()];
-        let bars = models.iter().enumerate().flat_map(|(group, model)| {
+        let drawn = models.iter().enumerate().flat_map(|(group, model)| {
             let left = group as f64 + 0.05 + width * place as f64;
-            let found = of_model(model).into_iter().filter(|row| name(row) == *of_name);
-            found.map(move |row| {
-                let corners = [(left, 0.0), (left + width * 0.9, row.samples_per_s / unit(model))];
+            let found = of_model(model).into_iter().filter(|bar| bar.name == *of_name);
+            found.map(move |bar| {
+                let corners = [(left, 0.0), (left + width * 0.9, bar.samples_per_s / unit(model))];
                 Rectangle::new(corners, color.filled())
             })
         });
         chart
-            .draw_series(bars)
+            .draw_series(drawn)
             .map_err(text)?
-            .label(of_name.as_str())
+            .label(*of_name)
             .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 14, y + 5)], color.filled()));
     }
     for (group, model) in models.iter().enumerate() {
