@@ -43,7 +43,7 @@ pub(super) fn draw(path: &Path, bars: &[Bar]) -> Result<(), String> {
         .margin(16)
         .x_label_area_size(36)
         .y_label_area_size(56)
-        .build_cartesian_2d(0.0..models.len() as f64, 0.0..highest * 1.05)
+        .build_cartesian_2d(0.0..models.len() as f64, 0.0..highest * 1.5)
         .map_err(text)?;
     chart
         .configure_mesh()
@@ -54,13 +54,14 @@ pub(super) fn draw(path: &Path, bars: &[Bar]) -> Result<(), String> {
         .bold_line_style(BLACK.mix(0.12))
         .draw()
         .map_err(text)?;
-    let width = 0.9 / names.len() as f64;
+    let most = models.iter().map(|model| of_model(model).len()).max().unwrap_or(1);
+    let width = 0.9 / most as f64;
     for (place, of_name) in names.iter().enumerate() {
         let color = COLORS[place % COLORS.len()];
         let drawn = models.iter().enumerate().flat_map(|(group, model)| {
-            let left = group as f64 + 0.05 + width * place as f64;
-            let found = of_model(model).into_iter().filter(|bar| bar.name == *of_name);
-            found.map(move |bar| {
+            let found = of_model(model).into_iter().enumerate().filter(|(_, bar)| bar.name == *of_name);
+            found.map(move |(at, bar)| {
+                let left = group as f64 + 0.05 + width * at as f64;
                 let corners = [(left, 0.0), (left + width * 0.9, bar.samples_per_s / unit(model))];
                 Rectangle::new(corners, color.filled())
             })
