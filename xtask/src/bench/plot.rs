@@ -8,7 +8,7 @@ use plotters::prelude::*;
 use super::collective::{Operation, Row};
 use crate::error::text;
 
-pub(super) const COLORS: [RGBColor; 8] = [
+pub(super) const COLORS: [RGBColor; 9] = [
     RGBColor(31, 119, 180),
     RGBColor(214, 39, 40),
     RGBColor(44, 160, 44),
@@ -17,6 +17,7 @@ pub(super) const COLORS: [RGBColor; 8] = [
     RGBColor(23, 190, 207),
     RGBColor(140, 86, 75),
     RGBColor(90, 90, 90),
+    RGBColor(188, 189, 34),
 ];
 
 /// One line per transport and number of ranks; both axes logarithmic.
