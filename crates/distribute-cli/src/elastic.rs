@@ -96,9 +96,11 @@ pub(crate) fn run(args: &Run, elastic: Elastic) -> Result<u8, Error> {
 fn train(args: &Run, elastic: Elastic, host: &Host, tasks: &[Task]) -> Result<(u8, String), Error> {
     let seconds = |seconds: u32| Duration::from_secs(seconds.into());
     let mut status = run::status(args, host, tasks, Reports::OfThisHost)?;
-    let name = || JobId::random().map_err(std::io::Error::other).map_err(Error::system("name the job"));
-    let (mut jobs, first) = (0, name()?);
-    let mut job = first.name().to_owned();
+    let name = || {
+        let job = JobId::random().map_err(std::io::Error::other).map_err(Error::system("name the job"))?;
+        Ok::<_, Error>(job.name().to_owned())
+    };
+    let (mut jobs, mut job) = (0, name()?);
     let reserved = Reserved::new(tasks.len(), Ipv4Addr::LOCALHOST.into());
     let ports = reserved.map_err(|source| Error::Ports { tasks: tasks.len(), source })?.release();
     let addresses = Addresses { hosts: vec![LOOPBACK.to_owned()], ports: vec![ports] };
@@ -110,12 +112,12 @@ fn train(args: &Run, elastic: Elastic, host: &Host, tasks: &[Task]) -> Result<(u
     shared.extend(folder.value.clone().map(|value| (GENERATIONS, Some(value))));
     let environment = |task: &Task, start: Start| {
         if start.job > jobs {
-            (jobs, job) = (start.job, name()?.name().to_owned());
+            (jobs, job) = (start.job, name()?);
         }
         let mut env = job::environment(tasks, task, &addresses).ok_or(Error::Addresses)?;
         env.extend(shared.iter().cloned());
         let of_start =
-            [(JOB_ID, job.clone()), (RESTARTS, start.attempt.to_string()), (REJOINS, start.in_job.to_string())];
+            [(JOB_ID, job.clone()), (RESTARTS, start.attempt.to_string()), (TASK_RESTARTS, start.in_job.to_string())];
         for (name, value) in of_start {
             env.retain(|(known, _)| *known != name);
             env.push((name, Some(value)));
@@ -180,7 +182,7 @@ const JOB_ID: &str = "DISTRIBUTE_JOB_ID";
 const RESTARTS: &str = "DISTRIBUTE_RESTART_COUNT";
 
 /// The variable with the number of earlier starts of the same task in the job of DISTRIBUTE_JOB_ID.
-const REJOINS: &str = "DISTRIBUTE_TASK_RESTARTS";
+const TASK_RESTARTS: &str = "DISTRIBUTE_TASK_RESTARTS";
 
 /// Restarts of each worker, if the user gives no number, as those of data workers.
 pub(crate) const MAX_RESTARTS: u32 = 3;

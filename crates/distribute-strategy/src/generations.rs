@@ -14,7 +14,6 @@ use crate::{Error, Result, Strategy};
 /// computes by itself, and none of them may make a step before it [begins](Gathering::begin).
 pub struct Gathering<'a> {
     strategy: &'a Strategy,
-    number: u64,
     coordination: Arc<Coordination>,
     states: MemberStates,
 }
@@ -22,7 +21,7 @@ pub struct Gathering<'a> {
 impl Gathering<'_> {
     /// Returns the number of the generation.
     pub fn number(&self) -> u64 {
-        self.number
+        self.states.generation()
     }
 
     /// Returns whose state the members begin with, and what each of them takes over.
@@ -49,7 +48,7 @@ impl Gathering<'_> {
     pub fn begin(self) -> Result<()> {
         let elastic = self.elastic()?;
         elastic.held().take(&self.states, self.strategy.commits());
-        elastic.begin_training(self.number)?;
+        elastic.begin_training(self.number())?;
         self.strategy.replicas().begin();
         Ok(())
     }
@@ -120,9 +119,7 @@ impl Strategy {
                     std::thread::sleep(RETURN);
                     attempt += 1;
                 }
-                states => {
-                    return Ok(Gathering { strategy: self, number: generation.number, coordination, states: states? });
-                }
+                states => return Ok(Gathering { strategy: self, coordination, states: states? }),
             }
         }
     }

@@ -175,26 +175,24 @@ fn settle<S: Standing>(
 ) -> Result<Option<S>> {
     let states = gathering.states();
     let (source, newest, missing) = (states.source(), states.newest(), states.missing(states.rank()));
-    let document = match states.most_missing() {
-        sent if states.rank() == source && sent > Missing::Nothing => {
-            document(strategy, parts, own, sent == Missing::Values)?
-        }
-        _ => Vec::new(),
+    let (is_source, sent) = (states.rank() == source, states.most_missing());
+    let document = match is_source && sent > Missing::Nothing {
+        true => document(strategy, parts, own, sent == Missing::Values)?,
+        false => Vec::new(),
     };
     gathering.form()?;
     let mut adopted = None;
-    if states.most_missing() > Missing::Nothing {
-        let lacks = missing > Missing::Nothing;
-        if let Some(document) = broadcast(strategy, source, document, lacks)? {
-            let snapshot = Snapshot::from_bytes(&document)?;
-            if missing == Missing::Values {
-                parts.iter().try_for_each(|part| part.load(strategy, &snapshot)).map_err(Error::Part)?;
-                strategy.set_commits(newest.commits);
-            }
-            adopted = snapshot.get_state(STATE)?;
+    if sent > Missing::Nothing
+        && let Some(document) = broadcast(strategy, source, document, missing > Missing::Nothing)?
+    {
+        let snapshot = Snapshot::from_bytes(&document)?;
+        if missing == Missing::Values {
+            parts.iter().try_for_each(|part| part.load(strategy, &snapshot)).map_err(Error::Part)?;
+            strategy.set_commits(newest.commits);
         }
+        adopted = snapshot.get_state(STATE)?;
     }
-    if states.rank() == source && newest.exists {
+    if is_source && newest.exists {
         let (generation, members) = (gathering.number(), states.members());
         tracing::info!("generation {generation}: {members} processes, after {} steps", newest.commits);
     }

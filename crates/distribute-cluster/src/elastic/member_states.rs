@@ -72,6 +72,11 @@ impl MemberStates {
         }
     }
 
+    /// Returns the number of the generation.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
     /// Returns this process's rank.
     pub fn rank(&self) -> usize {
         self.rank
