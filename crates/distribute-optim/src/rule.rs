@@ -193,7 +193,9 @@ impl UpdateRule {
     /// Updates a parameter and its slots in place. `step` counts this parameter's updates from 1; a step without a
     /// gradient for it does not count.
     ///
-    /// Factors such as 1 − beta2 and the bias corrections are computed in f64 and rounded to `T` once.
+    /// Factors such as 1 − beta2 and the bias corrections are computed in f64 and rounded to `T` once. A thread of a
+    /// rayon pool, as a replica's is, shares long parameters with the other threads of its pool; the result is the
+    /// same bit for bit.
     ///
     /// # Shapes
     /// Parameter, gradient and slots have equal lengths. The slots are those of [`slots`](UpdateRule::slots), in that
@@ -212,7 +214,11 @@ impl UpdateRule {
         assert_eq!(slots.len(), self.slots().len(), "an update rule got another number of slots than it has");
         let same = gradient.len() == parameter.len() && slots.iter().all(|slot| slot.len() == parameter.len());
         assert!(same, "an update rule got a gradient or slots of another length than their parameter's");
-        T::carry_out(self, Step { number: step, learning_rate, parameter, gradient, slots });
+        let step = Step { number: step, learning_rate, parameter, gradient, slots };
+        if self.is_elementwise() && rayon::current_thread_index().is_some() && rayon::current_num_threads() > 1 {
+            return step.divided(&|part| T::carry_out(self, part));
+        }
+        T::carry_out(self, step);
     }
 
     fn carry_out<T: Float>(&self, step: Step<'_, '_, T>) {
@@ -314,6 +320,30 @@ mod tests {
             rule.update(step, 0.01, &mut parameter, &[gradient], &mut slots);
         }
         (parameter[0], memory.into_iter().flatten().collect())
+    }
+
+    #[test]
+    fn threads_of_a_pool_share_a_step_with_the_same_result() {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+        let numbers = |factor: f32| (0..100_003).map(move |at| ((at * 37 % 1009) as f32 - 500.0) * factor);
+        for rule in [
+            UpdateRule::Sgd { momentum: 0.0, nesterov: false },
+            UpdateRule::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.1 },
+            UpdateRule::Lamb { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.1 },
+            UpdateRule::RmsProp { rho: 0.9, momentum: 0.9, epsilon: 1e-7, centered: true },
+        ] {
+            let train = || {
+                let (mut parameter, gradient): (Vec<f32>, Vec<f32>) =
+                    (numbers(0.01).collect(), numbers(3e-4).collect());
+                let mut memory = vec![vec![0.0f32; parameter.len()]; rule.slots().len()];
+                for step in 1..=3 {
+                    let mut slots: Vec<&mut [f32]> = memory.iter_mut().map(|slot| &mut slot[..]).collect();
+                    rule.update(step, 0.01, &mut parameter, &gradient, &mut slots);
+                }
+                (parameter, memory)
+            };
+            assert!(pool.install(train) == train(), "{rule:?}");
+        }
     }
 
     #[test]
