@@ -24,6 +24,7 @@ use distribute::cluster::JobSecret;
 use distribute::input::InputPosition;
 use distribute::prelude::*;
 use distribute::train::elastic::{self, Standing};
+use distribute_testkit::Ports;
 use distribute_testkit::digits::{Digits, PIXELS};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -422,8 +423,7 @@ fn spread(times: impl Iterator<Item = u64>) -> Option<[u64; 3]> {
 
 /// Returns a port that nothing listens on.
 fn free_port() -> distribute::Result<u16> {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").map_err(Error::program)?;
-    Ok(listener.local_addr().map_err(Error::program)?.port())
+    Ok(Ports::reserve(1).map_err(Error::program)?.release()[0])
 }
 
 /// Returns the sums of the numbers, and of the squares of the numbers, of all examples of these many steps. Passes have

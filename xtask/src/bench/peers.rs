@@ -1,10 +1,10 @@
 //! The same work by others: Open MPI, Gloo and TensorFlow, run in turns with ours.
 
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use clap::ValueEnum;
+use distribute_testkit::Ports;
 use serde::Deserialize;
 
 use super::collective::{Flags, Operation, measure_processes, parse_size};
@@ -109,13 +109,8 @@ impl Python {
             return Ok(None);
         }
         let python = self.interpreter();
-        let ports = {
-            let free =
-                (0..ranks).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<Vec<_>, _>>().map_err(text)?;
-            let port = |listener: &TcpListener| Ok(listener.local_addr().map_err(text)?.port());
-            free.iter().map(port).collect::<Result<Vec<u16>, String>>()?
-        };
-        let workers: Vec<String> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+        let ports = Ports::reserve(ranks).map_err(text)?;
+        let (workers, master) = (ports.addresses(), ports.release()[0]);
         let start = |rank: usize| {
             let config = serde_json::json!({
                 "cluster": { "worker": workers }, "task": { "type": "worker", "index": rank },
@@ -124,7 +119,7 @@ impl Python {
             command.arg(script).args(arguments).env("OMP_NUM_THREADS", "1").env("TF_CONFIG", config.to_string());
             command.env("RANK", rank.to_string()).env("WORLD_SIZE", ranks.to_string());
             command.env(STARTED, now().to_string());
-            command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", ports[0].to_string());
+            command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", master.to_string());
             command.env("GLOO_SOCKET_IFNAME", "lo").stdout(Stdio::piped()).spawn().map_err(text)
         };
         let children = (0..ranks).map(start).collect::<Result<Vec<_>, _>>()?;

@@ -1,7 +1,6 @@
 //! Several processes of this program that form a group.
 
 use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -62,9 +61,11 @@ pub(crate) fn run(
 ) -> Result<(), String> {
     let Ranks { count, transport, algorithm, threads } = *ranks;
     let program = std::env::current_exe().map_err(text)?;
-    let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).map_err(text)?.port();
+    let ports = Ports::reserve(1 + count).map_err(text)?;
+    let port = ports.numbers()[0];
     // Where elastic workers find each other.
-    let workers = Ports::reserve(count).map_err(text)?.addresses();
+    let workers = ports.addresses().split_off(1);
+    drop(ports);
     let mut children = Children(Vec::new());
     let (kind, uses_tls) = kind_of(transport);
     let folder = tempfile::tempdir().map_err(text)?;

@@ -1,7 +1,6 @@
 //! `cargo xtask bench ps`: training steps per second against parameter servers, and what they move.
 
 use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
@@ -14,6 +13,7 @@ use distribute::candle::{Adagrad, ShardedEmbedding, sharded_embedding};
 use distribute::device::DType as WireType;
 use distribute::parameter_server::{Program, RemoteValue, Server, Updates};
 use distribute::prelude::*;
+use distribute_testkit::Ports;
 use serde::{Deserialize, Serialize};
 
 use super::peers::TENSORFLOW;
@@ -195,11 +195,7 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
 
 /// One run of a cluster; what its chief prints, and the memory of its largest server in MB, early and late.
 fn measure(flags: &Flags, workers: usize, python: Option<&Path>) -> Result<(Line, [f64; 2]), String> {
-    let listeners = (0..1 + workers + flags.servers).map(|_| TcpListener::bind("127.0.0.1:0"));
-    let listeners: Vec<TcpListener> = listeners.collect::<Result<_, _>>().map_err(text)?;
-    let address = |listener: &TcpListener| Ok(format!("127.0.0.1:{}", listener.local_addr().map_err(text)?.port()));
-    let addresses: Vec<String> = listeners.iter().map(address).collect::<Result<_, String>>()?;
-    drop(listeners);
+    let addresses = Ports::reserve(1 + workers + flags.servers).map_err(text)?.addresses();
     let (of_workers, of_servers) = addresses[1..].split_at(workers);
     let cluster = serde_json::json!({"chief": [addresses[0]], "worker": of_workers, "ps": of_servers});
     let start = |kind: &str, index: usize| {

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use distribute_testkit::Signal;
+use distribute_testkit::{Ports, Signal};
 use rustix::process::{Pid, kill_process};
 
 use super::crew::{Line, Member, Task, now, parse, until};
@@ -76,8 +76,7 @@ fn task(name: &str, command: &[&str]) -> Task {
 }
 
 fn free_port() -> Result<String, String> {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").map_err(text)?;
-    Ok(listener.local_addr().map_err(text)?.port().to_string())
+    Ok(Ports::reserve(1).map_err(text)?.release()[0].to_string())
 }
 
 /// Returns the steps after a moment, with their times.

@@ -1,6 +1,5 @@
 //! The state of burn's own optimizers under strategies that shard parameters.
 
-use std::net::TcpListener;
 use std::time::Duration;
 
 use burn::module::Module;
@@ -11,6 +10,7 @@ use burn::tensor::{Device, Tensor};
 use distribute_burn::{BurnContext, Model, Optimizer};
 use distribute_cluster::Membership;
 use distribute_strategy::{CommunicationOptions, FullyShardedStrategy, Strategy};
+use distribute_testkit::Ports;
 use distribute_train::checkpoint::{Checkpointed, Snapshot};
 
 use crate::common::*;
@@ -76,7 +76,7 @@ fn of_several_processes_the_chief_gets_the_whole() {
     let (mirror, optimizer) = built::<Tied>(&strategy, &config);
     train(&strategy, &mirror, &optimizer, 4);
     let undisturbed = wholes(&strategy, &mirror);
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let address = Ports::reserve(1).unwrap().addresses().remove(0);
     let (config, address) = (&config, &address);
     let worker = |rank: u32| {
         let strategy = FullyShardedStrategy::builder()

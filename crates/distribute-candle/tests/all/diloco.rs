@@ -1,6 +1,5 @@
 //! Replicas that make outer steps: the trainer, checkpoints, several workers, and variables of other types.
 
-use std::net::TcpListener;
 use std::path::Path;
 use std::time::Duration;
 
@@ -13,6 +12,7 @@ use distribute_optim::Trainable;
 use distribute_strategy::{
     CommunicationOptions, DilocoStrategy, MirroredStrategy, MultiWorkerMirroredStrategy, OuterNesterov, Strategy, Wire,
 };
+use distribute_testkit::Ports;
 use distribute_train::callbacks::{BackupAndRestore, Callback, Training};
 use distribute_train::metrics::Metrics;
 
@@ -99,7 +99,7 @@ fn elements((name, slot): (String, distribute_values::HostTensor<f32>)) -> (Stri
 
 #[test]
 fn workers_have_equal_copies_after_outer_steps() {
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let address = Ports::reserve(1).unwrap().addresses().remove(0);
     let worker = &|rank: u32, wire: Wire, inner_steps: u64| {
         let over = MultiWorkerMirroredStrategy::builder()
             .devices(["CPU:0", "CPU:1"])

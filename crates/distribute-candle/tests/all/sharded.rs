@@ -12,6 +12,7 @@ use distribute_candle::{
 use distribute_cluster::Membership;
 use distribute_input::Dataset;
 use distribute_strategy::{CommunicationOptions, FullyShardedStrategy, ShardGroups, Strategy};
+use distribute_testkit::Ports;
 use distribute_train::checkpoint::CheckpointManager;
 use distribute_values::PerReplica;
 
@@ -398,13 +399,13 @@ fn workers_hold_parts_as_replicas_of_one_process_do() {
     let folder = tempfile::tempdir().unwrap();
     // Over all four replicas; and over those of each worker, mirrored across workers.
     for (name, over) in [("flat", 4), ("hybrid", 2)] {
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let address = Ports::reserve(1).unwrap().addresses().remove(0);
         let path = folder.path().join(name);
         let worker = &|rank: u32| {
             let communication = CommunicationOptions::default().timeout(Duration::from_secs(60));
             let strategy = FullyShardedStrategy::builder()
                 .devices(["CPU:0", "CPU:1"])
-                .membership(Membership::new(rank, 2, format!("127.0.0.1:{port}")).unwrap())
+                .membership(Membership::new(rank, 2, &address).unwrap())
                 .communication(communication)
                 .shard_over(over)
                 .mirror_below(20)

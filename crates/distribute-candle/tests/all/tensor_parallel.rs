@@ -2,7 +2,6 @@
 
 mod layers;
 
-use std::net::TcpListener;
 use std::time::Duration;
 
 use candle_core::{D, DType, Device, Module, Tensor, Var};
@@ -20,6 +19,7 @@ use distribute_input::Dataset;
 use distribute_strategy::{
     CommunicationOptions, MirroredStrategy, MultiWorkerMirroredStrategy, OneDeviceStrategy, ReplicaContext, Strategy,
 };
+use distribute_testkit::Ports;
 use distribute_train::checkpoint::CheckpointManager;
 use distribute_values::PerReplica;
 use parking_lot::Mutex;
@@ -468,7 +468,7 @@ fn workers_of_a_mesh_train_as_one_replica() {
     let optimizer = Adam::new(0.01).build(&expected).unwrap();
     train(&one, &expected, &optimizer, 0..10);
     let folder = tempfile::tempdir().unwrap();
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let address = Ports::reserve(1).unwrap().addresses().remove(0);
     let worker = &|rank: u32| {
         let communication = CommunicationOptions::default().timeout(Duration::from_secs(30));
         let strategy = MultiWorkerMirroredStrategy::builder()

@@ -1,11 +1,10 @@
 //! Strategies that shard over the replicas of a mesh: models train as they do where the replicas mirror each other.
 
-use std::net::TcpListener;
-
 use burn::optim::AdamConfig;
 use distribute_burn::{BurnContext, BurnStrategy, Ema};
 use distribute_cluster::Membership;
 use distribute_strategy::FullyShardedStrategy;
+use distribute_testkit::Ports;
 use distribute_values::{PerReplica, TensorStorage};
 
 use super::*;
@@ -196,7 +195,7 @@ fn workers_of_a_mesh_share_its_parameters() {
     let strategy = mesh(2, 2);
     let expected = scope::<Block>(&strategy);
     train(&strategy, &expected, &Adam::new(0.003).build(&expected).unwrap(), 6);
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let address = Ports::reserve(1).unwrap().addresses().remove(0);
     let worker = &|rank: u32| {
         let strategy = FullyShardedStrategy::builder()
             .devices(["CPU:0", "CPU:1"])

@@ -1,7 +1,5 @@
 //! Checkpoints, modules outside strategies, burn's optimizers and the trainer on a mesh.
 
-use std::net::TcpListener;
-
 use burn::module::{ModuleMapper, Param};
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamConfig, ModuleOptimizer, SgdConfig};
@@ -9,6 +7,7 @@ use distribute_burn::{BurnContext, BurnStrategy, Ema, Fit, SparseCategoricalCros
 use distribute_cluster::Membership;
 use distribute_input::{Array, Dataset};
 use distribute_strategy::MultiWorkerMirroredStrategy;
+use distribute_testkit::Ports;
 use distribute_train::metrics::{Accuracy, Metrics};
 use distribute_values::PerReplica;
 
@@ -132,7 +131,7 @@ fn workers_of_a_mesh_train_as_one_replica() {
     let strategy = one();
     let expected = scope::<Block>(&strategy);
     train(&strategy, &expected, &Adam::new(0.003).build(&expected).unwrap(), 6);
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let address = Ports::reserve(1).unwrap().addresses().remove(0);
     let worker = &|rank: u32| {
         let strategy = MultiWorkerMirroredStrategy::builder()
             .devices(["CPU:0", "CPU:1"])
