@@ -10,7 +10,7 @@ use distribute::prelude::*;
 use distribute::strategy::TpuStrategy;
 use serde::{Deserialize, Serialize};
 
-use self::compared::{OfPeer, Peer};
+use self::compared::Peer;
 use self::plot::Bar;
 use super::processes::{self, Ranks};
 use super::spread::spread;
@@ -158,6 +158,34 @@ struct Row {
 }
 
 impl Row {
+    /// Returns the row of an arrangement; `unit` is the rate of a replica whose ratio is 1.
+    fn of(
+        library: &str,
+        model: Model,
+        &(_, strategy, replicas, processes): &Arrangement,
+        rounds: &[Round],
+        unit: f64,
+    ) -> Row {
+        let (samples_per_s, least, most) = spread(rounds.iter().map(|round| round.samples_per_s).collect());
+        let first_steps: Vec<f64> = rounds.iter().filter_map(|round| round.first_step_s).collect();
+        Row {
+            bench: "train".to_owned(),
+            library: library.to_owned(),
+            model: model.name().to_owned(),
+            strategy: strategy.to_owned(),
+            replicas,
+            processes,
+            batch: model.batch(),
+            samples_per_s,
+            ratio: samples_per_s / (unit * replicas as f64),
+            communication: spread(rounds.iter().map(|round| round.communication).collect()).0,
+            peak_mib: rounds.iter().map(|round| round.peak_mib).fold(0.0, f64::max),
+            first_step_s: (!first_steps.is_empty()).then(|| spread(first_steps).0),
+            least,
+            most,
+        }
+    }
+
     fn bar(&self) -> Bar {
         let Row { model, library, strategy, replicas, samples_per_s, .. } = self;
         let name = format!("{library}: {strategy}, {replicas}");
@@ -187,6 +215,20 @@ impl Row {
         }
         Ok(())
     }
+}
+
+/// The measurement of one round: the line that the first process prints, ours or a peer's.
+#[derive(Serialize, Deserialize)]
+struct Round {
+    /// The rate of all replicas together.
+    samples_per_s: f64,
+    /// The share of steps in collectives; peers do not tell it.
+    #[serde(default)]
+    communication: f64,
+    /// The largest resident memory of the first process.
+    peak_mib: f64,
+    /// From the start of the first process to the end of its first step.
+    first_step_s: Option<f64>,
 }
 
 /// The measurement of one process.
@@ -347,7 +389,6 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
 }
 
 fn measure(flags: &Flags, library: Library, model: Model, arrangements: &[Arrangement]) -> Result<Vec<Row>, String> {
-    let mut rates: Vec<Vec<f64>> = vec![Vec::new(); arrangements.len()];
     let of_peer = |peer: &Peer| match flags.api {
         Api::Scaling => [2, 4].map(|count| peer.arrangements(count).pop()).into_iter().flatten().collect(),
         _ => peer.arrangements(flags.processes),
@@ -357,86 +398,58 @@ fn measure(flags: &Flags, library: Library, model: Model, arrangements: &[Arrang
         Model::Wide => Vec::new(),
         _ => flags.compare.iter().flat_map(|peer| of_peer(peer).into_iter().map(|of| (*peer, of))).collect(),
     };
-    let mut of_peers: Vec<Vec<OfPeer>> = compared.iter().map(|_| Vec::new()).collect();
-    let mut firsts: Vec<Vec<f64>> = vec![Vec::new(); arrangements.len()];
-    let mut shares: Vec<Vec<f64>> = vec![Vec::new(); arrangements.len()];
-    let mut peaks: Vec<f64> = vec![0.0; arrangements.len()];
-    let (of_library, of_model) = (named(&library), named(&model));
+    let mut ours: Vec<Vec<Round>> = arrangements.iter().map(|_| Vec::new()).collect();
+    let mut of_peers: Vec<Vec<Round>> = compared.iter().map(|_| Vec::new()).collect();
     for _ in 0..flags.rounds {
-        for (index, (name, _, _, count)) in arrangements.iter().enumerate() {
-            let seconds = flags.seconds.to_string();
-            let arguments = ["bench", "rank", "train", "--library", &of_library, "--model", &of_model]
-                .into_iter()
-                .chain(["--arrangement", name, "--seconds", &seconds])
-                .map(str::to_owned)
-                .collect::<Vec<String>>();
-            let limit = Duration::from_secs_f64(flags.seconds * 8.0 + 120.0);
-            let threads = (*name != ALL_CORES).then_some(1);
-            let ranks = Ranks { count: *count, transport: &flags.transport, algorithm: "auto", threads };
-            processes::run(&ranks, &arguments, limit, |line| {
-                let mut numbers = line.split_whitespace().map(str::parse::<f64>);
-                let mut number = || numbers.next().and_then(Result::ok);
-                let (Some(rate), Some(share), Some(peak)) = (number(), number(), number()) else {
-                    return Err(format!("{line:?} is not a rate, a share and a size"));
-                };
-                firsts[index].extend(number());
-                rates[index].push(rate);
-                shares[index].push(share);
-                peaks[index] = peaks[index].max(peak);
-                Ok(())
-            })?;
+        for (arrangement, rounds) in arrangements.iter().zip(&mut ours) {
+            rounds.push(measure_round(flags, library, model, arrangement)?);
         }
-        for ((peer, arrangement), measured) in compared.iter().zip(&mut of_peers) {
-            measured.extend(peer.run(flags, model, arrangement)?);
+        for ((peer, arrangement), rounds) in compared.iter().zip(&mut of_peers) {
+            rounds.extend(peer.run(flags, model, arrangement)?);
         }
     }
-    let of_one = spread(rates[0].clone()).0 / arrangements[0].2 as f64;
-    let row = |library: &str, &(_, strategy, replicas, processes): &Arrangement, rates: Vec<f64>, peak_mib: f64| {
-        let (samples_per_s, least, most) = spread(rates);
-        Row {
-            bench: "train".to_owned(),
-            library: library.to_owned(),
-            model: model.name().to_owned(),
-            strategy: strategy.to_owned(),
-            replicas,
-            processes,
-            batch: model.batch(),
-            samples_per_s,
-            ratio: samples_per_s / (of_one * replicas as f64),
-            communication: 0.0,
-            peak_mib,
-            first_step_s: None,
-            least,
-            most,
-        }
-    };
-    let middle = |seconds: Vec<f64>| (!seconds.is_empty()).then(|| spread(seconds).0);
-    let mut rows = Vec::new();
-    let measured = rates.into_iter().zip(shares).zip(peaks.into_iter().zip(firsts));
-    for (arrangement, ((rates, shares), (peak, firsts))) in arrangements.iter().zip(measured) {
-        let (communication, first_step_s) = (spread(shares).0, middle(firsts));
-        rows.push(Row { communication, first_step_s, ..row(&of_library, arrangement, rates, peak) });
-    }
-    for ((peer, arrangement), measured) in compared.iter().zip(of_peers).filter(|(_, measured)| !measured.is_empty()) {
-        let peak = measured.iter().map(|of| of.peak_mib).fold(0.0, f64::max);
-        let first_step_s = middle(measured.iter().map(|of| of.first_step_s).collect());
-        let rates = measured.iter().map(|of| of.samples_per_s).collect();
-        rows.push(Row { first_step_s, ..row(peer.name(), arrangement, rates, peak) });
-    }
+    let unit = spread(ours[0].iter().map(|round| round.samples_per_s).collect()).0 / arrangements[0].2 as f64;
+    let of_library = named(&library);
+    let ours = arrangements.iter().zip(ours).map(|(arrangement, rounds)| (&*of_library, arrangement, rounds));
+    let of_peers = compared.iter().zip(of_peers).map(|((peer, of), rounds)| (peer.name(), of, rounds));
+    let rows: Vec<Row> = ours
+        .chain(of_peers.filter(|(_, _, rounds)| !rounds.is_empty()))
+        .map(|(library, arrangement, rounds)| Row::of(library, model, arrangement, &rounds, unit))
+        .collect();
     rows.iter().try_for_each(|row| row.print(flags.json))?;
     Ok(rows)
 }
 
-/// One process of one arrangement; rank 0 prints samples per second of all replicas, the share of collectives in its
-/// steps, its largest resident memory, and the seconds to the end of its first step.
+/// Trains by one arrangement of ours.
+fn measure_round(
+    flags: &Flags,
+    library: Library,
+    model: Model,
+    &(name, _, _, count): &Arrangement,
+) -> Result<Round, String> {
+    let arguments = ["--library", &named(&library), "--model", &named(&model), "--arrangement", name, "--seconds"];
+    let arguments = ["bench", "rank", "train"].into_iter().chain(arguments).map(str::to_owned);
+    let arguments: Vec<String> = arguments.chain([flags.seconds.to_string()]).collect();
+    let limit = Duration::from_secs_f64(flags.seconds * 8.0 + 120.0);
+    let threads = (name != ALL_CORES).then_some(1);
+    let ranks = Ranks { count, transport: &flags.transport, algorithm: "auto", threads };
+    let mut measured = None;
+    processes::run(&ranks, &arguments, limit, |line| {
+        measured = Some(serde_json::from_str(line).map_err(text)?);
+        Ok(())
+    })?;
+    measured.ok_or_else(|| format!("the first process of {name} printed nothing"))
+}
+
+/// One process of one arrangement; rank 0 prints its [`Round`].
 pub(crate) fn run_rank(flags: &RankFlags) -> Result<(), String> {
     let time = Duration::from_secs_f64(flags.seconds);
     let Measured { speed: Speed { samples_per_s, first_step_s }, communication } = match flags.library {
         Library::Candle => candle::run(&flags.arrangement, flags.model, time),
         Library::Burn => burn::run(&flags.arrangement, flags.model, time),
     }?;
-    let first_step_s = first_step_s.map_or_else(String::new, |seconds| seconds.to_string());
-    println!("{samples_per_s} {communication} {} {first_step_s}", peak_mib());
+    let round = Round { samples_per_s, communication, peak_mib: peak_mib(), first_step_s };
+    println!("{}", serde_json::to_string(&round).map_err(text)?);
     Ok(())
 }
 

@@ -1,9 +1,8 @@
 //! The same models trained by torch and TensorFlow.
 
 use clap::ValueEnum;
-use serde::Deserialize;
 
-use super::{Arrangement, Flags, Model, named};
+use super::{Arrangement, Flags, Model, Round, named};
 use crate::bench::peers::{Python, TENSORFLOW, TORCH};
 
 /// A library that ours is compared with.
@@ -11,16 +10,6 @@ use crate::bench::peers::{Python, TENSORFLOW, TORCH};
 pub(super) enum Peer {
     Torch,
     Tensorflow,
-}
-
-/// The line that a peer's script prints.
-#[derive(Deserialize)]
-pub(super) struct OfPeer {
-    pub(super) samples_per_s: f64,
-    /// The largest resident memory of its first process.
-    pub(super) peak_mib: f64,
-    /// From the start of that process to the end of its first step.
-    pub(super) first_step_s: f64,
 }
 
 impl Peer {
@@ -64,7 +53,7 @@ impl Peer {
         flags: &Flags,
         model: Model,
         (name, _, _, processes): &Arrangement,
-    ) -> Result<Option<OfPeer>, String> {
+    ) -> Result<Option<Round>, String> {
         let script = match self {
             Peer::Torch => "xtask/peers/torch_ddp.py",
             Peer::Tensorflow => "xtask/peers/tf_train.py",
