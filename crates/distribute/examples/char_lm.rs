@@ -26,12 +26,13 @@ use distribute::candle::{
 };
 use distribute::input::Array;
 use distribute::prelude::*;
-use distribute::strategy::{DilocoStrategy, OuterNesterov, Wire};
 use distribute::train::progress::{Options, Progress, Summary};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use text::Text;
 
+#[path = "shared/apart.rs"]
+mod apart;
 #[path = "shared/cache.rs"]
 mod cache;
 #[path = "shared/files.rs"]
@@ -57,18 +58,8 @@ struct Flags {
     /// Gives each replica a part of every large parameter, gradient and average; layers are gathered one at a time.
     #[arg(long)]
     sharded: bool,
-    /// Lets replicas train apart for this many steps between outer steps (DiLoCo).
-    #[arg(long)]
-    diloco: Option<u64>,
-    /// Sends the changes of `--diloco` in eight bits.
-    #[arg(long, requires = "diloco")]
-    eight_bits: bool,
-    /// Learning rate and momentum of the outer steps of `--diloco`.
-    #[arg(long, requires = "diloco", num_args = 2, default_values_t = [0.7, 0.9], value_names = ["RATE", "MOMENTUM"])]
-    outer: Vec<f64>,
-    /// Lets replicas make this many steps while the changes of `--diloco` are reduced.
-    #[arg(long, requires = "diloco", default_value_t = 0)]
-    overlap: u64,
+    #[command(flatten)]
+    apart: apart::Apart,
     /// Passes over the text.
     #[arg(long, default_value_t = 10)]
     epochs: u32,
@@ -236,15 +227,7 @@ fn run(flags: &Flags) -> distribute::Result<()> {
         let heads = flags.heads;
         return Err(Error::program(format!("--heads {heads} cannot be divided among --tensor-parallel {ranks}")));
     }
-    let wire = if flags.eight_bits { Wire::Int8 } else { Wire::F32 };
-    let strategy = match flags.diloco {
-        Some(inner_steps) => {
-            let outer = OuterNesterov { learning_rate: flags.outer[0], momentum: flags.outer[1] };
-            let diloco = DilocoStrategy::builder().inner_steps(inner_steps).outer(outer).wire(wire);
-            diloco.overlap(flags.overlap).over(strategy)?
-        }
-        None => strategy,
-    };
+    let strategy = flags.apart.over(strategy)?;
     train(&strategy, flags, &Text::read(&flags.text)?)
 }
 

@@ -17,7 +17,6 @@ use distribute::candle::{Conv2d, Linear, Model, conv2d, linear, max_pool2d, relu
 use distribute::collectives::Compression;
 use distribute::input::InputPosition;
 use distribute::prelude::*;
-use distribute::strategy::{DilocoStrategy, Wire};
 use distribute::train::metrics::{Accuracy, CrossEntropy, Metrics, Predictions, Targets};
 use distribute::train::preemption::{PreemptionHandler, TerminationConfig};
 use distribute::train::progress::{Options, Progress, Summary};
@@ -25,6 +24,8 @@ use distribute::train::tensorboard::EventWriter;
 use distribute_testkit::digits::{CLASSES, Digits, PIXELS, SIDE, Split};
 use serde::{Deserialize, Serialize};
 
+#[path = "shared/apart.rs"]
+mod apart;
 #[path = "mnist/exercises.rs"]
 mod exercises;
 #[path = "shared/idx.rs"]
@@ -64,12 +65,8 @@ struct Flags {
     /// Shards the optimizer's state over the replicas (ZeRO stage 1).
     #[arg(long)]
     zero1: bool,
-    /// Lets replicas train apart for this many steps between outer steps (DiLoCo).
-    #[arg(long)]
-    diloco: Option<u64>,
-    /// Sends the changes of `--diloco` in eight bits.
-    #[arg(long, requires = "diloco")]
-    eight_bits: bool,
+    #[command(flatten)]
+    apart: apart::Apart,
     /// Saves checkpoints in this folder, and resumes from the newest one in it.
     #[arg(long)]
     checkpoints: Option<PathBuf>,
@@ -163,12 +160,7 @@ fn main() -> ExitCode {
 
 /// Chooses the strategy: the only code that differs between one device and many machines.
 fn choose(flags: &Flags) -> distribute::Result<Strategy> {
-    let strategy = flags.placement.strategy()?;
-    let wire = if flags.eight_bits { Wire::Int8 } else { Wire::F32 };
-    Ok(match flags.diloco {
-        Some(inner_steps) => DilocoStrategy::builder().inner_steps(inner_steps).wire(wire).over(strategy)?,
-        None => strategy,
-    })
+    flags.apart.over(flags.placement.strategy()?)
 }
 
 fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<Outcome> {
@@ -247,7 +239,7 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<Outcome> {
         optimizer.synchronize(strategy)?;
         let measured = evaluate(strategy, &model, &test)?;
         accuracy = measured[0].1;
-        progress.end_epoch(&[("test_accuracy", accuracy)]);
+        progress.end_epoch(&[("test_accuracy", accuracy), ("test_loss", measured[1].1)]);
         if let Some([train, validation]) = &mut boards {
             train.scalar("epoch_loss", u64::from(epoch), loss)?;
             for (name, value) in &measured {
