@@ -36,6 +36,7 @@ pub(crate) fn run() -> Result<(), String> {
     // In the workspace no other crate turns this feature on.
     cargo(&["test", "--package", "distribute-cli", "--features", "pjrt", "--locked", "pjrt"])?;
     long()?;
+    benches()?;
     loom()?;
     miri()?;
     doc()?;
@@ -67,6 +68,31 @@ fn long() -> Result<(), String> {
 const LONG: [(&str, &str, &str); 2] = [
     ("DISTRIBUTE_TEST_KILLS", "6", "checkpoints::a_run_that_is_killed_again_and_again_ends_as_one_that_is_not"),
     ("DISTRIBUTE_TEST_SOAK_SECONDS", "10", "soak::"),
+];
+
+/// Makes the measurements of jobs, each as short as it can be, so that the commands of docs/benchmarks.md work.
+fn benches() -> Result<(), String> {
+    let program = std::env::current_exe().map_err(|error| format!("this program is not known: {error}"))?;
+    for bench in BENCHES {
+        println!("cargo xtask bench {bench}");
+        let mut command = Command::new(&program);
+        command.arg("bench").args(bench.split(' '));
+        status(command, &format!("cargo xtask bench {bench}"))?;
+    }
+    Ok(())
+}
+
+const BENCHES: [&str; 10] = [
+    "train --seconds 0.05 --rounds 1",
+    "train --seconds 0.05 --rounds 1 --library burn",
+    "train --seconds 0.05 --rounds 1 --model embedding",
+    "train --seconds 0.05 --rounds 1 --api fit",
+    "train --seconds 0.05 --rounds 1 --api audit",
+    "train --seconds 0.05 --rounds 1 --api elastic",
+    "train --seconds 0.05 --rounds 1 --api scaling",
+    "ps --seconds 0.3 --rounds 1 --workers 2",
+    "latency --ranks 2 --reps 50",
+    "alltoall --ranks 2 --sizes 1K",
 ];
 
 /// Builds the launcher and the examples, then runs the tests that start them.

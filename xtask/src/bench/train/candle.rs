@@ -130,10 +130,14 @@ fn fit(strategy: &Strategy, time: Duration, checkpoints: bool) -> distribute::Re
     let adam = |model: &_| Adam::new(1e-3).build(model);
     let metrics = distribute::train::metrics::Metrics::new();
     let mut trainer = Trainer::new(strategy, |vb| Mlp::new(&vb), adam, SparseCategoricalCrossentropy, metrics)?;
+    let mut runs = 0;
     let mut run = |passes: usize| -> distribute::Result<Duration> {
+        // Each is a training of its own, so it saves in a folder of its own.
+        runs += 1;
+        let folder = folder.path().join(runs.to_string());
         let started = Instant::now();
         let fit = match checkpoints {
-            true => Fit::epochs(1).callback(ModelCheckpoint::new(folder.path()).every_steps(50).keep(2)),
+            true => Fit::epochs(1).callback(ModelCheckpoint::new(folder).every_steps(50).keep(2)),
             false => Fit::epochs(1),
         };
         trainer.fit(&data.clone().repeat(passes), fit)?;
