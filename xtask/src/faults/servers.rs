@@ -40,6 +40,7 @@ pub(super) fn measure(stage: &Stage, fault: Fault) -> Result<Measured, String> {
     match fault {
         Fault::KillWorker | Fault::Terminate => {
             measured.recover_ms = Some(next(&mut members, began, last)?);
+            ended(&mut members, WORKER)?;
             let restarted = now();
             measured.join_ms = Some(joined(&mut members, start(WORKER, 1)?, restarted)?);
         }
@@ -61,6 +62,7 @@ pub(super) fn measure(stage: &Stage, fault: Fault) -> Result<Measured, String> {
             measured.join_ms = Some(works(&mut members, WORKER, woken)?);
         }
         Fault::KillServer => {
+            ended(&mut members, SERVER)?;
             members[SERVER] = start(SERVER, 1)?;
             let outcome = until(&mut members, LIMIT, "the next step", |members| {
                 let ended = members[CHIEF].has_ended();
@@ -97,6 +99,12 @@ fn task(stage: &Stage, addresses: &[String], at: usize, restarts: u32) -> Result
     Member::start(task.env("TF_CONFIG", config).env("DISTRIBUTE_RESTART_COUNT", restarts.to_string()))
 }
 
+/// Waits until a task has ended, and its port is free.
+fn ended(members: &mut [Member], at: usize) -> Result<(), String> {
+    let what = format!("the end of {}:{}", TASKS[at].0, TASKS[at].1);
+    until(members, LIMIT, &what, |members| members[at].has_ended().then_some(()))
+}
+
 /// Returns the milliseconds until the next step.
 fn next(members: &mut [Member], began: u64, last: u64) -> Result<u64, String> {
     let at = until(members, LIMIT, "the next step", |members| members[CHIEF].step_after(began, last))?;
@@ -128,7 +136,7 @@ fn restart_chief(
     (began, last): (u64, u64),
     start: &dyn Fn(usize, u32) -> Result<Member, String>,
 ) -> Result<(), String> {
-    until(members, LIMIT, "the chief's end", |members| members[CHIEF].has_ended().then_some(()))?;
+    ended(members, CHIEF)?;
     measured.end_ms = Some(members[CHIEF].ended_at.saturating_sub(began));
     if let Some(code) = members[CHIEF].code().filter(|code| *code >= 0) {
         let printed = members[CHIEF].printed();
@@ -146,7 +154,7 @@ fn restart_chief(
 }
 
 fn finish(stage: &Stage, mut members: Vec<Member>, mut measured: Measured) -> Result<Measured, String> {
-    until(&mut members, LIMIT, "the chief's end", |members| members[CHIEF].has_ended().then_some(()))?;
+    ended(&mut members, CHIEF)?;
     until_ended(&mut members, Duration::from_secs(30))?;
     measured.codes = members.iter().filter_map(Member::code).collect();
     let end = members[CHIEF].end().ok_or_else(|| format!("no end; {}", last_words(&members)))?;
