@@ -246,7 +246,8 @@ where
                     (own.into_iter().map(within).collect(), piece, rows, rows == wanted)
                 }
             };
-            step += 1;
+            // The number of a restored position is whatever its file has.
+            step = step.saturating_add(1);
             let examples: Vec<bool> = ranges.iter().map(|range| !range.is_empty()).collect();
             // The last row of the piece; some replica has it as well.
             let last = rows.saturating_sub(1);

@@ -116,7 +116,8 @@ pub enum Event {
         /// The claim of the caller.
         claim: Vec<u8>,
     },
-    /// The caller does not begin the exchange: it has no secret, or is of another program. These are its first bytes.
+    /// The caller does not begin the exchange: it has no secret, or is of another program. These are its first bytes,
+    /// at most 11.
     Plain(Vec<u8>),
     /// The connection is to be closed once these bytes are sent.
     Failed {
@@ -383,6 +384,8 @@ impl Reader {
         loop {
             match self.length() {
                 Some(length) if length > MAX_BODY_BYTES => return Taken::Foreign,
+                // Before the body arrives, so that foreign bytes are never longer than a head.
+                Some(_) if Code::of(self.bytes[MAGIC.len()]).is_none() => return Taken::Foreign,
                 Some(length) if self.bytes.len() == HEAD_BYTES + length => break,
                 _ if bytes.is_empty() => return Taken::More,
                 _ => {}

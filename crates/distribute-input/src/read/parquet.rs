@@ -217,12 +217,20 @@ fn check_blocks(file: &mut InputFile) -> io::Result<()> {
     for (what, blocks) in [("a batch", footer.recordBatches()), ("a dictionary", footer.dictionaries())] {
         for block in blocks.into_iter().flatten() {
             let header = i64::from(block.metaDataLength());
+            if header < LEAST_HEADER {
+                return Err(io::Error::other(format!(
+                    "it says that the header of {what} has {header} bytes, but the shortest has {LEAST_HEADER}"
+                )));
+            }
             inside(&format!("the header of {what}"), block.offset(), header, file_bytes)?;
             inside(what, block.offset().saturating_add(header), block.bodyLength(), file_bytes)?;
         }
     }
     Ok(())
 }
+
+/// The marker that each header begins with, and its length.
+const LEAST_HEADER: i64 = 8;
 
 /// The length in bytes of what follows the footer: its size, and the magic that the file begins with.
 const TAIL: usize = 10;

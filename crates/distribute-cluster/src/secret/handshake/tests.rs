@@ -166,7 +166,9 @@ fn claims_are_part_of_the_proof() {
 
 #[test]
 fn other_protocols_are_handed_on_as_they_came() {
-    for first in [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], b"d", b"dst-tcp2abc", b"dst-sec2abcdefgh"] {
+    // The last one has a code that no message has, and says that 33 bytes follow.
+    let unknown = [&b"dst-sec1<\0!"[..], &[8; 33]].concat();
+    for first in [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], b"d", b"dst-tcp2abc", b"dst-sec2abcdefgh", &unknown] {
         let mut listening = Listening::new(Some(&secret(ONE)), &terms("")).unwrap();
         let (mut rest, mut seen) = (first, Vec::new());
         while let Some((byte, after)) = rest.split_first() {
@@ -174,6 +176,7 @@ fn other_protocols_are_handed_on_as_they_came() {
             match listening.receive(&mut &[*byte][..]) {
                 Event::More => {}
                 Event::Plain(bytes) => {
+                    assert!(bytes.len() <= HEAD_BYTES, "{bytes:?}");
                     seen = [&bytes[..], rest].concat();
                     break;
                 }

@@ -258,8 +258,9 @@ impl Caller {
             Event::Plain(first) => {
                 // A part of the magic may have arrived alone before.
                 self.stage = Stage::Hello;
+                let Some(begun) = self.bytes.get_mut(..first.len()) else { return Received::Nothing };
+                begun.copy_from_slice(&first);
                 self.len = first.len();
-                self.bytes[..self.len].copy_from_slice(&first);
                 self.hello()
             }
             Event::Send(bytes) => {
