@@ -381,14 +381,18 @@ enum Taken {
 impl Reader {
     /// Takes the bytes up to the end of one message. Of foreign bytes those stay in `self.bytes` that were taken.
     fn take(&mut self, bytes: &mut &[u8]) -> Taken {
-        loop {
-            match self.length() {
-                Some(length) if length > MAX_BODY_BYTES => return Taken::Foreign,
+        let code = loop {
+            if let Some(length) = self.length() {
                 // Before the body arrives, so that foreign bytes are never longer than a head.
-                Some(_) if Code::of(self.bytes[MAGIC.len()]).is_none() => return Taken::Foreign,
-                Some(length) if self.bytes.len() == HEAD_BYTES + length => break,
-                _ if bytes.is_empty() => return Taken::More,
-                _ => {}
+                let code = Code::of(self.bytes[MAGIC.len()]).filter(|_| length <= MAX_BODY_BYTES);
+                match code {
+                    Some(code) if self.bytes.len() == HEAD_BYTES + length => break code,
+                    Some(_) => {}
+                    None => return Taken::Foreign,
+                }
+            }
+            if bytes.is_empty() {
+                return Taken::More;
             }
             let (taken, rest) = bytes.split_at(bytes.len().min(self.wants()));
             self.bytes.extend_from_slice(taken);
@@ -397,15 +401,10 @@ impl Reader {
             if self.bytes[..begun] != MAGIC[..begun] {
                 return Taken::Foreign;
             }
-        }
-        match Code::of(self.bytes[MAGIC.len()]) {
-            Some(code) => {
-                let body = self.bytes.split_off(HEAD_BYTES);
-                self.bytes.clear();
-                Taken::Frame(code, body)
-            }
-            None => Taken::Foreign,
-        }
+        };
+        let body = self.bytes.split_off(HEAD_BYTES);
+        self.bytes.clear();
+        Taken::Frame(code, body)
     }
 
     fn wants(&self) -> usize {
