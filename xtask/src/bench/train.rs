@@ -231,12 +231,6 @@ struct Round {
     first_step_s: Option<f64>,
 }
 
-/// The measurement of one process.
-struct Measured {
-    speed: Speed,
-    communication: f64,
-}
-
 /// How fast steps were.
 struct Speed {
     /// The rate of all replicas together.
@@ -244,11 +238,11 @@ struct Speed {
     first_step_s: Option<f64>,
 }
 
-impl Measured {
-    fn of(speed: Speed, times: StepTimes) -> Measured {
+impl Round {
+    fn of(Speed { samples_per_s, first_step_s }: Speed, times: StepTimes) -> Round {
         let total = times.total.as_secs_f64();
         let communication = if total > 0.0 { times.communication.as_secs_f64() / total } else { 0.0 };
-        Measured { speed, communication }
+        Round { samples_per_s, communication, peak_mib: peak_mib(), first_step_s }
     }
 }
 
@@ -444,11 +438,10 @@ fn measure_round(
 /// One process of one arrangement; rank 0 prints its [`Round`].
 pub(crate) fn run_rank(flags: &RankFlags) -> Result<(), String> {
     let time = Duration::from_secs_f64(flags.seconds);
-    let Measured { speed: Speed { samples_per_s, first_step_s }, communication } = match flags.library {
+    let round = match flags.library {
         Library::Candle => candle::run(&flags.arrangement, flags.model, time),
         Library::Burn => burn::run(&flags.arrangement, flags.model, time),
     }?;
-    let round = Round { samples_per_s, communication, peak_mib: peak_mib(), first_step_s };
     println!("{}", serde_json::to_string(&round).map_err(text)?);
     Ok(())
 }
@@ -495,7 +488,7 @@ fn independent<E: std::fmt::Display>(
     time: Duration,
     batch: usize,
     mut step: impl FnMut(usize) -> Result<(), E>,
-) -> Result<Measured, String> {
+) -> Result<Round, String> {
     let group = ProcessGroup::from_env().map_err(text)?;
     let first_step_s = warm_up(&mut step)?;
     group.barrier().map_err(text)?;
@@ -507,7 +500,7 @@ fn independent<E: std::fmt::Display>(
     }
     let mut rate = [(count * batch) as f64 / started.elapsed().as_secs_f64()];
     group.all_reduce(&mut rate, ReduceOp::Sum).map_err(text)?;
-    Ok(Measured::of(Speed { samples_per_s: rate[0], first_step_s }, StepTimes::default()))
+    Ok(Round::of(Speed { samples_per_s: rate[0], first_step_s }, StepTimes::default()))
 }
 
 /// Makes steps under a strategy for about some time. The samples per second are those of all replicas.

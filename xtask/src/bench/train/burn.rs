@@ -21,7 +21,7 @@ use distribute_burn::{
 };
 
 use super::data::{self, BATCHES, TOKENS, VOCABULARY};
-use super::{Measured, Speed, in_step, independent, strategy_of};
+use super::{Round, Speed, in_step, independent, strategy_of};
 use crate::error::text;
 
 #[derive(Module, Debug)]
@@ -167,7 +167,7 @@ impl Net {
     }
 }
 
-pub(super) fn run(arrangement: &str, model: super::Model, time: Duration) -> Result<Measured, String> {
+pub(super) fn run(arrangement: &str, model: super::Model, time: Duration) -> Result<Round, String> {
     match arrangement {
         "independent" => plain(model, time),
         name @ ("fit" | "tpu-fit") => fitted(&strategy_of(name)?, model, time, 1),
@@ -207,7 +207,7 @@ fn batches(model: super::Model, replica: usize, device: &Device) -> Vec<(Inputs,
 }
 
 /// Trains without distribution: burn's own loss and AdamW.
-fn plain(model: super::Model, time: Duration) -> Result<Measured, String> {
+fn plain(model: super::Model, time: Duration) -> Result<Round, String> {
     let device = Device::flex().autodiff();
     let batches = batches(model, 0, &device);
     let loss = CrossEntropyLossConfig::new().init(&device);
@@ -227,7 +227,7 @@ fn own() -> ModuleOptimizer {
     AdamWConfig::new().with_weight_decay(0.0).init()
 }
 
-fn ours(strategy: &Strategy, model: super::Model, time: Duration, with_own: bool) -> Result<Measured, String> {
+fn ours(strategy: &Strategy, model: super::Model, time: Duration, with_own: bool) -> Result<Round, String> {
     let replicas = strategy.num_replicas_in_sync();
     let global_batch = model.batch() * replicas;
     let rows = if model == super::Model::Transformer { global_batch * TOKENS } else { global_batch };
@@ -253,7 +253,7 @@ fn ours(strategy: &Strategy, model: super::Model, time: Duration, with_own: bool
             })
             .map(drop)
     })?;
-    Ok(Measured::of(speed, optimizer.times()))
+    Ok(Round::of(speed, optimizer.times()))
 }
 
 /// The inputs and the targets of some batches, in arrays.
@@ -274,7 +274,7 @@ fn arrays(model: super::Model, batch: usize, count: usize) -> distribute::Result
 }
 
 /// Trains by a loop whose steps are compiled programs.
-fn in_programs(strategy: &Strategy, model: super::Model, time: Duration) -> Result<Measured, String> {
+fn in_programs(strategy: &Strategy, model: super::Model, time: Duration) -> Result<Round, String> {
     let global_batch = model.batch() * strategy.num_replicas_in_sync();
     let rows = if model == super::Model::Transformer { global_batch * TOKENS } else { global_batch };
     let net = strategy.scope(|device| Net::new(model, device)).map_err(text)?;
@@ -295,11 +295,11 @@ fn in_programs(strategy: &Strategy, model: super::Model, time: Duration) -> Resu
         });
         step.map(drop)
     })?;
-    Ok(Measured::of(speed, optimizer.times()))
+    Ok(Round::of(speed, optimizer.times()))
 }
 
 /// Trains by `Trainer::fit`.
-fn fitted(strategy: &Strategy, model: super::Model, time: Duration, steps: usize) -> Result<Measured, String> {
+fn fitted(strategy: &Strategy, model: super::Model, time: Duration, steps: usize) -> Result<Round, String> {
     let global_batch = model.batch() * strategy.num_replicas_in_sync();
     let (batches, settings) = (count(model), (time, steps, global_batch));
     let rate = match arrays(model, global_batch, batches).map_err(text)? {
@@ -327,7 +327,7 @@ fn fitted(strategy: &Strategy, model: super::Model, time: Duration, steps: usize
         }
     };
     let speed = Speed { samples_per_s: rate.map_err(text)?, first_step_s: None };
-    Ok(Measured::of(speed, StepTimes::default()))
+    Ok(Round::of(speed, StepTimes::default()))
 }
 
 /// Returns the samples per second of a trainer. `data` returns some passes over a number of batches.

@@ -13,7 +13,7 @@ use distribute::train::elastic::{self, Standing};
 use serde::{Deserialize, Serialize};
 
 use super::data::{self, BATCHES, TOKENS};
-use super::{Measured, Model, Speed, in_step, independent, strategy_of};
+use super::{Model, Round, Speed, in_step, independent, strategy_of};
 use crate::error::text;
 
 mod models;
@@ -22,7 +22,7 @@ use models::{Net, Ours, Plain};
 
 pub(crate) type Mlp = models::Mlp<Ours>;
 
-pub(super) fn run(arrangement: &str, model: Model, time: Duration) -> Result<Measured, String> {
+pub(super) fn run(arrangement: &str, model: Model, time: Duration) -> Result<Round, String> {
     match arrangement {
         "independent" => plain(model, time),
         name @ ("fit" | "checkpoints") => fit(&strategy_of(name)?, time, name == "checkpoints").map_err(text),
@@ -51,7 +51,7 @@ fn data(model: Model, batch: usize) -> CandleResult<(Tensor, Tensor)> {
 }
 
 /// Trains without distribution: candle's own layers, loss and AdamW.
-fn plain(model: Model, time: Duration) -> Result<Measured, String> {
+fn plain(model: Model, time: Duration) -> Result<Round, String> {
     use candle_nn::Optimizer as _;
     let built = || -> CandleResult<_> {
         let variables = VarMap::new();
@@ -78,7 +78,7 @@ fn audit_every(arrangement: &str) -> Option<u64> {
     }
 }
 
-fn ours(strategy: &Strategy, model: Model, time: Duration, arrangement: &str) -> Result<Measured, String> {
+fn ours(strategy: &Strategy, model: Model, time: Duration, arrangement: &str) -> Result<Round, String> {
     // An elastic strategy trains by itself until it joins the others.
     let members = strategy.elastic().map_or(strategy.num_replicas_in_sync(), |members| *members.end() as usize);
     let global_batch = model.batch() * members;
@@ -109,7 +109,7 @@ fn ours(strategy: &Strategy, model: Model, time: Duration, arrangement: &str) ->
         })?;
         Ok(())
     })?;
-    Ok(Measured::of(speed, optimizer.times()))
+    Ok(Round::of(speed, optimizer.times()))
 }
 
 /// The state of an elastic training that no process joins later.
@@ -123,7 +123,7 @@ impl Standing for Steps {
 }
 
 /// The same training without a loop of its own; with checkpoints, if wanted, every 50 steps.
-fn fit(strategy: &Strategy, time: Duration, checkpoints: bool) -> distribute::Result<Measured> {
+fn fit(strategy: &Strategy, time: Duration, checkpoints: bool) -> distribute::Result<Round> {
     let folder = tempfile::tempdir().map_err(Error::program)?;
     let global_batch = Model::Mlp.batch() * strategy.num_replicas_in_sync();
     let data = Dataset::from_tensor_slices(data(Model::Mlp, global_batch)?).batch(global_batch);
@@ -147,5 +147,5 @@ fn fit(strategy: &Strategy, time: Duration, checkpoints: bool) -> distribute::Re
     let estimate = run(2)?.as_secs_f64() / 2.0;
     let passes = ((time.as_secs_f64() / estimate) as usize).max(2);
     let samples_per_s = (passes * BATCHES * global_batch) as f64 / run(passes)?.as_secs_f64();
-    Ok(Measured::of(Speed { samples_per_s, first_step_s: None }, trainer.optimizer().times()))
+    Ok(Round::of(Speed { samples_per_s, first_step_s: None }, trainer.optimizer().times()))
 }
