@@ -217,12 +217,12 @@ fn check_blocks(file: &mut InputFile) -> io::Result<()> {
     for (what, blocks) in [("a batch", footer.recordBatches()), ("a dictionary", footer.dictionaries())] {
         for block in blocks.into_iter().flatten() {
             let header = i64::from(block.metaDataLength());
+            inside(&format!("the header of {what}"), block.offset(), header, file_bytes)?;
             if header < LEAST_HEADER {
                 return Err(io::Error::other(format!(
                     "it says that the header of {what} has {header} bytes, but the shortest has {LEAST_HEADER}"
                 )));
             }
-            inside(&format!("the header of {what}"), block.offset(), header, file_bytes)?;
             inside(what, block.offset().saturating_add(header), block.bodyLength(), file_bytes)?;
         }
     }

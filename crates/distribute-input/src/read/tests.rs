@@ -154,6 +154,7 @@ fn columns_and_batches_that_are_said_to_lie_outside_of_the_file_are_sentences() 
         (patched(16, &(-1_i64).to_le_bytes()), "it says that a batch has -1 bytes at byte"),
         (patched(16, &i64::MAX.to_le_bytes()), "it says that a batch has 9223372036854775807 bytes at byte"),
         (patched(8, &(-8_i32).to_le_bytes()), "it says that the header of a batch has -8 bytes at byte"),
+        (patched(8, &0_i32.to_le_bytes()), "the header of a batch has 0 bytes, but the shortest has 8"),
         (patched(0, &(1_i64 << 50).to_le_bytes()), "it says that the header of a batch has"),
     ] {
         assert!(text.contains(words) && text.contains("rows.arrow"), "{text}");
