@@ -4,9 +4,10 @@
 //! the address goes through it, and the receiver fetches the bytes from the sender's memory by itself, so they are
 //! copied once. Where the system does not allow that, all bytes go through the ring.
 //!
-//! The segment is an anonymous file (`memfd`), which the other side opens through `/proc`: it needs no space in
-//! `/dev/shm`, has no name, and is gone with the processes however they end. Sleepers are woken, and deaths noticed,
-//! through the TCP socket of the pair. Systems other than Linux have neither: their processes use TCP.
+//! The segment is an anonymous file (`memfd`), which the other side opens through `/proc`, or gets over a Unix socket.
+//! It needs no space in `/dev/shm`, has no name, and is gone with the processes however they end. Sleepers are woken,
+//! and deaths noticed, through the TCP socket of the pair. Systems other than Linux have neither: their processes use
+//! TCP.
 
 #[cfg(target_os = "linux")]
 mod attach;
@@ -14,6 +15,8 @@ mod attach;
 pub(super) mod fuzz;
 mod handshake;
 mod identity;
+#[cfg(target_os = "linux")]
+mod passing;
 mod ring;
 #[cfg(target_os = "linux")]
 mod segment;
@@ -22,6 +25,10 @@ mod unsupported;
 
 pub(super) use handshake::{accept, answer, offer};
 pub(super) use identity::Obstacle;
+#[cfg(target_os = "linux")]
+pub(super) use passing::{give, take};
+#[cfg(not(target_os = "linux"))]
+pub(super) use unsupported::{give, take};
 
 use std::io::{self, IoSlice};
 

@@ -130,9 +130,9 @@ impl TcpTransport {
         };
         if lanes.iter().any(|lane| !lane.fetches()) {
             tracing::info!(
-                "shared memory: this system does not let processes read each other's memory, so long messages are \
-                 copied twice; allow process_vm_readv (CAP_SYS_PTRACE, or kernel.yama.ptrace_scope = 0) to copy them \
-                 once"
+                "shared memory: this system does not let all processes read each other's memory, so long messages are \
+                 copied twice; let them share a pid namespace and allow process_vm_readv (CAP_SYS_PTRACE, or \
+                 kernel.yama.ptrace_scope = 0) to copy them once"
             );
         }
         let local = lanes.len();

@@ -1,5 +1,6 @@
 //! Processes in separate pid namespaces, like containers of one host: equal process ids refer to different processes
-//! there, and no process may mistake another's memory for its peer's.
+//! there, and no process may mistake another's memory for its peer's. Containers of one network, as those of a pod,
+//! pass their memory to each other.
 
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -27,7 +28,7 @@ fn member() {
         let options = Options::from_env()?.timeout(Duration::from_secs(15));
         let group = ProcessGroup::join(&coordination, 1, &options)?.remove(0);
         let (me, ranks) = (group.rank().0, group.world_size() as u32);
-        // Through the rings, and by reading directly from each other's memory.
+        // Through the rings, and by reading directly from each other's memory where that is possible.
         for len in [3, 200_000] {
             let mut values: Vec<u32> = (0..len).map(|index| index * ranks + me).collect();
             group.all_reduce(&mut values, ReduceOp::Sum)?;
@@ -67,6 +68,16 @@ fn contained(command: &str, mounts: bool) -> String {
     format!("unshare --pid --fork --kill-child {mount} sh -c '{command}'")
 }
 
+/// Returns the command of a member that is the only one of its container.
+fn member_command(rank: u32) -> String {
+    format!("RANK={rank} exec \"$PROGRAM\" namespaces::member --exact --ignored --nocapture")
+}
+
+/// Returns the command of a container with one member.
+fn alone(rank: u32, mounts: bool) -> String {
+    contained(&member_command(rank), mounts)
+}
+
 /// Runs the containers' commands at the same time; returns the transport over which each rank reached the others.
 #[track_caller]
 fn run(containers: Vec<String>, ranks: usize) -> Vec<String> {
@@ -97,30 +108,44 @@ fn run(containers: Vec<String>, ranks: usize) -> Vec<String> {
 }
 
 #[test]
-fn four_processes_that_are_each_the_first_of_their_namespace_use_tcp() {
+fn four_processes_that_are_each_the_first_of_their_namespace_share_memory() {
     if !can_unshare("four containers of one process") {
         return;
     }
     for mounts in [true, false] {
-        let containers = (0..4).map(|rank| {
-            contained(
-                &format!("RANK={rank} exec \"$PROGRAM\" namespaces::member --exact --ignored --nocapture"),
-                mounts,
-            )
-        });
-        assert_eq!(run(containers.collect(), 4), ["tcp"; 4]);
+        assert_eq!(run((0..4).map(|rank| alone(rank, mounts)).collect(), 4), ["shm"; 4]);
     }
 }
 
 #[test]
-fn two_containers_of_three_share_memory_inside_each_only() {
+fn processes_of_user_namespaces_share_memory() {
+    let own = "unshare --user --map-root-user";
+    if !Command::new("sh").args(["-c", &format!("{own} true")]).status().is_ok_and(|status| status.success()) {
+        skipped(format_args!("two user namespaces: `unshare --user` is missing or not permitted here"));
+        return;
+    }
+    assert_eq!(run([0, 1].map(|rank| format!("{own} sh -c '{}'", member_command(rank))).to_vec(), 2), ["shm"; 2]);
+}
+
+#[test]
+fn containers_that_are_told_to_be_other_hosts_use_tcp() {
+    if !can_unshare("two containers with host ids") {
+        return;
+    }
+    let containers = [0, 1].map(|rank| format!("export DISTRIBUTE_HOST_ID={rank}; {}", alone(rank, true)));
+    assert_eq!(run(containers.to_vec(), 2), ["tcp"; 2]);
+}
+
+#[test]
+fn two_containers_of_three_share_memory_inside_each_and_between_them() {
     if !can_unshare("two containers of three processes") {
         return;
     }
-    let containers = |mounts| [[0, 2, 4], [1, 3, 5]].map(|ranks| contained(&members(&ranks), mounts)).to_vec();
-    assert_eq!(run(containers(true), 6), ["shm+tcp"; 6]);
-    // /proc shows other processes, so no process finds its peers.
-    assert_eq!(run(containers(false), 6), ["tcp"; 6]);
+    // Where /proc shows other processes, no process finds its peers there.
+    for mounts in [true, false] {
+        let containers = [[0, 2, 4], [1, 3, 5]].map(|ranks| contained(&members(&ranks), mounts));
+        assert_eq!(run(containers.to_vec(), 6), ["shm"; 6]);
+    }
 }
 
 #[test]
@@ -133,5 +158,5 @@ fn a_namespace_inside_another_is_another() {
     let outer = format!("{inner} & {}", members(&[0, 1]));
     let container =
         format!("INNER='{}' && export INNER && {}", members(&[2, 3]), contained(&outer.replace('\'', ""), true));
-    assert_eq!(run(vec![container], 4), ["shm+tcp"; 4]);
+    assert_eq!(run(vec![container], 4), ["shm"; 4]);
 }

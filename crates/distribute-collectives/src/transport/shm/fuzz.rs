@@ -1,4 +1,4 @@
-//! The offer of shared memory, its answer, and rings that another process writes.
+//! The offer of shared memory, its answer, the pass for a segment's file, and rings that another process writes.
 
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 
 use super::handshake::{ANSWER_BYTES, Answer, OFFER_BYTES, Offer};
 use super::identity::PidScope;
+use super::passing::{PASS_BYTES, Pass};
 use super::ring::{Consumer, Record, RingMemory as _};
 use super::segment::Segment;
 
@@ -16,13 +17,14 @@ thread_local! {
 
 const CAPACITY: usize = 256;
 
-/// The first byte chooses: an offer, an answer, or a ring.
+/// The first byte chooses: an offer, an answer, a ring, or a pass.
 pub(crate) fn shared_memory(bytes: &[u8]) -> bool {
     let Some((sort, bytes)) = bytes.split_first() else { return false };
-    match sort % 3 {
+    match sort % 4 {
         0 => offer(bytes),
         1 => answer(bytes),
-        _ => ring(bytes),
+        2 => ring(bytes),
+        _ => pass(bytes),
     }
 }
 
@@ -46,6 +48,13 @@ fn answer(bytes: &[u8]) -> bool {
     let answer = Answer::decode(bytes);
     let again = answer.encode();
     assert_eq!(again.first_chunk().map(Answer::decode), Some(answer));
+    true
+}
+
+fn pass(bytes: &[u8]) -> bool {
+    let Some((bytes, _)) = bytes.split_first_chunk::<PASS_BYTES>() else { return false };
+    let Some(pass) = Pass::decode(bytes) else { return false };
+    assert_eq!(pass.encode(), *bytes);
     true
 }
 
@@ -102,5 +111,6 @@ pub(crate) fn samples() -> Vec<Vec<u8>> {
         [vec![1], yes.encode()].concat(),
         [vec![1], no.encode()].concat(),
         [vec![2], ring].concat(),
+        [vec![3], (1..=PASS_BYTES as u8).collect()].concat(),
     ]
 }

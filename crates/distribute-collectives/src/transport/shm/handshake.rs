@@ -15,7 +15,7 @@ use super::identity::{Obstacle, PidScope};
 use super::ring::{Consumer, Producer};
 use super::{Attached, Current, Lane, RING_BYTES, Segment, SegmentFile};
 
-const MAGIC: &[u8; 8] = b"dst-shm2";
+const MAGIC: &[u8; 8] = b"dst-shm3";
 
 pub(super) const OFFER_BYTES: usize = 8 + PidScope::LEN + 4 + 4 + 8 + 8 + Nonce::LEN;
 pub(super) const ANSWER_BYTES: usize = 1 + 1 + 4 + 8 + Nonce::LEN;
@@ -96,9 +96,8 @@ pub(in crate::transport) fn accept(
     let Answer { obstacle, fetches: peer_fetches, pid, address, nonce: expected } = Answer::decode(&bytes);
     let shared = match (obstacle, offered.segment) {
         (Some(obstacle), _) => Err(obstacle),
-        (None, None) => Err(Obstacle::NoSegment),
-        (None, Some((segment, _))) if !segment.is_signed(expected) => Err(Obstacle::OtherSegment),
-        (None, Some((segment, _))) => Ok(segment),
+        (None, Some((segment, _))) if segment.is_signed(expected) => Ok(segment),
+        (None, _) => Err(Obstacle::OtherSegment),
     };
     let attached = shared.is_ok().then(|| Attached::new(pid, address, expected)).flatten();
     stream.write_all(&[u8::from(shared.is_ok()), u8::from(attached.is_some())])?;
@@ -118,7 +117,7 @@ impl Answered {
 
 impl Lane {
     /// On the side that sends in direction `direction`.
-    fn new(segment: Segment, direction: usize, attached: Option<Attached>) -> Lane {
+    pub(super) fn new(segment: Segment, direction: usize, attached: Option<Attached>) -> Lane {
         let segment = Arc::new(segment);
         Lane {
             to_peer: Producer::new(segment.clone(), direction),

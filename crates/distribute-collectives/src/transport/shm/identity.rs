@@ -38,6 +38,17 @@ impl Obstacle {
         }
     }
 
+    /// Returns whether a segment that is [passed](super::give) may help.
+    pub(in crate::transport) fn may_be_passed(self) -> bool {
+        match self {
+            Obstacle::OtherPidNamespace
+            | Obstacle::OtherUserNamespace
+            | Obstacle::CannotOpen
+            | Obstacle::OtherSegment => true,
+            Obstacle::OtherHost | Obstacle::NoSegment | Obstacle::Unsupported => false,
+        }
+    }
+
     /// Returns whether to warn: between hosts there is no shared memory to expect.
     pub(in crate::transport) fn is_surprising(self) -> bool {
         self != Obstacle::OtherHost
@@ -49,12 +60,14 @@ impl std::fmt::Display for Obstacle {
         f.write_str(match self {
             Obstacle::OtherHost => "it is on another host, or has another DISTRIBUTE_HOST_ID",
             Obstacle::OtherPidNamespace => {
-                "it is in another pid namespace (another container); let containers share one (docker run --pid, \
-                 shareProcessNamespace in Kubernetes) to use shared memory"
+                "it is in another pid namespace and another network namespace (another container); let containers \
+                 share one of both (docker run --pid or --network) to use shared memory"
             }
-            Obstacle::OtherUserNamespace => "it is in another user namespace (another container)",
+            Obstacle::OtherUserNamespace => {
+                "it is in another user namespace and another network namespace (another container)"
+            }
             Obstacle::NoSegment => "one of both could not create a segment",
-            Obstacle::CannotOpen => "the system does not let one open the other's segment",
+            Obstacle::CannotOpen => "the system lets neither of both open or receive the other's segment",
             Obstacle::OtherSegment => "what was found in its place was not the other's segment",
             Obstacle::Unsupported => "one of both cannot read /proc, as on systems other than Linux",
         })

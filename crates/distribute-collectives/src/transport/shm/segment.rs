@@ -3,7 +3,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::ptr::NonNull;
 
@@ -63,14 +63,18 @@ impl Segment {
         }
         let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
         let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path);
-        let file = OwnedFd::from(file.map_err(|_| Obstacle::CannotOpen)?);
+        Segment::adopt(&OwnedFd::from(file.map_err(|_| Obstacle::CannotOpen)?), capacity, expected)
+    }
+
+    /// Maps the segment in a file, if it is the one with the maker's nonce `expected`.
+    pub(super) fn adopt(file: &OwnedFd, capacity: usize, expected: Nonce) -> Result<Segment, Obstacle> {
         // Before it is mapped: a file that can become shorter kills a process that reads beyond its end.
-        let sealed = fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS));
+        let sealed = fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SEALS));
         let len = fstat(file.as_fd()).map_or(-1, |stat| stat.st_size);
         if !sealed || len != Segment::len_bytes(capacity) as i64 {
             return Err(Obstacle::OtherSegment);
         }
-        let segment = Segment::map(&file, capacity).map_err(|_| Obstacle::CannotOpen)?;
+        let segment = Segment::map(file, capacity).map_err(|_| Obstacle::CannotOpen)?;
         if segment.nonce(0) == expected.words() { Ok(segment) } else { Err(Obstacle::OtherSegment) }
     }
 
@@ -203,5 +207,11 @@ impl SegmentFile {
     /// Its number in this process.
     pub(super) fn number(&self) -> i32 {
         self.0.as_raw_fd()
+    }
+}
+
+impl AsFd for SegmentFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }

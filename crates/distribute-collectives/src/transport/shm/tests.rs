@@ -86,7 +86,7 @@ proptest! {
         let mut theirs = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut ours, _) = listener.accept().unwrap();
         if begins_right {
-            std::io::Write::write_all(&mut theirs, b"dst-shm2").unwrap();
+            std::io::Write::write_all(&mut theirs, b"dst-shm3").unwrap();
         }
         std::io::Write::write_all(&mut theirs, &bytes).unwrap();
         // Whatever is still expected is zeros, and then the end.

@@ -5,8 +5,19 @@ use std::convert::Infallible;
 use std::io;
 
 use super::super::nonce::Nonce;
+use super::Lane;
 use super::identity::Obstacle;
 use super::ring::{RingMemory, Words};
+
+/// Tells the peer nothing, as it also has no segment that could be passed.
+pub(in crate::transport) fn give<S>(_: &mut S, obstacle: Obstacle) -> io::Result<Result<Lane, Obstacle>> {
+    Ok(Err(obstacle))
+}
+
+/// As [`give`].
+pub(in crate::transport) fn take<S>(_: &mut S, obstacle: Obstacle) -> io::Result<Result<Lane, Obstacle>> {
+    Ok(Err(obstacle))
+}
 
 /// Memory that two processes map.
 pub(super) struct Segment(Infallible);

@@ -279,6 +279,17 @@ pub(super) fn share(
             lanes[peer] = answer.finish(*stream).map_err(failed)?;
         }
     }
+    // In this order no two members wait for each other, as all of them take the pairs by their lower rank, then by the
+    // higher one.
+    for (peer, stream) in data.iter_mut().enumerate() {
+        if let (Some(stream), Err(obstacle)) = (stream, &lanes[peer])
+            && obstacle.may_be_passed()
+        {
+            limit(stream)?;
+            let passed = if peer < rank { shm::take(*stream, *obstacle) } else { shm::give(*stream, *obstacle) };
+            lanes[peer] = passed.map_err(failed)?;
+        }
+    }
     // All members must choose the same algorithms, so all must know which pairs share memory.
     let first = lanes.iter().position(Result::is_ok).map_or(rank, |peer| peer.min(rank));
     for stream in data.iter_mut().flatten() {
