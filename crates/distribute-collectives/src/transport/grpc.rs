@@ -219,6 +219,7 @@ impl Transport for GrpcTransport {
         timeout: &Timeout<'_>,
     ) -> Result<(), TransportError> {
         let mut idle_since: Option<Instant> = None;
+        let mut lost = None;
         loop {
             let seen = self.bell.count();
             let (mut progress, mut done) = (false, true);
@@ -239,7 +240,17 @@ impl Transport for GrpcTransport {
                 idle_since = None;
                 continue;
             }
-            self.check_control()?;
+            // A peer may have sent what is missing, and ended, since it was looked for.
+            if let Some(error) = lost {
+                return Err(error);
+            }
+            match self.check_control() {
+                Err(error @ TransportError::Lost { .. }) => {
+                    lost = Some(error);
+                    continue;
+                }
+                checked => checked?,
+            }
             let now = Instant::now();
             if now - *idle_since.get_or_insert(now) < timeout.spin {
                 std::hint::spin_loop();

@@ -182,6 +182,13 @@ impl TcpTransport {
         Ok(())
     }
 
+    /// Returns whether data of the peer that an error is about may still be on their way to this member, which reads
+    /// them. What lies in shared memory is there at once.
+    fn may_have_sent(&self, error: &TransportError, readers: &[usize]) -> bool {
+        let TransportError::Lost { peer, .. } = error else { return false };
+        readers.contains(peer) && self.peers[*peer].as_ref().is_some_and(|peer| peer.lane.is_none())
+    }
+
     /// Finds out why a data socket broke: from the control socket, within a short grace, else from what was seen.
     fn diagnose(&mut self, index: usize, seen: String) -> TransportError {
         let until = Instant::now() + CONTROL_GRACE;
@@ -219,6 +226,7 @@ impl Transport for TcpTransport {
     ) -> Result<(), TransportError> {
         let mut idle_since: Option<Instant> = None;
         let mut announced = false;
+        let mut lost: Option<(TransportError, Instant)> = None;
         let (mut writers, mut readers) = (Vec::new(), Vec::new());
         loop {
             let mut progress = false;
@@ -259,6 +267,12 @@ impl Transport for TcpTransport {
                 continue;
             }
             let now = Instant::now();
+            // Nothing of what a lost peer had sent is left; data that a network delays arrive before their socket ends.
+            if let Some((error, noticed)) = &lost
+                && !(now - *noticed < CONTROL_GRACE && self.may_have_sent(error, &readers))
+            {
+                return Err(error.clone());
+            }
             let idle = now - *idle_since.get_or_insert(now);
             if idle < timeout.spin {
                 if idle < self.spin_only {
@@ -283,7 +297,11 @@ impl Transport for TcpTransport {
             self.peers.iter_mut().flatten().for_each(Peer::clear_doorbell);
             // The wake-up is consumed even if no message was pending: the peer rings again only after an announcement.
             announced = false;
-            self.read_control()?;
+            match self.read_control() {
+                // It may have sent what is missing before it ended.
+                Err(error @ TransportError::Lost { .. }) => drop(lost.get_or_insert((error, Instant::now()))),
+                read => read?,
+            }
         }
     }
 

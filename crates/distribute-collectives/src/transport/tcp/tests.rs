@@ -22,6 +22,7 @@ fn listeners(host: &str, count: usize) -> io::Result<(Vec<TcpListener>, Vec<Stri
 fn connect_while(
     host: &str,
     members: usize,
+    sharing: Sharing,
     disturb: impl FnOnce(&str) + Send,
 ) -> Vec<Result<TcpTransport, ConnectError>> {
     let (listeners, addresses) = listeners(host, members).expect("free ports");
@@ -37,14 +38,7 @@ fn connect_while(
                 let addresses = &addresses;
                 let (deadline, group) = (Instant::now() + DEADLINE, Nonce::of_addresses(addresses));
                 scope.spawn(move || {
-                    TcpTransport::connect(
-                        rank,
-                        addresses,
-                        listener,
-                        (group, Proofs::default()),
-                        Sharing::Never,
-                        deadline,
-                    )
+                    TcpTransport::connect(rank, addresses, listener, (group, Proofs::default()), sharing, deadline)
                 })
             })
             .collect();
@@ -57,7 +51,7 @@ fn connect_while(
 #[test]
 fn garbage_and_silence_on_the_port_disturb_nobody() {
     let began = Instant::now();
-    let outcomes = connect_while("127.0.0.1", 3, |address| {
+    let outcomes = connect_while("127.0.0.1", 3, Sharing::Never, |address| {
         let mut calls: Vec<TcpStream> = (0..20).map(|_| TcpStream::connect(address).expect("it listens")).collect();
         for (index, call) in calls.iter_mut().enumerate() {
             let garbage: &[u8] = match index % 5 {
@@ -93,8 +87,60 @@ fn members_meet_over_ipv6() {
     if let Err(error) = TcpListener::bind("[::1]:0") {
         return skipped(format_args!("this machine has no IPv6 loopback interface ({error})"));
     }
-    let outcomes = connect_while("::1", 3, |_| ());
+    let outcomes = connect_while("::1", 3, Sharing::Never, |_| ());
     assert!(outcomes.iter().all(Result::is_ok));
+}
+
+struct Received([u8; 7], usize);
+
+impl crate::transport::Sink for Received {
+    fn space(&mut self) -> &mut [u8] {
+        &mut self.0[self.1..]
+    }
+
+    fn advance(&mut self, len: usize) -> Result<(), crate::transport::UnexpectedBytes> {
+        self.1 += len;
+        Ok(())
+    }
+}
+
+#[test]
+fn what_a_member_has_sent_before_it_is_killed_arrives() {
+    let kinds =
+        if cfg!(target_os = "linux") { vec![Sharing::Never, Sharing::Everywhere] } else { vec![Sharing::Never] };
+    for sharing in kinds {
+        for round in 0..10 {
+            let mut members = connect_while("127.0.0.1", 3, sharing, |_| ()).into_iter();
+            let mut next = || members.next().expect("three members").expect("all are there");
+            let (mut killed, mut other, mut third) = (next(), next(), next());
+            let interrupted = std::sync::atomic::AtomicBool::new(false);
+            let timeout =
+                Timeout { deadline: Instant::now() + DEADLINE, spin: Duration::ZERO, interrupted: &interrupted };
+            thread::scope(|scope| {
+                scope.spawn(move || {
+                    // The other one sleeps by then.
+                    thread::sleep(Duration::from_millis(5));
+                    let mut outgoing = [Outgoing { to: 1, parts: vec![IoSlice::new(b"message")] }];
+                    killed.exchange(&mut outgoing, &mut [], &timeout).expect("its socket has room");
+                    // A killed process tells its peers nothing.
+                    killed.aborted = true;
+                    drop(killed);
+                });
+                let mut received = Received([0; 7], 0);
+                let outcome = other.exchange(&mut [], &mut [Incoming { from: 0, sink: &mut received }], &timeout);
+                assert_eq!((outcome, &received.0), (Ok(()), b"message"), "{sharing:?} {round}");
+                // Who waits for another member is told nevertheless.
+                let began = Instant::now();
+                let mut received = Received([0; 7], 0);
+                let outcome = third.exchange(&mut [], &mut [Incoming { from: 1, sink: &mut received }], &timeout);
+                assert!(
+                    matches!(outcome, Err(TransportError::Lost { peer: 0, .. })),
+                    "{sharing:?} {round} {outcome:?}"
+                );
+                assert!(began.elapsed() < Duration::from_secs(2), "{sharing:?} {round} {:?}", began.elapsed());
+            });
+        }
+    }
 }
 
 fn peer() -> (Peer, TcpStream, TcpStream) {
