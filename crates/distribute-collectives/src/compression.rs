@@ -14,7 +14,8 @@ use half::{bf16, f16};
 
 use crate::engine::memory::OwnedBuffers;
 use crate::fusion::{Batch, FusedTensor};
-use crate::{Error, ProcessGroup, ReduceOp, Result, Work, kernel};
+use crate::{Error, ProcessGroup, ReduceOp, Result, Work};
+use distribute_arithmetic::{self as arithmetic, Combine, ShortFloat};
 
 mod power_sgd;
 mod short;
@@ -113,8 +114,8 @@ impl Compression {
     pub(crate) fn compressor(&self, tensors: &[FusedTensor]) -> Option<Box<dyn Compressor>> {
         Some(match self {
             Compression::None => return None,
-            Compression::F16 => Box::new(Short { dtype: DType::F16 }),
-            Compression::Bf16 => Box::new(Short { dtype: DType::BF16 }),
+            Compression::F16 => Box::new(Short(ShortFloat::F16)),
+            Compression::Bf16 => Box::new(Short(ShortFloat::Bf16)),
             Compression::TopK(share) => Box::new(TopK { share: *share }),
             Compression::PowerSgd(rank) => Box::new(PowerSgd::new(*rank, tensors)),
             Compression::Custom(custom) => (custom.make)(tensors),
@@ -264,7 +265,7 @@ impl Bucketed {
         for tensor in tensors {
             tensor.visit(&mut |slice| {
                 let end = start + slice.len();
-                kernel::combine(DType::F32, ReduceOp::Sum, &mut left[start..end], slice);
+                arithmetic::combine(DType::F32, Combine::Sum, &mut left[start..end], slice);
                 start = end;
             });
         }
@@ -283,7 +284,7 @@ impl Bucketed {
             return Some(next);
         }
         if let Some(n) = divisor {
-            kernel::divide(DType::F32, bytemuck::cast_slice_mut(&mut self.sum), n);
+            arithmetic::divide(DType::F32, bytemuck::cast_slice_mut(&mut self.sum), n);
         }
         let sum: &[u8] = cast_slice(&self.sum);
         let mut start = 0;

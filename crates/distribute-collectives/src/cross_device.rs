@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use distribute_device::{BufferMut, BufferRef, DType, DeviceKind, DeviceSpec};
 
-use crate::{DeviceImplementation, ReduceOp, kernel};
+use crate::{DeviceImplementation, ReduceOp};
+use distribute_arithmetic as arithmetic;
 
 /// Combines the values of one process's devices instead of the group's own reduction. Values of other processes are
 /// combined afterwards by the group's [`Algorithm`](crate::Algorithm).
@@ -138,9 +139,9 @@ impl SharedCrossDeviceOps {
 
     /// Computes the mean over `n` ranks, all of this process.
     pub(crate) fn mean(&self, dtype: DType, n: u32, buffers: &mut [&mut [u8]]) {
-        let Some((accumulated, per_element)) = kernel::mean_accumulator(dtype) else {
+        let Some((accumulated, per_element)) = arithmetic::mean_accumulator(dtype) else {
             self.reduce(dtype, ReduceOp::Sum, buffers);
-            return buffers.iter_mut().for_each(|buffer| kernel::divide(dtype, buffer, n));
+            return buffers.iter_mut().for_each(|buffer| arithmetic::divide(dtype, buffer, n));
         };
         // The sum may overflow this type even if the mean does not.
         let len = buffers.first().map_or(0, |buffer| buffer.len() / dtype.size_bytes());
@@ -149,18 +150,18 @@ impl SharedCrossDeviceOps {
         let sources: Vec<&[u8]> = buffers.iter().map(|buffer| &**buffer).collect();
         self.accumulate_mean(dtype, n, &sources, sum);
         for buffer in buffers {
-            kernel::finish_mean(dtype, n, sum, buffer);
+            arithmetic::finish_mean(dtype, n, sum, buffer);
         }
     }
 
-    /// Sums `sources` into the [accumulator](kernel::mean_accumulator) of a mean over `n` ranks.
+    /// Sums `sources` into the [accumulator](arithmetic::mean_accumulator) of a mean over `n` ranks.
     pub(crate) fn accumulate_mean(&self, dtype: DType, n: u32, sources: &[&[u8]], sum: &mut [u8]) {
-        let Some((accumulated, _)) = kernel::mean_accumulator(dtype) else { return };
+        let Some((accumulated, _)) = arithmetic::mean_accumulator(dtype) else { return };
         let mut memory: Vec<Vec<u64>> = sources.iter().map(|_| vec![0u64; sum.len().div_ceil(8)]).collect();
         let mut parts: Vec<&mut [u8]> =
             memory.iter_mut().map(|memory| &mut bytemuck::cast_slice_mut(memory)[..sum.len()]).collect();
         for (part, source) in parts.iter_mut().zip(sources) {
-            kernel::accumulate_mean(dtype, n, &[source], part);
+            arithmetic::accumulate_mean(dtype, n, &[source], part);
         }
         self.reduce(accumulated, ReduceOp::Sum, &mut parts);
         // Every device has the sum.
@@ -400,7 +401,12 @@ fn combine(
     for member in members.iter().filter(|member| **member != main) {
         if let Ok([main, member]) = devices.get_disjoint_mut([main, *member]) {
             let dtype = main.dtype();
-            kernel::combine(dtype, op, &mut main.as_bytes_mut()[range.clone()], &member.as_bytes()[range.clone()]);
+            arithmetic::combine(
+                dtype,
+                op.combine(),
+                &mut main.as_bytes_mut()[range.clone()],
+                &member.as_bytes()[range.clone()],
+            );
         }
     }
 }

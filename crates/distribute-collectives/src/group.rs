@@ -39,11 +39,11 @@ use crate::call::{Call, Kind, Reducing};
 use crate::engine::memory::{Borrowed, Buffers, OwnedBuffers};
 use crate::engine::network::InterProcess;
 use crate::engine::{Engine, MAX_LOCAL_RANKS, Operation};
-use crate::kernel;
 use crate::recorder::{FlightRecord, RecordToken};
 use crate::sync::lock;
 use crate::transport::Transport;
 use crate::{Algorithm, Error, Options, Rank, ReduceOp, Result};
+use distribute_arithmetic as arithmetic;
 
 /// One rank's handle on an ordered group of ranks that call collective operations together.
 ///
@@ -307,7 +307,7 @@ impl ProcessGroup {
             return None;
         }
         // These means need an accumulator in the operation's own memory.
-        if request.op == Some(ReduceOp::Mean.into()) && kernel::mean_accumulator(request.dtype).is_some() {
+        if request.op == Some(ReduceOp::Mean.into()) && arithmetic::mean_accumulator(request.dtype).is_some() {
             return None;
         }
         if let Err(error) = self.check(&request) {

@@ -47,7 +47,6 @@ mod fusion;
 #[doc(hidden)]
 pub mod fuzz;
 mod group;
-mod kernel;
 mod op;
 mod options;
 mod present;

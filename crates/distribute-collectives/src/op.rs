@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use distribute_arithmetic::{Combine, Reduce};
 use distribute_device::DType;
 
 use crate::Error;
@@ -70,6 +71,24 @@ impl ReduceOp {
 
     pub(crate) fn from_code(code: u8) -> Option<ReduceOp> {
         ReduceOp::ALL.into_iter().find(|op| op.code() == code)
+    }
+
+    /// Returns how two values are combined; a mean is a sum until it is divided.
+    pub(crate) const fn combine(self) -> Combine {
+        match self {
+            ReduceOp::Sum | ReduceOp::Mean => Combine::Sum,
+            ReduceOp::Min => Combine::Min,
+            ReduceOp::Max => Combine::Max,
+            ReduceOp::Product => Combine::Product,
+            ReduceOp::BitAnd => Combine::BitAnd,
+            ReduceOp::BitOr => Combine::BitOr,
+            ReduceOp::BitXor => Combine::BitXor,
+        }
+    }
+
+    /// Returns how the values of several ranks are reduced, with a divisor to a mean.
+    pub(crate) fn reduce(self, divisor: Option<u32>) -> Reduce {
+        divisor.map_or(Reduce::Combined(self.combine()), Reduce::Mean)
     }
 
     /// Returns [`Error::UnfitType`] if the operator is not defined for a type.

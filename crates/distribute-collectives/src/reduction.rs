@@ -9,7 +9,7 @@ use distribute_device::{DType, Element};
 
 use crate::ReduceOp;
 use crate::call::Reducing;
-use crate::kernel::{self, Keep};
+use distribute_arithmetic::{self as arithmetic, Keep};
 
 /// A custom reduction operator.
 ///
@@ -182,7 +182,7 @@ impl Combiner {
     pub(crate) fn combine(&self, dtype: DType, target: &mut [u8], source: &[u8], side: Side) {
         match self {
             // Built-in operators are commutative bit for bit.
-            Combiner::BuiltIn(op) => kernel::combine(dtype, *op, target, source),
+            Combiner::BuiltIn(op) => arithmetic::combine(dtype, op.combine(), target, source),
             Combiner::User { combine, .. } => combine(target, source, side),
         }
     }
@@ -192,7 +192,7 @@ impl Combiner {
     /// With `divisor`, a built-in sum becomes a mean.
     pub(crate) fn reduce_in_place(&self, dtype: DType, divisor: Option<u32>, keep: Keep, buffers: &mut [&mut [u8]]) {
         match self {
-            Combiner::BuiltIn(op) => kernel::reduce_in_place(dtype, *op, divisor, keep, buffers),
+            Combiner::BuiltIn(op) => arithmetic::reduce_in_place(dtype, op.reduce(divisor), keep, buffers),
             Combiner::User { combine, .. } => {
                 let Some((first, others)) = buffers.split_first_mut() else { return };
                 others.iter().for_each(|other| combine(first, other, Side::After));
@@ -210,7 +210,7 @@ impl Combiner {
     /// With `divisor`, a built-in sum becomes a mean.
     pub(crate) fn reduce_to_one(&self, dtype: DType, divisor: Option<u32>, sources: &[&[u8]], target: &mut [u8]) {
         match self {
-            Combiner::BuiltIn(op) => kernel::reduce_to_one(dtype, *op, divisor, sources, target),
+            Combiner::BuiltIn(op) => arithmetic::reduce_to_one(dtype, op.reduce(divisor), sources, target),
             Combiner::User { combine, .. } => {
                 let Some((first, others)) = sources.split_first() else { return };
                 target.copy_from_slice(first);

@@ -117,7 +117,7 @@ fn everything_and_nothing_can_be_chosen() {
 
 #[test]
 fn infinities_are_sent_once() {
-    let mut compressor = Short { dtype: DType::F16 };
+    let mut compressor = Short(ShortFloat::F16);
     let mut values = [1e6, f32::NEG_INFINITY, 1.0];
     let Payload::SumF16(sent) = compressor.begin(&mut values) else { panic!("half the bytes") };
     assert_eq!(sent, [f16::INFINITY, f16::NEG_INFINITY, f16::ONE]);

@@ -9,9 +9,9 @@ use super::context::GroupContext;
 use super::memory::{Buffers, Counts, RawSlice, Staging, UseOfInputs};
 use super::phases::Phase;
 use crate::call::{Call, Kind};
-use crate::kernel;
 use crate::reduction::Combiner;
 use crate::{Rank, ReduceOp, SharedCrossDeviceOps};
+use distribute_arithmetic as arithmetic;
 
 /// Minimum and maximum size of a chunk. A chunk that fits a core's L2 cache costs little to hand out; one below 16 KiB
 /// is not worth another core.
@@ -53,7 +53,7 @@ impl LocalPlan {
         let across = processes > 1;
         let starts = part_starts(&call, &ranks[0].counts, world_size);
         let accumulator =
-            kernel::mean_accumulator(call.dtype).filter(|_| across && call.built_in() == Some(ReduceOp::Mean));
+            arithmetic::mean_accumulator(call.dtype).filter(|_| across && call.built_in() == Some(ReduceOp::Mean));
         let blocks = match call.kind {
             Kind::AllToAll
             | Kind::Gather

@@ -1,10 +1,11 @@
 //! All-reduce of a few rows of a large matrix, such as the gradient of an embedding.
 
+use distribute_arithmetic::reduce_to_one;
 use distribute_device::Element;
 
 use super::ProcessGroup;
 use super::reductions::{check_at_most, check_len};
-use crate::{ReduceOp, Result, kernel};
+use crate::{ReduceOp, Result};
 
 /// Rows of a matrix, each with its index.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,8 +32,9 @@ impl<T: Element> SparseRows<T> {
     /// dense matrix.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length) on all ranks if `row_len` differs, and the errors of every operation:
-    /// see [`ProcessGroup`].
+    /// [`Error::Length`](crate::Error::Length) on all ranks if `row_len` differs,
+    /// [`Error::UnfitType`](crate::Error::UnfitType) for bitwise operations on floats, and the errors of every
+    /// operation: see [`ProcessGroup`].
     ///
     /// # Examples
     /// ```
@@ -64,8 +66,9 @@ impl<T: Element> SparseRows<T> {
     /// `most` rows together, so that the dense matrix is reduced at less cost. All ranks pass the same `most`.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length) on all ranks if `row_len` differs, and the errors of every operation:
-    /// see [`ProcessGroup`].
+    /// [`Error::Length`](crate::Error::Length) on all ranks if `row_len` differs,
+    /// [`Error::UnfitType`](crate::Error::UnfitType) for bitwise operations on floats, and the errors of every
+    /// operation: see [`ProcessGroup`].
     ///
     /// # Examples
     /// ```
@@ -84,6 +87,7 @@ impl<T: Element> SparseRows<T> {
         most: usize,
     ) -> Result<Option<SparseRows<T>>> {
         let SparseRows { indices, values } = self;
+        op.check(T::DTYPE)?;
         check_len("values of a sparse all_reduce", values.len(), indices.len() * row_len, "one row per index")?;
         let mut shapes = vec![0u64; 2 * group.world_size()];
         group.all_gather(&[indices.len() as u64, row_len as u64], &mut shapes)?;
@@ -114,21 +118,61 @@ fn combine<T: Element>(indices: &[i64], values: &[T], row_len: usize, op: Reduce
     let mut order: Vec<usize> = (0..indices.len()).collect();
     // The sort is stable: rows of one index stay in the order of ranks.
     order.sort_by_key(|row| indices[*row]);
-    let mut result = SparseRows { indices: Vec::new(), values: Vec::with_capacity(values.len()) };
-    for row in order {
-        let source = &values[row * row_len..(row + 1) * row_len];
-        if result.indices.last() == Some(&indices[row]) {
-            let start = result.values.len() - row_len;
-            let target = bytemuck::cast_slice_mut(&mut result.values[start..]);
-            kernel::combine(T::DTYPE, op, target, bytemuck::cast_slice(source));
-        } else {
-            result.indices.push(indices[row]);
-            result.values.extend_from_slice(source);
-        }
-    }
-    if op == ReduceOp::Mean {
-        let divisor = u32::try_from(ranks).unwrap_or(u32::MAX);
-        kernel::divide(T::DTYPE, bytemuck::cast_slice_mut(&mut result.values), divisor);
+    let divisor = (op == ReduceOp::Mean).then_some(u32::try_from(ranks).unwrap_or(u32::MAX));
+    let of_one_index = || order.chunk_by(|a, b| indices[*a] == indices[*b]);
+    let count = of_one_index().count();
+    let mut result = SparseRows { indices: Vec::with_capacity(count), values: vec![T::default(); count * row_len] };
+    for (place, rows) in of_one_index().enumerate() {
+        result.indices.push(indices[rows[0]]);
+        let sources: Vec<&[u8]> =
+            rows.iter().map(|row| bytemuck::cast_slice(&values[row * row_len..][..row_len])).collect();
+        let target = bytemuck::cast_slice_mut(&mut result.values[place * row_len..][..row_len]);
+        reduce_to_one(T::DTYPE, op.reduce(divisor), &sources, target);
     }
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use distribute_device::bf16;
+
+    use super::*;
+    use crate::Error;
+
+    fn reduced<T: Element>(op: ReduceOp, [first, second]: [T; 2]) -> Result<Vec<T>> {
+        let groups = ProcessGroup::local(2)?;
+        let rows = [
+            SparseRows { indices: vec![3, 3], values: vec![first; 2] },
+            SparseRows { indices: vec![3, 5], values: vec![second; 2] },
+        ];
+        std::thread::scope(|scope| {
+            let ranks: Vec<_> = groups
+                .iter()
+                .zip(&rows)
+                .map(|(group, rows)| scope.spawn(move || rows.all_reduce(group, 1, op)))
+                .collect();
+            let mut all = ranks.into_iter().map(|rank| rank.join().expect("no panic"));
+            let (one, other) = (all.next().expect("two")?, all.next().expect("two")?);
+            assert_eq!(one, other);
+            assert_eq!(one.indices, [3, 5]);
+            Ok(one.values)
+        })
+    }
+
+    #[test]
+    fn means_of_every_type_are_divided_and_do_not_overflow() {
+        assert_eq!(reduced(ReduceOp::Mean, [1.0f32, 6.0]).unwrap(), [4.0, 3.0]);
+        assert_eq!(reduced(ReduceOp::Mean, [1i32, 6]).unwrap(), [4, 3]);
+        assert_eq!(reduced(ReduceOp::Mean, [100u8, 100]).unwrap(), [150, 50]);
+        assert_eq!(reduced(ReduceOp::Mean, [-3i64, 0]).unwrap(), [-3, 0]);
+        let short = |x: f32| bf16::from_f32(x);
+        assert_eq!(reduced(ReduceOp::Mean, [1.0, 6.0].map(short)).unwrap(), [4.0, 3.0].map(short));
+    }
+
+    #[test]
+    fn floats_have_no_bits_to_combine() {
+        let refused = reduced(ReduceOp::BitOr, [1.0f32, 2.0]).unwrap_err();
+        assert!(matches!(refused, Error::UnfitType { op: ReduceOp::BitOr, .. }), "{refused}");
+        assert_eq!(reduced(ReduceOp::BitOr, [1u8, 6]).unwrap(), [7, 6]);
+    }
 }

@@ -7,7 +7,7 @@ use super::{Buffers, RawSlice, Staging, UseOfInputs, locate};
 use crate::call::Kind;
 use crate::engine::phases::Phase;
 use crate::engine::plan::LocalPlan;
-use crate::kernel::{self, Keep};
+use distribute_arithmetic::{self as arithmetic, Keep};
 
 impl LocalPlan {
     /// Works on one chunk of a phase. The operation hands out each chunk once.
@@ -107,7 +107,7 @@ impl LocalPlan {
         let target = unsafe { staging.slice.bytes_mut(bytes) };
         match (staging.accumulator, &self.cross_device_ops) {
             (Some(_), Some(ops)) => ops.accumulate_mean(self.call.dtype, self.world_size(), sources, target),
-            (Some(_), None) => kernel::accumulate_mean(self.call.dtype, self.world_size(), sources, target),
+            (Some(_), None) => arithmetic::accumulate_mean(self.call.dtype, self.world_size(), sources, target),
             (None, _) => self.combiner.reduce_to_one(self.call.dtype, self.divisor, sources, target),
         }
     }
@@ -123,7 +123,7 @@ impl LocalPlan {
             let accumulated = unsafe { staging.slice.bytes(staging.bytes(&(start..end), size)) };
             // SAFETY: equal layouts, distinct buffers, and this chunk was handed out to this thread alone.
             let target = unsafe { rank.outputs[slice].bytes_mut(bytes) };
-            kernel::finish_mean(self.call.dtype, self.world_size(), accumulated, target);
+            arithmetic::finish_mean(self.call.dtype, self.world_size(), accumulated, target);
             start = end;
         }
     }
@@ -227,7 +227,7 @@ impl LocalPlan {
             // SAFETY: this chunk was handed out to this thread alone, and the owner of the output waits.
             let target = unsafe { self.ranks[owner - self.first_rank].outputs[0].bytes_mut(bytes) };
             match staging.accumulator {
-                Some(_) => kernel::finish_mean(self.call.dtype, self.world_size(), source, target),
+                Some(_) => arithmetic::finish_mean(self.call.dtype, self.world_size(), source, target),
                 None => target.copy_from_slice(source),
             }
             start = end;

@@ -11,10 +11,10 @@ use distribute_device::DType;
 use super::receive::ReceiveBuffer;
 use crate::call::{Call, ScheduleId};
 use crate::engine::memory::{Received, Sent};
-use crate::kernel;
 use crate::reduction::{Combiner, Side};
 use crate::schedule::{Action, Step, Transfer};
 use crate::transport::{AbortReason, Closed, Incoming, Outgoing, Timeout, Transport, TransportError};
+use distribute_arithmetic as arithmetic;
 
 /// Number of bytes received before they are combined: small enough to be still in the cache then.
 const SCRATCH_BYTES: usize = 256 * 1024;
@@ -105,7 +105,7 @@ impl Connections {
             }
             if let (Some(range), Some(n)) = (&step.complete, exchange.divisor) {
                 for piece in pieces(slices, &in_bytes(range, exchange.dtype)) {
-                    kernel::divide(exchange.dtype, piece, n);
+                    arithmetic::divide(exchange.dtype, piece, n);
                 }
             }
         }
