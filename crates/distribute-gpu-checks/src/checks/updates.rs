@@ -27,6 +27,8 @@ struct Both {
     /// In f32 or f64.
     parameter: Vec<u8>,
     slots: Vec<Vec<u8>>,
+    /// The greatest magnitude that each element of each slot has had.
+    greatest: Vec<Vec<f64>>,
     on_gpu: GpuVariable,
 }
 
@@ -60,6 +62,10 @@ impl Both {
         step.rule.update(self.step, step.learning_rate, &mut parameter, &elements::<T>(gradient), &mut all);
         self.parameter = bytes(&parameter);
         self.slots = slots.iter().map(|slot| bytes(slot)).collect();
+        for (greatest, slot) in self.greatest.iter_mut().zip(&self.slots) {
+            let magnitudes = greatest.iter_mut().zip(wide(T::DTYPE, slot));
+            magnitudes.for_each(|(greatest, element)| *greatest = greatest.max(element.abs()));
+        }
     }
 }
 
@@ -95,7 +101,8 @@ impl<'a> Model<'a> {
                 slots: slots.iter().map(|slot| put(&device, &stream, slot)).collect::<Result<Vec<DeviceBuffer>>>()?,
                 master: if dtype == computed { None } else { Some(put(&device, &stream, &parameter)?) },
             };
-            variables.push(Both { step: on_gpu.step, dtype, gradient: short, parameter, slots, on_gpu });
+            let greatest = slots.iter().map(|slot| wide(computed, slot).iter().map(|x| x.abs()).collect()).collect();
+            variables.push(Both { step: on_gpu.step, dtype, gradient: short, parameter, slots, greatest, on_gpu });
         }
         let stream = Arc::new(device.stream()?);
         let updater = GpuUpdater::new(device, stream.clone());
@@ -167,9 +174,12 @@ impl<'a> Model<'a> {
                     continue;
                 }
                 let expected = wide(dtype, expected);
-                // A parameter may have been changed to nearly 0, with an error that is proportional to the change.
-                let change = if at == 0 { LARGEST_CHANGE } else { 0.0 };
-                let terms: Vec<f64> = expected.iter().map(|element| element.abs() + change).collect();
+                // Elements may have been changed to nearly 0, with errors that are proportional to what they had been,
+                // or for a parameter to the change.
+                let terms: Vec<f64> = match at {
+                    0 => expected.iter().map(|element| element.abs() + LARGEST_CHANGE).collect(),
+                    slot => variable.greatest[slot - 1].clone(),
+                };
                 compare_terms(&what, dtype, &found, &expected, &terms)?;
             }
             if let Some(master) = &on_gpu.master {
