@@ -33,8 +33,6 @@ pub(crate) fn run() -> Result<(), String> {
     println!("cargo xtask platforms");
     platforms::run(&platforms::Flags::default())?;
     test()?;
-    // Its tests are the short form.
-    conformance(&[])?;
     // In the workspace no other crate turns this feature on.
     cargo(&["test", "--package", "distribute-cli", "--features", "pjrt", "--locked", "pjrt"])?;
     long()?;

@@ -78,12 +78,6 @@ impl Arrangement {
         Arrangement::alone("Tpu 8", "tpu 8", Kind::Tpu, 8),
     ];
 
-    /// Returns whether the short form of the suite tries one library only: the libraries differ in one process, and two
-    /// processes of one rank are tried with both.
-    pub(crate) fn is_for_one_library(&self) -> bool {
-        self.workers.is_some_and(|workers| workers != 2 || self.ranks > 1)
-    }
-
     /// Returns why the strategy cannot be tried here, if it cannot.
     pub(crate) fn missing(&self) -> Option<&'static str> {
         match self.kind {

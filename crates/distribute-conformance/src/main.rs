@@ -33,9 +33,6 @@ struct Flags {
     /// Only strategies whose names contain this
     #[arg(long)]
     strategy: Option<String>,
-    /// Several processes of several ranks, and one process that could be several, try one library's models only
-    #[arg(long)]
-    short: bool,
     /// One process of an arrangement of several; started by the suite
     #[arg(long, hide = true, num_args = 2, value_names = ["ARRANGEMENT", "SCENARIO"])]
     member: Vec<String>,
@@ -67,7 +64,7 @@ fn main() -> ExitCode {
     table.set_header([Cell::new("scenario")].into_iter().chain(headings));
     let (mut passed, mut notes) = (0, Vec::new());
     let mut failures = Vec::new();
-    for ((name, _), outcomes) in scenarios.iter().zip(run_all(&scenarios, &arrangements, flags.short)) {
+    for ((name, _), outcomes) in scenarios.iter().zip(run_all(&scenarios, &arrangements)) {
         let mut row = vec![Cell::new(name)];
         for (arrangement, outcome) in arrangements.iter().zip(outcomes) {
             let mark = match outcome {
@@ -108,16 +105,11 @@ fn main() -> ExitCode {
 
 /// Returns the outcomes of each scenario under each strategy. Strategies of several processes are tried at the same
 /// time as those of this process.
-fn run_all(scenarios: &[(String, &Scenario)], arrangements: &[&Arrangement], short: bool) -> Vec<Vec<Outcome>> {
+fn run_all(scenarios: &[(String, &Scenario)], arrangements: &[&Arrangement]) -> Vec<Vec<Outcome>> {
     let some = |in_processes: bool| -> Vec<Vec<Option<Outcome>>> {
         let one = |name: &str, scenario| -> Vec<Option<Outcome>> {
             let is_chosen = |arrangement: &&Arrangement| arrangement.workers.is_some() == in_processes;
-            let chosen = |arrangement| {
-                is_chosen(arrangement).then(|| match short && arrangement.is_for_one_library() && is_burns(name) {
-                    true => Outcome::NotApplicable("the short form tries it with the other library".to_owned()),
-                    false => run(arrangement, (name, scenario)),
-                })
-            };
+            let chosen = |arrangement| is_chosen(arrangement).then(|| run(arrangement, (name, scenario)));
             arrangements.iter().map(chosen).collect()
         };
         scenarios.iter().map(|(name, scenario)| one(name, scenario)).collect()
@@ -131,10 +123,6 @@ fn run_all(scenarios: &[(String, &Scenario)], arrangements: &[&Arrangement], sho
         outside.into_iter().zip(here).filter_map(|(outside, here)| outside.or(here)).collect()
     };
     outside.into_iter().zip(here).map(of_scenario).collect()
-}
-
-fn is_burns(scenario: &str) -> bool {
-    scenario.starts_with("burn: ")
 }
 
 fn run(arrangement: &Arrangement, (name, scenario): (&str, &Scenario)) -> Outcome {
