@@ -33,6 +33,10 @@ mod number;
 #[cfg(test)]
 mod tests;
 
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 /// Elements that are accumulated at a time when more than two sources are combined: 4 KiB of f32, resident in L1.
 const BLOCK: usize = 1024;
 
