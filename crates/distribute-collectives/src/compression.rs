@@ -9,13 +9,13 @@ use std::str::FromStr;
 use std::sync::{Arc, MutexGuard};
 
 use bytemuck::cast_slice;
+use distribute_arithmetic::{self as arithmetic, Combine, ShortFloat};
 use distribute_device::DType;
 use half::{bf16, f16};
 
 use crate::engine::memory::OwnedBuffers;
 use crate::fusion::{Batch, FusedTensor};
 use crate::{Error, ProcessGroup, ReduceOp, Result, Work};
-use distribute_arithmetic::{self as arithmetic, Combine, ShortFloat};
 
 mod power_sgd;
 mod short;

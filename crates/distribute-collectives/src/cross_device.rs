@@ -3,10 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
+use distribute_arithmetic as arithmetic;
 use distribute_device::{BufferMut, BufferRef, DType, DeviceKind, DeviceSpec};
 
 use crate::{DeviceImplementation, ReduceOp};
-use distribute_arithmetic as arithmetic;
 
 /// Combines the values of one process's devices instead of the group's own reduction. Values of other processes are
 /// combined afterwards by the group's [`Algorithm`](crate::Algorithm).

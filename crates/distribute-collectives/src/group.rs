@@ -29,6 +29,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use distribute_arithmetic as arithmetic;
 use distribute_cluster::FailureKind;
 use distribute_device::DType;
 
@@ -43,7 +44,6 @@ use crate::recorder::{FlightRecord, RecordToken};
 use crate::sync::lock;
 use crate::transport::Transport;
 use crate::{Algorithm, Error, Options, Rank, ReduceOp, Result};
-use distribute_arithmetic as arithmetic;
 
 /// One rank's handle on an ordered group of ranks that call collective operations together.
 ///

@@ -5,11 +5,11 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use bytemuck::{cast_slice, cast_slice_mut};
+use distribute_arithmetic::{self as arithmetic, Keep};
 use distribute_device::{DType, Element};
 
 use crate::ReduceOp;
 use crate::call::Reducing;
-use distribute_arithmetic::{self as arithmetic, Keep};
 
 /// A custom reduction operator.
 ///

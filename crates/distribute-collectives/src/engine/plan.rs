@@ -2,6 +2,7 @@
 //!
 //! This is the layout only. The work on a chunk, which accesses the memory, is in `memory/chunks.rs`.
 
+use distribute_arithmetic as arithmetic;
 use distribute_device::DType;
 
 use super::blocks::{Blocks, Disagreement, Messages, starts};
@@ -11,7 +12,6 @@ use super::phases::Phase;
 use crate::call::{Call, Kind};
 use crate::reduction::Combiner;
 use crate::{Rank, ReduceOp, SharedCrossDeviceOps};
-use distribute_arithmetic as arithmetic;
 
 /// Minimum and maximum size of a chunk. A chunk that fits a core's L2 cache costs little to hand out; one below 16 KiB
 /// is not worth another core.

@@ -124,10 +124,14 @@ fn combine<T: Element>(indices: &[i64], values: &[T], row_len: usize, op: Reduce
     let mut result = SparseRows { indices: Vec::with_capacity(count), values: vec![T::default(); count * row_len] };
     for (place, rows) in of_one_index().enumerate() {
         result.indices.push(indices[rows[0]]);
-        let sources: Vec<&[u8]> =
-            rows.iter().map(|row| bytemuck::cast_slice(&values[row * row_len..][..row_len])).collect();
-        let target = bytemuck::cast_slice_mut(&mut result.values[place * row_len..][..row_len]);
-        reduce_to_one(T::DTYPE, op.reduce(divisor), &sources, target);
+        let row = |row: &usize| &values[row * row_len..][..row_len];
+        let target = &mut result.values[place * row_len..][..row_len];
+        if let ([one], None) = (rows, divisor) {
+            target.copy_from_slice(row(one));
+            continue;
+        }
+        let sources: Vec<&[u8]> = rows.iter().map(|one| bytemuck::cast_slice(row(one))).collect();
+        reduce_to_one(T::DTYPE, op.reduce(divisor), &sources, bytemuck::cast_slice_mut(target));
     }
     result
 }

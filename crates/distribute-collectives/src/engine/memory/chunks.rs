@@ -3,11 +3,12 @@
 
 use std::ops::Range;
 
+use distribute_arithmetic::{self as arithmetic, Keep};
+
 use super::{Buffers, RawSlice, Staging, UseOfInputs, locate};
 use crate::call::Kind;
 use crate::engine::phases::Phase;
 use crate::engine::plan::LocalPlan;
-use distribute_arithmetic::{self as arithmetic, Keep};
 
 impl LocalPlan {
     /// Works on one chunk of a phase. The operation hands out each chunk once.

@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use distribute_arithmetic as arithmetic;
 use distribute_device::DType;
 
 use super::receive::ReceiveBuffer;
@@ -14,7 +15,6 @@ use crate::engine::memory::{Received, Sent};
 use crate::reduction::{Combiner, Side};
 use crate::schedule::{Action, Step, Transfer};
 use crate::transport::{AbortReason, Closed, Incoming, Outgoing, Timeout, Transport, TransportError};
-use distribute_arithmetic as arithmetic;
 
 /// Number of bytes received before they are combined: small enough to be still in the cache then.
 const SCRATCH_BYTES: usize = 256 * 1024;

@@ -40,14 +40,13 @@ pub(in crate::transport) fn give(
     let Some(given) = given.filter(|_| called) else { return Ok(Err(obstacle)) };
     let passed = given.pass_on().is_ok();
     stream.write_all(&[u8::from(passed)])?;
+    if !passed {
+        return Ok(Err(obstacle));
+    }
     let mut nonce = [0; Nonce::LEN];
-    if passed {
-        stream.read_exact(&mut nonce)?;
-    }
+    stream.read_exact(&mut nonce)?;
     let recognised = given.segment.is_signed(Nonce::from_bytes(nonce));
-    if passed {
-        stream.write_all(&[u8::from(recognised)])?;
-    }
+    stream.write_all(&[u8::from(recognised)])?;
     Ok(if recognised { Ok(Lane::new(given.segment, 0, None)) } else { Err(obstacle) })
 }
 
@@ -181,13 +180,18 @@ fn receive(socket: &OwnedFd) -> io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use std::net::{Ipv4Addr, TcpListener, TcpStream};
+    use std::time::Duration;
 
     use super::*;
 
     fn connected() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        (near, listener.accept().unwrap().0)
+        let far = listener.accept().unwrap().0;
+        for stream in [&near, &far] {
+            stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        }
+        (near, far)
     }
 
     #[test]
