@@ -4,7 +4,7 @@
 //! order, element by element, so results repeat bit for bit, whichever instructions the processor has.
 //!
 //! - Integer sums and products wrap, and integer means round towards zero.
-//! - A minimum or maximum is NaN if any value is NaN. -0 is less than 0.
+//! - A minimum or maximum is NaN if any value is NaN. -0 is less than 0. Every result that is NaN has the same bits.
 //! - f16 and bf16 are combined in f32.
 //!
 //! Loops are written over plain slices so that the compiler vectorises them, for AVX2 too where the processor has it.
@@ -229,7 +229,7 @@ fn combine_here(dtype: DType, op: Combine, target: &mut [u8], source: &[u8]) {
     with_dtype!(dtype, T => with_op!(op, T, f => {
         let (target, source): (&mut [T], &[T]) = (cast_slice_mut(target), cast_slice(source));
         for (a, b) in target.iter_mut().zip(source) {
-            *a = T::from_wide(T::settle(f(a.to_wide(), b.to_wide())));
+            *a = settled(f(a.to_wide(), b.to_wide()));
         }
     }));
 }
@@ -281,17 +281,29 @@ fn finish_mean_here(dtype: DType, n: u32, accumulated: &[u8], target: &mut [u8])
 #[inline(always)]
 fn reduce_in_place_here(dtype: DType, reduce: Reduce, keep: Keep, buffers: &mut [&mut [u8]]) {
     with_dtype!(dtype, T => match reduce {
-        Reduce::Combined(op) => with_op!(op, T, f => in_place(buffers, keep, T::to_wide, f, T::from_wide)),
-        Reduce::Mean(n) => in_place(buffers, keep, T::to_exact, T::add_exact, |sum| T::mean_of_exact(sum, n)),
+        Reduce::Combined(op) => with_op!(op, T, f => in_place(buffers, keep, T::to_wide, f, settled::<T>)),
+        Reduce::Mean(n) => in_place(buffers, keep, T::to_exact, T::add_exact, |sum| settled_mean::<T>(sum, n)),
     });
 }
 
 #[inline(always)]
 fn reduce_to_one_here(dtype: DType, reduce: Reduce, sources: &[&[u8]], target: &mut [u8]) {
     with_dtype!(dtype, T => match reduce {
-        Reduce::Combined(op) => with_op!(op, T, f => to_one(sources, target, T::to_wide, f, T::from_wide)),
-        Reduce::Mean(n) => to_one(sources, target, T::to_exact, T::add_exact, |sum| T::mean_of_exact(sum, n)),
+        Reduce::Combined(op) => with_op!(op, T, f => to_one(sources, target, T::to_wide, f, settled::<T>)),
+        Reduce::Mean(n) => to_one(sources, target, T::to_exact, T::add_exact, |sum| settled_mean::<T>(sum, n)),
     });
+}
+
+/// Returns the result of a combination.
+#[inline(always)]
+fn settled<T: Number>(wide: T::Wide) -> T {
+    T::from_wide(T::settle(wide))
+}
+
+/// Returns the mean of `n` sources.
+#[inline(always)]
+fn settled_mean<T: Number>(sum: T::Exact, n: u32) -> T {
+    settled(T::mean_of_exact(sum, n).to_wide())
 }
 
 #[inline(always)]

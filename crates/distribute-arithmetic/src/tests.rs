@@ -82,6 +82,29 @@ fn pairwise<T: Number>(reduce: Reduce, data: &[Vec<T>]) -> Vec<T> {
     result
 }
 
+#[test]
+fn every_nan_has_the_same_bits() {
+    fn check<T: distribute_types::Element + PartialEq>([nan, negated]: [T; 2]) {
+        for reduce in [Reduce::Combined(Combine::Sum), Reduce::Combined(Combine::Product), Reduce::Mean(2)] {
+            let reduced = |first: T, second: T| {
+                let (first, second, mut target) = ([first; 9], [second; 9], [T::default(); 9]);
+                let sources = [cast_slice(&first), cast_slice(&second)];
+                reduce_to_one(T::DTYPE, reduce, &sources, cast_slice_mut(&mut target));
+                let (mut first, mut second) = (first, second);
+                let mut views: [&mut [u8]; 2] = [cast_slice_mut(&mut first), cast_slice_mut(&mut second)];
+                reduce_in_place(T::DTYPE, reduce, Keep::All, &mut views);
+                [target, first, second].map(|all| cast_slice::<T, u8>(&all).to_vec())
+            };
+            let [once, again] = [reduced(nan, negated), reduced(negated, nan)];
+            assert!(once.iter().chain(&again).all(|bits| *bits == once[0]), "{:?}, {reduce:?}", T::DTYPE);
+        }
+    }
+    check([f32::NAN, -f32::NAN]);
+    check([f64::NAN, -f64::NAN]);
+    check([f16::NAN, -f16::NAN]);
+    check([bf16::NAN, -bf16::NAN]);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
@@ -119,11 +142,11 @@ proptest! {
     #[test]
     fn every_processor_gives_the_same_bits(seed: u64, len in 0usize..3000, op in 0usize..4, dtype in 0usize..4) {
         let (dtype, op) = ([DType::F32, DType::F64, DType::F16, DType::BF16][dtype], OPS[op]);
-        // Finite numbers including denormals: the processor decides which of two NaNs an operation keeps.
+        // All numbers, with denormals and NaN of both signs.
         let mut state = seed;
         let mut random = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state ^ (state >> 29)) & 0xbfff_bfff_bfff_bfff
+            state ^ (state >> 29)
         };
         let buffers: Vec<Vec<u64>> = (0..3).map(|_| (0..len).map(|_| random()).collect()).collect();
         let sources: Vec<&[u8]> = buffers.iter().map(|buffer| cast_slice(buffer)).collect();

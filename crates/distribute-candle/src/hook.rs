@@ -11,6 +11,8 @@ use candle_core::{CpuStorage, CudaStorage, CustomOp1, DType, Device, Layout, Sha
 use distribute_optim::backend::Tape;
 use parking_lot::Mutex;
 
+use crate::table::Gate;
+
 /// A callback after a variable's gradient was reported.
 type Fired = Box<dyn Fn() -> candle_core::Result<()> + Send + Sync>;
 
@@ -30,18 +32,27 @@ pub(crate) fn hooked_at_rest(
     };
     let initial = Mutex::new(Some((storage, shape.clone())));
     let dummy = Var::zeros((), DType::F32, device)?;
-    dummy.as_tensor().apply_op1(Hook { index, tape: tape.clone(), initial, fired: Some(fired) })
+    let to = Receiver::Tape { index, tape: tape.clone(), fired: Some(fired) };
+    dummy.as_tensor().apply_op1(Hook { initial, to })
 }
 
-/// Returns a tensor with these elements that reports its gradient to `tape` as variable `index`.
-pub(crate) fn hooked(elements: &Tensor, index: usize, tape: &Arc<Tape<Tensor>>) -> candle_core::Result<Tensor> {
+/// Returns a tensor with these elements that reports its gradient to `tape` as variable `index`, or to its gate.
+pub(crate) fn hooked(
+    elements: &Tensor,
+    index: usize,
+    tape: &Arc<Tape<Tensor>>,
+    gate: Option<&Arc<Gate>>,
+) -> candle_core::Result<Tensor> {
     let (storage, layout) = elements.storage_and_layout();
     let storage = owned(&storage, layout)?;
     let initial = Mutex::new(Some((storage, elements.shape().clone())));
+    if let Some(gate) = gate {
+        return gate.scalar().apply_op1(Hook { initial, to: Receiver::Gate(gate.clone()) });
+    }
     // Only a variable, or a tensor computed from one, takes part in backward. The dummy's own gradient is never
     // computed.
     let dummy = Var::zeros((), DType::F32, elements.device())?;
-    dummy.as_tensor().apply_op1(Hook { index, tape: tape.clone(), initial, fired: None })
+    dummy.as_tensor().apply_op1(Hook { initial, to: Receiver::Tape { index, tape: tape.clone(), fired: None } })
 }
 
 fn owned(storage: &Storage, layout: &Layout) -> candle_core::Result<Storage> {
@@ -53,11 +64,15 @@ fn owned(storage: &Storage, layout: &Layout) -> candle_core::Result<Storage> {
 }
 
 struct Hook {
-    index: usize,
-    tape: Arc<Tape<Tensor>>,
     /// The variable's storage, until the forward pass moves it to the result.
     initial: Mutex<Option<(Storage, Shape)>>,
-    fired: Option<Fired>,
+    to: Receiver,
+}
+
+/// The receiver of the gradient.
+enum Receiver {
+    Tape { index: usize, tape: Arc<Tape<Tensor>>, fired: Option<Fired> },
+    Gate(Arc<Gate>),
 }
 
 impl Hook {
@@ -87,9 +102,14 @@ impl CustomOp1 for Hook {
     }
 
     fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> candle_core::Result<Option<Tensor>> {
-        self.tape.gradient(self.index, gradient.clone());
-        self.fired.as_ref().map_or(Ok(()), |fired| fired())?;
-        Ok(None)
+        match &self.to {
+            Receiver::Tape { index, tape, fired } => {
+                tape.gradient(*index, gradient.clone());
+                fired.as_ref().map_or(Ok(()), |fired| fired())?;
+                Ok(None)
+            }
+            Receiver::Gate(gate) => gate.add_whole(gradient),
+        }
     }
 }
 

@@ -15,8 +15,8 @@
 //!   and [`cross_entropy_per_example`] are fused in host memory, and have the backward that candle's fused operations
 //!   lack.
 //! - [`Dropout`] has a random stream for each replica, which checkpoints save.
-//! - [`Linear`], [`Conv2d`], [`max_pool2d`], [`attention`] and [`self_attention`] are candle's layers, faster in host
-//!   memory; the names of variables are candle's, so that a model changes its imports alone.
+//! - [`Linear`], [`Conv2d`], [`Embedding`], [`max_pool2d`], [`attention`] and [`self_attention`] are candle's layers,
+//!   faster in host memory; the names of variables are candle's, so that a model changes its imports alone.
 //! - [`sum_over_replicas`], [`mean_over_replicas`] and [`gather_over_replicas`] are differentiable collectives.
 //! - [`ColumnParallelLinear`], [`RowParallelLinear`], [`VocabParallelEmbedding`] and
 //!   [`vocab_parallel_cross_entropy_per_example`] are layers whose variables are split among the ranks of a tensor
@@ -60,6 +60,7 @@ mod convolution;
 mod device;
 mod dropout;
 mod element;
+mod embedding;
 mod error;
 mod fused;
 mod gpu;
@@ -78,6 +79,7 @@ mod rows;
 mod sharded;
 mod statistics;
 mod sums;
+mod table;
 mod tensor;
 mod tensor_parallel;
 mod trainer;
@@ -94,6 +96,7 @@ pub use distribute_optim::{
     RmsProp, RowParallelOptions, Sgd, StepTimes,
 };
 pub use dropout::{Dropout, dropout};
+pub use embedding::{Embedding, embedding, embedding_with};
 pub use error::{Error, Result};
 pub use linear::{Linear, linear, linear_no_bias};
 pub use losses::{

@@ -23,5 +23,5 @@ pub use crate::plan::{Plan, warn_untrained};
 pub use crate::shard_layout::ShardLayout;
 pub use crate::sharding::{Gathering, scatter_whole, scatter_wholes, start_gather};
 pub use crate::step_counts::StepCounts;
-pub use crate::tape::{Sink, Tape};
+pub use crate::tape::{Gradient, Sink, Tape};
 pub use crate::tensor_split::{Pieces, TensorSplit, tensor_group_of};

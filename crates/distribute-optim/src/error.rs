@@ -190,6 +190,14 @@ pub enum Error {
     /// No variable of the model got a gradient.
     #[error("no variable of the model got a gradient on any replica; compute the loss from the model's own variables")]
     NoGradient,
+    /// A gradient that is given by rows has one that its variable does not have.
+    #[error("a gradient has row {row}, but its variable has {rows} rows; all workers must build the same model")]
+    NoSuchRow {
+        /// The index of the row.
+        row: i64,
+        /// The number of the variable's rows.
+        rows: usize,
+    },
     /// Gradients that were said to be sums over all replicas differ between them.
     #[error(
         "the gradients given to apply_aggregated_gradients differ between replicas; sum them by \

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use distribute_collectives::{ProcessGroup, ReduceOp};
+use distribute_collectives::ProcessGroup;
 use distribute_strategy::ReplicaContext;
 
-use crate::gradient::Reduced;
+use crate::gradient::{Reduced, whole};
 use crate::plan::Plan;
 use crate::settings::Settings;
+use crate::tape::Gradient;
 use crate::{DeviceExchange, Error, Parameters, TensorLibrary};
 
 mod device;
@@ -135,7 +136,7 @@ pub(crate) struct Reducer<L: TensorLibrary> {
     /// Whether the gradients are sums over all replicas already.
     is_summed: bool,
     /// Gradients of variables that are not in the plan.
-    unplanned: Vec<Option<L::Tensor>>,
+    unplanned: Vec<Option<Gradient<L::Tensor>>>,
     failure: Option<L::Error>,
     /// Communication time that was not overlapped with computation.
     communication: Duration,
@@ -166,21 +167,20 @@ impl<L: TensorLibrary> Reducer<L> {
     }
 
     /// Adds a gradient. Starts to reduce its bucket when the bucket is complete, and the buckets that waited for it.
-    pub(crate) fn push(&mut self, index: usize, gradient: L::Tensor) {
-        if !self.parameters.variables()[index].is_trainable() {
+    pub(crate) fn push(&mut self, index: usize, gradient: Gradient<L::Tensor>) {
+        let variable = &self.parameters.variables()[index];
+        let is_sharded = variable.layout().is_some();
+        if !variable.is_trainable() {
             // Frozen.
-        } else if self.parameters.variables()[index].layout().is_some() {
-            if self.failure.is_none()
-                && let Err(error) = self.parts.push(index, gradient)
-            {
-                self.failure = Some(error);
-            }
-        } else if !self.is_summed && !self.plan.buckets.contains(index) {
+        } else if !is_sharded && !self.is_summed && !self.plan.buckets.contains(index) {
             self.unplanned[index] = Some(gradient);
-        } else if self.failure.is_none()
-            && let Err(error) = self.launch(index, gradient)
-        {
-            self.failure = Some(error);
+        } else if self.failure.is_none() {
+            let component = &variable.components()[self.context.local_replica_id()];
+            let pushed = whole::<L>(gradient, component).and_then(|gradient| match is_sharded {
+                true => self.parts.push(index, gradient),
+                false => self.launch(index, gradient),
+            });
+            self.failure = pushed.err();
         }
     }
 
@@ -233,15 +233,12 @@ impl<L: TensorLibrary> Reducer<L> {
             Summed::Whole(all) => {
                 // All replicas reduce these one by one.
                 for index in late {
-                    let gradient = match unplanned[index].take() {
-                        Some(gradient) => L::own(gradient)?,
-                        None => zeros(&parameters, context.local_replica_id(), index)?,
-                    };
-                    let sum = match plan.reduces_rows(index) {
-                        true => rows::sum_rows::<L>(group, gradient)?,
-                        false => sum_whole::<L>(group, gradient)?,
-                    };
-                    all.push(Reduced::new(index, sum)?);
+                    let variable = &parameters.variables()[index].components()[context.local_replica_id()];
+                    let gradient = unplanned[index].take();
+                    all.push(match plan.reduces_rows(index) {
+                        true => rows::sum_rows::<L>(group, index, gradient, variable)?,
+                        false => rows::sum_one::<L>(group, index, gradient, variable)?,
+                    });
                 }
             }
             Summed::Sharded(..) | Summed::OnDevice(_) => {
@@ -278,18 +275,6 @@ impl<L: TensorLibrary> Reducer<L> {
     }
 
     fn zeros(&self, index: usize) -> Result<L::Tensor, L::Error> {
-        zeros(&self.parameters, self.context.local_replica_id(), index)
+        L::zeros_like(&self.parameters.variables()[index].components()[self.context.local_replica_id()])
     }
-}
-
-/// Sums a gradient over all replicas in its own storage. Every replica calls this.
-fn sum_whole<L: TensorLibrary>(group: &ProcessGroup, gradient: L::Tensor) -> Result<L::Tensor, L::Error> {
-    let payload = Payload::<L, u32>::gradient(gradient)?;
-    let sum = group.start().all_reduce(payload, ReduceOp::Sum)?.wait()?;
-    // A payload of a gradient stays one.
-    sum.into_gradient().ok_or_else(|| Error::NoGradient.into())
-}
-
-fn zeros<L: TensorLibrary>(parameters: &Parameters<L>, local: usize, index: usize) -> Result<L::Tensor, L::Error> {
-    L::zeros_like(&parameters.variables()[index].components()[local])
 }

@@ -257,12 +257,13 @@ impl<L: TensorLibrary> Optimizer<L> {
     ///
     /// In such a gradient only the rows of the words in the batch differ from zero.
     /// [`Rows`](SparseGradients::Rows) all-reduces these rows with their indices if all replicas together have rows for
-    /// at most a quarter of the matrix, and the whole matrix otherwise. Every replica then has the same whole gradient,
-    /// so the update is that of any other variable.
+    /// at most a quarter of the matrix, and the whole matrix otherwise. Every replica then has the same sums, and the
+    /// update is that by the whole gradient, bit for bit.
     ///
     /// The first step looks at gradients of f32 or f64 with at least two dimensions and a megabyte, and chooses those
     /// with few rows; later steps look at these only. Gradients are reduced as a whole with `zero1`, with compression,
-    /// on GPUs and for sharded variables.
+    /// on GPUs and for sharded variables. A library may report a gradient by its rows (`backend::Gradient`), as
+    /// `Embedding` of `distribute::candle` does: then nothing needs to be looked for.
     ///
     /// # Examples
     /// ```

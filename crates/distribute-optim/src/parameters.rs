@@ -8,7 +8,7 @@ use distribute_strategy::{LocalSlot, LocalUpdates, Sharding, Strategy};
 use distribute_types::with_dtype;
 use distribute_values::{TensorStorage, with_storage};
 
-use crate::tape::{Sink, Tape};
+use crate::tape::{Gradient, Sink, Tape};
 use crate::tensor_split::{self, TensorSplit};
 use crate::{Error, ShardLayout, TensorLibrary};
 
@@ -298,7 +298,7 @@ impl<L: TensorLibrary> Parameters<L> {
         let (gradients, Some(mut sink)) = (gradients?, sink) else { return Ok(()) };
         for (index, variable) in self.variables.iter().enumerate().rev().filter(|(_, variable)| variable.trainable) {
             if let Some(gradient) = L::gradient(&gradients, index, &variable.components[local]) {
-                sink(index, gradient);
+                sink(index, Gradient::Whole(gradient));
             }
         }
         Ok(())

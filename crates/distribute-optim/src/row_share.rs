@@ -3,8 +3,8 @@
 /// How gradients of which few rows differ from zero are reduced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SparseGradients {
-    /// By rows if replicas are in several processes. In one process, to find the rows in memory takes as long as to
-    /// reduce the whole gradient there.
+    /// By rows if replicas are in several processes, or if the tensor library reports rows. In one process, to find the
+    /// rows of a whole gradient takes as long as to reduce it there.
     #[default]
     Auto,
     /// By rows.

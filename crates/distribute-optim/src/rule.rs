@@ -23,7 +23,7 @@ pub use description::OptimizerDescription;
 #[cfg(feature = "hlo")]
 pub(crate) use program::norm;
 pub use step::Float;
-use step::Step;
+use step::{RowStep, Step};
 
 /// The arithmetic of an optimizer: how one step changes one parameter.
 ///
@@ -221,6 +221,46 @@ impl UpdateRule {
         T::carry_out(self, step);
     }
 
+    /// Updates a parameter like [`update`](UpdateRule::update) by a gradient that has these rows, and zeros elsewhere;
+    /// the result is the same bit for bit. The rule is elementwise.
+    ///
+    /// # Panics
+    /// If the number of slots is wrong, lengths differ, or an index is not that of a row.
+    pub(crate) fn update_rows<T: Real>(
+        &self,
+        (step, learning_rate): (u64, f64),
+        parameter: &mut [T],
+        row_len: usize,
+        (indices, values): (&[i64], &[T]),
+        slots: &mut [&mut [T]],
+    ) {
+        assert!(self.is_elementwise(), "a rule that is not elementwise needs the whole gradient");
+        assert_eq!(slots.len(), self.slots().len(), "an update rule got another number of slots than it has");
+        let same = values.len() == indices.len() * row_len && slots.iter().all(|slot| slot.len() == parameter.len());
+        assert!(same, "an update rule got rows or slots of another length than their parameter's");
+        let step = RowStep { number: step, learning_rate, parameter, row_len, first: 0, indices, values, slots };
+        if self.rests_without_gradient() {
+            return step.each_row(&|part| T::carry_out(self, part));
+        }
+        let is_shared = rayon::current_thread_index().is_some() && rayon::current_num_threads() > 1;
+        step.divided(is_shared, &|part| T::carry_out(self, part));
+    }
+
+    /// Returns whether elements whose gradient is zero, and their slots, stay as they are.
+    fn rests_without_gradient(&self) -> bool {
+        match *self {
+            UpdateRule::Sgd { momentum, .. } => momentum == 0.0,
+            UpdateRule::Adagrad { .. } => true,
+            UpdateRule::Adam { .. }
+            | UpdateRule::RmsProp { .. }
+            | UpdateRule::Lamb { .. }
+            | UpdateRule::Adadelta { .. }
+            | UpdateRule::Adamax { .. }
+            | UpdateRule::Nadam { .. }
+            | UpdateRule::Ftrl { .. } => false,
+        }
+    }
+
     fn carry_out<T: Float>(&self, step: Step<'_, '_, T>) {
         match *self {
             UpdateRule::Sgd { momentum, nesterov } => sgd::update(step, momentum, nesterov),
@@ -320,6 +360,61 @@ mod tests {
             rule.update(step, 0.01, &mut parameter, &[gradient], &mut slots);
         }
         (parameter[0], memory.into_iter().flatten().collect())
+    }
+
+    /// Returns every rule, in its forms that differ in arithmetic.
+    fn rules() -> Vec<UpdateRule> {
+        let (beta1, beta2, epsilon) = (0.9, 0.999, 1e-7);
+        vec![
+            UpdateRule::Sgd { momentum: 0.0, nesterov: false },
+            UpdateRule::Sgd { momentum: 0.9, nesterov: false },
+            UpdateRule::Sgd { momentum: 0.9, nesterov: true },
+            UpdateRule::Adam { beta1, beta2, epsilon, weight_decay: 0.0 },
+            UpdateRule::Adam { beta1, beta2, epsilon, weight_decay: 0.1 },
+            UpdateRule::Adagrad { initial_accumulator: 0.1, epsilon },
+            UpdateRule::Adagrad { initial_accumulator: 0.0, epsilon },
+            UpdateRule::RmsProp { rho: 0.9, momentum: 0.0, epsilon, centered: false },
+            UpdateRule::RmsProp { rho: 0.9, momentum: 0.9, epsilon, centered: true },
+            UpdateRule::Lamb { beta1, beta2, epsilon, weight_decay: 0.1 },
+            UpdateRule::Adadelta { rho: 0.9, epsilon },
+            UpdateRule::Adamax { beta1, beta2, epsilon },
+            UpdateRule::Nadam { beta1, beta2, epsilon },
+            UpdateRule::Ftrl { initial_accumulator: 0.1, l1: 0.001, l2: 0.01, l2_shrinkage: 0.01, beta: 0.1 },
+        ]
+    }
+
+    #[test]
+    fn a_step_by_rows_is_the_step_by_the_whole_gradient() {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+        // Rows of many tiles, rows longer than a tile, and rows in one tile.
+        for (rows, row_len) in [(20_011, 7), (33, 5000), (13, 1)] {
+            for rule in rules().into_iter().filter(UpdateRule::is_elementwise) {
+                let start = |at: usize| ((at * 37 % 1009) as f32 - 500.0) * 0.01;
+                let mut whole: Vec<f32> = (0..rows * row_len).map(start).collect();
+                // Zeros of both signs stay what they are.
+                (whole[1], whole[2]) = (-0.0, 0.0);
+                let slot = |name: &&str| vec![rule.initial(name) as f32; whole.len()];
+                let mut slots: Vec<Vec<f32>> = rule.slots().iter().map(slot).collect();
+                let (mut by_rows, mut slots_by_rows) = (whole.clone(), slots.clone());
+                for step in 1..=3 {
+                    let indices: Vec<i64> = (0..rows as i64).filter(|row| (row * row + 3 * step) % 11 < 2).collect();
+                    let values: Vec<f32> = (0..indices.len() * row_len).map(|at| start(at * 5) * 0.1).collect();
+                    let mut gradient = vec![0.0; whole.len()];
+                    for (index, row) in indices.iter().zip(values.chunks_exact(row_len)) {
+                        gradient[*index as usize * row_len..][..row_len].copy_from_slice(row);
+                    }
+                    let mut all: Vec<&mut [f32]> = slots.iter_mut().map(|slot| &mut slot[..]).collect();
+                    rule.update(step as u64, 0.01, &mut whole, &gradient, &mut all);
+                    let mut all: Vec<&mut [f32]> = slots_by_rows.iter_mut().map(|slot| &mut slot[..]).collect();
+                    let given = (&indices[..], &values[..]);
+                    let mut update = || rule.update_rows((step as u64, 0.01), &mut by_rows, row_len, given, &mut all);
+                    if step == 2 { pool.install(update) } else { update() }
+                }
+                let bits = |all: &[f32]| all.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                assert!(bits(&whole) == bits(&by_rows), "{rule:?}, {rows} rows of {row_len}");
+                assert!(slots == slots_by_rows, "{rule:?}, {rows} rows of {row_len}");
+            }
+        }
     }
 
     #[test]

@@ -1,21 +1,42 @@
 //! Notification during backward that a variable's gradient is complete.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
+/// A variable's gradient, as a backward pass reports it.
+#[derive(Clone, Debug)]
+pub enum Gradient<T> {
+    /// All elements, in the variable's shape.
+    Whole(T),
+    /// Some rows; all others are zeros.
+    Rows {
+        /// The indices of the rows along the first axis, each once, in ascending order.
+        indices: Vec<i64>,
+        /// The rows: the variable's shape with the number of rows in place of the first length.
+        values: T,
+    },
+}
+
 /// A callback that takes a variable's index and its gradient.
-pub type Sink<T> = Box<dyn FnMut(usize, T) + Send>;
+pub type Sink<T> = Box<dyn FnMut(usize, Gradient<T>) + Send>;
 
 /// The receiver of one replica's gradients while its backward runs.
 ///
 /// The adapter of a tensor library hooks each variable, so that [`gradient`](Tape::gradient) is called when all uses of
 /// the variable have contributed.
-pub struct Tape<T>(Mutex<Option<Recording<T>>>);
+pub struct Tape<T> {
+    recording: Mutex<Option<Recording<T>>>,
+    /// The number of passes that have begun.
+    passes: AtomicU64,
+}
 
 /// A backward pass in progress.
 struct Recording<T> {
     sink: Sink<T>,
+    /// Its number, from 1.
+    pass: u64,
     /// Whether any variable has reported its gradient.
     reported: bool,
 }
@@ -23,12 +44,18 @@ struct Recording<T> {
 impl<T> Tape<T> {
     /// Creates a tape that records nothing until a backward pass runs.
     pub fn new() -> Arc<Tape<T>> {
-        Arc::new(Tape(Mutex::new(None)))
+        Arc::new(Tape { recording: Mutex::new(None), passes: AtomicU64::new(0) })
     }
 
     /// Passes a complete gradient to the backward pass in progress, if any.
     pub fn gradient(&self, index: usize, gradient: T) {
-        if let Some(recording) = &mut *self.0.lock() {
+        self.report(index, Gradient::Whole(gradient));
+    }
+
+    /// Passes a complete gradient, of which the library may have computed some rows only, to the backward pass in
+    /// progress, if any.
+    pub fn report(&self, index: usize, gradient: Gradient<T>) {
+        if let Some(recording) = &mut *self.recording.lock() {
             recording.reported = true;
             (recording.sink)(index, gradient);
         }
@@ -36,15 +63,22 @@ impl<T> Tape<T> {
 
     /// Returns whether a backward pass waits for gradients.
     pub fn is_recording(&self) -> bool {
-        self.0.lock().is_some()
+        self.pass().is_some()
+    }
+
+    /// Returns the number of the backward pass that waits for gradients, by which parts of a gradient that belong to
+    /// one that has failed are known; `None` if none waits.
+    pub fn pass(&self) -> Option<u64> {
+        self.recording.lock().as_ref().map(|recording| recording.pass)
     }
 
     /// Runs `backward` and calls `sink` with each variable's index and gradient meanwhile. Returns the sink too if no
     /// variable reported its gradient.
     pub(crate) fn record<R>(&self, sink: Sink<T>, backward: impl FnOnce() -> R) -> (R, Option<Sink<T>>) {
-        *self.0.lock() = Some(Recording { sink, reported: false });
+        let pass = self.passes.fetch_add(1, Ordering::Relaxed) + 1;
+        *self.recording.lock() = Some(Recording { sink, pass, reported: false });
         let result = backward();
-        let recording = self.0.lock().take();
+        let recording = self.recording.lock().take();
         (result, recording.filter(|recording| !recording.reported).map(|recording| recording.sink))
     }
 }

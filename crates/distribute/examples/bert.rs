@@ -13,10 +13,12 @@ use std::sync::Arc;
 
 use accuracy::accuracy;
 use candle_core::{DType, Device, Module, ModuleT, Result as CandleResult, Tensor};
-use candle_nn::{Embedding, Init, VarBuilder};
+use candle_nn::{Init, VarBuilder};
 use clap::Parser;
 use distribute::Error;
-use distribute::candle::{AttentionMask, Clip, Dropout, LayerNorm, Linear, Model, dropout, layer_norm};
+use distribute::candle::{
+    AttentionMask, Clip, Dropout, Embedding, LayerNorm, Linear, Model, dropout, embedding_with, layer_norm,
+};
 use distribute::input::Array;
 use distribute::prelude::*;
 use distribute::train::progress::{Options, Progress};
@@ -113,7 +115,7 @@ fn linear(from: usize, to: usize, vb: &VarBuilder<'_>) -> CandleResult<Linear> {
 }
 
 fn embedding(count: usize, width: usize, vb: &VarBuilder<'_>) -> CandleResult<Embedding> {
-    Ok(Embedding::new(vb.get_with_hints((count, width), "weight", SMALL)?, width))
+    embedding_with((count, width), "weight", SMALL, vb.clone())
 }
 
 /// A layer of the encoder. Weights of attention are not dropped, unlike in the paper.

@@ -12,10 +12,12 @@ use std::time::Instant;
 use beam::{Decoder, Search};
 use cache::{KeysAndValues, remember};
 use candle_core::{D, DType, Device, Module, ModuleT, Result as CandleResult, Tensor};
-use candle_nn::{Embedding, Init, VarBuilder};
+use candle_nn::{Init, VarBuilder};
 use clap::Parser;
 use distribute::Error;
-use distribute::candle::{AttentionMask, Clip, Dropout, LayerNorm, Linear, Model, dropout, layer_norm};
+use distribute::candle::{
+    AttentionMask, Clip, Dropout, Embedding, LayerNorm, Linear, Model, dropout, embedding_with, layer_norm,
+};
 use distribute::prelude::*;
 use distribute::strategy::DistributedDataset;
 use distribute::train::progress::{Options, Progress, Summary};
@@ -203,10 +205,7 @@ impl Seq2Seq {
         let (width, longest) = (flags.width, flags.length + 2);
         let table = |tokens, name: &str| {
             let small = Init::Randn { mean: 0.0, stdev: (width as f64).powf(-0.5) };
-            Ok::<_, candle_core::Error>(Embedding::new(
-                vb.pp(name).get_with_hints((tokens, width), "weight", small)?,
-                width,
-            ))
+            embedding_with((tokens, width), "weight", small, vb.pp(name))
         };
         let layer = |name, at| vb.pp(format!("{name}.{at}"));
         Ok(Seq2Seq {

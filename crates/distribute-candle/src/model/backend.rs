@@ -12,7 +12,9 @@ use parking_lot::Mutex;
 
 use super::is_statistic;
 use crate::hook::{hooked, hooked_at_rest};
+use crate::host::is_fused;
 use crate::sharded::{self, Leaf, Replica};
+use crate::table::{self, Gate};
 use crate::tensor_parallel::{Request, take_request};
 use crate::{Error, Variable, initial};
 
@@ -23,6 +25,8 @@ pub(super) struct Registry {
     by_name: HashMap<String, usize>,
     /// The sharded variables as models have them, by index and replica.
     leaves: HashMap<(usize, usize), Arc<Leaf>>,
+    /// The gates of variables of which rows are looked up, by index and replica.
+    gates: HashMap<(usize, usize), Arc<Gate>>,
     /// The parts of sharded variables for the replicas that are still to be built, by index, the last replica's first.
     parts: HashMap<usize, Vec<Tensor>>,
 }
@@ -102,6 +106,7 @@ impl ReplicaBackend {
         if let Some(sharded) = self.sharded(&mut registry, (&shape, split, &of_rank), name, init, dtype, device)? {
             return Ok(sharded);
         }
+        let registry = &mut *registry;
         let index = match known {
             Some(index) => index,
             None => {
@@ -118,7 +123,11 @@ impl ReplicaBackend {
         let variable = &mut registry.variables[index];
         if let Some(tensor) = variable.components().get(self.replica) {
             check_shape(name, tensor.shape(), &of_rank)?;
-            return Ok(tensor.clone());
+            let tensor = tensor.clone();
+            if let Some(gate) = registry.gates.get(&(index, self.replica)) {
+                table::answer(|| Ok(gate.clone()))?;
+            }
+            return Ok(tensor);
         }
         if let (true, true, Some(first)) =
             (self.shared, variable.is_trainable(), variable.components().first().cloned())
@@ -144,7 +153,16 @@ impl ReplicaBackend {
             }
         };
         let tensor = match variable.is_trainable() {
-            true if !self.shared => hooked(&values, index, &self.tape)?,
+            true if !self.shared => {
+                let gate = match is_fused(&values) && values.rank() == 2 {
+                    true => table::answer(|| Gate::new(index, &self.tape))?,
+                    false => None,
+                };
+                if let Some(gate) = &gate {
+                    registry.gates.insert((index, self.replica), gate.clone());
+                }
+                hooked(&values, index, &self.tape, gate.as_ref())?
+            }
             _ => Var::from_tensor(&values)?.as_tensor().clone(),
         };
         variable.push(tensor.clone());

@@ -10,7 +10,7 @@ use distribute_values::TensorStorage;
 use parking_lot::Mutex;
 
 use super::backends::wrapped;
-use crate::Candle;
+use crate::{Candle, Embedding, embedding_with};
 
 /// A table of vectors by index. On a worker of a parameter-server cluster, a lookup fetches only the rows that it
 /// needs, and only their gradient is sent. Elsewhere the table is an ordinary variable.
@@ -19,7 +19,7 @@ pub struct ShardedEmbedding(Kind);
 
 #[derive(Clone)]
 enum Kind {
-    Here(Tensor),
+    Here(Embedding),
     OnServers(Arc<Table>, usize),
 }
 
@@ -63,7 +63,7 @@ pub fn sharded_embedding(rows: usize, width: usize, vb: VarBuilder<'_>) -> Resul
 /// ```
 pub fn sharded_embedding_with(rows: usize, width: usize, init: Init, vb: VarBuilder<'_>) -> Result<ShardedEmbedding> {
     WANTED.set(true);
-    let table = vb.get_with_hints((rows, width), "weight", init);
+    let table = embedding_with((rows, width), "weight", init, vb);
     // Backends without servers do not read the flag.
     WANTED.set(false);
     let kind = match (HANDED.take(), table?) {
@@ -184,11 +184,7 @@ impl Module for ShardedEmbedding {
     /// `ids`: integers of any shape; the result has one dimension more.
     fn forward(&self, ids: &Tensor) -> Result<Tensor> {
         match &self.0 {
-            Kind::Here(table) => {
-                let flat = ids.flatten_all()?;
-                let shape: Vec<usize> = ids.dims().iter().copied().chain([table.dim(1)?]).collect();
-                table.index_select(&flat, 0)?.reshape(shape)
-            }
+            Kind::Here(table) => table.forward(ids),
             Kind::OnServers(table, width) => table.forward(ids, *width),
         }
     }

@@ -191,7 +191,7 @@ impl<'a, M> ReplicatedModel<'a, M> {
         for (index, copied) in first.copies.iter().enumerate().filter(|(_, copied)| !copied.statistic) {
             let of_replicas = computed.iter().filter_map(|computed| computed.of_copies.get(index)?.as_ref());
             match sum(of_replicas)? {
-                Some(gradient) => sums.push(Reduced::<Candle> { index, gradient }),
+                Some(gradient) => sums.push(Reduced::<Candle> { index, gradient, rows: None }),
                 None => without.push(copied.variable.name()),
             }
         }
@@ -200,7 +200,7 @@ impl<'a, M> ReplicatedModel<'a, M> {
             clip.apply(&mut sums)?;
         }
         let mut gradients = Vec::with_capacity(sums.len() + first.tables.len());
-        for Reduced { index, gradient } in sums {
+        for Reduced { index, gradient, .. } in sums {
             gradients.push(Gradient::new::<Candle, _>(&first.copies[index].variable, &gradient)?);
         }
         for (index, table) in first.tables.iter().enumerate() {

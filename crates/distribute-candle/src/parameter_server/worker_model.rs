@@ -105,7 +105,7 @@ impl<'a, M> WorkerModel<'a, M> {
         let mut without = Vec::new();
         for (index, copied) in kept.copies.iter().enumerate().filter(|(_, copied)| !copied.statistic) {
             match found.get(copied.copy.as_tensor()) {
-                Some(gradient) => gradients.push(Reduced { index, gradient: gradient.contiguous()? }),
+                Some(gradient) => gradients.push(Reduced { index, gradient: gradient.contiguous()?, rows: None }),
                 None => without.push(copied.variable.name()),
             }
         }

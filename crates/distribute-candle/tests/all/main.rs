@@ -7,6 +7,7 @@ mod common;
 mod diloco;
 mod dropout;
 mod elastic;
+mod embeddings;
 mod empty_replicas;
 mod failures;
 mod layers;

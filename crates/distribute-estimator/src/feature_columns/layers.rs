@@ -1,7 +1,8 @@
 //! Layers of models that take feature columns.
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{Init, VarBuilder};
+use distribute_candle::{Embedding, embedding_with};
 use distribute_input::Features;
 
 use super::categorical::Ids;
@@ -41,7 +42,7 @@ pub struct InputLayer {
 /// `tf.compat.v1.feature_column.linear_model`.
 #[derive(Debug)]
 pub struct LinearModel {
-    columns: Vec<(Weighed, Tensor)>,
+    columns: Vec<(Weighed, Embedding)>,
     bias: Tensor,
     place: Placement,
 }
@@ -58,7 +59,7 @@ struct Placement {
 enum Dense {
     Numbers(Numeric),
     Counts(Categorical),
-    Vectors { of: Categorical, table: Tensor, combiner: Combiner },
+    Vectors { of: Categorical, table: Embedding, combiner: Combiner },
 }
 
 /// A column with weights.
@@ -120,7 +121,7 @@ impl LinearModel {
                 Weighed::Categories(categories) => categories.buckets(),
                 Weighed::Dense(dense) => dense.width(),
             };
-            let weights = vb.pp(column.name()).get_with_hints((inputs, outputs), "weights", Init::Const(0.0))?;
+            let weights = embedding_with((inputs, outputs), "weights", Init::Const(0.0), vb.pp(column.name()))?;
             Ok((weighed, weights))
         };
         let columns: candle_core::Result<Vec<_>> = columns.columns.iter().map(weighed).collect();
@@ -143,7 +144,7 @@ impl LinearModel {
                 Weighed::Categories(categories) => {
                     looked_up(weights, &categories.ids(features)?, Combiner::Sum, &self.place)?
                 }
-                Weighed::Dense(dense) => dense.forward(features, &self.place)?.matmul(weights)?,
+                Weighed::Dense(dense) => dense.forward(features, &self.place)?.matmul(weights.embeddings())?,
             };
             sum = (sum + part)?;
         }
@@ -163,7 +164,7 @@ impl Dense {
                 let stdev = 1.0 / (embedding.dimension as f64).sqrt();
                 let shape = (of.buckets(), embedding.dimension);
                 let vectors = vb.pp(column.name());
-                let table = vectors.get_with_hints(shape, "embedding_weights", Init::Randn { mean: 0.0, stdev })?;
+                let table = embedding_with(shape, "embedding_weights", Init::Randn { mean: 0.0, stdev }, vectors)?;
                 Dense::Vectors { of, table, combiner }
             }
         })
@@ -173,7 +174,7 @@ impl Dense {
         match self {
             Dense::Numbers(numeric) => numeric.width(),
             Dense::Counts(categories) => categories.buckets(),
-            Dense::Vectors { table, .. } => table.dims().get(1).copied().unwrap_or(0),
+            Dense::Vectors { table, .. } => table.embeddings().dims().get(1).copied().unwrap_or(0),
         }
     }
 
@@ -202,10 +203,10 @@ impl Dense {
 }
 
 /// Looks up rows of a table and combines those of each example.
-fn looked_up(table: &Tensor, ids: &Ids, combiner: Combiner, place: &Placement) -> Result<Tensor> {
+fn looked_up(table: &Embedding, ids: &Ids, combiner: Combiner, place: &Placement) -> Result<Tensor> {
     let Ids { examples, width, ids } = ids;
     let rows: Vec<u32> = ids.iter().map(|id| id.unwrap_or(0)).collect();
-    let picked = table.index_select(&Tensor::from_vec(rows, ids.len(), &place.device)?, 0)?;
+    let picked = table.forward(&Tensor::from_vec(rows, ids.len(), &place.device)?)?;
     if *width == 1 && ids.iter().all(Option::is_some) {
         return Ok(picked);
     }
@@ -222,6 +223,6 @@ fn looked_up(table: &Tensor, ids: &Ids, combiner: Combiner, place: &Placement) -
         })
         .collect();
     let weights = Tensor::from_vec(weights, (*examples, *width, 1), &place.device)?.to_dtype(place.dtype)?;
-    let dimension = table.dim(1)?;
+    let dimension = picked.dim(1)?;
     Ok(picked.reshape((*examples, *width, dimension))?.broadcast_mul(&weights)?.sum(1)?)
 }

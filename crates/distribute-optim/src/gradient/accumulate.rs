@@ -2,7 +2,9 @@
 
 use distribute_values::TensorStorage;
 
+use super::whole;
 use crate::TensorLibrary;
+use crate::tape::Gradient;
 
 /// Sums of gradients by variable.
 ///
@@ -41,6 +43,20 @@ impl<L: TensorLibrary> Accumulated<L> {
             Some(sum) => L::add(&sum, &gradient),
             None => Ok(gradient),
         }
+    }
+
+    /// Returns a sum like [`take_with`](Accumulated::take_with), or the gradient itself if nothing was accumulated.
+    /// `variable` is this replica's component.
+    pub(crate) fn take_with_reported(
+        &mut self,
+        index: usize,
+        gradient: Gradient<L::Tensor>,
+        variable: &L::Tensor,
+    ) -> Result<Gradient<L::Tensor>, L::Error> {
+        if self.0.get(index).is_none_or(Option::is_none) {
+            return Ok(gradient);
+        }
+        self.take_with(index, whole::<L>(gradient, variable)?).map(Gradient::Whole)
     }
 
     /// Returns copies of the sums that remain. Reductions write in the memory they are given, and the accumulated sums

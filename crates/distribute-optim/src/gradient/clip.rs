@@ -101,7 +101,11 @@ mod tests {
 
     fn gradients() -> Vec<Reduced<Host>> {
         let tensor = |values: &[f32]| HostTensor::new(&[values.len()], values.to_vec()).unwrap();
-        vec![Reduced { index: 0, gradient: tensor(&[3.0, 4.0]) }, Reduced { index: 1, gradient: tensor(&[0.0, -12.0]) }]
+        [tensor(&[3.0, 4.0]), tensor(&[0.0, -12.0])]
+            .into_iter()
+            .enumerate()
+            .map(|(index, gradient)| Reduced::new(index, gradient).unwrap())
+            .collect()
     }
 
     fn clipped(clip: Clip) -> (Vec<f32>, Option<f64>) {

@@ -12,13 +12,13 @@ use crate::exchange::{
     Exchange, InProgress, OnDevice, PartsStep, Reducer, ShardedStep, StepGradients, SummedStep, WholeStep,
     is_exchanged, rows_to_exchange,
 };
-use crate::gradient::{Accumulated, Scaling};
+use crate::gradient::{Accumulated, Scaling, whole};
 use crate::plan::Plan;
-use crate::tape::Sink;
+use crate::tape::{Gradient, Sink};
 use crate::{DeviceExchange, Error, Parameters, SparseGradients, TensorLibrary, Variable};
 
 /// The index of a variable, and its gradient.
-type Fired<L> = (usize, <L as TensorLibrary>::Tensor);
+type Fired<L> = (usize, Gradient<<L as TensorLibrary>::Tensor>);
 
 impl<L: TensorLibrary> Optimizer<L> {
     /// Runs backward and reduces gradients meanwhile.
@@ -34,10 +34,11 @@ impl<L: TensorLibrary> Optimizer<L> {
         let reducer = self.reducer(context, local, plan, gradients, self.parts_step(context, local)?)?;
         let state = Arc::new(Mutex::new(Some((reducer, accumulated))));
         let sink: Sink<L::Tensor> = {
-            let state = state.clone();
+            let (state, parameters) = (state.clone(), self.parameters.clone());
             Box::new(move |index, gradient| {
                 if let Some((reducer, accumulated)) = &mut *state.lock() {
-                    match accumulated.take_with(index, gradient) {
+                    let variable = &parameters.variables()[index].components()[local];
+                    match accumulated.take_with_reported(index, gradient, variable) {
                         Ok(gradient) => reducer.push(index, gradient),
                         Err(error) => reducer.fail(error),
                     }
@@ -49,7 +50,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         let (mut reducer, accumulated) = state.lock().take().ok_or(Error::NoGradient)?;
         check_cut(context, &self.parameters, reducer.has_any())?;
         for (index, gradient) in accumulated.into_rest()? {
-            reducer.push(index, gradient);
+            reducer.push(index, Gradient::Whole(gradient));
         }
         Ok(reducer)
     }
@@ -68,7 +69,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         let scaling = self.states.each[local].lock().standing.scaling;
         context.compare_settings(self.settings(scaling).lines())?;
         let parts = self.parts_step(context, local)?;
-        let first = First { parts, accumulated, fired: Vec::new(), order: Vec::new(), failure: None };
+        let first = First { local, parts, accumulated, fired: Vec::new(), order: Vec::new(), failure: None };
         let state = Arc::new(Mutex::new(Some(first)));
         let sink: Sink<L::Tensor> = {
             let (state, parameters) = (state.clone(), self.parameters.clone());
@@ -83,21 +84,19 @@ impl<L: TensorLibrary> Optimizer<L> {
         let mut first = state.lock().take().ok_or(Error::NoGradient)?;
         check_cut(context, &self.parameters, !first.order.is_empty())?;
         for (index, gradient) in std::mem::take(&mut first.accumulated).into_rest()? {
-            first.push(&self.parameters, index, gradient);
+            first.push(&self.parameters, index, Gradient::Whole(gradient));
         }
         let First { parts, fired, order, failure, .. } = first;
         if let Some(failure) = failure {
             return Err(failure);
         }
         // Sharded state and compressed gradients are those of whole buckets.
-        let is_chosen = match self.sparse_gradients {
-            SparseGradients::Auto => context.strategy().topology().workers() > 1,
-            SparseGradients::Rows => true,
-            SparseGradients::Whole => false,
-        };
-        let by_rows = is_chosen && !self.sharded && matches!(self.compression, Compression::None);
+        let are_whole = self.sparse_gradients == SparseGradients::Whole;
+        let by_rows = !are_whole && !self.sharded && matches!(self.compression, Compression::None);
+        let if_whole = self.sparse_gradients == SparseGradients::Rows || context.strategy().topology().workers() > 1;
         let rows = |(index, gradient): &Fired<L>| {
-            let rows = if by_rows { rows_to_exchange::<L>(gradient)? } else { None };
+            let variable = &self.parameters.variables()[*index].components()[local];
+            let rows = if by_rows { rows_to_exchange::<L>(gradient, variable, if_whole)? } else { None };
             Ok((*index, rows))
         };
         let rows = fired.iter().map(rows).collect::<Result<Vec<_>, L::Error>>()?;
@@ -178,7 +177,7 @@ impl<L: TensorLibrary> Optimizer<L> {
     ) -> Result<(), L::Error> {
         self.watch(context)?;
         let scaling = self.states.each[local].lock().standing.scaling;
-        let fired = self.record(context, |sink| backward(scaling, sink))?;
+        let fired = self.record(context, local, |sink| backward(scaling, sink))?;
         let mut accumulated = self.states.each[local].lock().standing.accumulated.clone();
         for (index, gradient) in fired {
             accumulated.add(index, gradient)?;
@@ -187,12 +186,13 @@ impl<L: TensorLibrary> Optimizer<L> {
         Ok(())
     }
 
-    /// Runs backward and returns the gradients in the order in which they were reported.
+    /// Runs backward and returns the whole gradients in the order in which they were reported.
     pub(super) fn record(
         &self,
         context: &ReplicaContext,
+        local: usize,
         backward: impl FnOnce(Sink<L::Tensor>) -> Result<(), L::Error>,
-    ) -> Result<Vec<Fired<L>>, L::Error> {
+    ) -> Result<Vec<(usize, L::Tensor)>, L::Error> {
         let fired: Arc<Mutex<Vec<Fired<L>>>> = Arc::default();
         let sink: Sink<L::Tensor> = {
             let fired = fired.clone();
@@ -201,7 +201,10 @@ impl<L: TensorLibrary> Optimizer<L> {
         backward(sink)?;
         let fired = std::mem::take(&mut *fired.lock());
         check_cut(context, &self.parameters, !fired.is_empty())?;
-        Ok(fired)
+        let variables = self.parameters.variables();
+        let whole =
+            |(index, gradient): Fired<L>| Ok((index, whole::<L>(gradient, &variables[index].components()[local])?));
+        fired.into_iter().map(whole).collect()
     }
 }
 
@@ -219,6 +222,8 @@ fn check_cut<L: TensorLibrary>(
 
 /// The gradients of the first backward.
 struct First<L: TensorLibrary> {
+    /// The replica's index in this process.
+    local: usize,
     parts: InProgress<PartsStep<L>>,
     accumulated: Accumulated<L>,
     /// The gradients of variables that are not sharded.
@@ -229,7 +234,7 @@ struct First<L: TensorLibrary> {
 }
 
 impl<L: TensorLibrary> First<L> {
-    fn push(&mut self, parameters: &Parameters<L>, index: usize, gradient: L::Tensor) {
+    fn push(&mut self, parameters: &Parameters<L>, index: usize, gradient: Gradient<L::Tensor>) {
         if self.failure.is_none()
             && let Err(error) = self.try_push(parameters, index, gradient)
         {
@@ -237,11 +242,18 @@ impl<L: TensorLibrary> First<L> {
         }
     }
 
-    fn try_push(&mut self, parameters: &Parameters<L>, index: usize, gradient: L::Tensor) -> Result<(), L::Error> {
-        let gradient = self.accumulated.take_with(index, gradient)?;
+    fn try_push(
+        &mut self,
+        parameters: &Parameters<L>,
+        index: usize,
+        gradient: Gradient<L::Tensor>,
+    ) -> Result<(), L::Error> {
+        let variable = &parameters.variables()[index];
+        let component = &variable.components()[self.local];
+        let gradient = self.accumulated.take_with_reported(index, gradient, component)?;
         self.order.push(index);
-        match is_exchanged(&parameters.variables()[index]) {
-            true => self.parts.push(index, gradient)?,
+        match is_exchanged(variable) {
+            true => self.parts.push(index, whole::<L>(gradient, component)?)?,
             false => self.fired.push((index, gradient)),
         }
         Ok(())

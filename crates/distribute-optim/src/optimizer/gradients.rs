@@ -9,7 +9,7 @@ use super::ReplicaOptimizer;
 use crate::agreement::digest;
 use crate::exchange::StepGradients;
 use crate::library::dtype;
-use crate::tape::Sink;
+use crate::tape::{Gradient, Sink};
 use crate::{Error, TensorLibrary};
 
 /// The index of a variable and its gradient.
@@ -55,7 +55,7 @@ impl<L: TensorLibrary> ReplicaOptimizer<'_, L> {
         Self::refuse_recording("gradients", "they are computed when the program runs; use minimize")?;
         self.refuse_sharded("gradients")?;
         let parameters = &self.optimizer.parameters;
-        let fired = self.optimizer.record(context, |sink| parameters.backward(self.local, sink, loss))?;
+        let fired = self.optimizer.record(context, self.local, |sink| parameters.backward(self.local, sink, loss))?;
         let variables = parameters.variables();
         let mut trained: Indexed<L> = fired.into_iter().filter(|(index, _)| variables[*index].is_trainable()).collect();
         // The order in which they became complete may differ between replicas.
@@ -184,7 +184,7 @@ impl<L: TensorLibrary> ReplicaOptimizer<'_, L> {
             }
             // Reductions and clipping write in the memory that they are given.
             for (index, gradient) in &gradients {
-                sink(*index, gradient.copied()?);
+                sink(*index, Gradient::Whole(gradient.copied()?));
             }
             Ok(())
         })

@@ -86,7 +86,7 @@ impl<L: TensorLibrary> Optimizer<L> {
             context.compare_settings(settings.lines())?;
         }
         self.prepare_local_slots(updates, local)?;
-        let own = self.record(context, |sink| backward(None, sink))?;
+        let own = self.record(context, local, |sink| backward(None, sink))?;
         let own = self.own_gradients(context, own, accumulated, is_first)?;
         counts.advance(own.iter().map(|reduced| reduced.index));
         // From here on nothing fails on one replica of this process alone, but the update.

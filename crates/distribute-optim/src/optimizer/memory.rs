@@ -33,8 +33,9 @@ use crate::{TensorLibrary, Variable};
 pub struct MemoryReport {
     /// All variables of the model, trained or not; of sharded ones the replica's parts.
     pub parameter_bytes: usize,
-    /// The gradients of a step; of sharded variables the replica's parts. `None` before the first step, and where
-    /// compiled programs hold them.
+    /// The gradients of a step; of sharded variables the replica's parts, and of those that are [reduced by
+    /// rows](Optimizer::sparse_gradients) all rows, though a library that reports some has no others. `None` before the
+    /// first step, and where compiled programs hold them.
     pub gradient_bytes: Option<usize>,
     /// The gradients in each bucket, which are reduced in one operation; they are a part of `gradient_bytes`.
     pub bucket_bytes: Vec<usize>,

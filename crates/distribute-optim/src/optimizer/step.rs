@@ -13,7 +13,7 @@ use super::Optimizer;
 use super::states::Change;
 use crate::agreement::audit_replica;
 use crate::exchange::{GradientShard, StepFlags, StepGradients, SumOnDevice, Summed, Sums, Update};
-use crate::gradient::{Accumulated, Reduced, Scaling, SquaresOfParts, change, is_finite, square_sum};
+use crate::gradient::{Accumulated, Reduced, Scaling, SquaresOfParts, change, is_finite, row_len, square_sum};
 use crate::library::{DeviceOutcome, dtype};
 use crate::rule::{Real, UpdateRule};
 use crate::tape::Sink;
@@ -356,7 +356,13 @@ impl<L: TensorLibrary> Optimizer<L> {
         if !self.parameters.shared || local == 0 {
             let all = gradients.into_iter().chain(parts.gradients);
             match &self.library {
-                Some(library) => library.apply(local, learning_rate, all.collect())?,
+                Some(library) => {
+                    let whole = |reduced: Reduced<L>| {
+                        let variable = &self.parameters.variables()[reduced.index];
+                        reduced.into_whole(&variable.components()[local])
+                    };
+                    library.apply(local, learning_rate, all.map(whole).collect::<Result<_, L::Error>>()?)?;
+                }
                 None => {
                     for reduced in all {
                         self.apply(local, counts.of(reduced.index), learning_rate, reduced)?;
@@ -369,6 +375,8 @@ impl<L: TensorLibrary> Optimizer<L> {
 
     fn apply(&self, local: usize, step: u64, learning_rate: f64, reduced: Reduced<L>) -> Result<(), L::Error> {
         let parameter = &self.parameters.variables()[reduced.index].components()[local];
+        let reduced = if self.rule.is_elementwise() { reduced } else { reduced.into_whole(parameter)? };
+        let rows = reduced.rows.as_deref().map(|indices| (indices, row_len(&parameter.shape())));
         let mut slots: Vec<L::Tensor> =
             self.slots[reduced.index].iter().map(|slot| slot.components()[local].clone()).collect();
         let master = if is_short(dtype::<L>(parameter)?) { slots.pop() } else { None };
@@ -377,8 +385,8 @@ impl<L: TensorLibrary> Optimizer<L> {
         let mut outcome = Ok(());
         with_storage::<L, L::Tensor>(&tensors, &mut |buffers| {
             outcome = match buffers.first().map(|buffer| buffer.dtype()) {
-                Some(DType::F64) => update::<f64>(buffers, self.rule, step, learning_rate),
-                _ => update::<f32>(buffers, self.rule, step, learning_rate),
+                Some(DType::F64) => update::<f64>(buffers, self.rule, (step, learning_rate), rows),
+                _ => update::<f32>(buffers, self.rule, (step, learning_rate), rows),
             };
         })?;
         outcome?;
@@ -482,17 +490,23 @@ impl Drop for Commit<'_> {
     }
 }
 
-/// Splits the storage of parameter, gradient and slots into the arguments of a rule.
+/// Splits the storage of parameter, gradient and slots into the arguments of a rule. `rows` has the indices of a
+/// gradient's rows and the number of elements of a row, if it is not whole.
 fn update<T: Real>(
     buffers: &mut [BufferMut<'_>],
     rule: UpdateRule,
-    step: u64,
-    learning_rate: f64,
+    (step, learning_rate): (u64, f64),
+    rows: Option<(&[i64], usize)>,
 ) -> distribute_values::Result<()> {
     if let [parameter, gradient, slots @ ..] = buffers {
         let mut slots = slots.iter_mut().map(|slot| slot.as_mut_slice::<T>()).collect::<Result<Vec<_>, _>>()?;
         let (parameter, gradient) = (parameter.as_mut_slice::<T>()?, gradient.as_slice::<T>()?);
-        rule.update(step, learning_rate, parameter, gradient, &mut slots);
+        match rows {
+            Some((indices, row_len)) => {
+                rule.update_rows((step, learning_rate), parameter, row_len, (indices, gradient), &mut slots);
+            }
+            None => rule.update(step, learning_rate, parameter, gradient, &mut slots),
+        }
     }
     Ok(())
 }

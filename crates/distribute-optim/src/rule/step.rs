@@ -93,6 +93,92 @@ impl<T: Float> Step<'_, '_, T> {
     }
 }
 
+/// The arguments of one step of one parameter whose gradient has some rows, and zeros elsewhere.
+pub(super) struct RowStep<'a, 'b, T> {
+    /// The number of the step, from 1.
+    pub(super) number: u64,
+    pub(super) learning_rate: f64,
+    /// The parameter, or some rows of it.
+    pub(super) parameter: &'a mut [T],
+    /// The number of elements of a row.
+    pub(super) row_len: usize,
+    /// The index of the parameter's first row among those that the indices count.
+    pub(super) first: usize,
+    /// The indices of the gradient's rows, each once, in ascending order.
+    pub(super) indices: &'a [i64],
+    /// The gradient's rows.
+    pub(super) values: &'a [T],
+    pub(super) slots: &'a mut [&'b mut [T]],
+}
+
+/// The elements of a whole gradient that are in memory at once: with those of three others they fit into 64 KiB.
+const TILE: usize = 4 * 1024;
+
+impl<T: Float> RowStep<'_, '_, T> {
+    /// Calls `f` with all parts of the step, on all threads of the pool that the caller belongs to if `is_shared`.
+    pub(super) fn divided(self, is_shared: bool, f: &(impl Fn(Step<'_, '_, T>) + Sync)) {
+        let RowStep { number, learning_rate, parameter, row_len, first, indices, values, slots } = self;
+        let rows = parameter.len() / row_len.max(1);
+        if !is_shared || rows < 2 || parameter.len() < 2 * LEAST {
+            return RowStep { number, learning_rate, parameter, row_len, first, indices, values, slots }.tiles(f);
+        }
+        let middle = first + rows / 2;
+        let before = indices.partition_point(|index| *index < middle as i64);
+        let (parameter, other_parameter) = parameter.split_at_mut(rows / 2 * row_len);
+        let (indices, other_indices) = indices.split_at(before);
+        let (values, other_values) = values.split_at(before * row_len);
+        let (mut slots, mut other_slots): (Vec<_>, Vec<_>) =
+            slots.iter_mut().map(|slot| slot.split_at_mut(rows / 2 * row_len)).unzip();
+        let one = RowStep { number, learning_rate, parameter, row_len, first, indices, values, slots: &mut slots };
+        let other = RowStep {
+            number,
+            learning_rate,
+            parameter: other_parameter,
+            row_len,
+            first: middle,
+            indices: other_indices,
+            values: other_values,
+            slots: &mut other_slots,
+        };
+        rayon::join(|| one.divided(true, f), || other.divided(true, f));
+    }
+
+    /// Calls `f` with one tile after another.
+    fn tiles(self, f: &impl Fn(Step<'_, '_, T>)) {
+        let RowStep { number, learning_rate, parameter, row_len, first, indices, values, slots } = self;
+        let row_len = row_len.max(1);
+        let rows = (TILE / row_len).max(1);
+        let mut gradient = vec![T::default(); (rows * row_len).min(parameter.len())];
+        let mut given = indices.iter().zip(values.chunks_exact(row_len)).peekable();
+        for (tile, parameter) in parameter.chunks_mut(rows * row_len).enumerate() {
+            let start = tile * rows * row_len;
+            let end = (first + (tile + 1) * rows) as i64;
+            let of_tile = given.clone();
+            let place = |index: i64| (index as usize - first) * row_len - start;
+            while let Some((index, row)) = given.next_if(|(index, _)| **index < end) {
+                gradient[place(*index)..][..row_len].copy_from_slice(row);
+            }
+            let mut slots: Vec<&mut [T]> = slots.iter_mut().map(|slot| &mut slot[start..][..parameter.len()]).collect();
+            let of_parameter = &gradient[..parameter.len()];
+            f(Step { number, learning_rate, parameter, gradient: of_parameter, slots: &mut slots });
+            for (index, _) in of_tile.take_while(|(index, _)| **index < end) {
+                gradient[place(*index)..][..row_len].fill(T::default());
+            }
+        }
+    }
+
+    /// Calls `f` with each row of the gradient, for rules that change nothing else.
+    pub(super) fn each_row(self, f: &impl Fn(Step<'_, '_, T>)) {
+        let RowStep { number, learning_rate, parameter, row_len, first, indices, values, slots } = self;
+        for (index, gradient) in indices.iter().zip(values.chunks_exact(row_len.max(1))) {
+            let start = (*index as usize - first) * row_len;
+            let mut slots: Vec<&mut [T]> = slots.iter_mut().map(|slot| &mut slot[start..][..row_len]).collect();
+            let parameter = &mut parameter[start..][..row_len];
+            f(Step { number, learning_rate, parameter, gradient, slots: &mut slots });
+        }
+    }
+}
+
 /// Returns the bias correction of a moving average that started at 0, after `step` steps: 1 − betaⁿ.
 pub(super) fn correction(beta: f64, step: u64) -> f64 {
     1.0 - beta.powi(i32::try_from(step).unwrap_or(i32::MAX))

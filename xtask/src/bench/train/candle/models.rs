@@ -1,7 +1,7 @@
 //! The models, of candle's layers or of ours.
 
 use candle_core::{Device, Module, Result as CandleResult, Tensor};
-use candle_nn::{Embedding, VarBuilder, embedding};
+use candle_nn::VarBuilder;
 use distribute::candle::{LayerNorm, layer_norm};
 pub(super) use layers::Plain;
 use layers::WIDTH;
@@ -61,8 +61,8 @@ struct Block<L: Layers> {
 }
 
 pub(super) struct Transformer<L: Layers> {
-    tokens: Embedding,
-    positions: Embedding,
+    tokens: L::Embedding,
+    positions: L::Embedding,
     blocks: Vec<Block<L>>,
     norm: LayerNorm,
     head: L::Linear,
@@ -83,8 +83,8 @@ impl<L: Layers> Transformer<L> {
         let mask: Vec<f32> =
             (0..TOKENS * TOKENS).map(|at| if at % TOKENS > at / TOKENS { f32::NEG_INFINITY } else { 0.0 }).collect();
         Ok(Transformer {
-            tokens: embedding(VOCABULARY, WIDTH, vb.pp("tokens"))?,
-            positions: embedding(TOKENS, WIDTH, vb.pp("positions"))?,
+            tokens: L::embedding(VOCABULARY, WIDTH, vb.pp("tokens"))?,
+            positions: L::embedding(TOKENS, WIDTH, vb.pp("positions"))?,
             blocks: (0..2).map(|at| block(vb.pp(format!("block{at}")))).collect::<CandleResult<_>>()?,
             norm: layer_norm(WIDTH, 1e-5, vb.pp("norm"))?,
             head: L::linear(WIDTH, VOCABULARY, vb.pp("head"))?,
@@ -109,12 +109,12 @@ impl<L: Layers> Module for Transformer<L> {
 }
 
 /// The mean of words, of which few occur in a step.
-pub(super) struct Words<L: Layers>(Embedding, L::Linear);
+pub(super) struct Words<L: Layers>(L::Embedding, L::Linear);
 
 impl<L: Layers> Words<L> {
     fn new(vb: &VarBuilder<'_>) -> CandleResult<Words<L>> {
         let [words, width] = data::WORDS;
-        Ok(Words(embedding(words, width, vb.pp("words"))?, L::linear(width, 10, vb.pp("head"))?))
+        Ok(Words(L::embedding(words, width, vb.pp("words"))?, L::linear(width, 10, vb.pp("head"))?))
     }
 }
 

@@ -15,8 +15,10 @@ pub(crate) trait Layers {
     type Linear: Module + Send + Sync;
     type Conv2d: Module + Send + Sync;
     type BatchNorm: Send + Sync;
+    type Embedding: Module + Send + Sync;
 
     fn linear(inputs: usize, outputs: usize, vb: VarBuilder<'_>) -> CandleResult<Self::Linear>;
+    fn embedding(vocabulary: usize, width: usize, vb: VarBuilder<'_>) -> CandleResult<Self::Embedding>;
     /// Creates a convolution of 3 × 3 that keeps height and width.
     fn conv2d(channels: usize, filters: usize, vb: VarBuilder<'_>) -> CandleResult<Self::Conv2d>;
     /// Creates a convolution of 3 × 3 without bias, which divides height and width by the stride.
@@ -39,9 +41,14 @@ impl Layers for Plain {
     type Linear = candle_nn::Linear;
     type Conv2d = candle_nn::Conv2d;
     type BatchNorm = candle_nn::BatchNorm;
+    type Embedding = candle_nn::Embedding;
 
     fn linear(inputs: usize, outputs: usize, vb: VarBuilder<'_>) -> CandleResult<candle_nn::Linear> {
         candle_nn::linear(inputs, outputs, vb)
+    }
+
+    fn embedding(vocabulary: usize, width: usize, vb: VarBuilder<'_>) -> CandleResult<candle_nn::Embedding> {
+        candle_nn::embedding(vocabulary, width, vb)
     }
 
     fn conv2d(channels: usize, filters: usize, vb: VarBuilder<'_>) -> CandleResult<candle_nn::Conv2d> {
@@ -93,9 +100,14 @@ impl Layers for Ours {
     type Linear = ours::Linear;
     type Conv2d = ours::Conv2d;
     type BatchNorm = ours::SyncBatchNorm;
+    type Embedding = ours::Embedding;
 
     fn linear(inputs: usize, outputs: usize, vb: VarBuilder<'_>) -> CandleResult<ours::Linear> {
         ours::linear(inputs, outputs, vb)
+    }
+
+    fn embedding(vocabulary: usize, width: usize, vb: VarBuilder<'_>) -> CandleResult<ours::Embedding> {
+        ours::embedding(vocabulary, width, vb)
     }
 
     fn conv2d(channels: usize, filters: usize, vb: VarBuilder<'_>) -> CandleResult<ours::Conv2d> {
