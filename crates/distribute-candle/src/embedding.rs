@@ -76,7 +76,7 @@ impl Module for Embedding {
         let (vocabulary, width) = self.table.dims2()?;
         let shape = [indices.dims(), &[width]].concat();
         let rows = match &self.gate {
-            Some(gate) => gate.look_up(&self.table, check_classes("index", indices, vocabulary)?)?,
+            Some(gate) => gate.select(&self.table, check_classes("index", indices, vocabulary)?)?,
             None => self.table.index_select(&indices.flatten_all()?.contiguous()?, 0)?,
         };
         rows.reshape(shape)

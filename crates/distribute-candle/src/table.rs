@@ -70,8 +70,8 @@ impl Gate {
         &self.scalar
     }
 
-    /// Looks rows of the table up.
-    pub(crate) fn look_up(self: &Arc<Gate>, table: &Tensor, rows: Vec<usize>) -> Result<Tensor> {
+    /// Returns rows of the table.
+    pub(crate) fn select(self: &Arc<Gate>, table: &Tensor, rows: Vec<usize>) -> Result<Tensor> {
         self.scalar.apply_op1(LookUp { gate: self.clone(), table: table.detach(), rows: rows.into() })
     }
 
