@@ -310,11 +310,14 @@ impl Attention {
 /// Writes rows of `size` elements to rows that are `row` elements apart, from `first` on.
 fn put<T: Float>(out: &mut [T], rows: &[T], size: usize, row: usize, first: usize) {
     if size > 0 {
-        simd(|| {
-            out.chunks_exact_mut(row).zip(rows.chunks_exact(size)).for_each(|(out, part)| {
-                out[first..first + size].copy_from_slice(part);
-            })
-        });
+        simd(
+            #[inline(always)]
+            || {
+                out.chunks_exact_mut(row).zip(rows.chunks_exact(size)).for_each(|(out, part)| {
+                    out[first..first + size].copy_from_slice(part);
+                })
+            },
+        );
     }
 }
 

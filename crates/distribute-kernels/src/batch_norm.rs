@@ -81,19 +81,22 @@ impl Batch {
             let squares: f64 = sum(plane, |x| centre.deviation(x) * centre.deviation(x)).into();
             (offset.into() + rest, squares - rest * rest * size)
         };
-        self.each_channel(|channel| {
-            let Some(origin) = self.planes(x, channel).next().and_then(|plane| plane.first()) else {
-                return Moments::default();
-            };
-            let (mut offset, mut deviations) = (0.0, 0.0);
-            for (example, plane) in self.planes(x, channel).enumerate() {
-                let (of_plane, own) = of_plane(plane, *origin);
-                let (before, apart) = (example as f64, of_plane - offset);
-                offset += apart / (before + 1.0);
-                deviations += own + apart * apart * size * (before / (before + 1.0));
-            }
-            Moments { origin: (*origin).into(), offset, deviations }
-        })
+        self.each_channel(
+            #[inline(always)]
+            |channel| {
+                let Some(origin) = self.planes(x, channel).next().and_then(|plane| plane.first()) else {
+                    return Moments::default();
+                };
+                let (mut offset, mut deviations) = (0.0, 0.0);
+                for (example, plane) in self.planes(x, channel).enumerate() {
+                    let (of_plane, own) = of_plane(plane, *origin);
+                    let (before, apart) = (example as f64, of_plane - offset);
+                    offset += apart / (before + 1.0);
+                    deviations += own + apart * apart * size * (before / (before + 1.0));
+                }
+                Moments { origin: (*origin).into(), offset, deviations }
+            },
+        )
     }
 
     /// Multiplies the deviations of each channel's elements from its centre by a scale, and adds a shift.
@@ -106,13 +109,17 @@ impl Batch {
 
     fn forward_generic<T: Float>(&self, x: &[T], centres: &[Centre<T>], scales: &[T], shifts: &[T], out: &mut [T]) {
         self.check_forward(x, centres, scales, shifts, out);
-        self.each_plane(out, |at, out| {
-            let channel = at % self.channels;
-            let (centre, scale, shift) = (centres[channel], scales[channel], shifts[channel]);
-            for (out, x) in out.iter_mut().zip(&x[at * self.size..]) {
-                *out = centre.deviation(*x) * scale + shift;
-            }
-        });
+        self.each_plane(
+            out,
+            #[inline(always)]
+            |at, out| {
+                let channel = at % self.channels;
+                let (centre, scale, shift) = (centres[channel], scales[channel], shifts[channel]);
+                for (out, x) in out.iter_mut().zip(&x[at * self.size..]) {
+                    *out = centre.deviation(*x) * scale + shift;
+                }
+            },
+        );
     }
 
     /// Computes [`forward`](Self::forward), adds a shortcut if there is one, and replaces elements below 0 by 0; NaN
@@ -145,18 +152,22 @@ impl Batch {
         if let Some(shortcut) = shortcut {
             self.check("the shortcut", shortcut);
         }
-        self.each_plane(out, |at, out| {
-            let channel = at % self.channels;
-            let (centre, scale, shift) = (centres[channel], scales[channel], shifts[channel]);
-            let normed = x[at * self.size..].iter().map(|x| centre.deviation(*x) * scale + shift);
-            match shortcut {
-                Some(shortcut) => {
-                    let sums = normed.zip(&shortcut[at * self.size..]).map(|(normed, shortcut)| normed + *shortcut);
-                    out.iter_mut().zip(sums).for_each(|(out, x)| *out = rectified(x));
+        self.each_plane(
+            out,
+            #[inline(always)]
+            |at, out| {
+                let channel = at % self.channels;
+                let (centre, scale, shift) = (centres[channel], scales[channel], shifts[channel]);
+                let normed = x[at * self.size..].iter().map(|x| centre.deviation(*x) * scale + shift);
+                match shortcut {
+                    Some(shortcut) => {
+                        let sums = normed.zip(&shortcut[at * self.size..]).map(|(normed, shortcut)| normed + *shortcut);
+                        out.iter_mut().zip(sums).for_each(|(out, x)| *out = rectified(x));
+                    }
+                    None => out.iter_mut().zip(normed).for_each(|(out, x)| *out = rectified(x)),
                 }
-                None => out.iter_mut().zip(normed).for_each(|(out, x)| *out = rectified(x)),
-            }
-        });
+            },
+        );
     }
 
     /// Returns the sums, over each channel, of the gradient of the result and of its products with deviations.
@@ -171,14 +182,17 @@ impl Batch {
         self.check("the input", x);
         self.check("the gradient", gradient);
         check("the centres", centres.len(), self.channels);
-        self.each_channel(|channel| {
-            let centre = centres[channel];
-            let planes = self.planes(x, channel).zip(self.planes(gradient, channel));
-            planes.fold([0.0; 2], |[of_gradient, of_product], (x, gradient)| {
-                let product = sum_of_pairs(x, gradient, |x, gradient| centre.deviation(x) * gradient);
-                [of_gradient + sum(gradient, |gradient| gradient).into(), of_product + product.into()]
-            })
-        })
+        self.each_channel(
+            #[inline(always)]
+            |channel| {
+                let centre = centres[channel];
+                let planes = self.planes(x, channel).zip(self.planes(gradient, channel));
+                planes.fold([0.0; 2], |[of_gradient, of_product], (x, gradient)| {
+                    let product = sum_of_pairs(x, gradient, |x, gradient| centre.deviation(x) * gradient);
+                    [of_gradient + sum(gradient, |gradient| gradient).into(), of_product + product.into()]
+                })
+            },
+        )
     }
 
     /// Computes the gradient of the input.
@@ -209,14 +223,18 @@ impl Batch {
         self.check("the gradient of the input", out);
         check("the centres", centres.len(), self.channels);
         check("the slopes", slopes.len(), self.channels);
-        self.each_plane(out, |at, out| {
-            let channel = at % self.channels;
-            let (centre, Slope { of_gradient, of_deviation, constant }) = (centres[channel], slopes[channel]);
-            let elements = x[at * self.size..].iter().zip(&gradient[at * self.size..]);
-            for (out, (x, gradient)) in out.iter_mut().zip(elements) {
-                *out = *gradient * of_gradient + centre.deviation(*x) * of_deviation + constant;
-            }
-        });
+        self.each_plane(
+            out,
+            #[inline(always)]
+            |at, out| {
+                let channel = at % self.channels;
+                let (centre, Slope { of_gradient, of_deviation, constant }) = (centres[channel], slopes[channel]);
+                let elements = x[at * self.size..].iter().zip(&gradient[at * self.size..]);
+                for (out, (x, gradient)) in out.iter_mut().zip(elements) {
+                    *out = *gradient * of_gradient + centre.deviation(*x) * of_deviation + constant;
+                }
+            },
+        );
     }
 
     /// Returns the elements of a channel, by example.
@@ -226,18 +244,26 @@ impl Batch {
 
     /// Returns a result for each channel, in order.
     fn each_channel<R: Send>(&self, f: impl Fn(usize) -> R + Sync) -> Vec<R> {
-        mapped(self.channels, |channel| simd(|| f(channel)))
+        mapped(self.channels, |channel| {
+            simd(
+                #[inline(always)]
+                || f(channel),
+            )
+        })
     }
 
     /// Calls `f` with the elements of each channel of each example, and the number of those before.
     fn each_plane<T: Float>(&self, out: &mut [T], f: impl Fn(usize, &mut [T]) + Sync) {
         let planes = BLOCK.div_ceil(self.size.max(1));
         each_chunk(out, planes * self.size, |block, out| {
-            simd(|| {
-                for (at, out) in out.chunks_exact_mut(self.size).enumerate() {
-                    f(block * planes + at, out);
-                }
-            });
+            simd(
+                #[inline(always)]
+                || {
+                    for (at, out) in out.chunks_exact_mut(self.size).enumerate() {
+                        f(block * planes + at, out);
+                    }
+                },
+            );
         });
     }
 

@@ -168,8 +168,14 @@ impl Convolution {
                         let target = Target { data: &mut columns, row: places.len(), add: false };
                         product(target, [depth, of_group, places.len()], weight, gradient, T::ONE);
                         match self.keeps_width(&sizes) {
-                            true => simd(|| self.scatter_blocks(&sizes, &mut columns, &rows, out)),
-                            false => simd(|| self.scatter(&sizes, &columns, rows, out)),
+                            true => simd(
+                                #[inline(always)]
+                                || self.scatter_blocks(&sizes, &mut columns, &rows, out),
+                            ),
+                            false => simd(
+                                #[inline(always)]
+                                || self.scatter(&sizes, &columns, rows, out),
+                            ),
                         }
                     }
                 }
@@ -234,14 +240,17 @@ impl Convolution {
         check("the gradient of the bias", out.len(), filters);
         assert!(gradient.len().is_multiple_of(filters * plane), "the gradient does not consist of images");
         sum_of_parts(out, gradient.len() / (filters * plane), |images, sums| {
-            simd(|| {
-                for image in images {
-                    let planes = gradient[image * filters * plane..].chunks_exact(plane);
-                    for (total, plane) in sums.iter_mut().zip(planes) {
-                        *total += sum(plane, |x| x);
+            simd(
+                #[inline(always)]
+                || {
+                    for image in images {
+                        let planes = gradient[image * filters * plane..].chunks_exact(plane);
+                        for (total, plane) in sums.iter_mut().zip(planes) {
+                            *total += sum(plane, |x| x);
+                        }
                     }
-                }
-            });
+                },
+            );
         });
     }
 
@@ -312,36 +321,49 @@ impl Convolution {
         let places = rows.len() * sizes.width;
         columns.resize(sizes.depth * places, T::default());
         if self.keeps_width(sizes) {
-            simd(|| self.gather_blocks(sizes, x, &rows, columns));
+            simd(
+                #[inline(always)]
+                || self.gather_blocks(sizes, x, &rows, columns),
+            );
             return Matrix::new(columns, places);
         }
-        self.each_line(sizes, rows, |channel, line, step, input| {
-            let line = &mut columns[line..][..sizes.width];
-            let Some((inside, from)) = input else { return line.fill(T::default()) };
-            let x = &x[channel * self.size[0] * self.size[1] + from..];
-            line[..inside.start].fill(T::default());
-            line[inside.end..].fill(T::default());
-            let line = &mut line[inside];
-            match step {
-                1 => line.copy_from_slice(&x[..line.len()]),
-                step => line.iter_mut().zip(x.iter().step_by(step)).for_each(|(out, x)| *out = *x),
-            }
-        });
+        self.each_line(
+            sizes,
+            rows,
+            #[inline(always)]
+            |channel, line, step, input| {
+                let line = &mut columns[line..][..sizes.width];
+                let Some((inside, from)) = input else { return line.fill(T::default()) };
+                let x = &x[channel * self.size[0] * self.size[1] + from..];
+                line[..inside.start].fill(T::default());
+                line[inside.end..].fill(T::default());
+                let line = &mut line[inside];
+                match step {
+                    1 => line.copy_from_slice(&x[..line.len()]),
+                    step => line.iter_mut().zip(x.iter().step_by(step)).for_each(|(out, x)| *out = *x),
+                }
+            },
+        );
         Matrix::new(columns, places)
     }
 
     /// Adds each column's elements to the places of the input that they belong to.
     #[inline(always)]
     fn scatter<T: Float>(&self, sizes: &Sizes, columns: &[T], rows: Range<usize>, out: &mut [T]) {
-        self.each_line(sizes, rows, |channel, line, step, input| {
-            let Some((inside, from)) = input else { return };
-            let line = &columns[line..][..sizes.width][inside];
-            let out = &mut out[channel * self.size[0] * self.size[1] + from..];
-            match step {
-                1 => out.iter_mut().zip(line).for_each(|(out, x)| *out += *x),
-                step => out.iter_mut().step_by(step).zip(line).for_each(|(out, x)| *out += *x),
-            }
-        });
+        self.each_line(
+            sizes,
+            rows,
+            #[inline(always)]
+            |channel, line, step, input| {
+                let Some((inside, from)) = input else { return };
+                let line = &columns[line..][..sizes.width][inside];
+                let out = &mut out[channel * self.size[0] * self.size[1] + from..];
+                match step {
+                    1 => out.iter_mut().zip(line).for_each(|(out, x)| *out += *x),
+                    step => out.iter_mut().step_by(step).zip(line).for_each(|(out, x)| *out += *x),
+                }
+            },
+        );
     }
 
     /// Returns whether rows of the result are as far apart as those of the input, so that for an element of the kernel

@@ -47,11 +47,14 @@ pub(crate) fn share(count: usize) -> usize {
 
 /// Adds numbers to others, element by element.
 pub(crate) fn add<T: Float>(sums: &mut [T], others: &[T]) {
-    simd(|| {
-        for (sum, other) in sums.iter_mut().zip(others) {
-            *sum += *other;
-        }
-    });
+    simd(
+        #[inline(always)]
+        || {
+            for (sum, other) in sums.iter_mut().zip(others) {
+                *sum += *other;
+            }
+        },
+    );
 }
 
 /// Checks the length of a slice.

@@ -15,6 +15,24 @@ pub struct Pooling {
     pub stride: [usize; 2],
 }
 
+/// Runs a block for runs of 8 elements from `$at` to `$end`, and for shorter ones at the end; `$lanes` is the number of
+/// a run's elements, a constant, so that compilers make SIMD instructions of loops over them.
+macro_rules! by_lanes {
+    ($at:ident, $end:expr, $lanes:ident => $body:block) => {
+        by_lanes!($at, $end, $lanes, 8 => $body);
+        by_lanes!($at, $end, $lanes, 4 => $body);
+        by_lanes!($at, $end, $lanes, 2 => $body);
+        by_lanes!($at, $end, $lanes, 1 => $body);
+    };
+    ($at:ident, $end:expr, $lanes:ident, $count:literal => $body:block) => {
+        while $end - $at >= $count {
+            const $lanes: usize = $count;
+            $body
+            $at += $count;
+        }
+    };
+}
+
 impl Pooling {
     /// Returns height and width of the result.
     ///
@@ -41,20 +59,23 @@ impl Pooling {
         let pairs = self.is_of_pairs();
         self.each_image(x.len(), out.len(), |from, to, [height, width]| {
             each_chunk(out, BLOCK * height * width, |block, out| {
-                simd(|| {
-                    let images = out.chunks_exact_mut(to).zip(x[block * BLOCK * from..].chunks_exact(from));
-                    for (out, x) in images {
-                        for (row, out) in out.chunks_exact_mut(width).enumerate() {
-                            if pairs {
-                                self.forward_pairs(&x[row * 2 * self.size[1]..], out);
-                                continue;
-                            }
-                            for (column, out) in out.iter_mut().enumerate() {
-                                *out = x[self.place(x, row, column)];
+                simd(
+                    #[inline(always)]
+                    || {
+                        let images = out.chunks_exact_mut(to).zip(x[block * BLOCK * from..].chunks_exact(from));
+                        for (out, x) in images {
+                            for (row, out) in out.chunks_exact_mut(width).enumerate() {
+                                if pairs {
+                                    self.forward_pairs(&x[row * 2 * self.size[1]..], out);
+                                    continue;
+                                }
+                                for (column, out) in out.iter_mut().enumerate() {
+                                    *out = x[self.place(x, row, column)];
+                                }
                             }
                         }
-                    }
-                });
+                    },
+                );
             });
         });
     }
@@ -72,24 +93,27 @@ impl Pooling {
         let pairs = self.is_of_pairs();
         self.each_image(x.len(), gradient.len(), |from, to, [_, width]| {
             each_chunk(out, BLOCK * from, |block, out| {
-                simd(|| {
-                    let images = out.chunks_exact_mut(from).zip(x[block * BLOCK * from..].chunks_exact(from));
-                    for ((out, x), gradient) in images.zip(gradient[block * BLOCK * to..].chunks_exact(to)) {
-                        if !pairs || self.size.iter().any(|size| !size.is_multiple_of(2)) {
-                            out.fill(T::default());
-                        }
-                        for (row, gradient) in gradient.chunks_exact(width).enumerate() {
-                            if pairs {
-                                let at = row * 2 * self.size[1];
-                                self.backward_pairs(&x[at..], gradient, &mut out[at..]);
-                                continue;
+                simd(
+                    #[inline(always)]
+                    || {
+                        let images = out.chunks_exact_mut(from).zip(x[block * BLOCK * from..].chunks_exact(from));
+                        for ((out, x), gradient) in images.zip(gradient[block * BLOCK * to..].chunks_exact(to)) {
+                            if !pairs || self.size.iter().any(|size| !size.is_multiple_of(2)) {
+                                out.fill(T::default());
                             }
-                            for (column, gradient) in gradient.iter().enumerate() {
-                                out[self.place(x, row, column)] += *gradient;
+                            for (row, gradient) in gradient.chunks_exact(width).enumerate() {
+                                if pairs {
+                                    let at = row * 2 * self.size[1];
+                                    self.backward_pairs(&x[at..], gradient, &mut out[at..]);
+                                    continue;
+                                }
+                                for (column, gradient) in gradient.iter().enumerate() {
+                                    out[self.place(x, row, column)] += *gradient;
+                                }
                             }
                         }
-                    }
-                });
+                    },
+                );
             });
         });
     }
@@ -102,33 +126,55 @@ impl Pooling {
     /// Computes a row of windows of two by two.
     #[inline(always)]
     fn forward_pairs<T: Float>(&self, x: &[T], out: &mut [T]) {
-        for (out, [a, b, c, d]) in out.iter_mut().zip(self.windows(x)) {
-            *out = larger(larger(a, b), larger(c, d));
-        }
+        let mut at = 0;
+        by_lanes!(at, out.len(), LANES => {
+            let [a, b, c, d] = self.windows::<T, LANES>(x, at);
+            let out = &mut out[at..][..LANES];
+            for lane in 0..LANES {
+                out[lane] = larger(larger(a[lane], b[lane]), larger(c[lane], d[lane]));
+            }
+        });
     }
 
     /// Computes the gradient of a row of windows of two by two.
     #[inline(always)]
     fn backward_pairs<T: Float>(&self, x: &[T], gradient: &[T], out: &mut [T]) {
         let (out_above, out_below) = out.split_at_mut(self.size[1]);
-        let outs = out_above.chunks_exact_mut(2).zip(out_below.chunks_exact_mut(2));
-        for ((gradient, [a, b, c, d]), (out_above, out_below)) in gradient.iter().zip(self.windows(x)).zip(outs) {
-            let (right_above, right_below) = (beats(b, a), beats(d, c));
-            let is_below = beats(larger(c, d), larger(a, b));
-            let only_if = |is: bool| if is { *gradient } else { T::default() };
-            out_above[0] = only_if(!is_below & !right_above);
-            out_above[1] = only_if(!is_below & right_above);
-            out_below[0] = only_if(is_below & !right_below);
-            out_below[1] = only_if(is_below & right_below);
-        }
+        let mut at = 0;
+        by_lanes!(at, gradient.len(), LANES => {
+            let [a, b, c, d] = self.windows::<T, LANES>(x, at);
+            let gradient = &gradient[at..][..LANES];
+            let mut changes = [[T::default(); LANES]; 4];
+            for lane in 0..LANES {
+                let (a, b, c, d) = (a[lane], b[lane], c[lane], d[lane]);
+                let (right_above, right_below) = (beats(b, a), beats(d, c));
+                let is_below = beats(larger(c, d), larger(a, b));
+                let only_if = |is: bool| if is { gradient[lane] } else { T::default() };
+                changes[0][lane] = only_if(!is_below & !right_above);
+                changes[1][lane] = only_if(!is_below & right_above);
+                changes[2][lane] = only_if(is_below & !right_below);
+                changes[3][lane] = only_if(is_below & right_below);
+            }
+            let (above, below) = (&mut out_above[2 * at..][..2 * LANES], &mut out_below[2 * at..][..2 * LANES]);
+            for lane in 0..LANES {
+                (above[2 * lane], above[2 * lane + 1]) = (changes[0][lane], changes[1][lane]);
+                (below[2 * lane], below[2 * lane + 1]) = (changes[2][lane], changes[3][lane]);
+            }
+        });
     }
 
-    /// Returns the elements of a row of windows of two by two.
+    /// Returns the elements of some windows of two by two in a row, from the one at `at` on: those above, left and
+    /// right, and those below.
     #[inline(always)]
-    fn windows<T: Float>(&self, x: &[T]) -> impl Iterator<Item = [T; 4]> {
+    fn windows<T: Float, const LANES: usize>(&self, x: &[T], at: usize) -> [[T; LANES]; 4] {
         let (above, below) = x[..2 * self.size[1]].split_at(self.size[1]);
-        let columns = above.chunks_exact(2).zip(below.chunks_exact(2));
-        columns.map(|(above, below)| [above[0], above[1], below[0], below[1]])
+        let (above, below) = (&above[2 * at..][..2 * LANES], &below[2 * at..][..2 * LANES]);
+        let mut windows = [[T::default(); LANES]; 4];
+        for lane in 0..LANES {
+            (windows[0][lane], windows[1][lane]) = (above[2 * lane], above[2 * lane + 1]);
+            (windows[2][lane], windows[3][lane]) = (below[2 * lane], below[2 * lane + 1]);
+        }
+        windows
     }
 
     /// Returns the place of a window's largest element in an image.

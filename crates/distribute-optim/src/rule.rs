@@ -1,5 +1,6 @@
 //! The arithmetic of optimizers on slices of parameters, used by optimizers and parameter servers.
 
+use distribute_rows::simd;
 use serde::{Deserialize, Serialize};
 
 mod adadelta;
@@ -181,7 +182,7 @@ macro_rules! reals {
     ($($type:ty)*) => {$(
         impl Real for $type {
             fn carry_out(rule: &UpdateRule, step: Step<'_, '_, $type>) {
-                rule.carry_out(step);
+                simd(#[inline(always)] || rule.carry_out(step));
             }
         }
     )*};
@@ -261,6 +262,7 @@ impl UpdateRule {
         }
     }
 
+    #[inline(always)]
     fn carry_out<T: Float>(&self, step: Step<'_, '_, T>) {
         match *self {
             UpdateRule::Sgd { momentum, nesterov } => sgd::update(step, momentum, nesterov),

@@ -27,11 +27,17 @@ pub fn forward<T: Compiled>(logits: &[T], size: usize, classes: &[usize], losses
 fn forward_generic<T: Float>(logits: &[T], size: usize, classes: &[usize], losses: &mut [T], sums: &mut [LogSum<T>]) {
     check("the logits", logits.len(), size, classes.len() * size);
     assert_eq!((losses.len(), sums.len()), (classes.len(), classes.len()), "one result for each row");
-    each_row(sums, 1, size, |row, out| {
-        let x = &logits[row * size..][..size];
-        let top = greatest(x);
-        out[0] = LogSum { top, rest: sum(x, |x| (x - top).exp()).ln() };
-    });
+    each_row(
+        sums,
+        1,
+        size,
+        #[inline(always)]
+        |row, out| {
+            let x = &logits[row * size..][..size];
+            let top = greatest(x);
+            out[0] = LogSum { top, rest: sum(x, |x| (x - top).exp()).ln() };
+        },
+    );
     for (row, (loss, class)) in losses.iter_mut().zip(classes).enumerate() {
         let LogSum { top, rest } = sums[row];
         *loss = rest + (top - logits[row * size..][..size][*class]);
@@ -67,15 +73,21 @@ fn backward_generic<T: Float>(
     check("the logits", logits.len(), size, out.len());
     check("the gradient", gradient.len() * size, size, out.len());
     assert_eq!((classes.len(), sums.len()), (gradient.len(), gradient.len()), "one for each row");
-    each_row(out, size, size, |row, out| {
-        let (x, gradient) = (&logits[row * size..][..size], gradient[row]);
-        let LogSum { top, rest } = sums[row];
-        for (out, x) in out.iter_mut().zip(x) {
-            *out = (*x - top - rest).exp() * gradient;
-        }
-        let class = &mut out[classes[row]];
-        *class = *class - gradient;
-    });
+    each_row(
+        out,
+        size,
+        size,
+        #[inline(always)]
+        |row, out| {
+            let (x, gradient) = (&logits[row * size..][..size], gradient[row]);
+            let LogSum { top, rest } = sums[row];
+            for (out, x) in out.iter_mut().zip(x) {
+                *out = (*x - top - rest).exp() * gradient;
+            }
+            let class = &mut out[classes[row]];
+            *class = *class - gradient;
+        },
+    );
 }
 
 compiled! {

@@ -16,11 +16,15 @@ pub fn forward<T: Compiled>(x: &[T], out: &mut [T]) {
 
 fn forward_generic<T: Float>(x: &[T], out: &mut [T]) {
     check("the input", x.len(), 1, out.len());
-    each_element(out, |at, out| {
-        for (out, x) in out.iter_mut().zip(&x[at..]) {
-            *out = *x * gate(*x);
-        }
-    });
+    each_element(
+        out,
+        #[inline(always)]
+        |at, out| {
+            for (out, x) in out.iter_mut().zip(&x[at..]) {
+                *out = *x * gate(*x);
+            }
+        },
+    );
 }
 
 /// Computes the gradient of the input.
@@ -35,16 +39,20 @@ fn backward_generic<T: Float>(x: &[T], gradient: &[T], out: &mut [T]) {
     check("the input", x.len(), 1, out.len());
     check("the gradient", gradient.len(), 1, out.len());
     let (two, three) = (T::from_f64(2.0 * SCALE), T::from_f64(3.0 * CUBIC));
-    each_element(out, |at, out| {
-        for ((out, x), gradient) in out.iter_mut().zip(&x[at..]).zip(&gradient[at..]) {
-            let gate = gate(*x);
-            let slope = two * (T::ONE + three * *x * *x);
-            // Where the gate is 0 or 1 its slope is 0, however large x³ is.
-            let open = gate * (T::ONE - gate);
-            let change = if open > T::default() { *x * open * slope } else { T::default() };
-            *out = *gradient * (gate + change);
-        }
-    });
+    each_element(
+        out,
+        #[inline(always)]
+        |at, out| {
+            for ((out, x), gradient) in out.iter_mut().zip(&x[at..]).zip(&gradient[at..]) {
+                let gate = gate(*x);
+                let slope = two * (T::ONE + three * *x * *x);
+                // Where the gate is 0 or 1 its slope is 0, however large x³ is.
+                let open = gate * (T::ONE - gate);
+                let change = if open > T::default() { *x * open * slope } else { T::default() };
+                *out = *gradient * (gate + change);
+            }
+        },
+    );
 }
 
 const SCALE: f64 = 0.797_884_560_802_865_4;

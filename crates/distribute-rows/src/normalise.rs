@@ -67,16 +67,22 @@ impl Normalise {
         if let Some(bias) = bias {
             check("the bias", bias.len(), size, size);
         }
-        each_row(out, size, size, |row, out| {
-            let x = &x[row * size..][..size];
-            let Moments { near, rest, scale } = self.moments(x);
-            for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
-                *out = (*x - near - rest) * scale * *weight;
-            }
-            for (out, bias) in out.iter_mut().zip(bias.unwrap_or_default()) {
-                *out += *bias;
-            }
-        });
+        each_row(
+            out,
+            size,
+            size,
+            #[inline(always)]
+            |row, out| {
+                let x = &x[row * size..][..size];
+                let Moments { near, rest, scale } = self.moments(x);
+                for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
+                    *out = (*x - near - rest) * scale * *weight;
+                }
+                for (out, bias) in out.iter_mut().zip(bias.unwrap_or_default()) {
+                    *out += *bias;
+                }
+            },
+        );
     }
 
     /// Computes the gradient of the input into `out`, and returns those of weight and bias.
@@ -91,8 +97,12 @@ impl Normalise {
         let size = weight.len();
         check("the input", x.len(), size, out.len());
         check("the gradient", gradient.len(), size, out.len());
-        let block =
-            |((out, x), gradient): ((&mut [T], &[T]), &[T])| simd(|| self.backward_block(x, weight, gradient, out));
+        let block = |((out, x), gradient): ((&mut [T], &[T]), &[T])| {
+            simd(
+                #[inline(always)]
+                || self.backward_block(x, weight, gradient, out),
+            )
+        };
         // A pool of one thread would only be waited for.
         let sums: Vec<Gradients<T>> = if rayon::current_num_threads() == 1 {
             let blocks = out.chunks_mut(BLOCK * size).zip(x.chunks(BLOCK * size));

@@ -12,11 +12,14 @@ pub(crate) fn each_row<T: Send>(out: &mut [T], size: usize, cost: usize, f: impl
     }
     let rows = LEAST.div_ceil(cost).max(1);
     let block = |(block, out): (usize, &mut [T])| {
-        simd(|| {
-            for (row, out) in out.chunks_exact_mut(size).enumerate() {
-                f(block * rows + row, out);
-            }
-        });
+        simd(
+            #[inline(always)]
+            || {
+                for (row, out) in out.chunks_exact_mut(size).enumerate() {
+                    f(block * rows + row, out);
+                }
+            },
+        );
     };
     // A pool of one thread would only be waited for.
     if out.len() <= rows * size || rayon::current_num_threads() == 1 {
@@ -30,16 +33,28 @@ pub(crate) fn each_element<T: Send>(out: &mut [T], f: impl Fn(usize, &mut [T]) +
     const RUN: usize = 1024;
     let whole = out.len() / RUN * RUN;
     let (runs, rest) = out.split_at_mut(whole);
-    each_row(runs, RUN, RUN, |run, out| f(run * RUN, out));
-    simd(|| f(whole, rest));
+    each_row(
+        runs,
+        RUN,
+        RUN,
+        #[inline(always)]
+        |run, out| f(run * RUN, out),
+    );
+    simd(
+        #[inline(always)]
+        || f(whole, rest),
+    );
 }
 
 /// Runs a function whose loops, and those of the functions inlined in it, use the processor's SIMD instructions.
 ///
+/// Mark closures `#[inline(always)]`, those too that they call: one that is not inlined is compiled for the oldest
+/// processor, which shows in no result.
+///
 /// # Examples
 /// ```
 /// let x = [1f32, 2.0, 3.0];
-/// assert_eq!(distribute_rows::simd(|| distribute_rows::sum(&x, |x| x * x)), 14.0);
+/// assert_eq!(distribute_rows::simd(#[inline(always)] || distribute_rows::sum(&x, |x| x * x)), 14.0);
 /// ```
 #[inline(always)]
 pub fn simd<R>(f: impl FnOnce() -> R) -> R {

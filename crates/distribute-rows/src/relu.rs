@@ -13,11 +13,15 @@ pub fn forward<T: Compiled>(x: &[T], out: &mut [T]) {
 
 fn forward_generic<T: Float>(x: &[T], out: &mut [T]) {
     check("the input", x.len(), 1, out.len());
-    each_element(out, |at, out| {
-        for (out, x) in out.iter_mut().zip(&x[at..]) {
-            *out = if *x < T::default() { T::default() } else { *x };
-        }
-    });
+    each_element(
+        out,
+        #[inline(always)]
+        |at, out| {
+            for (out, x) in out.iter_mut().zip(&x[at..]) {
+                *out = if *x < T::default() { T::default() } else { *x };
+            }
+        },
+    );
 }
 
 /// Computes the gradient of the input: that of the result where the result is not 0.
@@ -31,11 +35,15 @@ pub fn backward<T: Compiled>(y: &[T], gradient: &[T], out: &mut [T]) {
 fn backward_generic<T: Float>(y: &[T], gradient: &[T], out: &mut [T]) {
     check("the result", y.len(), 1, out.len());
     check("the gradient", gradient.len(), 1, out.len());
-    each_element(out, |at, out| {
-        for ((out, y), gradient) in out.iter_mut().zip(&y[at..]).zip(&gradient[at..]) {
-            *out = if *y == T::default() { T::default() } else { *gradient };
-        }
-    });
+    each_element(
+        out,
+        #[inline(always)]
+        |at, out| {
+            for ((out, y), gradient) in out.iter_mut().zip(&y[at..]).zip(&gradient[at..]) {
+                *out = if *y == T::default() { T::default() } else { *gradient };
+            }
+        },
+    );
 }
 
 compiled! {

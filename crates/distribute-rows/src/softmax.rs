@@ -14,18 +14,24 @@ pub fn forward<T: Compiled>(x: &[T], size: usize, out: &mut [T]) {
 
 fn forward_generic<T: Float>(x: &[T], size: usize, out: &mut [T]) {
     check("the input", x.len(), size, out.len());
-    each_row(out, size, size, |row, out| {
-        let x = &x[row * size..][..size];
-        // Exponentials of differences from the greatest element do not overflow.
-        let top = greatest(x);
-        for (out, x) in out.iter_mut().zip(x) {
-            *out = (*x - top).exp();
-        }
-        let scale = T::ONE / sum(out, |x| x);
-        for out in out {
-            *out = *out * scale;
-        }
-    });
+    each_row(
+        out,
+        size,
+        size,
+        #[inline(always)]
+        |row, out| {
+            let x = &x[row * size..][..size];
+            // Exponentials of differences from the greatest element do not overflow.
+            let top = greatest(x);
+            for (out, x) in out.iter_mut().zip(x) {
+                *out = (*x - top).exp();
+            }
+            let scale = T::ONE / sum(out, |x| x);
+            for out in out {
+                *out = *out * scale;
+            }
+        },
+    );
 }
 
 /// Computes the gradient of the input.
@@ -39,13 +45,19 @@ pub fn backward<T: Compiled>(y: &[T], size: usize, gradient: &[T], out: &mut [T]
 fn backward_generic<T: Float>(y: &[T], size: usize, gradient: &[T], out: &mut [T]) {
     check("the result", y.len(), size, out.len());
     check("the gradient", gradient.len(), size, out.len());
-    each_row(out, size, size, |row, out| {
-        let (y, gradient) = (&y[row * size..][..size], &gradient[row * size..][..size]);
-        let mean = sum_of_pairs(y, gradient, |y, gradient| y * gradient);
-        for ((out, y), gradient) in out.iter_mut().zip(y).zip(gradient) {
-            *out = *y * (*gradient - mean);
-        }
-    });
+    each_row(
+        out,
+        size,
+        size,
+        #[inline(always)]
+        |row, out| {
+            let (y, gradient) = (&y[row * size..][..size], &gradient[row * size..][..size]);
+            let mean = sum_of_pairs(y, gradient, |y, gradient| y * gradient);
+            for ((out, y), gradient) in out.iter_mut().zip(y).zip(gradient) {
+                *out = *y * (*gradient - mean);
+            }
+        },
+    );
 }
 
 compiled! {

@@ -2,6 +2,7 @@
 
 use super::step::{Float, Step};
 
+#[inline(always)]
 pub(super) fn update<T: Float>(step: Step<'_, '_, T>, rho: f64, epsilon: f64) {
     let [lr, epsilon, rho, fresh] = [step.learning_rate, epsilon, rho, 1.0 - rho].map(T::from_f64);
     let Step { parameter, gradient, slots: [squares, changes], .. } = step else { return };

@@ -2,6 +2,7 @@
 
 use super::step::{Float, Step};
 
+#[inline(always)]
 pub(super) fn update<T: Float>(step: Step<'_, '_, T>, epsilon: f64) {
     let [lr, epsilon] = [step.learning_rate, epsilon].map(T::from_f64);
     let Step { parameter, gradient, slots: [accumulator], .. } = step else { return };

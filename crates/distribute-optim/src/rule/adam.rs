@@ -61,6 +61,7 @@ impl AdamFactors {
     }
 }
 
+#[inline(always)]
 pub(super) fn update<T: Float>(step: Step<'_, '_, T>, beta1: f64, beta2: f64, epsilon: f64, weight_decay: f64) {
     let factors = AdamFactors::new(step.number, step.learning_rate, [beta1, beta2], epsilon, weight_decay);
     let AdamFactors { rate, scale, keep, beta1, rest1, beta2, rest2, epsilon } = factors;

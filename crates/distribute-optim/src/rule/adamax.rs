@@ -2,6 +2,7 @@
 
 use super::step::{Float, Step, correction};
 
+#[inline(always)]
 pub(super) fn update<T: Float>(step: Step<'_, '_, T>, beta1: f64, beta2: f64, epsilon: f64) {
     let rate = rate(step.number, step.learning_rate, beta1);
     let [zero, rate, epsilon] = [0.0, rate, epsilon].map(T::from_f64);

@@ -23,6 +23,7 @@ impl Penalties {
     }
 }
 
+#[inline(always)]
 pub(super) fn update<T: Float>(step: Step<'_, '_, T>, penalties: Penalties) {
     // The proximal term is divided by the rate: without one, the parameter stays where it is.
     if step.learning_rate == 0.0 {

@@ -2,6 +2,7 @@
 
 use super::step::{Float, Step, correction};
 
+#[inline(always)]
 pub(super) fn update<T: Float>(step: Step<'_, '_, T>, beta1: f64, beta2: f64, epsilon: f64, weight_decay: f64) {
     let [scale1, scale2] = [beta1, beta2].map(|beta| T::from_f64(1.0 / correction(beta, step.number)));
     let [b1, rest1, b2, rest2] = [beta1, 1.0 - beta1, beta2, 1.0 - beta2].map(T::from_f64);

@@ -33,6 +33,7 @@ impl Factors {
     }
 }
 
+#[inline(always)]
 pub(super) fn update<T: Float>(step: Step<'_, '_, T>, beta1: f64, beta2: f64, epsilon: f64) {
     let Factors { of_moment, of_gradient, scale } = Factors::new(step.number, step.learning_rate, beta1, beta2);
     let [of_moment, of_gradient, scale, epsilon] = [of_moment, of_gradient, scale, epsilon].map(T::from_f64);

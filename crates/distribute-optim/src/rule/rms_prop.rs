@@ -2,6 +2,7 @@
 
 use super::step::{Float, Step};
 
+#[inline(always)]
 pub(super) fn update<T: Float>(step: Step<'_, '_, T>, rho: f64, momentum: f64, epsilon: f64, centered: bool) {
     let [zero, lr, momentum, epsilon] = [0.0, step.learning_rate, momentum, epsilon].map(T::from_f64);
     let [rho, fresh] = [rho, 1.0 - rho].map(T::from_f64);

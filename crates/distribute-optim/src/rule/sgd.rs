@@ -2,6 +2,7 @@
 
 use super::step::{Float, Step};
 
+#[inline(always)]
 pub(super) fn update<T: Float>(step: Step<'_, '_, T>, momentum: f64, nesterov: bool) {
     let Step { parameter, gradient, slots, .. } = step;
     let [lr, momentum] = [step.learning_rate, momentum].map(T::from_f64);
