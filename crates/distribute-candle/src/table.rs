@@ -8,7 +8,9 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Error, Layout, Result, Shape, Storage, Tensor, Var};
+use distribute_collectives::SparseRows;
 use distribute_optim::backend::{Gradient, Tape};
+use distribute_values::IndexedRows;
 use parking_lot::Mutex;
 
 use crate::host::{Element, Stored, by_type, elements, with};
@@ -117,7 +119,7 @@ impl CustomOp1 for Report {
         }
         let gradient = match whole {
             Some(whole) => Some(Gradient::Whole(rows.into_iter().try_fold(whole, add_rows)?)),
-            None => sum(&rows)?.map(|(indices, values)| Gradient::Rows { indices, values }),
+            None => sum(&rows)?.map(Gradient::Rows),
         };
         if let Some(gradient) = gradient {
             self.tape.report(self.index, gradient);
@@ -132,30 +134,21 @@ fn add_rows(whole: Tensor, (rows, values): (Arc<[usize]>, Tensor)) -> Result<Ten
     whole.index_add(&indices, &values.contiguous()?, 0)
 }
 
-/// Sums the gradients of each row, in the order in which backward computed them, as candle would. Returns the indices
-/// of the rows and the sums; `None` if nothing was looked up.
-fn sum(parts: &[(Arc<[usize]>, Tensor)]) -> Result<Option<(Vec<i64>, Tensor)>> {
-    fn run<T: Element>(parts: &[(Arc<[usize]>, Tensor)], width: usize) -> Result<(Vec<i64>, Tensor)> {
-        let (mut rows, mut values) = (Vec::new(), Vec::<T>::new());
-        for (of_part, gradients) in parts {
-            rows.extend_from_slice(of_part);
-            with([gradients], |[gradients]: [&[T]; 1]| values.extend_from_slice(gradients))?;
+/// Sums the gradients of each row, in the order in which backward computed them, as candle would; `None` if nothing was
+/// looked up.
+fn sum(parts: &[(Arc<[usize]>, Tensor)]) -> Result<Option<IndexedRows<Tensor>>> {
+    fn run<T: Element + distribute_device::Element>(
+        parts: &[(Arc<[usize]>, Tensor)],
+        width: usize,
+    ) -> Result<IndexedRows<Tensor>> {
+        let mut all = SparseRows::<T>::default();
+        for (rows, gradients) in parts {
+            all.indices.extend(rows.iter().map(|row| *row as i64));
+            with([gradients], |[gradients]: [&[T]; 1]| all.values.extend_from_slice(gradients))?;
         }
-        let mut order: Vec<usize> = (0..rows.len()).collect();
-        // The sort is stable: gradients of one row stay in their order.
-        order.sort_by_key(|at| rows[*at]);
-        let (mut indices, mut sums) = (Vec::new(), Vec::new());
-        let gradient = |at: usize| &values[at * width..][..width];
-        for same in order.chunk_by(|one, other| rows[*one] == rows[*other]) {
-            let start = sums.len();
-            indices.push(rows[same[0]] as i64);
-            sums.extend_from_slice(gradient(same[0]));
-            for at in &same[1..] {
-                sums[start..].iter_mut().zip(gradient(*at)).for_each(|(sum, x)| *sum += *x);
-            }
-        }
-        let sums = Tensor::from_vec(sums, (indices.len(), width), &Device::Cpu)?;
-        Ok((indices, sums))
+        let SparseRows { indices, values } = all.coalesced(width).map_err(Error::wrap)?;
+        let rows = Tensor::from_vec(values, (indices.len(), width), &Device::Cpu)?;
+        Ok(IndexedRows { indices, rows })
     }
     let Some((_, first)) = parts.first() else { return Ok(None) };
     let width = first.dim(1)?;

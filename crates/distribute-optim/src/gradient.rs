@@ -1,7 +1,7 @@
 //! Gradients that were summed over all replicas.
 
 use distribute_device::DType;
-use distribute_values::TensorStorage;
+use distribute_values::{IndexedRows, TensorStorage};
 
 use crate::library::dtype;
 use crate::tape::Gradient;
@@ -47,7 +47,7 @@ impl<L: TensorLibrary> Reduced<L> {
     pub fn into_whole(self, variable: &L::Tensor) -> Result<Reduced<L>, L::Error> {
         let Reduced { index, gradient, rows } = self;
         let Some(indices) = rows else { return Ok(Reduced { index, gradient, rows }) };
-        let gradient = whole::<L>(Gradient::Rows { indices, values: gradient }, variable)?;
+        let gradient = whole::<L>(Gradient::Rows(IndexedRows { indices, rows: gradient }), variable)?;
         Ok(Reduced { index, gradient, rows: None })
     }
 }
@@ -57,19 +57,19 @@ pub(crate) fn whole<L: TensorLibrary>(
     gradient: Gradient<L::Tensor>,
     variable: &L::Tensor,
 ) -> Result<L::Tensor, L::Error> {
-    let (indices, values) = match gradient {
+    let IndexedRows { indices, rows } = match gradient {
         Gradient::Whole(gradient) => return Ok(gradient),
-        Gradient::Rows { indices, values } => (indices, values),
+        Gradient::Rows(rows) => rows,
     };
     let shape = variable.shape();
     check_rows(&indices, &shape)?;
     let whole = L::zeros_like(variable)?;
     let row_bytes = row_len(&shape) * variable.dtype()?.size_bytes();
     let mut written = Ok(());
-    values.read(&mut |values| {
+    rows.read(&mut |rows| {
         written = whole.write(&mut |mut buffer| {
             let elements = buffer.as_bytes_mut();
-            for (index, row) in indices.iter().zip(values.as_bytes().chunks_exact(row_bytes.max(1))) {
+            for (index, row) in indices.iter().zip(rows.as_bytes().chunks_exact(row_bytes.max(1))) {
                 elements[*index as usize * row_bytes..][..row_bytes].copy_from_slice(row);
             }
         });

@@ -212,11 +212,9 @@ impl UpdateRule {
         gradient: &[T],
         slots: &mut [&mut [T]],
     ) {
-        assert_eq!(slots.len(), self.slots().len(), "an update rule got another number of slots than it has");
-        let same = gradient.len() == parameter.len() && slots.iter().all(|slot| slot.len() == parameter.len());
-        assert!(same, "an update rule got a gradient or slots of another length than their parameter's");
+        self.check(parameter.len(), gradient.len() == parameter.len(), slots);
         let step = Step { number: step, learning_rate, parameter, gradient, slots };
-        if self.is_elementwise() && rayon::current_thread_index().is_some() && rayon::current_num_threads() > 1 {
+        if self.is_elementwise() && shares_work() {
             return step.divided(&|part| T::carry_out(self, part));
         }
         T::carry_out(self, step);
@@ -236,15 +234,20 @@ impl UpdateRule {
         slots: &mut [&mut [T]],
     ) {
         assert!(self.is_elementwise(), "a rule that is not elementwise needs the whole gradient");
-        assert_eq!(slots.len(), self.slots().len(), "an update rule got another number of slots than it has");
-        let same = values.len() == indices.len() * row_len && slots.iter().all(|slot| slot.len() == parameter.len());
-        assert!(same, "an update rule got rows or slots of another length than their parameter's");
+        self.check(parameter.len(), values.len() == indices.len() * row_len, slots);
         let step = RowStep { number: step, learning_rate, parameter, row_len, first: 0, indices, values, slots };
         if self.rests_without_gradient() {
             return step.each_row(&|part| T::carry_out(self, part));
         }
-        let is_shared = rayon::current_thread_index().is_some() && rayon::current_num_threads() > 1;
-        step.divided(is_shared, &|part| T::carry_out(self, part));
+        step.divided(shares_work(), &|part| T::carry_out(self, part));
+    }
+
+    /// # Panics
+    /// If the number of slots is wrong, the gradient does not fit, or the length of a slot is not the parameter's.
+    fn check<T>(&self, len: usize, gradient_fits: bool, slots: &[&mut [T]]) {
+        assert_eq!(slots.len(), self.slots().len(), "an update rule got another number of slots than it has");
+        let same = gradient_fits && slots.iter().all(|slot| slot.len() == len);
+        assert!(same, "an update rule got a gradient or slots of another length than their parameter's");
     }
 
     /// Returns whether elements whose gradient is zero, and their slots, stay as they are.
@@ -334,6 +337,11 @@ impl UpdateRule {
             _ => 0.0,
         }
     }
+}
+
+/// Returns whether the caller is a thread of a pool that has others.
+fn shares_work() -> bool {
+    rayon::current_thread_index().is_some() && rayon::current_num_threads() > 1
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use distribute_values::IndexedRows;
 use parking_lot::Mutex;
 
 /// A variable's gradient, as a backward pass reports it.
@@ -10,13 +11,9 @@ use parking_lot::Mutex;
 pub enum Gradient<T> {
     /// All elements, in the variable's shape.
     Whole(T),
-    /// Some rows; all others are zeros.
-    Rows {
-        /// The indices of the rows along the first axis, each once, in ascending order.
-        indices: Vec<i64>,
-        /// The rows: the variable's shape with the number of rows in place of the first length.
-        values: T,
-    },
+    /// Some rows, each index once, in ascending order; all others are zeros. Their shape is the variable's, with the
+    /// number of rows in place of the first length.
+    Rows(IndexedRows<T>),
 }
 
 /// A callback that takes a variable's index and its gradient.

@@ -88,7 +88,7 @@ impl<T: Element> SparseRows<T> {
     ) -> Result<Option<SparseRows<T>>> {
         let SparseRows { indices, values } = self;
         op.check(T::DTYPE)?;
-        check_len("values of a sparse all_reduce", values.len(), indices.len() * row_len, "one row per index")?;
+        self.check("values of a sparse all_reduce", row_len)?;
         let mut shapes = vec![0u64; 2 * group.world_size()];
         group.all_gather(&[indices.len() as u64, row_len as u64], &mut shapes)?;
         for shape in shapes.chunks_exact(2) {
@@ -110,6 +110,36 @@ impl<T: Element> SparseRows<T> {
         let mut all_values = vec![T::default(); total * row_len];
         group.parts(&lens).all_gather(values, &mut all_values)?;
         Ok(Some(combine(&all_indices, &all_values, row_len, op, group.world_size())))
+    }
+
+    /// Returns the sums of these rows by index, without any communication: each index once, in ascending order. Rows of
+    /// one index are added in their order.
+    ///
+    /// # Shapes
+    /// `values` holds `indices.len()` rows of `row_len` elements.
+    ///
+    /// # Errors
+    /// [`Error::Length`](crate::Error::Length) if it does not.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_collectives::SparseRows;
+    ///
+    /// let rows = SparseRows { indices: vec![7, 1, 7], values: vec![1.0, 2.0, 0.5] };
+    /// let sums = rows.coalesced(1)?;
+    /// assert_eq!((&sums.indices[..], &sums.values[..]), (&[1, 7][..], &[2.0, 1.5][..]));
+    /// # Ok::<(), distribute_collectives::Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// `Tensor.coalesce` of PyTorch's sparse tensors.
+    pub fn coalesced(&self, row_len: usize) -> Result<SparseRows<T>> {
+        self.check("values of sparse rows", row_len)?;
+        Ok(combine(&self.indices, &self.values, row_len, ReduceOp::Sum, 1))
+    }
+
+    fn check(&self, what: &'static str, row_len: usize) -> Result<()> {
+        check_len(what, self.values.len(), self.indices.len() * row_len, "one row per index")
     }
 }
 

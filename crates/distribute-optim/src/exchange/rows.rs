@@ -2,7 +2,7 @@
 
 use distribute_collectives::{ProcessGroup, ReduceOp, SparseRows};
 use distribute_device::{BufferRef, DType, Element};
-use distribute_values::TensorStorage;
+use distribute_values::{IndexedRows, TensorStorage};
 
 use super::Payload;
 use crate::gradient::{Reduced, check_rows, row_len, whole};
@@ -27,13 +27,13 @@ pub(crate) fn rows_to_exchange<L: TensorLibrary>(
         && bytes::<L>(variable) >= MIN_BYTES
         && matches!(dtype, DType::F32 | DType::F64);
     match gradient {
-        Gradient::Rows { indices, .. } if is_candidate => Ok(Some(indices.len())),
+        Gradient::Rows(rows) if is_candidate => Ok(Some(rows.indices.len())),
         Gradient::Whole(gradient) if is_candidate && if_whole => {
             let mut count = 0;
             gradient.read(&mut |buffer| count = nonzero(buffer, shape[0]).len())?;
             Ok(Some(count))
         }
-        Gradient::Rows { .. } | Gradient::Whole(_) => Ok(None),
+        Gradient::Rows(_) | Gradient::Whole(_) => Ok(None),
     }
 }
 
@@ -61,8 +61,8 @@ fn sum_rows_of<L: TensorLibrary, T: Element>(
     let (rows, row_len) = (shape.first().copied().unwrap_or(0), row_len(&shape));
     let own = match &gradient {
         None => SparseRows::default(),
-        Some(Gradient::Rows { indices, values }) => {
-            SparseRows { indices: indices.clone(), values: values.to_elements::<T>()? }
+        Some(Gradient::Rows(IndexedRows { indices, rows })) => {
+            SparseRows { indices: indices.clone(), values: rows.to_elements::<T>()? }
         }
         Some(Gradient::Whole(gradient)) => found::<L, T>(gradient, rows, row_len)?,
     };
@@ -187,8 +187,8 @@ mod tests {
     /// Returns the rows of a whole gradient, as a library reports them that computes no others.
     fn rows_of(gradient: &HostTensor<f32>) -> Gradient<HostTensor<f32>> {
         let own = found::<Host, f32>(gradient, ROWS, WIDTH).unwrap();
-        let values = HostTensor::new(&[own.indices.len(), WIDTH], own.values).unwrap();
-        Gradient::Rows { indices: own.indices, values }
+        let rows = HostTensor::new(&[own.indices.len(), WIDTH], own.values).unwrap();
+        Gradient::Rows(IndexedRows { indices: own.indices, rows })
     }
 
     /// Trains two models, to whose tapes one reports whole gradients and the other rows, and compares them.
@@ -268,8 +268,8 @@ mod tests {
             let run = strategy.run_with(&optimizer, |context, optimizer| {
                 optimizer.minimize_by(context, || {
                     let tape = &crate::Trainable::parameters(&model).tapes[context.local_replica_id()];
-                    let values = HostTensor::new(&[1, WIDTH], vec![1.0; WIDTH]).unwrap();
-                    tape.report(0, Gradient::Rows { indices: vec![row], values });
+                    let rows = HostTensor::new(&[1, WIDTH], vec![1.0; WIDTH]).unwrap();
+                    tape.report(0, Gradient::Rows(IndexedRows { indices: vec![row], rows }));
                     Ok(())
                 })
             });
