@@ -4,9 +4,11 @@ use candle_core::{CpuStorage, CustomOp1, D, Layout, Module, Result, Shape, Tenso
 use candle_nn::{Conv2dConfig, VarBuilder};
 use distribute_kernels::convolution::Convolution;
 use distribute_kernels::pooling::Pooling;
+use distribute_rows::relu as ramp;
 
 use crate::fused::{Weighted, weighted};
 use crate::host::{Element, Stored, by_type, computed, dtype, elements, gradient_of, is_fused, tensor, with};
+use crate::rows::relu;
 
 /// Convolution in two dimensions, like [`candle_nn::Conv2d`], several times faster in host memory, above all backward.
 ///
@@ -51,6 +53,36 @@ impl Conv2d {
     /// Returns the bias.
     pub fn bias(&self) -> Option<&Tensor> {
         self.0.bias()
+    }
+
+    /// Computes the convolution and applies the rectified linear unit: the same as [`relu`](crate::relu) of
+    /// [`forward`](Module::forward).
+    ///
+    /// For f32 and f64 in host memory this is one operation, which passes over memory less often, forward and backward.
+    ///
+    /// # Errors
+    /// [`candle_core::Error`] if the input does not fit.
+    ///
+    /// # Examples
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use distribute_candle::Conv2d;
+    ///
+    /// let negate = Conv2d::new(Tensor::new(&[[[[-1f32]]]], &Device::Cpu)?, None, Default::default());
+    /// let y = negate.forward_relu(&Tensor::new(&[[[[-2f32, 3.0]]]], &Device::Cpu)?)?;
+    /// assert_eq!(y.flatten_all()?.to_vec1::<f32>()?, [2.0, 0.0]);
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
+    pub fn forward_relu(&self, x: &Tensor) -> Result<Tensor> {
+        self.fused(x, true).unwrap_or_else(|| relu(&self.0.forward(x)?))
+    }
+
+    /// Computes the convolution as one operation; `None` where it is not one.
+    fn fused(&self, x: &Tensor, rectified: bool) -> Option<Result<Tensor>> {
+        let (weight, bias) = (self.weight(), self.bias());
+        let same = |tensor: &Tensor| tensor.dtype() == x.dtype() && tensor.device().same_device(x.device());
+        let operation = self.operation(x.dims()).filter(|_| is_fused(x) && same(weight) && bias.is_none_or(same));
+        operation.map(|of| weighted(x, weight, bias, Convolve { of, rectified }))
     }
 
     /// Returns the operation on an input of this shape; `None` if there is no result, which candle's own reports.
@@ -167,24 +199,22 @@ pub fn max_pool2d_with_stride(x: &Tensor, window: impl ToUsize2, stride: impl To
 
 impl Module for Conv2d {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let (weight, bias) = (self.weight(), self.bias());
-        let same = |tensor: &Tensor| tensor.dtype() == x.dtype() && tensor.device().same_device(x.device());
-        let operation = self.operation(x.dims()).filter(|_| is_fused(x) && same(weight) && bias.is_none_or(same));
-        match operation {
-            Some(operation) => weighted(x, weight, bias, Convolve(operation)),
-            None => self.0.forward(x),
-        }
+        self.fused(x, false).unwrap_or_else(|| self.0.forward(x))
     }
 }
 
-struct Convolve(Convolution);
+/// A convolution, and the rectified linear unit of it if that is wanted.
+struct Convolve {
+    of: Convolution,
+    rectified: bool,
+}
 
 impl Weighted for Convolve {
     const NAME: &'static str = "convolution";
 
     fn forward(&self, x: Stored<'_>, weight: Stored<'_>, bias: Option<Stored<'_>>) -> Result<(CpuStorage, Shape)> {
         fn run<T: Element>(
-            of: &Convolution,
+            Convolve { of, rectified }: &Convolve,
             len: usize,
             x: Stored<'_>,
             weight: Stored<'_>,
@@ -192,11 +222,14 @@ impl Weighted for Convolve {
         ) -> Result<CpuStorage> {
             let (x, weight) = (elements::<T>(x.0, x.1)?, elements(weight.0, weight.1)?);
             let bias = bias.map(|(storage, layout)| elements(storage, layout)).transpose()?;
-            Ok(T::to_cpu_storage_owned(computed(len, |out| of.forward(x, weight, bias, out))))
+            Ok(T::to_cpu_storage_owned(computed(len, |out| match rectified {
+                true => of.forward_relu(x, weight, bias, out),
+                false => of.forward(x, weight, bias, out),
+            })))
         }
-        let [height, width] = self.0.output_size();
-        let shape = Shape::from((x.1.dims()[0], self.0.filters, height, width));
-        Ok((by_type!(dtype(x.0), run(&self.0, shape.elem_count(), x, weight, bias))?, shape))
+        let [height, width] = self.of.output_size();
+        let shape = Shape::from((x.1.dims()[0], self.of.filters, height, width));
+        Ok((by_type!(dtype(x.0), run(self, shape.elem_count(), x, weight, bias))?, shape))
     }
 
     fn backward(
@@ -204,21 +237,24 @@ impl Weighted for Convolve {
         x: &Tensor,
         weight: &Tensor,
         bias: Option<&Tensor>,
+        y: &Tensor,
         gradient: &Tensor,
     ) -> Result<[Option<Tensor>; 3]> {
         fn run<T: Element>(
-            of: &Convolution,
-            [x, weight, gradient]: [&Tensor; 3],
+            Convolve { of, rectified }: &Convolve,
+            [x, weight, y, gradient]: [&Tensor; 4],
             bias: Option<&Tensor>,
         ) -> Result<[Option<Tensor>; 3]> {
-            with([x, weight, gradient], |[elements, factors, gradient]: [&[T]; 3]| {
+            with([x, weight, y, gradient], |[elements, factors, y, gradient]: [&[T]; 4]| {
+                let passed = rectified.then(|| computed(y.len(), |out| ramp::backward(y, gradient, out)));
+                let gradient = passed.as_deref().unwrap_or(gradient);
                 let of_x = || computed(elements.len(), |out| of.backward_input(factors, gradient, out));
                 let of_weight = || computed(factors.len(), |out| of.backward_weight(elements, gradient, out));
                 let of_bias = || computed(of.filters, |out| of.backward_bias(gradient, out));
                 Ok([gradient_of(Some(x), of_x)?, gradient_of(Some(weight), of_weight)?, gradient_of(bias, of_bias)?])
             })?
         }
-        by_type!(x.dtype(), run(&self.0, [x, weight, gradient], bias))
+        by_type!(x.dtype(), run(self, [x, weight, y, gradient], bias))
     }
 }
 

@@ -59,13 +59,14 @@ pub(crate) trait Weighted: Send + Sync {
 
     fn forward(&self, x: Stored<'_>, weight: Stored<'_>, bias: Option<Stored<'_>>) -> Result<(CpuStorage, Shape)>;
 
-    /// Computes the gradients of `x`, the weight and the bias, from that of the result; `None` for one that is not
-    /// needed.
+    /// Computes the gradients of `x`, the weight and the bias, from the result `y` and its gradient; `None` for one
+    /// that is not needed.
     fn backward(
         &self,
         x: &Tensor,
         weight: &Tensor,
         bias: Option<&Tensor>,
+        y: &Tensor,
         gradient: &Tensor,
     ) -> Result<[Option<Tensor>; 3]>;
 }
@@ -95,8 +96,8 @@ impl<O: Weighted> CustomOp2 for WithWeight<O> {
         self.0.forward((x, lx), (w, lw), None)
     }
 
-    fn bwd(&self, x: &Tensor, w: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let [x, weight, _] = self.0.backward(x, w, None, gradient)?;
+    fn bwd(&self, x: &Tensor, w: &Tensor, y: &Tensor, gradient: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let [x, weight, _] = self.0.backward(x, w, None, y, gradient)?;
         Ok((x, weight))
     }
 }
@@ -123,10 +124,10 @@ impl<O: Weighted> CustomOp3 for WithWeight<O> {
         x: &Tensor,
         w: &Tensor,
         b: &Tensor,
-        _: &Tensor,
+        y: &Tensor,
         gradient: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let [x, weight, bias] = self.0.backward(x, w, Some(b), gradient)?;
+        let [x, weight, bias] = self.0.backward(x, w, Some(b), y, gradient)?;
         Ok((x, weight, bias))
     }
 }

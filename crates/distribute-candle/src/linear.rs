@@ -130,6 +130,7 @@ impl Weighted for Product {
         x: &Tensor,
         weight: &Tensor,
         bias: Option<&Tensor>,
+        _: &Tensor,
         gradient: &Tensor,
     ) -> Result<[Option<Tensor>; 3]> {
         fn run<T: Element>(
@@ -172,6 +173,7 @@ impl<T: Element> Weighted for ProductGelu<T> {
         x: &Tensor,
         weight: &Tensor,
         bias: Option<&Tensor>,
+        _: &Tensor,
         gradient: &Tensor,
     ) -> Result<[Option<Tensor>; 3]> {
         let product = self.product.get().ok_or_else(|| Error::Msg("backward comes before forward".to_owned()))?;

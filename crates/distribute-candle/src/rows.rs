@@ -157,6 +157,7 @@ impl Weighted for Norm {
         x: &Tensor,
         weight: &Tensor,
         bias: Option<&Tensor>,
+        _: &Tensor,
         gradient: &Tensor,
     ) -> Result<[Option<Tensor>; 3]> {
         fn run<T: Element>(how: Normalise, [x, weight, gradient]: [&Tensor; 3]) -> Result<[Tensor; 3]> {

@@ -1,5 +1,6 @@
 //! Batch normalisation, in the parts between which replicas exchange sums.
 
+use distribute_rows::relu::rectified;
 use distribute_rows::{Float, compiled, simd, sum, sum_of_pairs};
 
 use crate::parallel::{check, each_chunk, mapped};
@@ -74,13 +75,6 @@ impl Batch {
     fn moments_generic<T: Float>(&self, x: &[T]) -> Vec<Moments> {
         self.check("the input", x);
         let size = self.size as f64;
-        let of_plane = |plane: &[T], origin: T| {
-            let offset = sum(plane, |x| x - origin) / T::from_f64(size);
-            let centre = Centre { near: origin, rest: offset };
-            let rest = sum(plane, |x| centre.deviation(x)).into() / size;
-            let squares: f64 = sum(plane, |x| centre.deviation(x) * centre.deviation(x)).into();
-            (offset.into() + rest, squares - rest * rest * size)
-        };
         self.each_channel(
             #[inline(always)]
             |channel| {
@@ -89,7 +83,7 @@ impl Batch {
                 };
                 let (mut offset, mut deviations) = (0.0, 0.0);
                 for (example, plane) in self.planes(x, channel).enumerate() {
-                    let (of_plane, own) = of_plane(plane, *origin);
+                    let (of_plane, own) = moments_of_plane(plane, *origin);
                     let (before, apart) = (example as f64, of_plane - offset);
                     offset += apart / (before + 1.0);
                     deviations += own + apart * apart * size * (before / (before + 1.0));
@@ -186,11 +180,13 @@ impl Batch {
             #[inline(always)]
             |channel| {
                 let centre = centres[channel];
-                let planes = self.planes(x, channel).zip(self.planes(gradient, channel));
-                planes.fold([0.0; 2], |[of_gradient, of_product], (x, gradient)| {
+                let [mut of_gradient, mut of_product] = [0.0; 2];
+                for (x, gradient) in self.planes(x, channel).zip(self.planes(gradient, channel)) {
                     let product = sum_of_pairs(x, gradient, |x, gradient| centre.deviation(x) * gradient);
-                    [of_gradient + sum(gradient, |gradient| gradient).into(), of_product + product.into()]
-                })
+                    of_gradient += sum(gradient, |gradient| gradient).into();
+                    of_product += product.into();
+                }
+                [of_gradient, of_product]
             },
         )
     }
@@ -280,9 +276,15 @@ impl Batch {
     }
 }
 
+/// Returns the mean of some elements, less `origin`, and the sum of squares of their deviations from it.
 #[inline(always)]
-fn rectified<T: Float>(x: T) -> T {
-    if x < T::default() { T::default() } else { x }
+fn moments_of_plane<T: Float>(plane: &[T], origin: T) -> (f64, f64) {
+    let size = plane.len() as f64;
+    let offset = sum(plane, |x| x - origin) / T::from_f64(size);
+    let centre = Centre { near: origin, rest: offset };
+    let rest = sum(plane, |x| centre.deviation(x)).into() / size;
+    let squares: f64 = sum(plane, |x| centre.deviation(x) * centre.deviation(x)).into();
+    (offset.into() + rest, squares - rest * rest * size)
 }
 
 /// The number of elements that a thread takes at once.

@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 
-use distribute_rows::{Float, compiled, simd, sum};
+use distribute_rows::{Float, compiled, relu, simd, sum};
 
 use self::direct::Direct;
 use self::filters::{Direction, Filters};
-use self::padded::{Frame, lanes};
+use self::padded::Frame;
+use self::vectors::lanes;
 use self::weight::WeightGradient;
 use self::winograd::Winograd;
 use self::winograd::gradient::WinogradGradient;
@@ -16,6 +17,7 @@ use crate::product::{Matrix, Target, parallel_product, product};
 pub(crate) mod direct;
 pub(crate) mod filters;
 mod padded;
+mod vectors;
 pub(crate) mod weight;
 pub(crate) mod winograd;
 
@@ -23,12 +25,12 @@ pub(crate) mod winograd;
 ///
 /// There are three ways. Directly, tiles of the result are summed up in registers from a copy of the image between
 /// zeros. That is faster where the tiles are filled, on processors that multiply and add in one instruction. With a
-/// kernel of 3 × 3, a stride of 1, and 16 channels and filters or more whose transformed weight a cache holds, tiles
-/// are transformed so that there are 16 multiplications instead of 36 (Winograd's algorithm). Rounding errors are 0.6
-/// to 1.2 of those of the direct way, since sums are shorter, but places next to one that depends on an infinite number
-/// may be NaN. By columns, the elements that each place of the result needs are gathered into columns of a matrix, for
-/// as many rows of the result as a cache holds, which is then multiplied by the weight. A kernel of 1 × 1 needs no
-/// columns.
+/// kernel of 3 × 3, a stride of 1, and 16 channels and filters or more whose transformed weight a cache holds, columns
+/// of 4 places are transformed so that there are half as many multiplications (Winograd's algorithm). Rounding errors
+/// are about twice those of the direct way, up to three times in the gradient of the weight, and places next to one
+/// that depends on an infinite number may be NaN. By columns, the elements that each place of the result needs are
+/// gathered into columns of a matrix, for as many rows of the result as a cache holds, which is then multiplied by the
+/// weight. A kernel of 1 × 1 needs no columns.
 ///
 /// # Shapes
 /// Input: images × channels × height × width. Weight: filters × channels / groups × kernel height × kernel width.
@@ -76,25 +78,39 @@ impl Convolution {
 
     /// Computes the result.
     pub fn forward<T: Compiled>(&self, x: &[T], weight: &[T], bias: Option<&[T]>, out: &mut [T]) {
-        T::forward(self, x, weight, bias, out)
+        T::forward(self, x, weight, bias, false, out)
     }
 
-    fn forward_generic<T: Float>(&self, x: &[T], weight: &[T], bias: Option<&[T]>, out: &mut [T]) {
+    /// Computes the rectified linear unit of the result: 0 in place of elements below; NaN stays.
+    pub fn forward_relu<T: Compiled>(&self, x: &[T], weight: &[T], bias: Option<&[T]>, out: &mut [T]) {
+        T::forward(self, x, weight, bias, true, out)
+    }
+
+    fn forward_generic<T: Float>(&self, x: &[T], weight: &[T], bias: Option<&[T]>, rectified: bool, out: &mut [T]) {
         let sizes = self.sizes(x.len(), weight.len(), out.len());
         if let Some(bias) = bias {
             check("the bias", bias.len(), self.filters);
         }
         let images = x.len() / sizes.image;
         let frame = self.geometry();
+        let mut filters = self.own_filters(images, weight, bias);
+        filters.rectified = rectified;
         match self.way::<T>(&frame, images) {
-            Way::Winograd => Winograd::new(frame, self.own_filters(images, weight, bias)).run(x, out),
-            Way::Direct => Direct::new(frame, self.own_filters(images, weight, bias)).run(x, out),
-            Way::Columns => self.forward_by_columns(x, weight, bias, out),
+            Way::Winograd => Winograd::new(frame, filters).run(x, out),
+            Way::Direct => Direct::new(frame, filters).run(x, out),
+            Way::Columns => self.forward_by_columns(x, weight, bias, rectified, out),
         }
     }
 
     /// Computes the same as [`Self::forward`] by products of matrices.
-    pub(crate) fn forward_by_columns<T: Float>(&self, x: &[T], weight: &[T], bias: Option<&[T]>, out: &mut [T]) {
+    pub(crate) fn forward_by_columns<T: Float>(
+        &self,
+        x: &[T],
+        weight: &[T],
+        bias: Option<&[T]>,
+        rectified: bool,
+        out: &mut [T],
+    ) {
         let sizes = self.sizes(x.len(), weight.len(), out.len());
         let Sizes { image, result, plane, depth, .. } = sizes;
         let of_group = self.filters / self.groups;
@@ -114,6 +130,12 @@ impl Convolution {
                         let out = Target { data: &mut out[places.start..], row: plane, add: bias.is_some() };
                         product(out, [of_group, depth, places.len()], Matrix::new(weight, depth), x, T::ONE);
                     }
+                }
+                if rectified {
+                    simd(
+                        #[inline(always)]
+                        || out.iter_mut().for_each(|x| *x = relu::rectified(*x)),
+                    );
                 }
             }
         });
@@ -193,8 +215,8 @@ impl Convolution {
 
     fn backward_weight_generic<T: Float>(&self, x: &[T], gradient: &[T], out: &mut [T]) {
         let images = x.len() / self.sizes(x.len(), out.len(), gradient.len()).image;
-        // A tile has two vectors of filters, and elements of several channels.
-        let tiled = self.is_direct() && self.channels > 1 && self.filters / self.groups >= lanes::<T>();
+        // A tile has vectors of filters, and elements of several channels.
+        let tiled = self.is_direct() && self.channels > 1 && self.filters / self.groups >= 8;
         match self.way::<T>(&self.geometry(), images) {
             Way::Winograd => WinogradGradient::new(self, x, gradient).run(out),
             Way::Direct | Way::Columns if tiled => WeightGradient::new(self, x, gradient).run(out),
@@ -281,7 +303,7 @@ impl Convolution {
 
     /// Returns the fastest way for a frame.
     fn way<T: Float>(&self, frame: &Frame, images: usize) -> Way {
-        if !self.is_direct() || !frame.suits_tiles(images, lanes::<T>()) {
+        if !self.is_direct() || !frame.suits_tiles(images, lanes::<T>(frame.output[1])) {
             return Way::Columns;
         }
         if self.is_winograd() { Way::Winograd } else { Way::Direct }
@@ -532,6 +554,7 @@ compiled! {
         x: &[Self],
         weight: &[Self],
         bias: Option<&[Self]>,
+        rectified: bool,
         out: &mut [Self],
     ) = Convolution::forward_generic;
     fn backward_input(

@@ -3,6 +3,12 @@
 use crate::parallel::{check, each_element};
 use crate::{Float, compiled};
 
+/// Returns 0 in place of a number below it; NaN stays.
+#[inline(always)]
+pub fn rectified<T: Float>(x: T) -> T {
+    if x < T::default() { T::default() } else { x }
+}
+
 /// Replaces elements below 0 by 0; NaN stays.
 ///
 /// # Shapes
@@ -18,7 +24,7 @@ fn forward_generic<T: Float>(x: &[T], out: &mut [T]) {
         #[inline(always)]
         |at, out| {
             for (out, x) in out.iter_mut().zip(&x[at..]) {
-                *out = if *x < T::default() { T::default() } else { *x };
+                *out = rectified(*x);
             }
         },
     );

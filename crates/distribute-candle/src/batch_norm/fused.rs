@@ -26,6 +26,7 @@ impl Weighted for Fused {
         x: &Tensor,
         weight: &Tensor,
         _: Option<&Tensor>,
+        _: &Tensor,
         gradient: &Tensor,
     ) -> Result<[Option<Tensor>; 3]> {
         by_type!(x.dtype(), changes(&self.0, x, weight, gradient))

@@ -99,6 +99,9 @@ fn convolutions_are_candles() {
         let theirs = |x: &[Tensor]| candle_nn::Conv2d::new(x[1].clone(), x.get(2).cloned(), config).forward(&x[0]);
         compare(&given, ours, theirs);
         compare(&given[..2], ours, theirs);
+        let rectified = |x: &[Tensor]| Conv2d::new(x[1].clone(), x.get(2).cloned(), config).forward_relu(&x[0]);
+        compare(&given, rectified, |x| theirs(x)?.relu());
+        compare(&given[..2], rectified, |x| theirs(x)?.relu());
     }
 }
 

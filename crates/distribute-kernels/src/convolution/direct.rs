@@ -3,8 +3,9 @@
 use distribute_rows::Float;
 use pulp::{Arch, NullaryFnOnce};
 
-use super::filters::{Filters, WIDEST};
-use super::padded::{Frame, Padded, lanes};
+use super::filters::Filters;
+use super::padded::{Frame, Padded};
+use super::vectors::{MOST_SUMS, Tiles, finished, lanes, write};
 use crate::parallel::{each_chunk, share};
 
 /// A convolution that sums up tiles of the result in registers, some vectors of a plane for some filters each, from a
@@ -31,7 +32,8 @@ impl<'a, T: Float> Direct<'a, T> {
 
     /// Computes the results of all images.
     pub(crate) fn run(&self, x: &[T], out: &mut [T]) {
-        match lanes::<T>() {
+        match lanes::<T>(self.frame.output[1]) {
+            16 => self.run_by::<16>(x, out),
             8 => self.run_by::<8>(x, out),
             _ => self.run_by::<4>(x, out),
         }
@@ -45,10 +47,11 @@ impl<'a, T: Float> Direct<'a, T> {
         let share = share(out.len() / result);
         each_chunk(out, share * result, |at, out| {
             let mut copy = vec![T::default(); filters.channels * padded.plane];
+            let mut sums = [[T::default(); LANES]; MOST_SUMS];
             for (part, out) in out.chunks_exact_mut(result).enumerate() {
                 let first = (at * share + part) * filters.part;
                 let x = &x[first / filters.count * input..][..input];
-                let (first, copy) = (first % filters.bias.len(), &mut copy);
+                let (first, copy, sums) = (first % filters.bias.len(), &mut copy, &mut sums);
                 Arch::new().dispatch(Part::<T, LANES> {
                     of: self,
                     padded: &padded,
@@ -56,6 +59,7 @@ impl<'a, T: Float> Direct<'a, T> {
                     x,
                     first,
                     copy,
+                    sums,
                     out,
                 });
             }
@@ -92,6 +96,7 @@ struct Part<'a, T, const LANES: usize> {
     /// The first filter.
     first: usize,
     copy: &'a mut [T],
+    sums: &'a mut [[T; LANES]; MOST_SUMS],
     out: &'a mut [T],
 }
 
@@ -100,7 +105,7 @@ impl<T: Float, const LANES: usize> NullaryFnOnce for Part<'_, T, LANES> {
 
     #[inline(always)]
     fn call(self) {
-        let Part { of, padded, vectors, x, first, copy, out } = self;
+        let Part { of, padded, vectors, x, first, copy, sums, out } = self;
         let ([height, width], filters) = (of.frame.output, &of.filters);
         let (plane, depth) = (height * width, filters.channels * padded.taps.len());
         let packed = filters.blocks.iter().map(|block| block.width).sum::<usize>() * depth;
@@ -111,19 +116,17 @@ impl<T: Float, const LANES: usize> NullaryFnOnce for Part<'_, T, LANES> {
             for block in &filters.blocks {
                 let bias = &filters.bias[first + block.first..];
                 let out = &mut out[block.first * plane..];
-                let tiles = Tiles::<T, LANES> {
+                let mut tiles = Band::<T, LANES> {
                     padded,
                     x: copy,
                     weight: &weight[..block.width * depth],
                     bias,
+                    rectified: filters.rectified,
                     plane,
                     start: rows.start * width,
+                    sums,
                 };
-                match block.width {
-                    2 => tiles.run::<2, 4>(vectors, out),
-                    4 => tiles.run::<4, 2>(vectors, out),
-                    _ => tiles.run::<WIDEST, 2>(vectors, out),
-                }
+                tiles.run(block.width, vectors, out);
                 weight = &weight[block.width * depth..];
             }
         }
@@ -131,61 +134,47 @@ impl<T: Float, const LANES: usize> NullaryFnOnce for Part<'_, T, LANES> {
 }
 
 /// A band of the result of a block of filters.
-struct Tiles<'a, T, const LANES: usize> {
+struct Band<'a, T, const LANES: usize> {
     padded: &'a Padded,
     /// A padded copy of the channels.
     x: &'a [T],
     weight: &'a [T],
     /// The bias from the first filter.
     bias: &'a [T],
+    rectified: bool,
     /// The number of elements of a plane of the result.
     plane: usize,
     /// Where the band is in a plane.
     start: usize,
+    /// Room for the sums of a tile.
+    sums: &'a mut [[T; LANES]; MOST_SUMS],
 }
 
-impl<T: Float, const LANES: usize> Tiles<'_, T, LANES> {
-    /// Computes vectors, `VECTORS` at once: with those of all filters they are as many as registers hold.
-    #[inline(always)]
-    fn run<const FILTERS: usize, const VECTORS: usize>(&self, mut vectors: &[Vector], out: &mut [T]) {
-        let bias = std::array::from_fn(|filter| self.bias.get(filter).copied().unwrap_or_default());
-        while let Some((tile, rest)) = vectors.split_first_chunk::<VECTORS>() {
-            self.tile(tile, &bias, out);
-            vectors = rest;
-        }
-        for vector in vectors {
-            self.tile::<FILTERS, 1>(&[*vector], &bias, out);
-        }
-    }
+impl<T: Float, const LANES: usize> Tiles<T, LANES> for Band<'_, T, LANES> {
+    type Vector = Vector;
 
-    /// Computes some vectors. What they have beyond the ends of rows is overwritten by those of the next rows.
+    /// Computes a tile. What vectors have beyond the ends of rows is overwritten by those of the next rows.
     #[inline(always)]
-    fn tile<const FILTERS: usize, const VECTORS: usize>(
-        &self,
-        vectors: &[Vector; VECTORS],
-        bias: &[T; FILTERS],
-        out: &mut [T],
-    ) {
-        let sums = self.sums::<FILTERS, VECTORS>(vectors, bias);
-        for (filter, sums) in sums.iter().enumerate() {
-            let Some(out) = out.get_mut(filter * self.plane..(filter + 1) * self.plane) else { return };
+    fn tile<const FILTERS: usize, const VECTORS: usize>(&mut self, vectors: &[Vector; VECTORS], out: &mut [T]) {
+        // Sums stay in registers until they are copied as a whole.
+        let sums = self.sums::<FILTERS, VECTORS>(vectors);
+        self.sums[..FILTERS * VECTORS].copy_from_slice(sums.as_flattened());
+        let planes = out.chunks_exact_mut(self.plane).zip(self.bias);
+        for ((out, bias), sums) in planes.zip(self.sums[..FILTERS * VECTORS].as_chunks::<VECTORS>().0) {
             for (vector, sums) in vectors.iter().zip(sums) {
-                let out = &mut out[self.start + vector.to..];
-                match out.first_chunk_mut() {
-                    Some(out) => *out = *sums,
-                    None => out.iter_mut().zip(sums).for_each(|(out, sum)| *out = *sum),
-                }
+                write(finished(*sums, *bias, self.rectified), &mut out[self.start + vector.to..]);
             }
         }
     }
+}
 
+impl<T: Float, const LANES: usize> Band<'_, T, LANES> {
     /// Returns vectors for each filter. Sums stay in registers because indices are constants and nothing refers to
     /// them.
     #[inline(always)]
     fn sums<const FILTERS: usize, const VECTORS: usize>(
         &self,
         vectors: &[Vector; VECTORS],
-        bias: &[T; FILTERS],
     ) -> [[[T; LANES]; VECTORS]; FILTERS] {
         let &Padded { plane, ref taps, reach, .. } = self.padded;
         let mut sums = [[[T::default(); LANES]; VECTORS]; FILTERS];
@@ -211,14 +200,6 @@ impl<T: Float, const LANES: usize> Tiles<'_, T, LANES> {
                 }
             }
         }
-        let mut biased = [[[T::default(); LANES]; VECTORS]; FILTERS];
-        for filter in 0..FILTERS {
-            for vector in 0..VECTORS {
-                for lane in 0..LANES {
-                    biased[filter][vector][lane] = sums[filter][vector][lane] + bias[filter];
-                }
-            }
-        }
-        biased
+        sums
     }
 }

@@ -17,6 +17,8 @@ pub(crate) struct Filters<'a, T> {
     pub(super) blocks: Vec<Block>,
     /// The bias by filter.
     pub(super) bias: Vec<T>,
+    /// Whether results below 0 are replaced by 0.
+    pub(super) rectified: bool,
 }
 
 /// The convolution that has the filters.
@@ -49,7 +51,7 @@ impl<'a, T: Float> Filters<'a, T> {
         let threads = rayon::current_num_threads();
         let enough = |parts: &usize| count.is_multiple_of(*parts) && inputs * parts >= threads;
         let part = count / (1..count).find(enough).unwrap_or(count);
-        Filters { weight, direction, channels, count, part, blocks: blocks(part), bias }
+        Filters { weight, direction, channels, count, part, blocks: blocks(part), bias, rectified: false }
     }
 
     /// Packs the filters by part, block, place and filter of the block. `transform` makes `elements` numbers of a

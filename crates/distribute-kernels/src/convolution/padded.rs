@@ -144,14 +144,6 @@ impl Padded {
     }
 }
 
-/// Returns how many elements a register has.
-pub(super) const fn lanes<T>() -> usize {
-    match size_of::<T>() {
-        4 => 8,
-        _ => 4,
-    }
-}
-
 /// The number of elements of a copy, where the image is larger: 96 KB of f32. With 256 KB, half of a second-level
 /// cache, 128 channels of 28 × 28 took a third longer.
-const COPY: usize = 24 * 1024;
+pub(super) const COPY: usize = 24 * 1024;

@@ -6,7 +6,8 @@ use distribute_rows::Float;
 use pulp::{Arch, NullaryFnOnce};
 
 use super::Convolution;
-use super::padded::{Frame, Padded, lanes};
+use super::padded::{Frame, Padded};
+use super::vectors::lanes;
 use crate::parallel::sum_of_parts;
 
 /// The gradient of a weight: sums over all places of the result, made in registers for several elements of the kernel
@@ -22,25 +23,18 @@ pub(crate) struct WeightGradient<'a, T> {
     x: &'a [T],
     gradient: &'a [T],
     padded: Padded,
-    /// Where the elements that make a filter are in a padded copy, relative to the first under the kernel.
-    elements: Vec<[usize; ELEMENTS]>,
     /// Where the first element under the kernel is, for each place of a band.
     places: Vec<usize>,
 }
 
-/// Numbers of a block of filters: two registers.
-type Block<T, const LANES: usize> = [[T; LANES]; 2];
+/// Numbers of a block of filters: one register or two.
+pub(super) type Numbers<T, const LANES: usize, const VECTORS: usize> = [[T; LANES]; VECTORS];
 
 impl<'a, T: Float> WeightGradient<'a, T> {
     /// Prepares the sum. `gradient` has the shape of the result.
     pub(crate) fn new(of: &Convolution, x: &'a [T], gradient: &'a [T]) -> WeightGradient<'a, T> {
         let (frame, channels) = (of.geometry(), of.channels / of.groups);
         let padded = Padded::new(frame, channels, 1);
-        let taps = &padded.taps;
-        let offsets: Vec<usize> =
-            (0..channels * taps.len()).map(|at| at / taps.len() * padded.plane + taps[at % taps.len()]).collect();
-        let element = |chunk: &[usize]| std::array::from_fn(|at| chunk.get(at).copied().unwrap_or_default());
-        let elements = offsets.chunks(ELEMENTS).map(element).collect();
         let (rows, width) = (padded.bands().next().unwrap_or_default(), frame.output[1]);
         let places = (0..rows.len() * width).map(|at| padded.start(at / width) + at % width).collect();
         WeightGradient {
@@ -51,94 +45,102 @@ impl<'a, T: Float> WeightGradient<'a, T> {
             x,
             gradient,
             padded,
-            elements,
             places,
         }
     }
 
     /// Computes the gradient, of the shape of the weight.
     pub(crate) fn run(&self, out: &mut [T]) {
-        match lanes::<T>() {
-            8 => self.run_by::<8>(out),
-            _ => self.run_by::<4>(out),
+        let lanes = lanes::<T>(self.filters);
+        match (lanes, self.filters > lanes) {
+            (16, false) => self.run_by::<16, 1, 12>(out),
+            (16, true) => self.run_by::<16, 2, 6>(out),
+            (8, false) => self.run_by::<8, 1, 12>(out),
+            (8, true) => self.run_by::<8, 2, 6>(out),
+            (_, false) => self.run_by::<4, 1, 12>(out),
+            (_, true) => self.run_by::<4, 2, 6>(out),
         }
     }
 
-    fn run_by<const LANES: usize>(&self, out: &mut [T]) {
+    /// Computes it with sums of `ELEMENTS` elements of the kernel for `VECTORS` vectors of filters in registers.
+    fn run_by<const LANES: usize, const VECTORS: usize, const ELEMENTS: usize>(&self, out: &mut [T]) {
         let image = self.groups * self.channels * self.frame.size[0] * self.frame.size[1];
-        let (depth, block) = (self.channels * self.padded.taps.len(), self.block::<LANES>());
-        let in_group = self.filters.div_ceil(2 * LANES) * block;
+        let taps = &self.padded.taps;
+        let depth = self.channels * taps.len();
+        let offset = |at: usize| at / taps.len() * self.padded.plane + taps[at % taps.len()];
+        let elements = chunks::<ELEMENTS>(depth, offset);
+        let of_block = elements.len() * ELEMENTS;
+        let in_group = self.filters.div_ceil(VECTORS * LANES) * of_block * VECTORS * LANES;
         let mut sums = vec![T::default(); self.groups * in_group];
         sum_of_parts(&mut sums, self.x.len() / image, |images, sums| {
-            Arch::new().dispatch(Part::<T, LANES> { of: self, images, sums });
+            let elements = &elements;
+            Arch::new().dispatch(Part::<T, LANES, VECTORS, ELEMENTS> { of: self, elements, images, sums });
         });
         let groups = out.chunks_exact_mut(self.filters * depth).zip(sums.chunks_exact(in_group));
         for (out, sums) in groups {
             for (filter, out) in out.chunks_exact_mut(depth).enumerate() {
-                let sums = &sums[filter / (2 * LANES) * block + filter % (2 * LANES)..];
-                out.iter_mut().zip(sums.iter().step_by(2 * LANES)).for_each(|(out, sum)| *out = *sum);
+                let sums = of_filter::<T, LANES, VECTORS>(sums, of_block, filter);
+                out.iter_mut().zip(sums).for_each(|(out, sum)| *out = sum);
             }
         }
     }
+}
 
-    /// Returns the number of sums of a block of filters.
-    fn block<const LANES: usize>(&self) -> usize {
-        self.elements.len() * ELEMENTS * 2 * LANES
-    }
+/// Returns the sums of a filter, of which each block of filters has `of_block`.
+pub(super) fn of_filter<T: Float, const LANES: usize, const VECTORS: usize>(
+    sums: &[T],
+    of_block: usize,
+    filter: usize,
+) -> impl Iterator<Item = T> {
+    let width = VECTORS * LANES;
+    sums[filter / width * of_block * width + filter % width..].iter().step_by(width).copied()
+}
+
+/// Returns the places of elements, those at once that registers have sums of. The last ones are filled up with the
+/// first.
+pub(super) fn chunks<const ELEMENTS: usize>(count: usize, place: impl Fn(usize) -> usize) -> Vec<[usize; ELEMENTS]> {
+    let at = |at: usize| if at < count { place(at) } else { place(0) };
+    (0..count).step_by(ELEMENTS).map(|first| std::array::from_fn(|element| at(first + element))).collect()
 }
 
 /// The sum over some images.
-struct Part<'a, T, const LANES: usize> {
+struct Part<'a, T, const LANES: usize, const VECTORS: usize, const ELEMENTS: usize> {
     of: &'a WeightGradient<'a, T>,
+    /// Where the elements that make a filter are in a padded copy, relative to the first under the kernel.
+    elements: &'a [[usize; ELEMENTS]],
     images: Range<usize>,
     /// Sums by group, block of filters, element of the kernel and filter of the block.
     sums: &'a mut [T],
 }
 
-impl<T: Float, const LANES: usize> NullaryFnOnce for Part<'_, T, LANES> {
+impl<T: Float, const LANES: usize, const VECTORS: usize, const ELEMENTS: usize> NullaryFnOnce
+    for Part<'_, T, LANES, VECTORS, ELEMENTS>
+{
     type Output = ();
 
     #[inline(always)]
     fn call(self) {
-        let Part { of, images, sums } = self;
-        let Frame { size, output, .. } = of.frame;
-        let (input, result) = (of.channels * size[0] * size[1], of.filters * output[0] * output[1]);
+        let Part { of, elements, images, sums } = self;
+        let Frame { size, output: [height, width], .. } = of.frame;
+        let (input, plane) = (of.channels * size[0] * size[1], height * width);
         let mut copy = vec![T::default(); of.channels * of.padded.plane];
-        let mut turned = [[[T::default(); LANES]; 2]; RUN];
+        let mut turned = [[[T::default(); LANES]; VECTORS]; RUN];
         for group in images.start * of.groups..images.end * of.groups {
-            let (x, gradient) = (&of.x[group * input..][..input], &of.gradient[group * result..][..result]);
+            let x = &of.x[group * input..][..input];
+            let gradient = &of.gradient[group * of.filters * plane..][..of.filters * plane];
             let in_group = sums.len() / of.groups;
             let sums = &mut sums[group % of.groups * in_group..][..in_group];
             for rows in of.padded.bands() {
                 of.padded.fill(x, &rows, &mut copy);
-                of.add_band(&copy, gradient, &rows, &mut turned, sums);
-            }
-        }
-    }
-}
-
-impl<T: Float> WeightGradient<'_, T> {
-    /// Adds the products of a padded copy and the gradient of some rows of a group's result.
-    #[inline(always)]
-    fn add_band<const LANES: usize>(
-        &self,
-        copy: &[T],
-        gradient: &[T],
-        rows: &Range<usize>,
-        turned: &mut [Block<T, LANES>; RUN],
-        sums: &mut [T],
-    ) {
-        let [height, width] = self.frame.output;
-        for (run, places) in self.places[..rows.len() * width].chunks(RUN).enumerate() {
-            let start = rows.start * width + run * RUN;
-            let blocks = gradient.chunks(2 * LANES * height * width);
-            for (gradient, sums) in blocks.zip(sums.chunks_exact_mut(self.block::<LANES>())) {
-                let turned = &mut turned[..places.len()];
-                turn(&gradient[start..], height * width, turned);
-                for (elements, sums) in self.elements.iter().zip(sums.chunks_exact_mut(ELEMENTS * 2 * LANES)) {
-                    let products = products(copy, elements, places, turned);
-                    let vectors = sums.chunks_exact_mut(LANES).zip(products.as_flattened());
-                    vectors.for_each(|(sums, vector)| sums.iter_mut().zip(vector).for_each(|(sum, x)| *sum += *x));
+                for (run, places) in of.places[..rows.len() * width].chunks(RUN).enumerate() {
+                    let start = rows.start * width + run * RUN;
+                    let blocks = gradient.chunks(VECTORS * LANES * plane);
+                    let of_block = elements.len() * ELEMENTS * VECTORS * LANES;
+                    for (gradient, sums) in blocks.zip(sums.chunks_exact_mut(of_block)) {
+                        let turned = &mut turned[..places.len()];
+                        turn(&gradient[start..], plane, turned);
+                        add(&copy, elements, places, turned, sums);
+                    }
                 }
             }
         }
@@ -147,32 +149,55 @@ impl<T: Float> WeightGradient<'_, T> {
 
 /// Copies the beginning of a block's planes such that the numbers of a place are next to each other.
 #[inline(always)]
-fn turn<T: Float, const LANES: usize>(gradient: &[T], plane: usize, out: &mut [Block<T, LANES>]) {
-    for (filter, gradient) in gradient.chunks(plane).enumerate().take(2 * LANES) {
+pub(super) fn turn<T: Float, const LANES: usize, const VECTORS: usize>(
+    gradient: &[T],
+    plane: usize,
+    out: &mut [Numbers<T, LANES, VECTORS>],
+) {
+    for (filter, gradient) in gradient.chunks(plane).enumerate().take(VECTORS * LANES) {
         for (out, gradient) in out.iter_mut().zip(gradient) {
             out.as_flattened_mut()[filter] = *gradient;
         }
     }
 }
 
-/// Returns the sums, over some places, of products of elements under the kernel and the gradient.
+/// Adds the products of elements under the kernel and the gradient at some places to the sums.
 #[inline(always)]
-fn products<T: Float, const LANES: usize>(
+pub(super) fn add<T: Float, const LANES: usize, const VECTORS: usize, const ELEMENTS: usize>(
+    x: &[T],
+    elements: &[[usize; ELEMENTS]],
+    places: &[usize],
+    gradient: &[Numbers<T, LANES, VECTORS>],
+    sums: &mut [T],
+) {
+    let mut products = [[[T::default(); LANES]; VECTORS]; ELEMENTS];
+    for (elements, sums) in elements.iter().zip(sums.chunks_exact_mut(ELEMENTS * VECTORS * LANES)) {
+        multiply(x, elements, places, gradient, &mut products);
+        let products = products.as_flattened().as_flattened();
+        sums.iter_mut().zip(products).for_each(|(sum, product)| *sum += *product);
+    }
+}
+
+/// Computes the sums, over some places, of products of elements under the kernel and the gradient. They stay in
+/// registers until the end because indices are constants and nothing refers to them.
+#[inline(always)]
+fn multiply<T: Float, const LANES: usize, const VECTORS: usize, const ELEMENTS: usize>(
     x: &[T],
     elements: &[usize; ELEMENTS],
     places: &[usize],
-    gradient: &[Block<T, LANES>],
-) -> [Block<T, LANES>; ELEMENTS] {
+    gradient: &[Numbers<T, LANES, VECTORS>],
+    out: &mut [Numbers<T, LANES, VECTORS>; ELEMENTS],
+) {
     let reach = places.last().map_or(0, |last| last + 1);
     let mut rows = [x; ELEMENTS];
-    for (row, from) in rows.iter_mut().zip(elements) {
-        *row = &x[*from..][..reach];
+    for element in 0..ELEMENTS {
+        rows[element] = &x[elements[element]..][..reach];
     }
-    let mut sums = [[[T::default(); LANES]; 2]; ELEMENTS];
+    let mut sums = [[[T::default(); LANES]; VECTORS]; ELEMENTS];
     for (place, gradient) in places.iter().zip(gradient) {
         for element in 0..ELEMENTS {
             let x = rows[element][*place];
-            for vector in 0..2 {
+            for vector in 0..VECTORS {
                 for lane in 0..LANES {
                     let sum = sums[element][vector][lane];
                     sums[element][vector][lane] = x.mul_add(gradient[vector][lane], sum);
@@ -180,11 +205,8 @@ fn products<T: Float, const LANES: usize>(
             }
         }
     }
-    sums
+    *out = sums;
 }
 
-/// The number of elements of the kernel whose sums are in registers.
-const ELEMENTS: usize = 6;
-
 /// The number of places whose numbers a first-level cache holds.
-const RUN: usize = 128;
+pub(super) const RUN: usize = 128;

@@ -1,31 +1,31 @@
 //! Convolution with kernels of 3 × 3 that multiplies less often.
 
+use std::ops::Range;
+
 use distribute_rows::Float;
 use pulp::{Arch, NullaryFnOnce};
 
-use super::filters::{Filters, WIDEST};
-use super::padded::{Frame, Padded, lanes};
+use super::filters::Filters;
+use super::padded::{COPY, Frame};
+use super::vectors::{MOST_SUMS, Tiles, finished, lanes, write};
 use crate::parallel::{each_chunk, share};
 
 pub(crate) mod gradient;
 
-/// A convolution with a kernel of 3 × 3 and a stride of 1 that makes tiles of 2 × 2 places of the result by 16
+/// A convolution with a kernel of 3 × 3 and a stride of 1 that makes tiles of 4 rows and a column of the result by 18
 /// multiplications for each channel, where the definition has 36.
 ///
-/// Images and kernels are transformed by sums, and then a product of matrices is made for each of the 16 elements of a
-/// transformed tile. Where an element of the input is not finite, the places of all tiles that it takes part in are
-/// NaN.
+/// Tiles lie in columns because vectors, which lie in rows, then need no shuffling. Rows of the image and of the kernel
+/// are transformed by sums, and each of the 6 elements of a transformed column is convolved with its row of 3. Where an
+/// element of the input is not finite, the places of all tiles that it takes part in are NaN.
 ///
 /// # Source
-/// Lavin and Gray, "Fast algorithms for convolutional neural networks", 2016: F(2 × 2, 3 × 3).
+/// Lavin and Gray, "Fast algorithms for convolutional neural networks", 2016: F(4, 3), in one dimension.
 #[derive(Debug)]
 pub(crate) struct Winograd<'a, T> {
-    /// The frame of tiles.
-    tiles: Frame,
-    /// Height and width of the result.
-    output: [usize; 2],
+    frame: Frame,
     filters: Filters<'a, T>,
-    /// The transformed weight by part, block, element, channel and filter of the block.
+    /// The transformed weight by part, block, element, channel, column of the kernel and filter of the block.
     weight: Vec<T>,
 }
 
@@ -33,302 +33,324 @@ impl<'a, T: Float> Winograd<'a, T> {
     /// Prepares the convolution in this frame.
     pub(crate) fn new(frame: Frame, filters: Filters<'a, T>) -> Winograd<'a, T> {
         let channels = filters.channels;
-        let weight = filters.packed(ELEMENTS, transform_kernel, |channel, element| element * channels + channel);
-        Winograd { tiles: tiles(frame), output: frame.output, filters, weight }
+        let place = |channel: usize, at: usize| (at / TAPS * channels + channel) * TAPS + at % TAPS;
+        let weight = filters.packed(ELEMENTS * TAPS, transform_kernel, place);
+        Winograd { frame, filters, weight }
     }
 
     /// Computes the results of all images.
     pub(crate) fn run(&self, x: &[T], out: &mut [T]) {
-        match lanes::<T>() {
-            8 if self.tiles.output[1] > 4 => self.run_by::<8, 8>(x, out),
-            8 => self.run_by::<8, 4>(x, out),
-            _ => self.run_by::<4, 4>(x, out),
+        match lanes::<T>(self.frame.output[1]) {
+            16 => self.run_by::<16>(x, out),
+            8 => self.run_by::<8>(x, out),
+            _ => self.run_by::<4>(x, out),
         }
     }
 
-    /// Computes them with vectors of `LANES` elements in products, and of `TILES` tiles in transforms.
-    fn run_by<const LANES: usize, const TILES: usize>(&self, x: &[T], out: &mut [T]) {
-        let ([height, width], filters) = (self.output, &self.filters);
-        let input = filters.channels * self.tiles.size[0] * self.tiles.size[1];
-        let result = filters.part * height * width;
-        let padded = Padded::new(self.tiles, filters.channels, TILES);
-        let vectors = vectors(&padded, self.tiles.output[1], TILES);
+    fn run_by<const LANES: usize>(&self, x: &[T], out: &mut [T]) {
+        let (Frame { size, output, .. }, filters) = (self.frame, &self.filters);
+        let (input, result) = (filters.channels * size[0] * size[1], filters.part * output[0] * output[1]);
+        let tall = Tall::new(self.frame, filters.channels, LANES);
+        let vectors = self.vectors::<LANES>(&tall);
         let share = share(out.len() / result);
         each_chunk(out, share * result, |at, out| {
-            let mut copy = vec![T::default(); filters.channels * padded.plane];
-            let mut transformed = vec![[[[T::default(); LANES]; 2]; ELEMENTS + 1]; filters.channels];
-            let mut products = [[[[T::default(); LANES]; 2]; ELEMENTS]; WIDEST];
+            let mut copy = vec![T::default(); filters.channels * tall.plane];
+            let mut products = vec![[T::default(); LANES]; ELEMENTS * MOST_SUMS];
             for (part, out) in out.chunks_exact_mut(result).enumerate() {
                 let first = (at * share + part) * filters.part;
-                Arch::new().dispatch(Part::<T, LANES, TILES> {
+                let x = &x[first / filters.count * input..][..input];
+                Arch::new().dispatch(Part::<T, LANES> {
                     of: self,
-                    padded: &padded,
+                    tall: &tall,
                     vectors: &vectors,
-                    x: &x[first / filters.count * input..][..input],
+                    x,
                     first: first % filters.bias.len(),
                     copy: &mut copy,
-                    transformed: &mut transformed,
                     products: &mut products,
                     out,
                 });
             }
         });
     }
+
+    /// Returns the vectors of tiles of a band. The last one of a row ends where the row does, and computes some tiles
+    /// again.
+    fn vectors<const LANES: usize>(&self, tall: &Tall) -> Vec<Vector> {
+        let width = self.frame.output[1];
+        let in_row = |row: usize| {
+            (0..width).step_by(LANES).map(move |column| Vector { row, column: column.min(width.saturating_sub(LANES)) })
+        };
+        (0..tall.rows).flat_map(in_row).collect()
+    }
 }
 
-/// Some tiles of a row.
+/// A vector of tiles. It may reach beyond the end of a row that is shorter.
 #[derive(Clone, Copy, Debug)]
 struct Vector {
-    /// Where the first tile is in a channel of the padded copy.
-    from: usize,
     /// The row of tiles in the band.
     row: usize,
     /// The first tile's column.
     column: usize,
 }
 
-/// Returns the tiles of a band, `tiles` at once.
-fn vectors(padded: &Padded, width: usize, tiles: usize) -> Vec<Vector> {
-    let rows = padded.bands().next().unwrap_or_default();
-    let in_row = |row: usize| {
-        let start = padded.start(row);
-        (0..width).step_by(tiles).map(move |column| Vector { from: start + column, row, column })
-    };
-    rows.flat_map(in_row).collect()
+/// The layout of padded copies of some rows of images, transformed in columns.
+#[derive(Clone, Copy, Debug)]
+struct Tall {
+    frame: Frame,
+    /// The number of elements of a row.
+    row: usize,
+    /// Rows of tiles in a copy, as many as a cache holds.
+    rows: usize,
+    /// How far the elements of a transformed column are from each other.
+    element: usize,
+    /// The number of elements of a channel.
+    plane: usize,
 }
 
-/// Some transformed tiles of a channel in registers. The last element is not used: it keeps channels from the same
-/// places of a cache.
-type Transformed<T, const LANES: usize, const REGISTERS: usize> = [[[T; LANES]; REGISTERS]; ELEMENTS + 1];
-
-/// Products of transformed tiles and a filter.
-type Products<T, const LANES: usize> = [[[T; LANES]; 2]; ELEMENTS];
-
-/// Transforms some tiles of a channel, and writes them from the place `to`.
-#[inline(always)]
-fn transform<T: Float, const LANES: usize, const REGISTERS: usize, const TILES: usize>(
-    taps: &[usize; ELEMENTS],
-    x: &[T],
-    to: usize,
-    out: &mut Transformed<T, LANES, REGISTERS>,
-) {
-    let (a, b) = (line::<T, TILES>(x, taps, 0), line(x, taps, 4));
-    let (c, d) = (line(x, taps, 8), line(x, taps, 12));
-    transform_line(minus_line(a, c), 0, to, out);
-    transform_line(plus_line(b, c), 4, to, out);
-    transform_line(minus_line(c, b), 8, to, out);
-    transform_line(minus_line(b, d), 12, to, out);
-}
-
-/// Numbers of a row of some tiles.
-type Line<T, const TILES: usize> = [[T; TILES]; 4];
-
-/// Returns a row of tiles.
-#[inline(always)]
-fn line<T: Float, const TILES: usize>(x: &[T], taps: &[usize; ELEMENTS], first: usize) -> Line<T, TILES> {
-    let mut line = [[T::default(); TILES]; 4];
-    for j in 0..4 {
-        line[j].copy_from_slice(&x[taps[first + j]..][..TILES]);
+impl Tall {
+    /// Lays out copies of `channels` channels for vectors of `lanes` elements.
+    fn new(frame: Frame, channels: usize, lanes: usize) -> Tall {
+        let row = frame.output[1].max(lanes) + TAPS - 1;
+        let height = frame.output[0].div_ceil(ROWS);
+        let fit = (COPY / (channels * ELEMENTS * row)).clamp(1, height);
+        // All bands have about as many.
+        let rows = height.div_ceil(height.div_ceil(fit));
+        let element = rows * row;
+        Tall { frame, row, rows, element, plane: ELEMENTS * element }
     }
-    line
-}
 
-/// Transforms a row of tiles.
-#[inline(always)]
-fn transform_line<T: Float, const LANES: usize, const REGISTERS: usize, const TILES: usize>(
-    [a, b, c, d]: Line<T, TILES>,
-    first: usize,
-    to: usize,
-    out: &mut Transformed<T, LANES, REGISTERS>,
-) {
-    let line = [minus(a, c), plus(b, c), minus(c, b), minus(b, d)];
-    for j in 0..4 {
-        out[first + j].as_flattened_mut()[to..][..TILES].copy_from_slice(&line[j]);
+    /// Divides the rows of tiles into those of one copy each.
+    fn bands(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (height, rows) = (self.frame.output[0].div_ceil(ROWS), self.rows);
+        (0..height).step_by(rows).map(move |from| from..height.min(from + rows))
+    }
+
+    /// Copies what some rows of tiles need from all channels of `x`, transformed. What `copy` holds is from former
+    /// calls, or 0.
+    #[inline(always)]
+    fn fill<T: Float>(&self, x: &[T], rows: &Range<usize>, copy: &mut [T]) {
+        match (self.frame.size[1], size_of::<T>()) {
+            (16.., 4) => self.fill_by::<T, 16>(x, rows, copy),
+            (8.., 4) => self.fill_by::<T, 8>(x, rows, copy),
+            (4.., _) => self.fill_by::<T, 4>(x, rows, copy),
+            _ => self.fill_by::<T, 1>(x, rows, copy),
+        }
+    }
+
+    #[inline(always)]
+    fn fill_by<T: Float, const LANES: usize>(&self, x: &[T], rows: &Range<usize>, copy: &mut [T]) {
+        let Frame { size: [height, width], padding, .. } = self.frame;
+        for (x, copy) in x.chunks_exact(height * width).zip(copy.chunks_exact_mut(self.plane)) {
+            for (at, row) in rows.clone().enumerate() {
+                let mut inputs = [None; ELEMENTS];
+                for (i, input) in inputs.iter_mut().enumerate() {
+                    let y = (ROWS * row + i).checked_sub(padding[0]).filter(|y| *y < height);
+                    *input = y.map(|y| &x[y * width..][..width]);
+                }
+                let copy = &mut copy[at * self.row + padding[1]..];
+                for column in (0..width).step_by(LANES) {
+                    let column = column.min(width - LANES);
+                    let mut numbers = [[T::default(); LANES]; ELEMENTS];
+                    for i in 0..ELEMENTS {
+                        if let Some(input) = inputs[i] {
+                            numbers[i].copy_from_slice(&input[column..][..LANES]);
+                        }
+                    }
+                    let numbers = transform(numbers);
+                    for i in 0..ELEMENTS {
+                        copy[i * self.element + column..][..LANES].copy_from_slice(&numbers[i]);
+                    }
+                }
+            }
+        }
     }
 }
 
+/// Transforms columns of an image.
 #[inline(always)]
-fn plus<T: Float, const N: usize>(mut a: [T; N], b: [T; N]) -> [T; N] {
-    for lane in 0..N {
-        a[lane] += b[lane];
+fn transform<T: Float, const LANES: usize>(x: [[T; LANES]; ELEMENTS]) -> [[T; LANES]; ELEMENTS] {
+    let (two, four, five) = (T::from_f64(2.0), T::from_f64(4.0), T::from_f64(5.0));
+    let mut out = [[T::default(); LANES]; ELEMENTS];
+    for lane in 0..LANES {
+        let (a, b, c, d, e, f) = (x[0][lane], x[1][lane], x[2][lane], x[3][lane], x[4][lane], x[5][lane]);
+        let (even, odd) = (e - four * c, d - four * b);
+        let (even_of_2, odd_of_2) = (e - c, two * (d - b));
+        out[0][lane] = four * a - five * c + e;
+        out[1][lane] = even + odd;
+        out[2][lane] = even - odd;
+        out[3][lane] = even_of_2 + odd_of_2;
+        out[4][lane] = even_of_2 - odd_of_2;
+        out[5][lane] = four * b - five * d + f;
     }
-    a
+    out
 }
 
-#[inline(always)]
-fn minus<T: Float, const N: usize>(mut a: [T; N], b: [T; N]) -> [T; N] {
-    for lane in 0..N {
-        a[lane] = a[lane] - b[lane];
-    }
-    a
-}
-
-#[inline(always)]
-fn plus_line<T: Float, const N: usize>([a, b, c, d]: Line<T, N>, [e, f, g, h]: Line<T, N>) -> Line<T, N> {
-    [plus(a, e), plus(b, f), plus(c, g), plus(d, h)]
-}
-
-#[inline(always)]
-fn minus_line<T: Float, const N: usize>([a, b, c, d]: Line<T, N>, [e, f, g, h]: Line<T, N>) -> Line<T, N> {
-    [minus(a, e), minus(b, f), minus(c, g), minus(d, h)]
-}
-
-/// Returns the frame of tiles: a convolution with a kernel of 4 × 4 and a stride of 2.
-fn tiles(frame: Frame) -> Frame {
-    Frame { kernel: [4, 4], stride: 2, output: frame.output.map(|size| size.div_ceil(2)), ..frame }
-}
-
-/// Transforms a kernel of 3 × 3.
+/// Transforms the columns of a kernel.
 fn transform_kernel<T: Float>(kernel: &[T], out: &mut [T]) {
+    let [quarter, sixth, twelfth] = [4.0, 6.0, 12.0].map(|n: f64| T::from_f64(n.recip()));
     let half = T::from_f64(0.5);
-    let line = |[a, b, c]: [T; 3]| [a, (a + c + b) * half, (a + c - b) * half, c];
-    let rows: [[T; 4]; 3] = std::array::from_fn(|i| line(std::array::from_fn(|j| kernel[3 * i + j])));
-    for j in 0..4 {
-        let column = line(std::array::from_fn(|i| rows[i][j]));
-        column.iter().enumerate().for_each(|(i, x)| out[4 * i + j] = *x);
+    for tap in 0..TAPS {
+        let [a, b, c] = [0, 1, 2].map(|i| kernel[TAPS * i + tap]);
+        let (even, odd) = ((a + c) * sixth, b * sixth);
+        let (even_of_2, odd_of_2) = ((a * half * half + c) * sixth, b * twelfth);
+        let column = [a * quarter, -(even + odd), odd - even, even_of_2 + odd_of_2, even_of_2 - odd_of_2, c];
+        column.iter().enumerate().for_each(|(i, x)| out[TAPS * i + tap] = *x);
     }
+}
+
+/// Returns the elements of the result in columns of products.
+#[inline(always)]
+fn transform_back<T: Float, const LANES: usize>(products: [[T; LANES]; ELEMENTS]) -> [[T; LANES]; ROWS] {
+    let (two, four, eight) = (T::from_f64(2.0), T::from_f64(4.0), T::from_f64(8.0));
+    let mut out = [[T::default(); LANES]; ROWS];
+    for lane in 0..LANES {
+        let (a, b, c) = (products[0][lane], products[1][lane], products[2][lane]);
+        let (d, e, f) = (products[3][lane], products[4][lane], products[5][lane]);
+        let (sum, difference, sum_of_2, difference_of_2) = (b + c, b - c, d + e, d - e);
+        out[0][lane] = a + sum + sum_of_2;
+        out[1][lane] = difference + two * difference_of_2;
+        out[2][lane] = sum + four * sum_of_2;
+        out[3][lane] = difference + eight * difference_of_2 + f;
+    }
+    out
 }
 
 /// The planes of a part's filters.
-struct Part<'a, T, const LANES: usize, const TILES: usize> {
+struct Part<'a, T, const LANES: usize> {
     of: &'a Winograd<'a, T>,
-    padded: &'a Padded,
+    tall: &'a Tall,
     vectors: &'a [Vector],
     /// The channels of the group.
     x: &'a [T],
     /// The first filter.
     first: usize,
     copy: &'a mut [T],
-    transformed: &'a mut [Transformed<T, LANES, 2>],
-    /// The transformed result of a block.
-    products: &'a mut [Products<T, LANES>; WIDEST],
+    products: &'a mut [[T; LANES]],
     out: &'a mut [T],
 }
 
-impl<T: Float, const LANES: usize, const TILES: usize> NullaryFnOnce for Part<'_, T, LANES, TILES> {
+impl<T: Float, const LANES: usize> NullaryFnOnce for Part<'_, T, LANES> {
     type Output = ();
 
     #[inline(always)]
     fn call(self) {
-        let Part { of, padded, vectors, x, first, copy, transformed, products, out } = self;
-        let ([height, width], filters) = (of.output, &of.filters);
-        let (plane, depth) = (height * width, ELEMENTS * filters.channels);
+        let Part { of, tall, vectors, x, first, copy, products, out } = self;
+        let ([height, width], filters) = (of.frame.output, &of.filters);
+        let (plane, depth) = (height * width, ELEMENTS * TAPS * filters.channels);
         let packed = filters.blocks.iter().map(|block| block.width).sum::<usize>() * depth;
-        let mut taps = [0; ELEMENTS];
-        taps.copy_from_slice(&padded.taps);
-        for rows in padded.bands() {
-            padded.fill(x, &rows, copy);
-            let count = rows.len() * of.tiles.output[1].div_ceil(TILES);
-            for vectors in vectors[..count].chunks(2 * LANES / TILES) {
-                for (copy, out) in copy.chunks_exact(padded.plane).zip(&mut *transformed) {
-                    for (at, vector) in vectors.iter().enumerate() {
-                        transform::<T, LANES, 2, TILES>(&taps, &copy[vector.from..], at * TILES, out);
-                    }
+        for rows in tall.bands() {
+            tall.fill(x, &rows, copy);
+            let vectors = &vectors[..rows.len() * width.div_ceil(LANES)];
+            let mut weight = &of.weight[first / filters.part * packed..];
+            for block in &filters.blocks {
+                let mut tiles = Band::<T, LANES> {
+                    tall,
+                    x: copy,
+                    weight: &weight[..block.width * depth],
+                    bias: &filters.bias[first + block.first..],
+                    rectified: filters.rectified,
+                    start: ROWS * rows.start,
+                    products,
+                };
+                let out = &mut out[block.first * plane..];
+                tiles.run(block.width, vectors, out);
+                weight = &weight[block.width * depth..];
+            }
+        }
+    }
+}
+
+/// A band of tiles of a block of filters.
+struct Band<'a, T, const LANES: usize> {
+    tall: &'a Tall,
+    /// A transformed copy of the channels.
+    x: &'a [T],
+    weight: &'a [T],
+    /// The bias from the first filter.
+    bias: &'a [T],
+    rectified: bool,
+    /// The band's first row.
+    start: usize,
+    /// Room for products by element, filter and vector.
+    products: &'a mut [[T; LANES]],
+}
+
+impl<T: Float, const LANES: usize> Tiles<T, LANES> for Band<'_, T, LANES> {
+    type Vector = Vector;
+
+    /// Computes a tile. What vectors have beyond the ends of short rows is overwritten by those of the next rows.
+    #[inline(always)]
+    fn tile<const FILTERS: usize, const VECTORS: usize>(&mut self, vectors: &[Vector; VECTORS], out: &mut [T]) {
+        let of_element = self.weight.len() / ELEMENTS;
+        for element in 0..ELEMENTS {
+            let x = &self.x[element * self.tall.element..];
+            let sums = self.sums::<FILTERS, VECTORS>(vectors, x, &self.weight[element * of_element..][..of_element]);
+            let products = &mut self.products[element * FILTERS * VECTORS..][..FILTERS * VECTORS];
+            products.copy_from_slice(sums.as_flattened());
+        }
+        let [height, width] = self.tall.frame.output;
+        let planes = out.chunks_exact_mut(height * width).zip(self.bias).take(FILTERS);
+        for (filter, (out, bias)) in planes.enumerate() {
+            for (at, vector) in vectors.iter().enumerate() {
+                let mut products = [[T::default(); LANES]; ELEMENTS];
+                for (element, product) in products.iter_mut().enumerate() {
+                    *product = self.products[(element * FILTERS + filter) * VECTORS + at];
                 }
-                let mut weight = &of.weight[first / filters.part * packed..];
-                for block in &filters.blocks {
-                    let of_block = &weight[..block.width * depth];
-                    match block.width {
-                        2 => multiply::<T, LANES, 2>(of_block, transformed, products),
-                        4 => multiply::<T, LANES, 4>(of_block, transformed, products),
-                        _ => multiply::<T, LANES, WIDEST>(of_block, transformed, products),
-                    }
-                    weight = &weight[block.width * depth..];
-                    let bias = filters.bias[first..].iter().skip(block.first);
-                    let planes = out.chunks_exact_mut(plane).skip(block.first);
-                    for ((products, bias), out) in products.iter_mut().take(block.width).zip(bias).zip(planes) {
-                        transform_back::<T, LANES, TILES>(products, *bias, vectors.len());
-                        for (at, vector) in vectors.iter().enumerate() {
-                            let from = 2 * (rows.start + vector.row) * width;
-                            let out = &mut out[from..plane.min(from + 2 * width)];
-                            let (above, below) = out.split_at_mut(width);
-                            let pairs = |i: usize| &products[i].as_flattened()[at * TILES..][..TILES];
-                            interleave(pairs(0), pairs(1), &mut above[2 * vector.column..]);
-                            interleave(pairs(2), pairs(3), below.get_mut(2 * vector.column..).unwrap_or_default());
+                let first = self.start + ROWS * vector.row;
+                let rows = transform_back(products);
+                for i in 0..ROWS.min(height - first) {
+                    write(finished(rows[i], *bias, self.rectified), &mut out[(first + i) * width + vector.column..]);
+                }
+            }
+        }
+    }
+}
+
+impl<T: Float, const LANES: usize> Band<'_, T, LANES> {
+    /// Returns the convolution of an element's rows, a vector for each filter. Sums stay in registers because indices
+    /// are constants and nothing refers to them.
+    #[inline(always)]
+    fn sums<const FILTERS: usize, const VECTORS: usize>(
+        &self,
+        vectors: &[Vector; VECTORS],
+        mut x: &[T],
+        weight: &[T],
+    ) -> [[[T; LANES]; VECTORS]; FILTERS] {
+        let mut places = [0; VECTORS];
+        for vector in 0..VECTORS {
+            places[vector] = vectors[vector].row * self.tall.row + vectors[vector].column;
+        }
+        let mut sums = [[[T::default(); LANES]; VECTORS]; FILTERS];
+        for weight in weight.as_chunks::<FILTERS>().0.as_chunks::<TAPS>().0 {
+            let mut rows = [x; VECTORS];
+            for vector in 0..VECTORS {
+                rows[vector] = &x[places[vector]..][..LANES + TAPS - 1];
+            }
+            x = x.get(self.tall.plane..).unwrap_or_default();
+            for tap in 0..TAPS {
+                let mut x = [[T::default(); LANES]; VECTORS];
+                for vector in 0..VECTORS {
+                    x[vector].copy_from_slice(&rows[vector][tap..][..LANES]);
+                }
+                for filter in 0..FILTERS {
+                    for vector in 0..VECTORS {
+                        for lane in 0..LANES {
+                            let sum = sums[filter][vector][lane];
+                            sums[filter][vector][lane] = x[vector][lane].mul_add(weight[tap][filter], sum);
                         }
                     }
                 }
             }
         }
+        sums
     }
 }
 
-/// Multiplies transformed tiles by the transformed weight of a block, for each element.
-#[inline(always)]
-fn multiply<T: Float, const LANES: usize, const FILTERS: usize>(
-    weight: &[T],
-    tiles: &[Transformed<T, LANES, 2>],
-    out: &mut [Products<T, LANES>; WIDEST],
-) {
-    let weights = weight.as_chunks::<FILTERS>().0.chunks_exact(tiles.len());
-    for (element, weight) in weights.enumerate().take(ELEMENTS) {
-        let mut sums = [[[T::default(); LANES]; 2]; FILTERS];
-        for (weight, tiles) in weight.iter().zip(tiles) {
-            let x = tiles[element];
-            for filter in 0..FILTERS {
-                for vector in 0..2 {
-                    for lane in 0..LANES {
-                        let sum = sums[filter][vector][lane];
-                        sums[filter][vector][lane] = x[vector][lane].mul_add(weight[filter], sum);
-                    }
-                }
-            }
-        }
-        for filter in 0..FILTERS {
-            out[filter][element] = sums[filter];
-        }
-    }
-}
+/// The number of elements of a transformed column.
+const ELEMENTS: usize = 6;
 
-/// Replaces the first elements by those of the result: the two rows of two columns.
-#[inline(always)]
-fn transform_back<T: Float, const LANES: usize, const TILES: usize>(
-    products: &mut Products<T, LANES>,
-    bias: T,
-    vectors: usize,
-) {
-    for at in (0..vectors * TILES).step_by(TILES) {
-        let (a, b) = (products_of::<T, LANES, TILES>(products, 0, at), products_of(products, 4, at));
-        let (c, d) = (products_of(products, 8, at), products_of(products, 12, at));
-        let [first, second] = transform_line_back(plus_line(plus_line(a, b), c), bias);
-        let [third, fourth] = transform_line_back(minus_line(minus_line(b, c), d), bias);
-        for (element, line) in [first, second, third, fourth].iter().enumerate() {
-            products[element].as_flattened_mut()[at..][..TILES].copy_from_slice(line);
-        }
-    }
-}
+/// The number of rows of a tile.
+const ROWS: usize = 4;
 
-/// Returns a row of products.
-#[inline(always)]
-fn products_of<T: Float, const LANES: usize, const TILES: usize>(
-    products: &Products<T, LANES>,
-    first: usize,
-    at: usize,
-) -> Line<T, TILES> {
-    let mut line = [[T::default(); TILES]; 4];
-    for j in 0..4 {
-        line[j].copy_from_slice(&products[first + j].as_flattened()[at..][..TILES]);
-    }
-    line
-}
-
-/// Returns the two columns of a row of the result.
-#[inline(always)]
-fn transform_line_back<T: Float, const TILES: usize>([a, b, c, d]: Line<T, TILES>, bias: T) -> [[T; TILES]; 2] {
-    let bias = [bias; TILES];
-    [plus(plus(plus(a, b), c), bias), plus(minus(minus(b, c), d), bias)]
-}
-
-/// Writes the elements of two columns by turns.
-#[inline(always)]
-fn interleave<T: Float>(even: &[T], odd: &[T], out: &mut [T]) {
-    let (pairs, rest) = out.as_chunks_mut::<2>();
-    let count = pairs.len();
-    for ((pair, even), odd) in pairs.iter_mut().zip(even).zip(odd) {
-        *pair = [*even, *odd];
-    }
-    rest.iter_mut().zip(even.get(count..).unwrap_or_default()).for_each(|(out, even)| *out = *even);
-}
-
-/// The number of elements of a transformed tile.
-const ELEMENTS: usize = 16;
+/// The number of columns of a kernel.
+const TAPS: usize = 3;

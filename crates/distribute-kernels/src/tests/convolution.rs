@@ -105,7 +105,7 @@ fn run<T: crate::Float>(
             WinogradGradient::new(of, x, gradient).run(dw);
         }
         Way::Columns => {
-            of.forward_by_columns(x, weight, bias, y);
+            of.forward_by_columns(x, weight, bias, false, y);
             of.backward_input_by_columns(weight, gradient, dx);
             of.backward_weight_by_columns(x, gradient, dw);
         }
@@ -209,6 +209,36 @@ fn results_do_not_depend_on_the_number_of_threads() {
         let gradient = narrow(&numbers(images * 12 * plane, 3));
         for way in [Way::Winograd, Way::Direct, Way::Columns] {
             assert_threads_do_not_matter(|| run(way, &of, &x, &weight, Some(&gradient[..12]), &gradient));
+        }
+    }
+}
+
+#[test]
+fn a_rectified_convolution_is_that_of_its_result() {
+    let of = Convolution {
+        channels: 16,
+        filters: 18,
+        size: [13, 21],
+        kernel: [3, 3],
+        stride: 1,
+        padding: 1,
+        dilation: 1,
+        groups: 1,
+    };
+    // Winograd's way, the direct one, and that by columns.
+    for of in [of, Convolution { stride: 2, size: [31, 32], ..of }, Convolution { kernel: [1, 1], ..of }] {
+        let [height, width] = of.output_size();
+        let mut x = narrow(&numbers(3 * 16 * of.size[0] * of.size[1], 1));
+        x[100] = f32::NAN;
+        let (weight, bias) = (narrow(&numbers(18 * 16 * of.kernel[0] * of.kernel[1], 2)), narrow(&numbers(18, 3)));
+        let (mut y, mut rectified) = (vec![7.0; 3 * 18 * height * width], vec![7.0; 3 * 18 * height * width]);
+        of.forward(&x, &weight, Some(&bias), &mut y);
+        of.forward_relu(&x, &weight, Some(&bias), &mut rectified);
+        let of_nan = y.iter().filter(|y| y.is_nan()).count();
+        assert!(of_nan > 0 && y.iter().any(|y| *y < 0.0), "{of:?}");
+        for (y, rectified) in y.iter().zip(&rectified) {
+            let expected = if *y < 0.0 { 0.0 } else { *y };
+            assert_eq!(rectified.to_bits(), expected.to_bits(), "{of:?}");
         }
     }
 }

@@ -5,32 +5,31 @@ use std::ops::Range;
 use distribute_rows::Float;
 use pulp::{Arch, NullaryFnOnce};
 
-use super::{ELEMENTS, Transformed, Vector, minus, plus, tiles, transform, vectors};
+use super::{ELEMENTS, ROWS, TAPS, Tall};
 use crate::convolution::Convolution;
-use crate::convolution::filters::{Block, WIDEST, blocks};
-use crate::convolution::padded::{Frame, Padded, lanes};
+use crate::convolution::padded::Frame;
+use crate::convolution::vectors::lanes;
+use crate::convolution::weight::{Numbers, RUN, add, chunks, of_filter};
 use crate::parallel::sum_of_parts;
 
-/// The gradient of a weight of 3 × 3 for a stride of 1. Tiles of 2 × 2 places of the result take part in each element
-/// by 16 multiplications for each channel, where the definition has 36.
+/// The gradient of a weight of 3 × 3 for a stride of 1. Tiles of 4 rows and a column of the result take part in each
+/// kernel by 18 multiplications for each channel, where the definition has 36.
 ///
 /// # Source
-/// Lavin and Gray, "Fast algorithms for convolutional neural networks", 2016: F(3 × 3, 2 × 2).
+/// Lavin and Gray, "Fast algorithms for convolutional neural networks", 2016: F(3, 4), in one dimension.
 #[derive(Debug)]
 pub(crate) struct WinogradGradient<'a, T> {
-    /// The frame of tiles.
-    tiles: Frame,
-    /// Height and width of the result.
-    output: [usize; 2],
+    frame: Frame,
     groups: usize,
     /// Channels of a group.
     channels: usize,
-    /// The blocks of channels.
-    blocks: Vec<Block>,
     /// Filters of a group.
     filters: usize,
     x: &'a [T],
     gradient: &'a [T],
+    tall: Tall,
+    /// Where a tile is in a transformed copy, for each tile of a band.
+    places: Vec<usize>,
 }
 
 impl<'a, T: Float> WinogradGradient<'a, T> {
@@ -38,248 +37,177 @@ impl<'a, T: Float> WinogradGradient<'a, T> {
     pub(crate) fn new(of: &Convolution, x: &'a [T], gradient: &'a [T]) -> WinogradGradient<'a, T> {
         let (frame, groups) = (of.geometry(), of.groups);
         let [channels, filters] = [of.channels, of.filters].map(|count| count / groups);
-        let (tiles, output, blocks) = (tiles(frame), frame.output, blocks(channels));
-        WinogradGradient { tiles, output, groups, channels, blocks, filters, x, gradient }
+        let (tall, width) = (Tall::new(frame, channels, 1), frame.output[1]);
+        let places = (0..tall.rows * width).map(|at| at / width * tall.row + at % width).collect();
+        WinogradGradient { frame, groups, channels, filters, x, gradient, tall, places }
     }
 
     /// Computes the gradient, of the shape of the weight.
     pub(crate) fn run(&self, out: &mut [T]) {
-        match lanes::<T>() {
-            8 if self.tiles.output[1] > 4 => self.run_by::<8, 8>(out),
-            8 => self.run_by::<8, 4>(out),
-            _ => self.run_by::<4, 4>(out),
+        let lanes = lanes::<T>(self.filters);
+        match (lanes, self.filters > lanes) {
+            (16, false) => self.run_by::<16, 1, 12>(out),
+            (16, true) => self.run_by::<16, 2, 6>(out),
+            (8, false) => self.run_by::<8, 1, 12>(out),
+            (8, true) => self.run_by::<8, 2, 6>(out),
+            (_, false) => self.run_by::<4, 1, 12>(out),
+            (_, true) => self.run_by::<4, 2, 6>(out),
         }
     }
 
-    fn run_by<const LANES: usize, const TILES: usize>(&self, out: &mut [T]) {
-        let padded = Padded::new(self.tiles, self.channels, TILES);
-        let vectors = vectors(&padded, self.tiles.output[1], TILES);
-        let image = self.groups * self.channels * self.tiles.size[0] * self.tiles.size[1];
-        let of_block = ELEMENTS * self.channels * 2 * LANES;
-        let in_group = self.filters.div_ceil(2 * LANES) * of_block;
+    /// Computes it with sums of `SUMS` elements of the kernel for `VECTORS` vectors of filters in registers.
+    fn run_by<const LANES: usize, const VECTORS: usize, const SUMS: usize>(&self, out: &mut [T]) {
+        let image = self.groups * self.channels * self.frame.size[0] * self.frame.size[1];
+        let depth = self.channels * TAPS;
+        let elements = chunks::<SUMS>(depth, |at| at / TAPS * self.tall.plane + at % TAPS);
+        let of_element = elements.len() * SUMS;
+        let of_block = ELEMENTS * of_element;
+        let in_group = self.filters.div_ceil(VECTORS * LANES) * of_block * VECTORS * LANES;
         let mut sums = vec![T::default(); self.groups * in_group];
         sum_of_parts(&mut sums, self.x.len() / image, |images, sums| {
-            let (padded, vectors) = (&padded, &vectors);
-            Arch::new().dispatch(Part::<T, LANES, TILES> { of: self, padded, vectors, images, sums });
+            let elements = &elements;
+            Arch::new().dispatch(Part::<T, LANES, VECTORS, SUMS> { of: self, elements, images, sums });
         });
+        let mut of_kernels = vec![T::default(); of_block];
         let groups = out.chunks_exact_mut(self.filters * self.channels * 9).zip(sums.chunks_exact(in_group));
         for (out, sums) in groups {
-            for (at, out) in out.as_chunks_mut::<9>().0.iter_mut().enumerate() {
-                let (filter, channel) = (at / self.channels, at % self.channels);
-                let sums = &sums[filter / (2 * LANES) * of_block + channel * 2 * LANES + filter % (2 * LANES)..];
-                let mut elements = sums.iter().step_by(self.channels * 2 * LANES).copied();
-                *out = transform_back(std::array::from_fn(|_| elements.next().unwrap_or_default()));
+            for (filter, out) in out.chunks_exact_mut(self.channels * 9).enumerate() {
+                let sums = of_filter::<T, LANES, VECTORS>(sums, of_block, filter);
+                of_kernels.iter_mut().zip(sums).for_each(|(out, sum)| *out = sum);
+                for (channel, out) in out.as_chunks_mut::<9>().0.iter_mut().enumerate() {
+                    for tap in 0..TAPS {
+                        let at = channel * TAPS + tap;
+                        let column = transform_back(std::array::from_fn(|i| of_kernels[i * of_element + at]));
+                        column.iter().enumerate().for_each(|(i, x)| out[TAPS * i + tap] = *x);
+                    }
+                }
             }
         }
     }
 }
 
-/// Transforms a sum of products to a kernel.
-fn transform_back<T: Float>(sums: [T; ELEMENTS]) -> [T; 9] {
-    let half = T::from_f64(0.5);
-    let line = |[a, b, c, d]: [T; 4]| [a + (b + c) * half, (b - c) * half, (b + c) * half - d];
-    let rows: [[T; 3]; 4] = std::array::from_fn(|i| line(std::array::from_fn(|j| sums[4 * i + j])));
-    let columns: [[T; 3]; 3] = std::array::from_fn(|j| line(std::array::from_fn(|i| rows[i][j])));
-    std::array::from_fn(|at| columns[at % 3][at / 3])
+/// Transforms a column of sums of products to one of a kernel.
+fn transform_back<T: Float>([a, b, c, d, e, f]: [T; ELEMENTS]) -> [T; 3] {
+    let [quarter, sixth, half] = [4.0, 6.0, 2.0].map(|n: f64| T::from_f64(n.recip()));
+    let (sum, sum_of_2) = ((b + c) * sixth, (d + e) * sixth);
+    [a * quarter - sum + sum_of_2 * quarter, (c - b) * sixth + (d - e) * sixth * half, sum_of_2 - sum + f]
 }
 
-/// Numbers of a block of filters: two registers.
-type Numbers<T, const LANES: usize> = [[T; LANES]; 2];
-
-/// A transformed gradient: for each element, the numbers of a block of filters for each tile of a run.
-type OfBlock<T, const LANES: usize> = [[[Numbers<T, LANES>; LANES]; RUN]; ELEMENTS];
+/// Transforms columns of the gradient of the result.
+#[inline(always)]
+fn transform<T: Float, const LANES: usize>(gradient: [[T; LANES]; ROWS]) -> [[T; LANES]; ELEMENTS] {
+    let (two, four) = (T::from_f64(2.0), T::from_f64(4.0));
+    let mut out = [[T::default(); LANES]; ELEMENTS];
+    for lane in 0..LANES {
+        let (a, b, c, d) = (gradient[0][lane], gradient[1][lane], gradient[2][lane], gradient[3][lane]);
+        let (even, odd) = (a + c, b + d);
+        let (even_of_2, odd_of_2) = (a + four * c, two * (b + four * d));
+        out[0][lane] = a;
+        out[1][lane] = even + odd;
+        out[2][lane] = even - odd;
+        out[3][lane] = even_of_2 + odd_of_2;
+        out[4][lane] = even_of_2 - odd_of_2;
+        out[5][lane] = d;
+    }
+    out
+}
 
 /// The sum over some images.
-struct Part<'a, T, const LANES: usize, const TILES: usize> {
+struct Part<'a, T, const LANES: usize, const VECTORS: usize, const SUMS: usize> {
     of: &'a WinogradGradient<'a, T>,
-    padded: &'a Padded,
-    vectors: &'a [Vector],
+    /// Where the channels and columns of the kernel are in a transformed copy, relative to a tile.
+    elements: &'a [[usize; SUMS]],
     images: Range<usize>,
-    /// Sums by group, block of filters, element, channel and filter of the block.
+    /// Sums by group, block of filters, element, column of the kernel and filter of the block.
     sums: &'a mut [T],
 }
 
-impl<T: Float, const LANES: usize, const TILES: usize> NullaryFnOnce for Part<'_, T, LANES, TILES> {
+impl<T: Float, const LANES: usize, const VECTORS: usize, const SUMS: usize> NullaryFnOnce
+    for Part<'_, T, LANES, VECTORS, SUMS>
+{
     type Output = ();
 
     #[inline(always)]
     fn call(self) {
-        let Part { of, padded, vectors, images, sums } = self;
-        let WinogradGradient { tiles, output: [height, width], groups, channels, filters, .. } = *of;
-        let (input, result) = (channels * tiles.size[0] * tiles.size[1], filters * height * width);
-        let mut taps = [0; ELEMENTS];
-        taps.copy_from_slice(&padded.taps);
-        let mut copy = vec![T::default(); channels * padded.plane];
-        let mut run = Run::<T, LANES> {
-            channels: &of.blocks,
-            tiles: vec![[[[T::default(); LANES]; RUN]; ELEMENTS + 1]; channels],
-            gradients: vec![[[[[[T::default(); LANES]; 2]; LANES]; RUN]; ELEMENTS]; filters.div_ceil(2 * LANES)],
-            turned: Box::new([[[[[T::default(); LANES]; 2]; LANES]; RUN]; 4]),
-            products: [[[T::default(); LANES]; 2]; WIDEST],
-            len: 0,
-        };
-        let sums_of_group = sums.len() / groups;
-        for (group, sums) in sums.chunks_exact_mut(sums_of_group).enumerate() {
-            for image in images.clone() {
-                let at = image * groups + group;
-                let (x, gradient) = (&of.x[at * input..][..input], &of.gradient[at * result..][..result]);
-                for rows in padded.bands() {
-                    padded.fill(x, &rows, &mut copy);
-                    let count = rows.len() * tiles.output[1].div_ceil(TILES);
-                    let mut vectors = &vectors[..count];
-                    while !vectors.is_empty() {
-                        let (now, rest) = vectors.split_at(vectors.len().min(run.room::<TILES>()));
-                        for (copy, out) in copy.chunks_exact(padded.plane).zip(&mut run.tiles) {
-                            for (at, vector) in now.iter().enumerate() {
-                                let (x, to) = (&copy[vector.from..], run.len + at * TILES);
-                                transform::<T, LANES, RUN, TILES>(&taps, x, to, out);
-                            }
-                        }
-                        for (at, gradient) in gradient.chunks(2 * LANES * height * width).enumerate() {
-                            run.turn::<TILES>(gradient, [height, width], rows.start, now);
-                            run.transform_gradient(at, now.len() * TILES);
-                        }
-                        run.len += now.len() * TILES;
-                        vectors = rest;
-                        if run.room::<TILES>() == 0 {
-                            run.add(sums);
+        let Part { of, elements, images, sums } = self;
+        let Frame { size, output: [height, width], .. } = of.frame;
+        let (input, plane) = (of.channels * size[0] * size[1], height * width);
+        let mut copy = vec![T::default(); of.channels * of.tall.plane];
+        let mut turned = vec![[[T::default(); LANES]; VECTORS]; ROWS * RUN];
+        let mut transformed = vec![[[T::default(); LANES]; VECTORS]; ELEMENTS * RUN];
+        let in_group = sums.len() / of.groups;
+        for group in images.start * of.groups..images.end * of.groups {
+            let x = &of.x[group * input..][..input];
+            let gradient = &of.gradient[group * of.filters * plane..][..of.filters * plane];
+            let sums = &mut sums[group % of.groups * in_group..][..in_group];
+            for rows in of.tall.bands() {
+                of.tall.fill(x, &rows, &mut copy);
+                let places = &of.places[..rows.len() * width];
+                for (run, places) in places.chunks(RUN).enumerate() {
+                    let of_element = elements.len() * SUMS * VECTORS * LANES;
+                    let blocks = gradient.chunks(VECTORS * LANES * plane);
+                    for (gradient, sums) in blocks.zip(sums.chunks_exact_mut(ELEMENTS * of_element)) {
+                        turn(gradient, [height, width], rows.start * width + run * RUN, places.len(), &mut turned);
+                        transform_run(&turned, places.len(), &mut transformed);
+                        for (element, sums) in sums.chunks_exact_mut(of_element).enumerate() {
+                            let gradient = &transformed[element * RUN..][..places.len()];
+                            add(&copy[element * of.tall.element..], elements, places, gradient, sums);
                         }
                     }
                 }
             }
-            run.add(sums);
         }
     }
 }
 
-/// Transformed tiles whose products are added at once.
-struct Run<'a, T, const LANES: usize> {
-    /// The blocks of channels.
-    channels: &'a [Block],
-    /// Tiles by channel.
-    tiles: Vec<Transformed<T, LANES, RUN>>,
-    /// Gradients by block of filters.
-    gradients: Vec<OfBlock<T, LANES>>,
-    /// The gradient for a block of filters, before it is transformed: by place in a tile, and tile.
-    turned: Box<[[[Numbers<T, LANES>; LANES]; RUN]; 4]>,
-    /// Sums of products of a block of channels.
-    products: [Numbers<T, LANES>; WIDEST],
-    /// The number of tiles.
-    len: usize,
-}
-
-impl<T: Float, const LANES: usize> Run<'_, T, LANES> {
-    /// Returns how many vectors of tiles fit in.
-    #[inline(always)]
-    fn room<const TILES: usize>(&self) -> usize {
-        (RUN * LANES - self.len) / TILES
-    }
-
-    /// Copies the gradient of some tiles for a block of filters, such that the numbers of all filters are next to each
-    /// other. `first` is the first row of tiles of the band.
-    #[inline(always)]
-    fn turn<const TILES: usize>(
-        &mut self,
-        gradient: &[T],
-        [height, width]: [usize; 2],
-        first: usize,
-        vectors: &[Vector],
-    ) {
-        for (filter, plane) in gradient.chunks_exact(height * width).enumerate() {
-            for (at, vector) in vectors.iter().enumerate() {
-                for i in 0..2 {
-                    let from = (2 * (first + vector.row) + i) * width;
-                    let row = plane.get(from + 2 * vector.column..from + width).unwrap_or_default();
-                    let (pairs, rest) = row.as_chunks::<2>();
-                    let [.., left, right] = &mut self.turned[..2 * i + 2] else { continue };
-                    let left = &mut left.as_flattened_mut()[at * TILES..][..TILES];
-                    let right = &mut right.as_flattened_mut()[at * TILES..][..TILES];
-                    for (tile, (left, right)) in left.iter_mut().zip(right).enumerate() {
-                        let [a, b] = match pairs.get(tile) {
-                            Some(pair) => *pair,
-                            None if tile == pairs.len() => [rest.first().copied().unwrap_or_default(), T::default()],
-                            None => [T::default(); 2],
-                        };
-                        left.as_flattened_mut()[filter] = a;
-                        right.as_flattened_mut()[filter] = b;
-                    }
-                }
-            }
-        }
-    }
-
-    /// Transforms the copied gradient of some tiles.
-    #[inline(always)]
-    fn transform_gradient(&mut self, block: usize, tiles: usize) {
-        let out = &mut self.gradients[block];
-        for tile in 0..tiles {
-            for half in 0..2 {
-                let of = |place: usize| self.turned[place].as_flattened()[tile][half];
-                let (a, b, c, d) = (of(0), of(1), of(2), of(3));
-                let rows = [[a, b], [plus(a, c), plus(b, d)], [minus(a, c), minus(b, d)], [c, d]];
-                for i in 0..4 {
-                    let [a, b] = rows[i];
-                    let line = [a, plus(a, b), minus(a, b), b];
-                    for j in 0..4 {
-                        out[4 * i + j].as_flattened_mut()[self.len + tile][half] = line[j];
-                    }
-                }
-            }
-        }
-    }
-
-    /// Adds products to `sums`, and empties the run.
-    #[inline(always)]
-    fn add(&mut self, sums: &mut [T]) {
-        let of_element = self.tiles.len() * 2 * LANES;
-        for (gradient, sums) in self.gradients.iter().zip(sums.chunks_exact_mut(ELEMENTS * of_element)) {
-            for (element, sums) in sums.chunks_exact_mut(of_element).enumerate() {
-                let gradient = &gradient[element].as_flattened()[..self.len];
-                for block in self.channels {
-                    let sums = &mut sums.as_chunks_mut::<LANES>().0[2 * block.first..];
-                    let tiles = &self.tiles[block.first..];
-                    match block.width {
-                        2 => products::<T, LANES, 2>(element, tiles, gradient, &mut self.products),
-                        4 => products::<T, LANES, 4>(element, tiles, gradient, &mut self.products),
-                        _ => products::<T, LANES, WIDEST>(element, tiles, gradient, &mut self.products),
-                    }
-                    let products = self.products.as_flattened().iter().take(2 * block.width);
-                    sums.iter_mut().zip(products).for_each(|(sum, product)| *sum = plus(*sum, *product));
-                }
-            }
-        }
-        self.len = 0;
-    }
-}
-
-/// Computes sums of products of an element for some channels and a block of filters.
+/// Copies the gradient of some tiles such that the numbers of all filters are next to each other: by row of the tile,
+/// and tile.
 #[inline(always)]
-fn products<T: Float, const LANES: usize, const CHANNELS: usize>(
-    element: usize,
-    tiles: &[Transformed<T, LANES, RUN>],
-    gradient: &[Numbers<T, LANES>],
-    out: &mut [Numbers<T, LANES>; WIDEST],
+fn turn<T: Float, const LANES: usize, const VECTORS: usize>(
+    gradient: &[T],
+    [height, width]: [usize; 2],
+    first: usize,
+    count: usize,
+    out: &mut [Numbers<T, LANES, VECTORS>],
 ) {
-    let mut rows = [&[][..]; CHANNELS];
-    for channel in 0..CHANNELS {
-        rows[channel] = &tiles[channel.min(tiles.len() - 1)][element].as_flattened()[..gradient.len()];
-    }
-    let mut sums = [[[T::default(); LANES]; 2]; CHANNELS];
-    for (tile, gradient) in gradient.iter().enumerate() {
-        for channel in 0..CHANNELS {
-            let x = rows[channel][tile];
-            for vector in 0..2 {
-                for lane in 0..LANES {
-                    let sum = sums[channel][vector][lane];
-                    sums[channel][vector][lane] = x.mul_add(gradient[vector][lane], sum);
+    let mut at = 0;
+    while at < count {
+        let (row, column) = ((first + at) / width, (first + at) % width);
+        let len = (width - column).min(count - at);
+        for i in 0..ROWS {
+            let out = &mut out[i * RUN + at..][..len];
+            if ROWS * row + i >= height {
+                out.fill([[T::default(); LANES]; VECTORS]);
+                continue;
+            }
+            let from = (ROWS * row + i) * width + column;
+            for (filter, plane) in gradient.chunks_exact(height * width).enumerate() {
+                for (out, x) in out.iter_mut().zip(&plane[from..][..len]) {
+                    out.as_flattened_mut()[filter] = *x;
                 }
             }
         }
-    }
-    for (out, sums) in out.iter_mut().zip(sums) {
-        *out = sums;
+        at += len;
     }
 }
 
-/// The number of vectors of tiles in a run: 24 tiles of f32, which fit a second-level cache for 64 channels.
-const RUN: usize = 3;
+/// Transforms the gradient of some tiles.
+#[inline(always)]
+fn transform_run<T: Float, const LANES: usize, const VECTORS: usize>(
+    turned: &[Numbers<T, LANES, VECTORS>],
+    count: usize,
+    out: &mut [Numbers<T, LANES, VECTORS>],
+) {
+    for tile in 0..count {
+        for vector in 0..VECTORS {
+            let mut column = [[T::default(); LANES]; ROWS];
+            for i in 0..ROWS {
+                column[i] = turned[i * RUN + tile][vector];
+            }
+            let column = transform(column);
+            for i in 0..ELEMENTS {
+                out[i * RUN + tile][vector] = column[i];
+            }
+        }
+    }
+}

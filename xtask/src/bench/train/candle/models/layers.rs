@@ -23,6 +23,8 @@ pub(crate) trait Layers {
     fn conv2d(channels: usize, filters: usize, vb: VarBuilder<'_>) -> CandleResult<Self::Conv2d>;
     /// Creates a convolution of 3 × 3 without bias, which divides height and width by the stride.
     fn strided(channels: usize, filters: usize, stride: usize, vb: VarBuilder<'_>) -> CandleResult<Self::Conv2d>;
+    /// Computes a convolution, and ReLU of it.
+    fn conv_relu(layer: &Self::Conv2d, x: &Tensor) -> CandleResult<Tensor>;
     fn batch_norm(channels: usize, vb: VarBuilder<'_>) -> CandleResult<Self::BatchNorm>;
     /// Normalises in training, adds a shortcut if there is one, and applies a ReLU.
     fn norm_relu(norm: &Self::BatchNorm, x: &Tensor, shortcut: Option<&Tensor>) -> CandleResult<Tensor>;
@@ -57,6 +59,10 @@ impl Layers for Plain {
 
     fn strided(channels: usize, filters: usize, stride: usize, vb: VarBuilder<'_>) -> CandleResult<candle_nn::Conv2d> {
         candle_nn::conv2d_no_bias(channels, filters, 3, Conv2dConfig { stride, ..PADDED }, vb)
+    }
+
+    fn conv_relu(layer: &candle_nn::Conv2d, x: &Tensor) -> CandleResult<Tensor> {
+        layer.forward(x)?.relu()
     }
 
     fn batch_norm(channels: usize, vb: VarBuilder<'_>) -> CandleResult<candle_nn::BatchNorm> {
@@ -116,6 +122,10 @@ impl Layers for Ours {
 
     fn strided(channels: usize, filters: usize, stride: usize, vb: VarBuilder<'_>) -> CandleResult<ours::Conv2d> {
         ours::conv2d_no_bias(channels, filters, 3, Conv2dConfig { stride, ..PADDED }, vb)
+    }
+
+    fn conv_relu(layer: &ours::Conv2d, x: &Tensor) -> CandleResult<Tensor> {
+        layer.forward_relu(x)
     }
 
     fn batch_norm(channels: usize, vb: VarBuilder<'_>) -> CandleResult<ours::SyncBatchNorm> {
