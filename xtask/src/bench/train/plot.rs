@@ -15,6 +15,12 @@ pub(super) struct Bar {
     pub(super) is_peer: bool,
 }
 
+/// Width and height of the picture, in pixels.
+const SIZE: (u32, u32) = (1300, 540);
+
+/// The width of the list of names.
+const NAMES: u32 = 400;
+
 /// Draws a group of bars for each model. They are multiples of the model's fastest peer, or, without peers, of its
 /// first bar.
 pub(super) fn draw(path: &Path, bars: &[Bar]) -> Result<(), String> {
@@ -36,14 +42,18 @@ pub(super) fn draw(path: &Path, bars: &[Bar]) -> Result<(), String> {
         peer.or_else(|| of_model(model).first().map(|bar| bar.samples_per_s)).unwrap_or(1.0)
     };
     let highest = bars.iter().map(|bar| bar.samples_per_s / unit(&bar.model)).fold(1.0, f64::max);
-    let root = SVGBackend::new(path, (1000, 540)).into_drawing_area();
+    let root = SVGBackend::new(path, SIZE).into_drawing_area();
     root.fill(&WHITE).map_err(text)?;
     let mut chart = ChartBuilder::on(&root)
         .caption("Training: samples per second, the fastest peer = 1", ("sans-serif", 20))
         .margin(16)
         .x_label_area_size(36)
         .y_label_area_size(56)
-        .build_cartesian_2d(0.0..models.len() as f64, 0.0..highest * 1.5)
+        // The names are on the right of the groups.
+        .build_cartesian_2d(
+            0.0..models.len() as f64 * f64::from(SIZE.0) / f64::from(SIZE.0 - NAMES),
+            0.0..highest * 1.1,
+        )
         .map_err(text)?;
     chart
         .configure_mesh()
@@ -57,7 +67,8 @@ pub(super) fn draw(path: &Path, bars: &[Bar]) -> Result<(), String> {
     let most = models.iter().map(|model| of_model(model).len()).max().unwrap_or(1);
     let width = 0.9 / most as f64;
     for (place, of_name) in names.iter().enumerate() {
-        let color = COLORS[place % COLORS.len()];
+        // Paler where colours begin again.
+        let color = COLORS[place % COLORS.len()].mix(if place < COLORS.len() { 1.0 } else { 0.5 });
         let drawn = models.iter().enumerate().flat_map(|(group, model)| {
             let found = of_model(model).into_iter().enumerate().filter(|(_, bar)| bar.name == *of_name);
             found.map(move |(at, bar)| {
