@@ -18,12 +18,12 @@ pub(super) fn lanes<T>(width: usize) -> usize {
 
 /// Returns whether registers have 512 bits. There are 32 of them then.
 #[cfg(target_arch = "x86_64")]
-fn is_wide() -> bool {
+pub(super) fn is_wide() -> bool {
     matches!(Arch::new(), Arch::V4(_))
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn is_wide() -> bool {
+pub(super) fn is_wide() -> bool {
     false
 }
 

@@ -7,7 +7,7 @@ use pulp::{Arch, NullaryFnOnce};
 
 use super::filters::Filters;
 use super::padded::{COPY, Frame};
-use super::vectors::{MOST_SUMS, Tiles, finished, lanes, write};
+use super::vectors::{MOST_SUMS, Tiles, finished, is_wide, lanes, write};
 use crate::parallel::{each_chunk, share};
 
 pub(crate) mod gradient;
@@ -130,7 +130,7 @@ impl Tall {
     #[inline(always)]
     fn fill<T: Float>(&self, x: &[T], rows: &Range<usize>, copy: &mut [T]) {
         match (self.frame.size[1], size_of::<T>()) {
-            (16.., 4) => self.fill_by::<T, 16>(x, rows, copy),
+            (16.., 4) if is_wide() => self.fill_by::<T, 16>(x, rows, copy),
             (8.., 4) => self.fill_by::<T, 8>(x, rows, copy),
             (4.., _) => self.fill_by::<T, 4>(x, rows, copy),
             _ => self.fill_by::<T, 1>(x, rows, copy),
