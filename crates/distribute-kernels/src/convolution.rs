@@ -8,7 +8,7 @@ use self::direct::Direct;
 use self::filters::{Direction, Filters};
 use self::padded::Frame;
 use self::vectors::lanes;
-use self::weight::WeightGradient;
+use self::weight::{OfWeight, WeightGradient};
 use self::winograd::Winograd;
 use self::winograd::gradient::WinogradGradient;
 use crate::parallel::{check, each_chunk, share, sum_of_parts};
@@ -93,11 +93,14 @@ impl Convolution {
         }
         let images = x.len() / sizes.image;
         let frame = self.geometry();
-        let mut filters = self.own_filters(images, weight, bias);
-        filters.rectified = rectified;
+        let filters = || {
+            let mut filters = self.own_filters(images, weight, bias);
+            filters.rectified = rectified;
+            filters
+        };
         match self.way::<T>(&frame, images) {
-            Way::Winograd => Winograd::new(frame, filters).run(x, out),
-            Way::Direct => Direct::new(frame, filters).run(x, out),
+            Way::Winograd => Winograd::new(frame, filters()).run(x, out),
+            Way::Direct => Direct::new(frame, filters()).run(x, out),
             Way::Columns => self.forward_by_columns(x, weight, bias, rectified, out),
         }
     }

@@ -48,21 +48,13 @@ impl<'a, T: Float> WeightGradient<'a, T> {
             places,
         }
     }
+}
 
-    /// Computes the gradient, of the shape of the weight.
-    pub(crate) fn run(&self, out: &mut [T]) {
-        let lanes = lanes::<T>(self.filters);
-        match (lanes, self.filters > lanes) {
-            (16, false) => self.run_by::<16, 1, 12>(out),
-            (16, true) => self.run_by::<16, 2, 6>(out),
-            (8, false) => self.run_by::<8, 1, 12>(out),
-            (8, true) => self.run_by::<8, 2, 6>(out),
-            (_, false) => self.run_by::<4, 1, 12>(out),
-            (_, true) => self.run_by::<4, 2, 6>(out),
-        }
+impl<T: Float> OfWeight<T> for WeightGradient<'_, T> {
+    fn filters(&self) -> usize {
+        self.filters
     }
 
-    /// Computes it with sums of `ELEMENTS` elements of the kernel for `VECTORS` vectors of filters in registers.
     fn run_by<const LANES: usize, const VECTORS: usize, const ELEMENTS: usize>(&self, out: &mut [T]) {
         let image = self.groups * self.channels * self.frame.size[0] * self.frame.size[1];
         let taps = &self.padded.taps;
@@ -84,6 +76,28 @@ impl<'a, T: Float> WeightGradient<'a, T> {
             }
         }
     }
+}
+
+/// A way of computing the gradient of a weight, with sums for several filters in registers.
+pub(crate) trait OfWeight<T> {
+    /// Returns the number of filters of a group.
+    fn filters(&self) -> usize;
+
+    /// Computes the gradient, of the shape of the weight.
+    fn run(&self, out: &mut [T]) {
+        let lanes = lanes::<T>(self.filters());
+        match (lanes, self.filters() > lanes) {
+            (16, false) => self.run_by::<16, 1, 12>(out),
+            (16, true) => self.run_by::<16, 2, 6>(out),
+            (8, false) => self.run_by::<8, 1, 12>(out),
+            (8, true) => self.run_by::<8, 2, 6>(out),
+            (_, false) => self.run_by::<4, 1, 12>(out),
+            (_, true) => self.run_by::<4, 2, 6>(out),
+        }
+    }
+
+    /// Computes it with sums of `SUMS` elements of the kernel for `VECTORS` vectors of filters in registers.
+    fn run_by<const LANES: usize, const VECTORS: usize, const SUMS: usize>(&self, out: &mut [T]);
 }
 
 /// Returns the sums of a filter, of which each block of filters has `of_block`.

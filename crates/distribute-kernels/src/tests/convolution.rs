@@ -3,7 +3,7 @@
 use super::*;
 use crate::convolution::Convolution;
 use crate::convolution::direct::Direct;
-use crate::convolution::weight::WeightGradient;
+use crate::convolution::weight::{OfWeight, WeightGradient};
 use crate::convolution::winograd::Winograd;
 use crate::convolution::winograd::gradient::WinogradGradient;
 
@@ -143,6 +143,11 @@ fn compare(of: &Convolution, images: usize, biased: bool) {
     }
 }
 
+/// A convolution by kernels of 3 × 3 that keeps height and width.
+fn padded(channels: usize, filters: usize, size: [usize; 2]) -> Convolution {
+    Convolution { channels, filters, size, kernel: [3, 3], stride: 1, padding: 1, dilation: 1, groups: 1 }
+}
+
 proptest! {
     #![proptest_config(settings())]
 
@@ -160,32 +165,14 @@ proptest! {
 #[test]
 fn images_are_divided_into_tiles() {
     // 90 rows of 90 × 9 × 12 elements are more than a tile holds, as are those of 1 × 1.
-    let wide = Convolution {
-        channels: 12,
-        filters: 3,
-        size: [90, 90],
-        kernel: [3, 3],
-        stride: 1,
-        padding: 1,
-        dilation: 1,
-        groups: 1,
-    };
+    let wide = padded(12, 3, [90, 90]);
     compare(&wide, 1, true);
     compare(&Convolution { kernel: [1, 1], padding: 0, ..wide }, 1, true);
 }
 
 #[test]
 fn kernels_of_3_by_3_are_transformed() {
-    let of = Convolution {
-        channels: 34,
-        filters: 36,
-        size: [11, 19],
-        kernel: [3, 3],
-        stride: 1,
-        padding: 1,
-        dilation: 1,
-        groups: 2,
-    };
+    let of = Convolution { groups: 2, ..padded(34, 36, [11, 19]) };
     for (size, padding) in [([11, 19], 1), ([12, 13], 0), ([17, 8], 2)] {
         compare(&Convolution { size, padding, ..of }, 5, true);
     }
@@ -193,16 +180,7 @@ fn kernels_of_3_by_3_are_transformed() {
 
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {
-    let of = Convolution {
-        channels: 8,
-        filters: 12,
-        size: [15, 17],
-        kernel: [3, 3],
-        stride: 1,
-        padding: 1,
-        dilation: 1,
-        groups: 2,
-    };
+    let of = Convolution { groups: 2, ..padded(8, 12, [15, 17]) };
     for images in [1, 2, 33] {
         let plane = 15 * 17;
         let (x, weight) = (narrow(&numbers(images * 8 * plane, 1)), narrow(&numbers(12 * 4 * 9, 2)));
@@ -215,16 +193,7 @@ fn results_do_not_depend_on_the_number_of_threads() {
 
 #[test]
 fn a_rectified_convolution_is_that_of_its_result() {
-    let of = Convolution {
-        channels: 16,
-        filters: 18,
-        size: [13, 21],
-        kernel: [3, 3],
-        stride: 1,
-        padding: 1,
-        dilation: 1,
-        groups: 1,
-    };
+    let of = padded(16, 18, [13, 21]);
     // Winograd's way, the direct one, and that by columns.
     for of in [of, Convolution { stride: 2, size: [31, 32], ..of }, Convolution { kernel: [1, 1], ..of }] {
         let [height, width] = of.output_size();

@@ -8,8 +8,7 @@ use pulp::{Arch, NullaryFnOnce};
 use super::{ELEMENTS, ROWS, TAPS, Tall};
 use crate::convolution::Convolution;
 use crate::convolution::padded::Frame;
-use crate::convolution::vectors::lanes;
-use crate::convolution::weight::{Numbers, RUN, add, chunks, of_filter};
+use crate::convolution::weight::{Numbers, OfWeight, RUN, add, chunks, of_filter, turn};
 use crate::parallel::sum_of_parts;
 
 /// The gradient of a weight of 3 × 3 for a stride of 1. Tiles of 4 rows and a column of the result take part in each
@@ -41,21 +40,13 @@ impl<'a, T: Float> WinogradGradient<'a, T> {
         let places = (0..tall.rows * width).map(|at| at / width * tall.row + at % width).collect();
         WinogradGradient { frame, groups, channels, filters, x, gradient, tall, places }
     }
+}
 
-    /// Computes the gradient, of the shape of the weight.
-    pub(crate) fn run(&self, out: &mut [T]) {
-        let lanes = lanes::<T>(self.filters);
-        match (lanes, self.filters > lanes) {
-            (16, false) => self.run_by::<16, 1, 12>(out),
-            (16, true) => self.run_by::<16, 2, 6>(out),
-            (8, false) => self.run_by::<8, 1, 12>(out),
-            (8, true) => self.run_by::<8, 2, 6>(out),
-            (_, false) => self.run_by::<4, 1, 12>(out),
-            (_, true) => self.run_by::<4, 2, 6>(out),
-        }
+impl<T: Float> OfWeight<T> for WinogradGradient<'_, T> {
+    fn filters(&self) -> usize {
+        self.filters
     }
 
-    /// Computes it with sums of `SUMS` elements of the kernel for `VECTORS` vectors of filters in registers.
     fn run_by<const LANES: usize, const VECTORS: usize, const SUMS: usize>(&self, out: &mut [T]) {
         let image = self.groups * self.channels * self.frame.size[0] * self.frame.size[1];
         let depth = self.channels * TAPS;
@@ -147,7 +138,13 @@ impl<T: Float, const LANES: usize, const VECTORS: usize, const SUMS: usize> Null
                     let of_element = elements.len() * SUMS * VECTORS * LANES;
                     let blocks = gradient.chunks(VECTORS * LANES * plane);
                     for (gradient, sums) in blocks.zip(sums.chunks_exact_mut(ELEMENTS * of_element)) {
-                        turn(gradient, [height, width], rows.start * width + run * RUN, places.len(), &mut turned);
+                        turn_tiles(
+                            gradient,
+                            [height, width],
+                            rows.start * width + run * RUN,
+                            places.len(),
+                            &mut turned,
+                        );
                         transform_run(&turned, places.len(), &mut transformed);
                         for (element, sums) in sums.chunks_exact_mut(of_element).enumerate() {
                             let gradient = &transformed[element * RUN..][..places.len()];
@@ -163,7 +160,7 @@ impl<T: Float, const LANES: usize, const VECTORS: usize, const SUMS: usize> Null
 /// Copies the gradient of some tiles such that the numbers of all filters are next to each other: by row of the tile,
 /// and tile.
 #[inline(always)]
-fn turn<T: Float, const LANES: usize, const VECTORS: usize>(
+fn turn_tiles<T: Float, const LANES: usize, const VECTORS: usize>(
     gradient: &[T],
     [height, width]: [usize; 2],
     first: usize,
@@ -181,11 +178,7 @@ fn turn<T: Float, const LANES: usize, const VECTORS: usize>(
                 continue;
             }
             let from = (ROWS * row + i) * width + column;
-            for (filter, plane) in gradient.chunks_exact(height * width).enumerate() {
-                for (out, x) in out.iter_mut().zip(&plane[from..][..len]) {
-                    out.as_flattened_mut()[filter] = *x;
-                }
-            }
+            turn(&gradient[from..], height * width, out);
         }
         at += len;
     }
