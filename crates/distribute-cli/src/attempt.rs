@@ -99,10 +99,11 @@ impl Attempt<'_> {
             start,
             again: None,
             lasts: self.tasks.iter().map(|task| Last { rank: task.rank, ..Last::default() }).collect(),
+            untold: self.others(own).collect(),
             attempt: self,
-            own,
             local,
             pids,
+            own,
             begun,
             failure: None,
         };
@@ -185,6 +186,8 @@ struct Running<'a> {
     supervisor: Supervisor,
     pids: Vec<Option<i32>>,
     lasts: Vec<Last>,
+    /// The other hosts that have not told yet what their tasks left behind.
+    untold: Vec<usize>,
     begun: Instant,
     /// Why a host could not start its tasks.
     failure: Option<Error>,
@@ -210,24 +213,26 @@ impl Running<'_> {
     /// Collects what the tasks left behind.
     fn finish(mut self) -> Result<Ended, Error> {
         let begun = Instant::now();
-        let mut missing: Vec<usize> = self.attempt.others(self.own).collect();
         for last in self.local.lasts().into_iter().chain(self.again.as_ref().map(Local::lasts).unwrap_or_default()) {
             self.keep(last);
         }
         while let Some(left) = LASTS.checked_sub(begun.elapsed()) {
             let Some(hosts) = &mut self.attempt.hosts else { break };
-            missing.retain(|node| hosts.is_there(*node));
-            if missing.is_empty() {
+            self.untold.retain(|node| hosts.is_there(*node));
+            if self.untold.is_empty() {
                 break;
             }
             if let Woken::Host(FromHost { node, report: Report::Message(ToLeader::Ended { attempt, lasts }) }) =
                 hosts.wait(self.attempt.host.signals(), left)
                 && attempt == self.attempt.number
             {
-                missing.retain(|other| *other != node);
-                let of_node = |last: &Last| self.attempt.tasks.get(last.rank).is_some_and(|task| task.node == node);
-                lasts.into_iter().filter(of_node).collect::<Vec<_>>().into_iter().for_each(|last| self.keep(last));
+                self.told(node, lasts);
             }
+        }
+        for node in &self.untold {
+            let host = self.host_name(*node);
+            let waited = LASTS.as_secs();
+            self.attempt.host.note(format!("host {host} has not told within {waited} s how its tasks ended"));
         }
         if let Some(failure) = self.failure {
             return Err(failure);
@@ -239,6 +244,14 @@ impl Running<'_> {
         let verdict = Verdict::of(&outcomes, self.supervisor.interrupted());
         let restarts = self.supervisor.restarts();
         Ok(Ended { verdict, outcomes, pids: self.pids, lasts: self.lasts, restarts })
+    }
+
+    /// Keeps what a host's tasks left behind.
+    fn told(&mut self, node: usize, lasts: Vec<Last>) {
+        self.untold.retain(|other| *other != node);
+        let tasks = self.attempt.tasks;
+        let is_of_node = |last: &Last| tasks.get(last.rank).is_some_and(|task| task.node == node);
+        lasts.into_iter().filter(is_of_node).for_each(|last| self.keep(last));
     }
 
     fn keep(&mut self, last: Last) {
@@ -304,15 +317,14 @@ impl Running<'_> {
                 }
             }
             Report::Message(ToLeader::Failed { attempt, problem, details, code }) if attempt == number => {
+                self.untold.retain(|other| *other != node);
                 let host = self.host_name(node);
                 self.failure.get_or_insert(Error::Remote { host, problem, details, code });
                 of_node().for_each(|rank| {
                     self.supervisor.handle_exit(rank, Exit::Code(code.into()), false, self.begun.elapsed());
                 });
             }
-            Report::Message(ToLeader::Ended { attempt, lasts }) if attempt == number => {
-                lasts.into_iter().filter(|last| is_of_node(last.rank)).for_each(|last| self.keep(last));
-            }
+            Report::Message(ToLeader::Ended { attempt, lasts }) if attempt == number => self.told(node, lasts),
             Report::Message(ToLeader::Signal(signal)) => {
                 let host = self.host_name(node);
                 let name = crate::outcome::signal_name(signal);

@@ -57,6 +57,7 @@ fn the_same_command_on_every_host_is_one_job() {
     addresses.dedup();
     assert_eq!(addresses.len(), 5, "{config}");
     assert!(says(&outcomes, "all 3 hosts have joined"), "{outcomes:?}");
+    assert!(!says(&outcomes, "has not told"), "{outcomes:?}");
 }
 
 #[test]
@@ -147,6 +148,7 @@ fn a_failed_job_is_started_again_on_all_hosts() {
     let outcomes = run_on(2, &flags, script);
     assert!(outcomes.iter().all(Outcome::success), "{outcomes:?}");
     assert!(says(&outcomes, "worker-1  ") && says(&outcomes, "restart 1 of 2"), "{outcomes:?}");
+    assert!(!says(&outcomes, "has not told"), "{outcomes:?}");
     let log = |attempt: &str, task: &str| {
         fs::read_to_string(folder.path().join(attempt).join(task).join("stdout.log")).unwrap()
     };
