@@ -2,10 +2,12 @@
 
 use std::sync::OnceLock;
 
-use candle_core::{CpuStorage, CustomOp1, CustomOp3, D, DType, Error, Layout, Result, Shape, Storage, Tensor};
+use candle_core::{CpuStorage, D, DType, Error, Layout, Result, Shape, Storage, Tensor};
 use distribute_kernels::attention::{Arguments, Attention, Gradients, Vectors};
+use distribute_rows::zeros;
 
-use crate::host::{Element, elements, is_fused, tensor, with};
+use crate::host::{Element, Stored, elements, is_fused, tensor, with};
+use crate::relay::{Operation, apply};
 
 /// Which keys a query attends to.
 #[derive(Clone, Copy, Debug)]
@@ -75,8 +77,8 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, mask: AttentionMask<'_>) ->
     let mask = additive(mask, &of)?;
     let (q, k, v) = (side_by_side(q)?, side_by_side(k)?, side_by_side(v)?);
     let out = match q.dtype() {
-        DType::F64 => q.apply_op3(&k, &v, Attend { of, mask, sums: OnceLock::<Vec<f64>>::new() }),
-        _ => q.apply_op3(&k, &v, Attend { of, mask, sums: OnceLock::<Vec<f32>>::new() }),
+        DType::F64 => apply([&q, &k, &v], Attend { of, mask, sums: OnceLock::<Vec<f64>>::new() }),
+        _ => apply([&q, &k, &v], Attend { of, mask, sums: OnceLock::<Vec<f32>>::new() }),
     };
     out?.transpose(1, 2)
 }
@@ -118,8 +120,8 @@ pub fn self_attention(qkv: &Tensor, heads: usize, mask: AttentionMask<'_>) -> Re
     let mask = additive(mask, &of)?;
     let qkv = qkv.contiguous()?;
     match qkv.dtype() {
-        DType::F64 => qkv.apply_op1(Attend { of, mask, sums: OnceLock::<Vec<f64>>::new() }),
-        _ => qkv.apply_op1(Attend { of, mask, sums: OnceLock::<Vec<f32>>::new() }),
+        DType::F64 => apply([&qkv], Attend { of, mask, sums: OnceLock::<Vec<f64>>::new() }),
+        _ => apply([&qkv], Attend { of, mask, sums: OnceLock::<Vec<f32>>::new() }),
     }
 }
 
@@ -196,10 +198,10 @@ impl<T: Element> Attend<T> {
         f(Some(vectors(storage, layout)?))
     }
 
-    fn forward(&self, [q, k, v]: [Vectors<'_, T>; 3]) -> Result<CpuStorage> {
+    fn results(&self, [q, k, v]: [Vectors<'_, T>; 3]) -> Result<CpuStorage> {
         let of = &self.of;
-        let mut out = vec![T::default(); of.batch * of.queries * of.heads * of.width];
-        let mut sums = vec![T::default(); of.batch * of.heads * of.queries];
+        let mut out = zeros(of.batch * of.queries * of.heads * of.width);
+        let mut sums = zeros(of.batch * of.heads * of.queries);
         self.with_mask(|mask| {
             of.forward(&Arguments { q, k, v, mask }, &mut out, &mut sums);
             Ok(())
@@ -208,7 +210,7 @@ impl<T: Element> Attend<T> {
         Ok(T::to_cpu_storage_owned(out))
     }
 
-    fn backward(
+    fn gradients(
         &self,
         [q, k, v]: [Vectors<'_, T>; 3],
         y: &Tensor,
@@ -232,61 +234,42 @@ impl<T: Element> Attend<T> {
     }
 }
 
-impl<T: Element> CustomOp1 for Attend<T> {
-    fn name(&self) -> &'static str {
-        "self-attention"
-    }
+impl<T: Element> Operation<1> for Attend<T> {
+    const NAME: &'static str = "self-attention";
 
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn forward(&self, [(storage, layout)]: [Stored<'_>; 1]) -> Result<(CpuStorage, Shape)> {
         let of = &self.of;
-        let out = self.forward(self.parts(elements(storage, layout)?))?;
+        let out = self.results(self.parts(elements(storage, layout)?))?;
         Ok((out, Shape::from((of.batch, of.queries, of.heads * of.width))))
     }
 
-    fn bwd(&self, qkv: &Tensor, y: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
-        let mut change = vec![T::default(); qkv.elem_count()];
+    fn backward(&self, [qkv]: [&Tensor; 1], y: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; 1]> {
+        let mut change = zeros(qkv.elem_count());
         with([qkv], |[elements]: [&[T]; 1]| {
-            self.backward(self.parts(elements), y, gradient, Gradients::Packed(&mut change))
+            self.gradients(self.parts(elements), y, gradient, Gradients::Packed(&mut change))
         })??;
-        tensor(change, qkv).map(Some)
+        Ok([Some(tensor(change, qkv)?)])
     }
 }
 
-impl<T: Element> CustomOp3 for Attend<T> {
-    fn name(&self) -> &'static str {
-        "attention"
-    }
+impl<T: Element> Operation<3> for Attend<T> {
+    const NAME: &'static str = "attention";
 
-    fn cpu_fwd(
-        &self,
-        q: &CpuStorage,
-        lq: &Layout,
-        k: &CpuStorage,
-        lk: &Layout,
-        v: &CpuStorage,
-        lv: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let of = &self.of;
-        let out = self.forward([vectors(q, lq)?, vectors(k, lk)?, vectors(v, lv)?])?;
+    fn forward(&self, parts: [Stored<'_>; 3]) -> Result<(CpuStorage, Shape)> {
+        let (of, [q, k, v]) = (&self.of, parts.map(|(storage, layout)| vectors(storage, layout)));
+        let out = self.results([q?, k?, v?])?;
         Ok((out, Shape::from((of.batch, of.queries, of.heads, of.width))))
     }
 
-    fn bwd(
-        &self,
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        y: &Tensor,
-        gradient: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let mut changes = [q, k, v].map(|x| vec![T::default(); x.elem_count()]);
+    fn backward(&self, inputs: [&Tensor; 3], y: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; 3]> {
+        let mut changes = inputs.map(|x| zeros(x.elem_count()));
         let parts = changes.each_mut().map(Vec::as_mut_slice);
-        with_vectors([q, k, v], |vectors| self.backward(vectors, y, gradient, Gradients::Apart(parts)))?;
+        with_vectors(inputs, |vectors| self.gradients(vectors, y, gradient, Gradients::Apart(parts)))?;
         let of = |elements: Vec<T>, like: &Tensor| {
             let (batch, heads, tokens, width) = like.dims4()?;
             Tensor::from_vec(elements, (batch, tokens, heads, width), like.device())?.transpose(1, 2).map(Some)
         };
-        let [of_q, of_k, of_v] = changes;
-        Ok((of(of_q, q)?, of(of_k, k)?, of(of_v, v)?))
+        let ([of_q, of_k, of_v], [q, k, v]) = (changes, inputs);
+        Ok([of(of_q, q)?, of(of_k, k)?, of(of_v, v)?])
     }
 }

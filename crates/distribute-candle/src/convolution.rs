@@ -1,6 +1,6 @@
 //! Convolution and pooling of images, with fast forward and backward in host memory.
 
-use candle_core::{CpuStorage, CustomOp1, D, Layout, Module, Result, Shape, Tensor, ToUsize2};
+use candle_core::{CpuStorage, D, Layout, Module, Result, Shape, Tensor, ToUsize2};
 use candle_nn::{Conv2dConfig, VarBuilder};
 use distribute_kernels::convolution::Convolution;
 use distribute_kernels::pooling::Pooling;
@@ -8,6 +8,7 @@ use distribute_rows::relu as ramp;
 
 use crate::fused::{Weighted, weighted};
 use crate::host::{Element, Stored, by_type, computed, dtype, elements, gradient_of, is_fused, tensor, with};
+use crate::relay::{Operation, apply};
 use crate::rows::relu;
 
 /// Convolution in two dimensions, like [`candle_nn::Conv2d`], several times faster in host memory, above all backward.
@@ -184,7 +185,7 @@ pub fn max_pool2d_with_stride(x: &Tensor, window: impl ToUsize2, stride: impl To
     }
     let pooling = Pooling { size: [height, width], window: window.into(), stride: stride.into() };
     if is_fused(x) {
-        return x.contiguous()?.apply_op1(Pool(pooling));
+        return apply([&x.contiguous()?], Pool(pooling));
     }
     if window != stride {
         return x.max_pool2d_with_stride(window, stride);
@@ -260,12 +261,10 @@ impl Weighted for Convolve {
 
 struct Pool(Pooling);
 
-impl CustomOp1 for Pool {
-    fn name(&self) -> &'static str {
-        "max-pooling"
-    }
+impl Operation<1> for Pool {
+    const NAME: &'static str = "max-pooling";
 
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn forward(&self, [(storage, layout)]: [Stored<'_>; 1]) -> Result<(CpuStorage, Shape)> {
         fn run<T: Element>(of: &Pooling, len: usize, storage: &CpuStorage, layout: &Layout) -> Result<CpuStorage> {
             let x = elements::<T>(storage, layout)?;
             Ok(T::to_cpu_storage_owned(computed(len, |out| of.forward(x, out))))
@@ -275,13 +274,13 @@ impl CustomOp1 for Pool {
         Ok((by_type!(dtype(storage), run(&self.0, shape.elem_count(), storage, layout))?, shape))
     }
 
-    fn bwd(&self, x: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+    fn backward(&self, [x]: [&Tensor; 1], _: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; 1]> {
         fn run<T: Element>(of: &Pooling, x: &Tensor, gradient: &Tensor) -> Result<Tensor> {
             let change = with([x, gradient], |[elements, gradient]: [&[T]; 2]| {
                 computed(elements.len(), |out| of.backward(elements, gradient, out))
             })?;
             tensor(change, x)
         }
-        by_type!(x.dtype(), run(&self.0, x, gradient)).map(Some)
+        Ok([Some(by_type!(x.dtype(), run(&self.0, x, gradient))?)])
     }
 }

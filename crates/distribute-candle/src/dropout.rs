@@ -5,12 +5,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use candle_core::{Error, ModuleT, Tensor, bail};
+use candle_core::{CpuStorage, DType, Error, ModuleT, Shape, Tensor, bail};
 use candle_nn::VarBuilder;
+use distribute_rows::pairs;
 use distribute_strategy::{RandomState, Recoverable, RecoveryError, get_replica_context};
 use rand_chacha::rand_core::Rng;
 
+use crate::host::{Element, Stored, computed, elements, is_fused, tensor, with};
 use crate::initial::hash;
+use crate::relay::{Operation, apply};
 
 /// Dropout: in training, replaces elements by 0 with a given probability, and divides the others by that of keeping
 /// them. candle's own cannot be seeded in host memory.
@@ -90,10 +93,37 @@ impl ModuleT for Dropout {
         // A number of 32 bits is below this with the probability of being dropped.
         let bound = (self.probability * 2f64.powi(32)) as u32;
         let kept = (1.0 / (1.0 - self.probability)) as f32;
-        let mask = (0..x.elem_count()).map(|_| if random.next_u32() < bound { 0.0 } else { kept }).collect();
+        let mask: Vec<f32> = (0..x.elem_count()).map(|_| if random.next_u32() < bound { 0.0 } else { kept }).collect();
+        if is_fused(x) {
+            let x = x.contiguous()?;
+            return match x.dtype() {
+                DType::F64 => apply([&x], Dropped(mask.into_iter().map(f64::from).collect::<Vec<f64>>())),
+                _ => apply([&x], Dropped(mask)),
+            };
+        }
         // The product is in the type of the input, as are its operands.
         let mask = Tensor::from_vec::<_, f32>(mask, x.shape(), x.device())?.to_dtype(x.dtype())?;
         x * mask
+    }
+}
+
+/// The product with a factor for each element: 0 for those that are dropped.
+struct Dropped<T>(Vec<T>);
+
+impl<T: Element> Operation<1> for Dropped<T> {
+    const NAME: &'static str = "dropout";
+
+    fn forward(&self, [(storage, layout)]: [Stored<'_>; 1]) -> candle_core::Result<(CpuStorage, Shape)> {
+        let x = elements::<T>(storage, layout)?;
+        let y = computed(x.len(), |out| pairs::multiply(x, &self.0, out));
+        Ok((T::to_cpu_storage_owned(y), layout.shape().clone()))
+    }
+
+    fn backward(&self, [x]: [&Tensor; 1], _: &Tensor, gradient: &Tensor) -> candle_core::Result<[Option<Tensor>; 1]> {
+        let change = with([gradient], |[gradient]: [&[T]; 1]| {
+            computed(gradient.len(), |out| pairs::multiply(gradient, &self.0, out))
+        })?;
+        Ok([Some(tensor(change, x)?)])
     }
 }
 

@@ -1,8 +1,9 @@
 //! Kernels in host memory as operations of candle, forward and backward.
 
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, Layout, Result, Shape, Tensor};
 
 use crate::host::{Element, Stored, by_type, computed, dtype, elements, tensor, with};
+use crate::relay::{Operation, apply};
 
 /// An operation on rows of `size` elements, whose result has the shape of its argument.
 pub(crate) trait RowWise: Send + Sync {
@@ -18,17 +19,15 @@ pub(crate) trait RowWise: Send + Sync {
 
 /// Computes an operation for a tensor in host memory.
 pub(crate) fn row_wise<O: RowWise + 'static>(x: &Tensor, operation: O) -> Result<Tensor> {
-    x.contiguous()?.apply_op1(Rows(operation))
+    apply([&x.contiguous()?], Rows(operation))
 }
 
 struct Rows<O>(O);
 
-impl<O: RowWise> CustomOp1 for Rows<O> {
-    fn name(&self) -> &'static str {
-        O::NAME
-    }
+impl<O: RowWise> Operation<1> for Rows<O> {
+    const NAME: &'static str = O::NAME;
 
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn forward(&self, [(storage, layout)]: [Stored<'_>; 1]) -> Result<(CpuStorage, Shape)> {
         fn run<T: Element, O: RowWise>(storage: &CpuStorage, layout: &Layout) -> Result<CpuStorage> {
             let (x, size) = (elements::<T>(storage, layout)?, row_len(layout.shape()));
             Ok(T::to_cpu_storage_owned(computed(x.len(), |out| O::forward(x, size, out))))
@@ -36,7 +35,7 @@ impl<O: RowWise> CustomOp1 for Rows<O> {
         Ok((by_type!(dtype(storage), run::<O>(storage, layout))?, layout.shape().clone()))
     }
 
-    fn bwd(&self, x: &Tensor, y: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+    fn backward(&self, [x]: [&Tensor; 1], y: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; 1]> {
         fn run<T: Element, O: RowWise>(kept: &Tensor, gradient: &Tensor) -> Result<Tensor> {
             let change = with([kept, gradient], |[elements, gradient]: [&[T]; 2]| {
                 computed(elements.len(), |out| O::backward(elements, row_len(kept.shape()), gradient, out))
@@ -44,7 +43,7 @@ impl<O: RowWise> CustomOp1 for Rows<O> {
             tensor(change, kept)
         }
         let kept = if O::KEEPS_RESULT { y } else { x };
-        by_type!(kept.dtype(), run::<O>(kept, gradient)).map(Some)
+        Ok([Some(by_type!(kept.dtype(), run::<O>(kept, gradient))?)])
     }
 }
 
@@ -80,54 +79,34 @@ pub(crate) fn weighted<O: Weighted + 'static>(
 ) -> Result<Tensor> {
     let (x, weight, operation) = (x.contiguous()?, weight.contiguous()?, WithWeight(operation));
     match bias {
-        Some(bias) => x.apply_op3(&weight, &bias.contiguous()?, operation),
-        None => x.apply_op2(&weight, operation),
+        Some(bias) => apply([&x, &weight, &bias.contiguous()?], operation),
+        None => apply([&x, &weight], operation),
     }
 }
 
 struct WithWeight<O>(O);
 
-impl<O: Weighted> CustomOp2 for WithWeight<O> {
-    fn name(&self) -> &'static str {
-        O::NAME
+impl<O: Weighted> Operation<2> for WithWeight<O> {
+    const NAME: &'static str = O::NAME;
+
+    fn forward(&self, [x, weight]: [Stored<'_>; 2]) -> Result<(CpuStorage, Shape)> {
+        self.0.forward(x, weight, None)
     }
 
-    fn cpu_fwd(&self, x: &CpuStorage, lx: &Layout, w: &CpuStorage, lw: &Layout) -> Result<(CpuStorage, Shape)> {
-        self.0.forward((x, lx), (w, lw), None)
-    }
-
-    fn bwd(&self, x: &Tensor, w: &Tensor, y: &Tensor, gradient: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let [x, weight, _] = self.0.backward(x, w, None, y, gradient)?;
-        Ok((x, weight))
+    fn backward(&self, [x, weight]: [&Tensor; 2], y: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; 2]> {
+        let [x, weight, _] = self.0.backward(x, weight, None, y, gradient)?;
+        Ok([x, weight])
     }
 }
 
-impl<O: Weighted> CustomOp3 for WithWeight<O> {
-    fn name(&self) -> &'static str {
-        O::NAME
+impl<O: Weighted> Operation<3> for WithWeight<O> {
+    const NAME: &'static str = O::NAME;
+
+    fn forward(&self, [x, weight, bias]: [Stored<'_>; 3]) -> Result<(CpuStorage, Shape)> {
+        self.0.forward(x, weight, Some(bias))
     }
 
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        lx: &Layout,
-        w: &CpuStorage,
-        lw: &Layout,
-        b: &CpuStorage,
-        lb: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        self.0.forward((x, lx), (w, lw), Some((b, lb)))
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        w: &Tensor,
-        b: &Tensor,
-        y: &Tensor,
-        gradient: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let [x, weight, bias] = self.0.backward(x, w, Some(b), y, gradient)?;
-        Ok((x, weight, bias))
+    fn backward(&self, [x, weight, bias]: [&Tensor; 3], y: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; 3]> {
+        self.0.backward(x, weight, Some(bias), y, gradient)
     }
 }

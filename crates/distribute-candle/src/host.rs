@@ -2,7 +2,7 @@
 
 use candle_core::{CpuStorage, DType, Device, Error, Layout, Result, Storage, Tensor, WithDType};
 use distribute_kernels::Float;
-use distribute_rows::{cross_entropy, gelu, normalise, relu, softmax};
+use distribute_rows::{cross_entropy, gelu, normalise, pairs, relu, softmax, zeros};
 
 /// Returns whether a tensor's operations are those of kernels in host memory.
 pub(crate) fn is_fused(x: &Tensor) -> bool {
@@ -10,7 +10,7 @@ pub(crate) fn is_fused(x: &Tensor) -> bool {
 }
 
 /// An element of these operations.
-pub(crate) trait Element: WithDType + Float + Rows {}
+pub(crate) trait Element: WithDType + Float + Rows + pairs::Compiled {}
 impl Element for f32 {}
 impl Element for f64 {}
 
@@ -43,7 +43,7 @@ pub(crate) fn with<T: Element, R, const N: usize>(tensors: [&Tensor; N], f: impl
 
 /// Computes as many elements as a tensor has.
 pub(crate) fn computed<T: Element>(count: usize, f: impl FnOnce(&mut [T])) -> Vec<T> {
-    let mut out = vec![T::default(); count];
+    let mut out = zeros(count);
     f(&mut out);
     out
 }
@@ -65,6 +65,15 @@ macro_rules! by_type {
 }
 
 pub(crate) use by_type;
+
+/// Adds two tensors of one shape in host memory.
+pub(crate) fn added(x: &Tensor, y: &Tensor) -> Result<Tensor> {
+    fn run<T: Element>(x: &Tensor, y: &Tensor) -> Result<Tensor> {
+        let sum = with([x, y], |[a, b]: [&[T]; 2]| computed(a.len(), |out| pairs::add(a, b, out)))?;
+        tensor(sum, x)
+    }
+    by_type!(x.dtype(), run(x, y))
+}
 
 /// Returns the type of the elements of a storage.
 pub(crate) fn dtype(storage: &CpuStorage) -> DType {

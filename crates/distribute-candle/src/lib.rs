@@ -75,6 +75,7 @@ mod norms;
 #[cfg(feature = "parameter-server")]
 mod parameter_server;
 mod pretrained;
+mod relay;
 mod rows;
 mod sharded;
 mod statistics;
@@ -111,7 +112,7 @@ pub use parameter_server::{
     ServedTrainer, ServedTraining, ShardedEmbedding, WorkerModel, sharded_embedding, sharded_embedding_with,
 };
 pub use pretrained::Loaded;
-pub use rows::{gelu, relu, softmax};
+pub use rows::{add, gelu, relu, softmax};
 pub use sharded::Sharded;
 pub use tensor::Candle;
 pub use tensor_parallel::{

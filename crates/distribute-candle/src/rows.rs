@@ -3,13 +3,14 @@
 
 use std::sync::OnceLock;
 
-use candle_core::{CpuStorage, CustomOp1, D, DType, Error, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, D, DType, Error, Result, Shape, Tensor};
 use distribute_rows::cross_entropy::LogSum;
 use distribute_rows::normalise::Normalise;
-use distribute_rows::{cross_entropy, gelu as curve, relu as ramp, softmax as weights};
+use distribute_rows::{cross_entropy, gelu as curve, pairs, relu as ramp, softmax as weights, zeros};
 
 use crate::fused::{RowWise, Weighted, row_len, row_wise, weighted};
 use crate::host::{Element, Stored, by_type, computed, dtype, elements, is_fused, tensor, with};
+use crate::relay::{Operation, apply};
 
 /// Computes the softmax over the last axis, which can be trained; candle's fused one has no backward.
 ///
@@ -80,6 +81,28 @@ pub fn relu(x: &Tensor) -> Result<Tensor> {
     if is_fused(x) { row_wise(x, Relu) } else { x.relu() }
 }
 
+/// Adds two tensors of one shape, like `x + y`, faster in host memory: the gradients of both are the result's itself,
+/// so backward computes nothing.
+///
+/// # Shapes
+/// The result has the shape of `x` and `y`.
+///
+/// # Errors
+/// [`candle_core::Error`] if shapes, types or devices differ.
+///
+/// # Examples
+/// ```
+/// use candle_core::{Device, Tensor};
+///
+/// let [x, y] = [Tensor::new(&[1f32, 2.0], &Device::Cpu)?, Tensor::new(&[0.5f32, 0.5], &Device::Cpu)?];
+/// assert_eq!(distribute_candle::add(&x, &y)?.to_vec1::<f32>()?, [1.5, 2.5]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+pub fn add(x: &Tensor, y: &Tensor) -> Result<Tensor> {
+    let fused = is_fused(x) && is_fused(y) && x.shape() == y.shape() && x.dtype() == y.dtype();
+    if fused { apply([&x.contiguous()?, &y.contiguous()?], Add) } else { x + y }
+}
+
 /// Normalises the last axis of a tensor that [`is_fused`].
 pub(crate) fn normalise(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, how: Normalise) -> Result<Tensor> {
     weighted(x, weight, bias, Norm(how))
@@ -89,8 +112,8 @@ pub(crate) fn normalise(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, how:
 pub(crate) fn cross_entropy_of_classes(logits: &Tensor, classes: Vec<usize>) -> Result<Tensor> {
     let logits = logits.contiguous()?;
     match logits.dtype() {
-        DType::F64 => logits.apply_op1(CrossEntropy::<f64> { classes, sums: OnceLock::new() }),
-        _ => logits.apply_op1(CrossEntropy::<f32> { classes, sums: OnceLock::new() }),
+        DType::F64 => apply([&logits], CrossEntropy::<f64> { classes, sums: OnceLock::new() }),
+        _ => apply([&logits], CrossEntropy::<f32> { classes, sums: OnceLock::new() }),
     }
 }
 
@@ -162,7 +185,7 @@ impl Weighted for Norm {
     ) -> Result<[Option<Tensor>; 3]> {
         fn run<T: Element>(how: Normalise, [x, weight, gradient]: [&Tensor; 3]) -> Result<[Tensor; 3]> {
             let (change, sums) = with([x, weight, gradient], |[elements, factors, gradient]: [&[T]; 3]| {
-                let mut change = vec![T::default(); elements.len()];
+                let mut change = zeros(elements.len());
                 let sums = how.backward(elements, factors, gradient, &mut change);
                 (change, sums)
             })?;
@@ -173,18 +196,34 @@ impl Weighted for Norm {
     }
 }
 
+struct Add;
+
+impl Operation<2> for Add {
+    const NAME: &'static str = "add";
+
+    fn forward(&self, [x, y]: [Stored<'_>; 2]) -> Result<(CpuStorage, Shape)> {
+        fn run<T: Element>(x: Stored<'_>, y: Stored<'_>) -> Result<CpuStorage> {
+            let (x, y) = (elements::<T>(x.0, x.1)?, elements(y.0, y.1)?);
+            Ok(T::to_cpu_storage_owned(computed(x.len(), |out| pairs::add(x, y, out))))
+        }
+        Ok((by_type!(dtype(x.0), run(x, y))?, x.1.shape().clone()))
+    }
+
+    fn backward(&self, _: [&Tensor; 2], _: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; 2]> {
+        Ok([Some(gradient.clone()), Some(gradient.clone())])
+    }
+}
+
 struct CrossEntropy<T> {
     classes: Vec<usize>,
     /// The sums of each row, from forward for backward.
     sums: OnceLock<Vec<LogSum<T>>>,
 }
 
-impl<T: Element> CustomOp1 for CrossEntropy<T> {
-    fn name(&self) -> &'static str {
-        "cross-entropy-rows"
-    }
+impl<T: Element> Operation<1> for CrossEntropy<T> {
+    const NAME: &'static str = "cross-entropy-rows";
 
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn forward(&self, [(storage, layout)]: [Stored<'_>; 1]) -> Result<(CpuStorage, Shape)> {
         let (logits, size, rows) = (elements::<T>(storage, layout)?, row_len(layout.shape()), self.classes.len());
         let mut sums = vec![LogSum::default(); rows];
         let losses = computed(rows, |losses| cross_entropy::forward(logits, size, &self.classes, losses, &mut sums));
@@ -192,7 +231,7 @@ impl<T: Element> CustomOp1 for CrossEntropy<T> {
         Ok((T::to_cpu_storage_owned(losses), Shape::from(rows)))
     }
 
-    fn bwd(&self, logits: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+    fn backward(&self, [logits]: [&Tensor; 1], _: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; 1]> {
         let sums = self.sums.get().ok_or_else(|| Error::Msg("backward comes before forward".to_owned()))?;
         let size = row_len(logits.shape());
         let change = with([logits, gradient], |[elements, gradient]: [&[T]; 2]| {
@@ -200,6 +239,6 @@ impl<T: Element> CustomOp1 for CrossEntropy<T> {
                 cross_entropy::backward(elements, size, &self.classes, sums, gradient, out);
             })
         })?;
-        tensor(change, logits).map(Some)
+        Ok([Some(tensor(change, logits)?)])
     }
 }

@@ -14,6 +14,7 @@ use distribute_values::IndexedRows;
 use parking_lot::Mutex;
 
 use crate::host::{Element, Stored, by_type, elements, with};
+use crate::relay::{Operation, apply};
 
 /// The gate of a replica's copy of a variable.
 #[derive(Debug)]
@@ -74,7 +75,7 @@ impl Gate {
 
     /// Returns rows of the table.
     pub(crate) fn select(self: &Arc<Gate>, table: &Tensor, rows: Vec<usize>) -> Result<Tensor> {
-        self.scalar.apply_op1(LookUp { gate: self.clone(), table: table.detach(), rows: rows.into() })
+        apply([&self.scalar], LookUp { gate: self.clone(), table: table.detach(), rows: rows.into() })
     }
 
     /// Keeps the gradient of the table itself. Returns the scalar's.
@@ -162,12 +163,10 @@ struct LookUp {
     rows: Arc<[usize]>,
 }
 
-impl CustomOp1 for LookUp {
-    fn name(&self) -> &'static str {
-        "distribute-look-up"
-    }
+impl Operation<1> for LookUp {
+    const NAME: &'static str = "distribute-look-up";
 
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn forward(&self, _: [Stored<'_>; 1]) -> Result<(CpuStorage, Shape)> {
         fn run<T: Element>((storage, layout): Stored<'_>, rows: &[usize], width: usize) -> Result<CpuStorage> {
             let table = elements::<T>(storage, layout)?;
             let mut out = Vec::with_capacity(rows.len() * width);
@@ -185,7 +184,7 @@ impl CustomOp1 for LookUp {
         Ok((out, Shape::from((self.rows.len(), width))))
     }
 
-    fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
-        self.gate.add(|parts| parts.rows.push((self.rows.clone(), gradient.clone())))
+    fn backward(&self, _: [&Tensor; 1], _: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; 1]> {
+        Ok([self.gate.add(|parts| parts.rows.push((self.rows.clone(), gradient.clone())))?])
     }
 }

@@ -12,6 +12,7 @@
 //! | [`cross_entropy`] | softmax cross-entropy with class indices |
 //! | [`gelu`] | Gaussian error linear unit, in its approximation by tanh |
 //! | [`relu`] | rectified linear unit |
+//! | [`pairs`] | sums and products of two tensors |
 //!
 //! [`sum`], [`sum_of_pairs`] and [`greatest`] are what rows are reduced by; call them, and write loops of one's own, in
 //! [`simd`].
@@ -35,12 +36,13 @@ pub mod cross_entropy;
 mod float;
 pub mod gelu;
 pub mod normalise;
+pub mod pairs;
 mod parallel;
 pub mod relu;
 pub mod softmax;
 
 pub use float::{Float, greatest, sum, sum_of_pairs};
-pub use parallel::simd;
+pub use parallel::{simd, zeros};
 
 #[cfg(test)]
 mod tests;

@@ -2,6 +2,8 @@
 
 use rayon::prelude::*;
 
+use crate::Float;
+
 /// The number of elements below which a thread would cost more than it saves.
 const LEAST: usize = 16 * 1024;
 
@@ -44,6 +46,21 @@ pub(crate) fn each_element<T: Send>(out: &mut [T], f: impl Fn(usize, &mut [T]) +
         #[inline(always)]
         || f(whole, rest),
     );
+}
+
+/// Returns zeros, which the threads of the pool write: new memory costs most where it is first written.
+///
+/// # Examples
+/// ```
+/// assert_eq!(distribute_rows::zeros::<f32>(3), [0.0; 3]);
+/// ```
+pub fn zeros<T: Float>(count: usize) -> Vec<T> {
+    /// The number of elements that are worth a thread.
+    const SHARE: usize = 1 << 16;
+    if count <= SHARE || rayon::current_num_threads() == 1 {
+        return vec![T::default(); count];
+    }
+    rayon::iter::repeat_n(T::default(), count).with_min_len(SHARE).collect()
 }
 
 /// Runs a function whose loops, and those of the functions inlined in it, use the processor's SIMD instructions.

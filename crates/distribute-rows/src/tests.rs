@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use crate::cross_entropy::LogSum;
 use crate::normalise::Normalise;
-use crate::{Float, cross_entropy, gelu, relu, softmax};
+use crate::{Float, cross_entropy, gelu, pairs, relu, softmax, zeros};
 
 /// Rows of numbers of any size, of which there may be more than one thread gets.
 fn rows() -> impl Strategy<Value = (usize, Vec<f64>)> {
@@ -273,4 +273,26 @@ fn rectified_elements_pass_gradients_where_they_are_above_0() {
     }
     relu::forward(&[f32::NAN; 3], &mut y[..3]);
     assert!(y[..3].iter().all(|y| y.is_nan()));
+}
+
+#[test]
+fn pairs_are_added_and_multiplied() {
+    let x: Vec<f64> = (0..5001).map(f64::from).collect();
+    let y: Vec<f64> = x.iter().map(|x| 0.5 - x).collect();
+    let (mut sums, mut products) = (vec![7.0; 5001], vec![7.0; 5001]);
+    pairs::add(&x, &y, &mut sums);
+    pairs::multiply(&x, &y, &mut products);
+    assert!(sums.iter().all(|sum| *sum == 0.5));
+    assert!(products.iter().zip(&x).all(|(product, x)| *product == x * (0.5 - x)));
+}
+
+#[test]
+fn zeros_of_many_threads_are_as_many() {
+    for threads in [1, 3] {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        for count in [0, 5, 300_001] {
+            let zeros: Vec<f32> = pool.install(|| zeros(count));
+            assert!(zeros.len() == count && zeros.iter().all(|zero| zero.to_bits() == 0));
+        }
+    }
 }

@@ -17,7 +17,7 @@ use candle_nn::{Init, VarBuilder};
 use clap::Parser;
 use distribute::Error;
 use distribute::candle::{
-    AttentionMask, Clip, Dropout, Embedding, LayerNorm, Linear, Model, dropout, embedding_with, layer_norm,
+    AttentionMask, Clip, Dropout, Embedding, LayerNorm, Linear, Model, add, dropout, embedding_with, layer_norm,
 };
 use distribute::input::Array;
 use distribute::prelude::*;
@@ -154,9 +154,9 @@ impl Layer {
     fn forward(&self, x: &Tensor, padding: &Tensor, train: bool) -> CandleResult<Tensor> {
         let attended =
             self.attention.attend(x, &self.attention.keys_and_values(x)?, AttentionMask::Additive(padding))?;
-        let x = self.attention_norm.forward(&(self.dropouts[0].forward_t(&attended, train)? + x)?)?;
+        let x = self.attention_norm.forward(&add(&self.dropouts[0].forward_t(&attended, train)?, x)?)?;
         let inner = self.output.forward(&self.intermediate.forward_gelu(&x)?)?;
-        self.output_norm.forward(&(self.dropouts[1].forward_t(&inner, train)? + &x)?)
+        self.output_norm.forward(&add(&self.dropouts[1].forward_t(&inner, train)?, &x)?)
     }
 }
 
@@ -193,7 +193,7 @@ impl Bert {
     fn forward(&self, tokens: &Tensor, segments: &Tensor, train: bool) -> CandleResult<Tensor> {
         let (examples, length) = tokens.dims2()?;
         let padding = (tokens.eq(self.padding)?.to_dtype(DType::F32)? * -1e9)?.reshape((examples, 1, 1, length))?;
-        let x = (self.words.forward(tokens)? + self.segments.forward(segments)?)?;
+        let x = add(&self.words.forward(tokens)?, &self.segments.forward(segments)?)?;
         let x = x.broadcast_add(&self.positions.embeddings().narrow(0, 0, length)?)?;
         let x = self.dropout.forward_t(&self.norm.forward(&x)?, train)?;
         self.layers.iter().try_fold(x, |x, layer| layer.forward(&x, &padding, train))

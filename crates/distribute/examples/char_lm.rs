@@ -20,8 +20,8 @@ use clap::Parser;
 use distribute::Error;
 use distribute::candle::{
     AttentionMask, Clip, ColumnParallelLinear, ColumnParallelOptions, LayerNorm, Model, RowParallelLinear,
-    RowParallelOptions, Sharded, VocabParallelEmbedding, attention, column_parallel_linear, gather_from_tensor_group,
-    layer_norm, relu, row_parallel_linear, softmax, vocab_parallel_cross_entropy_per_example,
+    RowParallelOptions, Sharded, VocabParallelEmbedding, add, attention, column_parallel_linear,
+    gather_from_tensor_group, layer_norm, relu, row_parallel_linear, softmax, vocab_parallel_cross_entropy_per_example,
     vocab_parallel_embedding_with,
 };
 use distribute::input::Array;
@@ -128,9 +128,9 @@ impl Layer {
     }
 
     fn forward(&self, x: &Tensor, seen: &mut Seen) -> CandleResult<Tensor> {
-        let x = (self.attend(&self.before.0.forward(x)?, seen)? + x)?;
+        let x = add(&self.attend(&self.before.0.forward(x)?, seen)?, x)?;
         let inner = relu(&self.dense.0.forward(&self.before.1.forward(&x)?)?)?.sqr()?;
-        self.dense.1.forward(&inner)? + x
+        add(&self.dense.1.forward(&inner)?, &x)
     }
 
     fn attend(&self, x: &Tensor, seen: &mut Seen) -> CandleResult<Tensor> {

@@ -16,7 +16,7 @@ use candle_nn::{Init, VarBuilder};
 use clap::Parser;
 use distribute::Error;
 use distribute::candle::{
-    AttentionMask, Clip, Dropout, Embedding, LayerNorm, Linear, Model, dropout, embedding_with, layer_norm,
+    AttentionMask, Clip, Dropout, Embedding, LayerNorm, Linear, Model, add, dropout, embedding_with, layer_norm,
 };
 use distribute::prelude::*;
 use distribute::strategy::DistributedDataset;
@@ -136,8 +136,8 @@ impl EncoderLayer {
 
     fn forward(&self, x: &Tensor, mask: &Tensor, train: bool) -> CandleResult<Tensor> {
         let attended = self.attention.attend(x, &self.attention.keys_and_values(x)?, AttentionMask::Additive(mask))?;
-        let x = self.norms[0].forward(&(self.dropout.forward_t(&attended, train)? + x)?)?;
-        self.norms[1].forward(&(self.dropout.forward_t(&self.dense.forward(&x)?, train)? + &x)?)
+        let x = self.norms[0].forward(&add(&self.dropout.forward_t(&attended, train)?, x)?)?;
+        self.norms[1].forward(&add(&self.dropout.forward_t(&self.dense.forward(&x)?, train)?, &x)?)
     }
 }
 
@@ -170,13 +170,13 @@ impl DecoderLayer {
     }
 
     fn forward(&self, x: &Tensor, seen: &mut Seen, padding: &Tensor, train: bool) -> CandleResult<Tensor> {
-        let add = |norm: usize, branch: Tensor, x: &Tensor| {
-            self.norms[norm].forward(&(self.dropout.forward_t(&branch, train)? + x)?)
+        let joined = |norm: usize, branch: Tensor, x: &Tensor| {
+            self.norms[norm].forward(&add(&self.dropout.forward_t(&branch, train)?, x)?)
         };
         let target = remember(&mut seen.target, self.itself.keys_and_values(x)?)?;
-        let x = add(0, self.itself.attend(x, &target, AttentionMask::Causal)?, x)?;
-        let x = add(1, self.source.attend(&x, &seen.source, AttentionMask::Additive(padding))?, &x)?;
-        add(2, self.dense.forward(&x)?, &x)
+        let x = joined(0, self.itself.attend(x, &target, AttentionMask::Causal)?, x)?;
+        let x = joined(1, self.source.attend(&x, &seen.source, AttentionMask::Additive(padding))?, &x)?;
+        joined(2, self.dense.forward(&x)?, &x)
     }
 }
 

@@ -1,11 +1,12 @@
 //! Batch normalisation and the rectified linear unit in one operation.
 
-use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, Result, Shape, Tensor};
 use distribute_rows::relu;
 
 use super::Batch;
 use super::fused::{centres, changes, shape_of, weighted_scales};
 use crate::host::{Element, Stored, by_type, computed, dtype, elements, tensor, with};
+use crate::relay::{Operation, apply};
 
 /// A batch in host memory, which is normalised, added to a shortcut if there is one, and rectified.
 ///
@@ -21,13 +22,13 @@ pub(super) fn rectified(
 ) -> Result<Tensor> {
     let (x, affine, operation) = (x.contiguous()?, Tensor::stack(&[weight, bias], 0)?, Rectified(batch));
     match shortcut {
-        Some(shortcut) => x.apply_op3(&affine, &shortcut.contiguous()?, operation),
-        None => x.apply_op2(&affine, operation),
+        Some(shortcut) => apply([&x, &affine, &shortcut.contiguous()?], operation),
+        None => apply([&x, &affine], operation),
     }
 }
 
 impl Rectified {
-    fn forward(&self, x: Stored<'_>, affine: Stored<'_>, shortcut: Option<Stored<'_>>) -> Result<(CpuStorage, Shape)> {
+    fn computed(&self, x: Stored<'_>, affine: Stored<'_>, shortcut: Option<Stored<'_>>) -> Result<(CpuStorage, Shape)> {
         fn run<T: Element>(
             of: &Batch,
             x: Stored<'_>,
@@ -47,7 +48,7 @@ impl Rectified {
     }
 
     /// Returns the gradients of `x`, weight and bias, and shortcut.
-    fn backward(&self, x: &Tensor, affine: &Tensor, y: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; 3]> {
+    fn gradients(&self, x: &Tensor, affine: &Tensor, y: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; 3]> {
         fn passed<T: Element>(y: &Tensor, gradient: &Tensor) -> Result<Tensor> {
             let passed = with([y, gradient], |[elements, gradient]: [&[T]; 2]| {
                 computed(elements.len(), |out| relu::backward(elements, gradient, out))
@@ -67,47 +68,27 @@ impl Rectified {
 
 const NAME: &str = "sync-batch-norm-relu";
 
-impl CustomOp2 for Rectified {
-    fn name(&self) -> &'static str {
-        NAME
+impl Operation<2> for Rectified {
+    const NAME: &'static str = NAME;
+
+    fn forward(&self, [x, affine]: [Stored<'_>; 2]) -> Result<(CpuStorage, Shape)> {
+        self.computed(x, affine, None)
     }
 
-    fn cpu_fwd(&self, x: &CpuStorage, lx: &Layout, a: &CpuStorage, la: &Layout) -> Result<(CpuStorage, Shape)> {
-        self.forward((x, lx), (a, la), None)
-    }
-
-    fn bwd(&self, x: &Tensor, a: &Tensor, y: &Tensor, gradient: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let [of_x, of_affine, _] = self.backward(x, a, y, gradient)?;
-        Ok((of_x, of_affine))
+    fn backward(&self, [x, affine]: [&Tensor; 2], y: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; 2]> {
+        let [of_x, of_affine, _] = self.gradients(x, affine, y, gradient)?;
+        Ok([of_x, of_affine])
     }
 }
 
-impl CustomOp3 for Rectified {
-    fn name(&self) -> &'static str {
-        NAME
+impl Operation<3> for Rectified {
+    const NAME: &'static str = NAME;
+
+    fn forward(&self, [x, affine, shortcut]: [Stored<'_>; 3]) -> Result<(CpuStorage, Shape)> {
+        self.computed(x, affine, Some(shortcut))
     }
 
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        lx: &Layout,
-        a: &CpuStorage,
-        la: &Layout,
-        s: &CpuStorage,
-        ls: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        self.forward((x, lx), (a, la), Some((s, ls)))
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        a: &Tensor,
-        _: &Tensor,
-        y: &Tensor,
-        gradient: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let [of_x, of_affine, of_shortcut] = self.backward(x, a, y, gradient)?;
-        Ok((of_x, of_affine, of_shortcut))
+    fn backward(&self, [x, affine, _]: [&Tensor; 3], y: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; 3]> {
+        self.gradients(x, affine, y, gradient)
     }
 }

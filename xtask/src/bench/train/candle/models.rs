@@ -99,9 +99,9 @@ impl<L: Layers> Module for Transformer<L> {
         let mut x = self.tokens.forward(x)?.broadcast_add(&positions)?;
         for block in &self.blocks {
             let qkv = block.qkv.forward(&block.norms[0].forward(&x)?)?;
-            x = (&x + block.out.forward(&L::attention(&qkv, &self.mask)?)?)?;
+            x = L::add(&x, &block.out.forward(&L::attention(&qkv, &self.mask)?)?)?;
             let hidden = L::linear_gelu(&block.up, &block.norms[1].forward(&x)?)?;
-            x = (&x + block.down.forward(&hidden)?)?;
+            x = L::add(&x, &block.down.forward(&hidden)?)?;
         }
         // One row for each token.
         self.head.forward(&self.norm.forward(&x)?)?.flatten(0, 1)

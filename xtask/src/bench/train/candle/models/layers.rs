@@ -30,6 +30,7 @@ pub(crate) trait Layers {
     fn norm_relu(norm: &Self::BatchNorm, x: &Tensor, shortcut: Option<&Tensor>) -> CandleResult<Tensor>;
     fn max_pool(x: &Tensor) -> CandleResult<Tensor>;
     fn relu(x: &Tensor) -> CandleResult<Tensor>;
+    fn add(x: &Tensor, y: &Tensor) -> CandleResult<Tensor>;
     /// Computes a linear layer, and GELU of it.
     fn linear_gelu(layer: &Self::Linear, x: &Tensor) -> CandleResult<Tensor>;
     /// Computes causal attention of (rows, tokens, queries, keys and values).
@@ -83,6 +84,10 @@ impl Layers for Plain {
 
     fn relu(x: &Tensor) -> CandleResult<Tensor> {
         x.relu()
+    }
+
+    fn add(x: &Tensor, y: &Tensor) -> CandleResult<Tensor> {
+        x + y
     }
 
     fn linear_gelu(layer: &candle_nn::Linear, x: &Tensor) -> CandleResult<Tensor> {
@@ -142,6 +147,10 @@ impl Layers for Ours {
 
     fn relu(x: &Tensor) -> CandleResult<Tensor> {
         ours::relu(x)
+    }
+
+    fn add(x: &Tensor, y: &Tensor) -> CandleResult<Tensor> {
+        ours::add(x, y)
     }
 
     fn linear_gelu(layer: &ours::Linear, x: &Tensor) -> CandleResult<Tensor> {
