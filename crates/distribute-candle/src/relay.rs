@@ -40,14 +40,13 @@ where
         }
         operation.forward(array::from_fn(|at| stored[at]))?
     };
-    let inbox = Arc::<Inbox>::default();
-    let result = |relay| Opened { relay, inbox: inbox.clone(), result: Mutex::new(Some(result)) };
+    let opened = |relay| Opened { relay, result: Mutex::new(Some(result)) };
     if !inputs.iter().any(|input| input.track_op()) {
-        return scalar(0.0)?.apply_op1_no_bwd(&result(None));
+        return scalar(0.0)?.apply_op1_no_bwd(&opened(None));
     }
     let relays = inputs.map(Relay::of);
     let arguments = array::from_fn(|at| relays[at].as_ref().map_or(inputs[at], |relay| &relay.scalar).clone());
-    let y = Arc::<OnceLock<Tensor>>::default();
+    let (inbox, y) = (Arc::<Inbox>::default(), Arc::<OnceLock<Tensor>>::default());
     let node = Node {
         operation,
         inputs: inputs.map(Tensor::clone),
@@ -55,12 +54,12 @@ where
         y: y.clone(),
         inbox: inbox.clone(),
     };
-    let relay = Arc::new(Relay { scalar: node.computed_of(arguments)?, inbox: inbox.clone(), of: OnceLock::new() });
-    let opened = relay.scalar.apply_op1(result(Some(relay.clone())))?;
-    relay.serve(&opened);
+    let relay = Arc::new(Relay { scalar: node.computed_of(arguments)?, inbox, of: OnceLock::new() });
+    let result = relay.scalar.apply_op1(opened(Some(relay.clone())))?;
+    relay.serve(&result);
     // Without its place in the graph, or the graph would contain itself.
-    let _ = y.set(opened.detach());
-    Ok(opened)
+    let _ = y.set(result.detach());
+    Ok(result)
 }
 
 /// The scalar that takes a tensor's place in candle's graph.
@@ -245,11 +244,10 @@ impl<O: Operation<3>> CustomOp3 for Node<O, 3> {
     }
 }
 
-/// The operation that makes the tensor of a relay.
+/// The operation that makes a result's tensor.
 struct Opened {
-    #[expect(dead_code, reason = "it serves as long as the tensor is there")]
+    /// `None` if backward never comes to the tensor. Else it serves as long as the tensor is there.
     relay: Option<Arc<Relay>>,
-    inbox: Arc<Inbox>,
     /// The elements, until the forward pass moves them to the tensor.
     result: Mutex<Option<(CpuStorage, Shape)>>,
 }
@@ -265,7 +263,7 @@ impl CustomOp1 for Opened {
 
     /// Hands over the gradient of operations that are candle's.
     fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
-        self.inbox.hand(gradient.clone())
+        self.relay.as_ref().map_or(Ok(None), |relay| relay.inbox.hand(gradient.clone()))
     }
 }
 

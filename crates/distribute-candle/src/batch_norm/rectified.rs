@@ -5,12 +5,12 @@ use distribute_rows::relu;
 
 use super::Batch;
 use super::fused::{centres, changes, shape_of, weighted_scales};
+use crate::fused::{Weighted, weighted};
 use crate::host::{Element, Stored, by_type, computed, dtype, elements, tensor, with};
-use crate::relay::{Operation, apply};
 
 /// A batch in host memory, which is normalised, added to a shortcut if there is one, and rectified.
 ///
-/// The second argument is the weight of each channel, and then the bias of each.
+/// Its weight has the weight of each channel, and then the bias of each; the shortcut is in the place of a bias.
 struct Rectified(Batch);
 
 /// Computes the operation. The shortcut has the shape and the type of `x`.
@@ -20,15 +20,13 @@ pub(super) fn rectified(
     [weight, bias]: [&Tensor; 2],
     shortcut: Option<&Tensor>,
 ) -> Result<Tensor> {
-    let (x, affine, operation) = (x.contiguous()?, Tensor::stack(&[weight, bias], 0)?, Rectified(batch));
-    match shortcut {
-        Some(shortcut) => apply([&x, &affine, &shortcut.contiguous()?], operation),
-        None => apply([&x, &affine], operation),
-    }
+    weighted(x, &Tensor::stack(&[weight, bias], 0)?, shortcut, Rectified(batch))
 }
 
-impl Rectified {
-    fn computed(&self, x: Stored<'_>, affine: Stored<'_>, shortcut: Option<Stored<'_>>) -> Result<(CpuStorage, Shape)> {
+impl Weighted for Rectified {
+    const NAME: &'static str = "sync-batch-norm-relu";
+
+    fn forward(&self, x: Stored<'_>, affine: Stored<'_>, shortcut: Option<Stored<'_>>) -> Result<(CpuStorage, Shape)> {
         fn run<T: Element>(
             of: &Batch,
             x: Stored<'_>,
@@ -48,7 +46,14 @@ impl Rectified {
     }
 
     /// Returns the gradients of `x`, weight and bias, and shortcut.
-    fn gradients(&self, x: &Tensor, affine: &Tensor, y: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; 3]> {
+    fn backward(
+        &self,
+        x: &Tensor,
+        affine: &Tensor,
+        _: Option<&Tensor>,
+        y: &Tensor,
+        gradient: &Tensor,
+    ) -> Result<[Option<Tensor>; 3]> {
         fn passed<T: Element>(y: &Tensor, gradient: &Tensor) -> Result<Tensor> {
             let passed = with([y, gradient], |[elements, gradient]: [&[T]; 2]| {
                 computed(elements.len(), |out| relu::backward(elements, gradient, out))
@@ -63,32 +68,5 @@ impl Rectified {
             _ => None,
         };
         Ok([of_x, of_affine, Some(gradient)])
-    }
-}
-
-const NAME: &str = "sync-batch-norm-relu";
-
-impl Operation<2> for Rectified {
-    const NAME: &'static str = NAME;
-
-    fn forward(&self, [x, affine]: [Stored<'_>; 2]) -> Result<(CpuStorage, Shape)> {
-        self.computed(x, affine, None)
-    }
-
-    fn backward(&self, [x, affine]: [&Tensor; 2], y: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; 2]> {
-        let [of_x, of_affine, _] = self.gradients(x, affine, y, gradient)?;
-        Ok([of_x, of_affine])
-    }
-}
-
-impl Operation<3> for Rectified {
-    const NAME: &'static str = NAME;
-
-    fn forward(&self, [x, affine, shortcut]: [Stored<'_>; 3]) -> Result<(CpuStorage, Shape)> {
-        self.computed(x, affine, Some(shortcut))
-    }
-
-    fn backward(&self, [x, affine, _]: [&Tensor; 3], y: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; 3]> {
-        self.gradients(x, affine, y, gradient)
     }
 }
