@@ -145,8 +145,10 @@ impl Shared {
                 continue;
             }
             let (bytes, used) = size_of(&entry.path());
-            let is_old = SystemTime::now().duration_since(used).is_ok_and(|age| age > ABANDONED);
-            if is_part && is_old {
+            // The folder itself is older than the first of its files, which another reader is about to create.
+            let changed = entry.metadata().and_then(|about| about.modified()).map_or(used, |begun| begun.max(used));
+            let is_abandoned = SystemTime::now().duration_since(changed).is_ok_and(|age| age > ABANDONED);
+            if is_part && is_abandoned {
                 drop(fs::remove_dir_all(entry.path()));
             } else if !is_part {
                 copies.push((used, bytes, key.to_owned(), entry.path()));
@@ -173,15 +175,16 @@ impl Shared {
         let outcome = self.write(object, version, &part);
         let outcome = outcome.and_then(|()| {
             let place = self.folder.join(key);
-            // A copy of another length, which something has cut.
-            if !self.is_there(&place.join(name_of(object)), version) {
-                drop(fs::remove_dir_all(&place));
-            }
-            match fs::rename(&part, &place) {
+            // No other reader's copy comes between a look at the place and what is done about it.
+            let _state = self.state.lock();
+            let outcome = match fs::rename(&part, &place) {
+                Ok(()) => Ok(()),
                 // Another reader was faster.
                 Err(_) if self.is_there(&place.join(name_of(object)), version) => Ok(()),
-                outcome => outcome.map_err(|source| Error::Cache { path: place, source }),
-            }
+                // A copy of another length, which something has cut.
+                Err(_) => fs::remove_dir_all(&place).and_then(|()| fs::rename(&part, &place)),
+            };
+            outcome.map_err(|source| Error::Cache { path: place, source })
         });
         // Fails if it has been renamed.
         drop(fs::remove_dir_all(&part));
@@ -294,15 +297,30 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_fetch_the_same_get_whole_copies() {
+    fn a_copy_that_another_process_has_just_begun_stays() {
         let folder = tempfile::tempdir().unwrap();
-        let cache = Cache::new(folder.path(), 1 << 20).unwrap();
-        let place = object("threads/a", &"a".repeat(100_000));
-        std::thread::scope(|scope| {
-            for _ in 0..8 {
-                scope.spawn(|| assert_eq!(read(&cache, &place).len(), 100_000));
-            }
-        });
-        assert_eq!(copies(folder.path()), 1);
+        let cache = Cache::new(folder.path(), 1000).unwrap();
+        let [begun, abandoned] = [1, 2].map(|id| folder.path().join(format!("{:032x}{PART}{id}-0", 0)));
+        fs::create_dir(&begun).unwrap();
+        fs::create_dir(&abandoned).unwrap();
+        File::open(&abandoned).unwrap().set_modified(SystemTime::now() - 2 * ABANDONED).unwrap();
+        assert_eq!(read(&cache, &object("begun/a", "one")), "one");
+        assert!(begun.exists(), "it has no file yet");
+        assert!(!abandoned.exists());
+    }
+
+    #[test]
+    fn threads_that_fetch_the_same_get_whole_copies() {
+        for round in 0..50 {
+            let folder = tempfile::tempdir().unwrap();
+            let cache = Cache::new(folder.path(), 1 << 20).unwrap();
+            let place = object(&format!("threads/{round}"), &"a".repeat(10_000));
+            std::thread::scope(|scope| {
+                for _ in 0..8 {
+                    scope.spawn(|| assert_eq!(read(&cache, &place).len(), 10_000));
+                }
+            });
+            assert_eq!(copies(folder.path()), 1);
+        }
     }
 }
