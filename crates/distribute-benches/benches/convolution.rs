@@ -26,7 +26,6 @@ fn convolution(criterion: &mut Criterion) {
         let numbers = |count: usize| -> Vec<f32> { (0..count).map(|at| (at % 17) as f32 / 8.0 - 1.0).collect() };
         let x = numbers(IMAGES * channels * size[0] * size[1]);
         let (weight, gradient) = (numbers(filters * channels * 9), numbers(IMAGES * filters * height * width));
-        let (mut y, mut of_x, mut of_weight) = (gradient.clone(), x.clone(), weight.clone());
 
         let name =
             format!("convolution, {channels} to {filters} channels of {} × {}, stride {stride}", size[0], size[1]);
@@ -34,13 +33,13 @@ fn convolution(criterion: &mut Criterion) {
         // Operations of the definition, whatever the way of computing it.
         group.throughput(Throughput::Elements(2 * (gradient.len() * channels * 9) as u64));
         group.bench_function("forward", |bencher| {
-            bencher.iter(|| pool.install(|| of.forward(&x, &weight, None, &mut y)));
+            bencher.iter(|| pool.install(|| of.forward(&x, &weight, None)));
         });
         group.bench_function("gradient of the input", |bencher| {
-            bencher.iter(|| pool.install(|| of.backward_input(&weight, &gradient, &mut of_x)));
+            bencher.iter(|| pool.install(|| of.backward_input(&weight, &gradient)));
         });
         group.bench_function("gradient of the weight", |bencher| {
-            bencher.iter(|| pool.install(|| of.backward_weight(&x, &gradient, &mut of_weight)));
+            bencher.iter(|| pool.install(|| of.backward_weight(&x, &gradient)));
         });
     }
 }

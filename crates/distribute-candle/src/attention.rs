@@ -3,8 +3,7 @@
 use std::sync::OnceLock;
 
 use candle_core::{CpuStorage, D, DType, Error, Layout, Result, Shape, Storage, Tensor};
-use distribute_kernels::attention::{Arguments, Attention, Gradients, Vectors};
-use distribute_rows::zeros;
+use distribute_kernels::attention::{Arguments, Attention, Results, Vectors};
 
 use crate::host::{Element, Stored, elements, is_fused, tensor, with};
 use crate::relay::{Operation, apply};
@@ -199,30 +198,22 @@ impl<T: Element> Attend<T> {
     }
 
     fn results(&self, [q, k, v]: [Vectors<'_, T>; 3]) -> Result<CpuStorage> {
-        let of = &self.of;
-        let mut out = zeros(of.batch * of.queries * of.heads * of.width);
-        let mut sums = zeros(of.batch * of.heads * of.queries);
-        self.with_mask(|mask| {
-            of.forward(&Arguments { q, k, v, mask }, &mut out, &mut sums);
-            Ok(())
-        })?;
+        let Results { means, sums } = self.with_mask(|mask| Ok(self.of.forward(&Arguments { q, k, v, mask })))?;
         let _ = self.sums.set(sums);
-        Ok(T::to_cpu_storage_owned(out))
+        Ok(T::to_cpu_storage_owned(means))
     }
 
-    fn gradients(
+    /// Returns what a function makes of the arguments, the means, the sums and the gradient of the means.
+    fn gradients<R>(
         &self,
         [q, k, v]: [Vectors<'_, T>; 3],
         y: &Tensor,
         gradient: &Tensor,
-        gradients: Gradients<'_, T>,
-    ) -> Result<()> {
+        f: impl FnOnce(&Attention, &Arguments<'_, T>, &[T], &[T], &[T]) -> R,
+    ) -> Result<R> {
         let sums = self.sums.get().ok_or_else(|| Error::Msg("backward comes before forward".to_owned()))?;
-        with([y, gradient], |[out, gradient]: [&[T]; 2]| {
-            self.with_mask(|mask| {
-                self.of.backward(&Arguments { q, k, v, mask }, out, sums, gradient, gradients);
-                Ok(())
-            })
+        with([y, gradient], |[means, gradient]: [&[T]; 2]| {
+            self.with_mask(|mask| Ok(f(&self.of, &Arguments { q, k, v, mask }, means, sums, gradient)))
         })?
     }
 
@@ -244,9 +235,8 @@ impl<T: Element> Operation<1> for Attend<T> {
     }
 
     fn backward(&self, [qkv]: [&Tensor; 1], y: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; 1]> {
-        let mut change = zeros(qkv.elem_count());
-        with([qkv], |[elements]: [&[T]; 1]| {
-            self.gradients(self.parts(elements), y, gradient, Gradients::Packed(&mut change))
+        let change = with([qkv], |[elements]: [&[T]; 1]| {
+            self.gradients(self.parts(elements), y, gradient, Attention::backward_packed)
         })??;
         Ok([Some(tensor(change, qkv)?)])
     }
@@ -262,9 +252,7 @@ impl<T: Element> Operation<3> for Attend<T> {
     }
 
     fn backward(&self, inputs: [&Tensor; 3], y: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; 3]> {
-        let mut changes = inputs.map(|x| zeros(x.elem_count()));
-        let parts = changes.each_mut().map(Vec::as_mut_slice);
-        with_vectors(inputs, |vectors| self.gradients(vectors, y, gradient, Gradients::Apart(parts)))?;
+        let changes = with_vectors(inputs, |vectors| self.gradients(vectors, y, gradient, Attention::backward))?;
         let of = |elements: Vec<T>, like: &Tensor| {
             let (batch, heads, tokens, width) = like.dims4()?;
             Tensor::from_vec(elements, (batch, tokens, heads, width), like.device())?.transpose(1, 2).map(Some)

@@ -7,7 +7,7 @@ use distribute_kernels::pooling::Pooling;
 use distribute_rows::relu as ramp;
 
 use crate::fused::{Weighted, weighted};
-use crate::host::{Element, Stored, by_type, computed, dtype, elements, gradient_of, is_fused, tensor, with};
+use crate::host::{Element, Stored, by_type, dtype, elements, gradient_of, is_fused, tensor, with};
 use crate::relay::{Operation, apply};
 use crate::rows::relu;
 
@@ -216,21 +216,20 @@ impl Weighted for Convolve {
     fn forward(&self, x: Stored<'_>, weight: Stored<'_>, bias: Option<Stored<'_>>) -> Result<(CpuStorage, Shape)> {
         fn run<T: Element>(
             Convolve { of, rectified }: &Convolve,
-            len: usize,
             x: Stored<'_>,
             weight: Stored<'_>,
             bias: Option<Stored<'_>>,
         ) -> Result<CpuStorage> {
             let (x, weight) = (elements::<T>(x.0, x.1)?, elements(weight.0, weight.1)?);
             let bias = bias.map(|(storage, layout)| elements(storage, layout)).transpose()?;
-            Ok(T::to_cpu_storage_owned(computed(len, |out| match rectified {
-                true => of.forward_relu(x, weight, bias, out),
-                false => of.forward(x, weight, bias, out),
-            })))
+            Ok(T::to_cpu_storage_owned(match rectified {
+                true => of.forward_relu(x, weight, bias),
+                false => of.forward(x, weight, bias),
+            }))
         }
         let [height, width] = self.of.output_size();
         let shape = Shape::from((x.1.dims()[0], self.of.filters, height, width));
-        Ok((by_type!(dtype(x.0), run(self, shape.elem_count(), x, weight, bias))?, shape))
+        Ok((by_type!(dtype(x.0), run(self, x, weight, bias))?, shape))
     }
 
     fn backward(
@@ -247,11 +246,11 @@ impl Weighted for Convolve {
             bias: Option<&Tensor>,
         ) -> Result<[Option<Tensor>; 3]> {
             with([x, weight, y, gradient], |[elements, factors, y, gradient]: [&[T]; 4]| {
-                let passed = rectified.then(|| computed(y.len(), |out| ramp::backward(y, gradient, out)));
+                let passed = rectified.then(|| ramp::backward(y, gradient));
                 let gradient = passed.as_deref().unwrap_or(gradient);
-                let of_x = || computed(elements.len(), |out| of.backward_input(factors, gradient, out));
-                let of_weight = || computed(factors.len(), |out| of.backward_weight(elements, gradient, out));
-                let of_bias = || computed(of.filters, |out| of.backward_bias(gradient, out));
+                let of_x = || of.backward_input(factors, gradient);
+                let of_weight = || of.backward_weight(elements, gradient);
+                let of_bias = || of.backward_bias(gradient);
                 Ok([gradient_of(Some(x), of_x)?, gradient_of(Some(weight), of_weight)?, gradient_of(bias, of_bias)?])
             })?
         }
@@ -265,21 +264,17 @@ impl Operation<1> for Pool {
     const NAME: &'static str = "max-pooling";
 
     fn forward(&self, [(storage, layout)]: [Stored<'_>; 1]) -> Result<(CpuStorage, Shape)> {
-        fn run<T: Element>(of: &Pooling, len: usize, storage: &CpuStorage, layout: &Layout) -> Result<CpuStorage> {
-            let x = elements::<T>(storage, layout)?;
-            Ok(T::to_cpu_storage_owned(computed(len, |out| of.forward(x, out))))
+        fn run<T: Element>(of: &Pooling, storage: &CpuStorage, layout: &Layout) -> Result<CpuStorage> {
+            Ok(T::to_cpu_storage_owned(of.forward(elements::<T>(storage, layout)?)))
         }
         let [height, width] = self.0.output_size();
         let shape = Shape::from((layout.dims()[0], layout.dims()[1], height, width));
-        Ok((by_type!(dtype(storage), run(&self.0, shape.elem_count(), storage, layout))?, shape))
+        Ok((by_type!(dtype(storage), run(&self.0, storage, layout))?, shape))
     }
 
     fn backward(&self, [x]: [&Tensor; 1], _: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; 1]> {
         fn run<T: Element>(of: &Pooling, x: &Tensor, gradient: &Tensor) -> Result<Tensor> {
-            let change = with([x, gradient], |[elements, gradient]: [&[T]; 2]| {
-                computed(elements.len(), |out| of.backward(elements, gradient, out))
-            })?;
-            tensor(change, x)
+            tensor(with([x, gradient], |[elements, gradient]: [&[T]; 2]| of.backward(elements, gradient))?, x)
         }
         Ok([Some(by_type!(x.dtype(), run(&self.0, x, gradient))?)])
     }

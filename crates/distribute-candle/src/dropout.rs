@@ -11,7 +11,7 @@ use distribute_rows::pairs;
 use distribute_strategy::{RandomState, Recoverable, RecoveryError, get_replica_context};
 use rand_chacha::rand_core::Rng;
 
-use crate::host::{Element, Stored, computed, elements, is_fused, tensor, with};
+use crate::host::{Element, Stored, elements, is_fused, tensor, with};
 use crate::initial::hash;
 use crate::relay::{Operation, apply};
 
@@ -115,14 +115,11 @@ impl<T: Element> Operation<1> for Dropped<T> {
 
     fn forward(&self, [(storage, layout)]: [Stored<'_>; 1]) -> candle_core::Result<(CpuStorage, Shape)> {
         let x = elements::<T>(storage, layout)?;
-        let y = computed(x.len(), |out| pairs::multiply(x, &self.0, out));
-        Ok((T::to_cpu_storage_owned(y), layout.shape().clone()))
+        Ok((T::to_cpu_storage_owned(pairs::multiply(x, &self.0)), layout.shape().clone()))
     }
 
     fn backward(&self, [x]: [&Tensor; 1], _: &Tensor, gradient: &Tensor) -> candle_core::Result<[Option<Tensor>; 1]> {
-        let change = with([gradient], |[gradient]: [&[T]; 1]| {
-            computed(gradient.len(), |out| pairs::multiply(gradient, &self.0, out))
-        })?;
+        let change = with([gradient], |[gradient]: [&[T]; 1]| pairs::multiply(gradient, &self.0))?;
         Ok([Some(tensor(change, x)?)])
     }
 }

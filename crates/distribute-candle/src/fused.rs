@@ -2,7 +2,7 @@
 
 use candle_core::{CpuStorage, Layout, Result, Shape, Tensor};
 
-use crate::host::{Element, Stored, by_type, computed, dtype, elements, tensor, with};
+use crate::host::{Element, Stored, by_type, dtype, elements, tensor, with};
 use crate::relay::{Operation, apply};
 
 /// An operation on rows of `size` elements, whose result has the shape of its argument.
@@ -11,10 +11,10 @@ pub(crate) trait RowWise: Send + Sync {
     /// Whether backward needs the result, rather than the argument.
     const KEEPS_RESULT: bool = false;
 
-    fn forward<T: Element>(x: &[T], size: usize, out: &mut [T]);
+    fn forward<T: Element>(x: &[T], size: usize) -> Vec<T>;
 
     /// Computes the gradient of the argument, from what is kept and from the gradient of the result.
-    fn backward<T: Element>(kept: &[T], size: usize, gradient: &[T], out: &mut [T]);
+    fn backward<T: Element>(kept: &[T], size: usize, gradient: &[T]) -> Vec<T>;
 }
 
 /// Computes an operation for a tensor in host memory.
@@ -30,7 +30,7 @@ impl<O: RowWise> Operation<1> for Rows<O> {
     fn forward(&self, [(storage, layout)]: [Stored<'_>; 1]) -> Result<(CpuStorage, Shape)> {
         fn run<T: Element, O: RowWise>(storage: &CpuStorage, layout: &Layout) -> Result<CpuStorage> {
             let (x, size) = (elements::<T>(storage, layout)?, row_len(layout.shape()));
-            Ok(T::to_cpu_storage_owned(computed(x.len(), |out| O::forward(x, size, out))))
+            Ok(T::to_cpu_storage_owned(O::forward(x, size)))
         }
         Ok((by_type!(dtype(storage), run::<O>(storage, layout))?, layout.shape().clone()))
     }
@@ -38,7 +38,7 @@ impl<O: RowWise> Operation<1> for Rows<O> {
     fn backward(&self, [x]: [&Tensor; 1], y: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; 1]> {
         fn run<T: Element, O: RowWise>(kept: &Tensor, gradient: &Tensor) -> Result<Tensor> {
             let change = with([kept, gradient], |[elements, gradient]: [&[T]; 2]| {
-                computed(elements.len(), |out| O::backward(elements, row_len(kept.shape()), gradient, out))
+                O::backward(elements, row_len(kept.shape()), gradient)
             })?;
             tensor(change, kept)
         }

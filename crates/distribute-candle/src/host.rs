@@ -2,7 +2,7 @@
 
 use candle_core::{CpuStorage, DType, Device, Error, Layout, Result, Storage, Tensor, WithDType};
 use distribute_kernels::Float;
-use distribute_rows::{cross_entropy, gelu, normalise, pairs, relu, softmax, zeros};
+use distribute_rows::{cross_entropy, gelu, normalise, pairs, relu, softmax};
 
 /// Returns whether a tensor's operations are those of kernels in host memory.
 pub(crate) fn is_fused(x: &Tensor) -> bool {
@@ -41,13 +41,6 @@ pub(crate) fn with<T: Element, R, const N: usize>(tensors: [&Tensor; N], f: impl
     Ok(f(slices))
 }
 
-/// Computes as many elements as a tensor has.
-pub(crate) fn computed<T: Element>(count: usize, f: impl FnOnce(&mut [T])) -> Vec<T> {
-    let mut out = zeros(count);
-    f(&mut out);
-    out
-}
-
 /// Makes a tensor of elements in host memory.
 pub(crate) fn tensor<T: Element>(elements: Vec<T>, like: &Tensor) -> Result<Tensor> {
     Tensor::from_vec(elements, like.shape(), &Device::Cpu)
@@ -69,8 +62,7 @@ pub(crate) use by_type;
 /// Adds two tensors of one shape in host memory.
 pub(crate) fn added(x: &Tensor, y: &Tensor) -> Result<Tensor> {
     fn run<T: Element>(x: &Tensor, y: &Tensor) -> Result<Tensor> {
-        let sum = with([x, y], |[a, b]: [&[T]; 2]| computed(a.len(), |out| pairs::add(a, b, out)))?;
-        tensor(sum, x)
+        tensor(with([x, y], |[a, b]: [&[T]; 2]| pairs::add(a, b))?, x)
     }
     by_type!(x.dtype(), run(x, y))
 }

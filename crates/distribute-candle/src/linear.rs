@@ -8,7 +8,7 @@ use distribute_kernels::linear::Linear as Kernel;
 use distribute_rows::gelu;
 
 use crate::fused::{Weighted, weighted};
-use crate::host::{Element, Stored, by_type, computed, dtype, elements, gradient_of, is_fused, with};
+use crate::host::{Element, Stored, by_type, dtype, elements, gradient_of, is_fused, with};
 
 /// Linear layer, like [`candle_nn::Linear`], faster in host memory: the bias is part of the product, backward copies
 /// no transposed matrix, and the gradient of an input that has no variables is not computed.
@@ -163,7 +163,7 @@ impl<T: Element> Weighted for ProductGelu<T> {
 
     fn forward(&self, x: Stored<'_>, weight: Stored<'_>, bias: Option<Stored<'_>>) -> Result<(CpuStorage, Shape)> {
         let product = product::<T>(self.of, x, weight, bias)?;
-        let y = computed(product.len(), |out| gelu::forward(&product, out));
+        let y = gelu::forward(&product);
         let _ = self.product.set(product);
         Ok((T::to_cpu_storage_owned(y), shape(self.of, x.1)))
     }
@@ -177,9 +177,7 @@ impl<T: Element> Weighted for ProductGelu<T> {
         gradient: &Tensor,
     ) -> Result<[Option<Tensor>; 3]> {
         let product = self.product.get().ok_or_else(|| Error::Msg("backward comes before forward".to_owned()))?;
-        let of_product = with([gradient], |[gradient]: [&[T]; 1]| {
-            computed(product.len(), |out| gelu::backward(product, gradient, out))
-        })?;
+        let of_product = with([gradient], |[gradient]: [&[T]; 1]| gelu::backward(product, gradient))?;
         gradients(self.of, [x, weight], bias, &of_product)
     }
 }
@@ -187,7 +185,7 @@ impl<T: Element> Weighted for ProductGelu<T> {
 fn product<T: Element>(of: Kernel, x: Stored<'_>, weight: Stored<'_>, bias: Option<Stored<'_>>) -> Result<Vec<T>> {
     let (x, weight) = (elements::<T>(x.0, x.1)?, elements(weight.0, weight.1)?);
     let bias = bias.map(|(storage, layout)| elements(storage, layout)).transpose()?;
-    Ok(computed(x.len() / of.inputs * of.outputs, |out| of.forward(x, weight, bias, out)))
+    Ok(of.forward(x, weight, bias))
 }
 
 /// Returns the shape of the result.
@@ -207,9 +205,9 @@ fn gradients<T: Element>(
     gradient: &[T],
 ) -> Result<[Option<Tensor>; 3]> {
     with([x, weight], |[elements, factors]: [&[T]; 2]| {
-        let of_x = || computed(elements.len(), |out| of.backward_input(factors, gradient, out));
-        let of_weight = || computed(factors.len(), |out| of.backward_weight(elements, gradient, out));
-        let of_bias = || computed(of.outputs, |out| of.backward_bias(gradient, out));
+        let of_x = || of.backward_input(factors, gradient);
+        let of_weight = || of.backward_weight(elements, gradient);
+        let of_bias = || of.backward_bias(gradient);
         Ok([gradient_of(Some(x), of_x)?, gradient_of(Some(weight), of_weight)?, gradient_of(bias, of_bias)?])
     })?
 }

@@ -5,11 +5,11 @@ use std::sync::OnceLock;
 
 use candle_core::{CpuStorage, D, DType, Error, Result, Shape, Tensor};
 use distribute_rows::cross_entropy::LogSum;
-use distribute_rows::normalise::Normalise;
-use distribute_rows::{cross_entropy, gelu as curve, pairs, relu as ramp, softmax as weights, zeros};
+use distribute_rows::normalise::{Gradients, Normalise};
+use distribute_rows::{cross_entropy, gelu as curve, pairs, relu as ramp, softmax as weights};
 
 use crate::fused::{RowWise, Weighted, row_len, row_wise, weighted};
-use crate::host::{Element, Stored, by_type, computed, dtype, elements, is_fused, tensor, with};
+use crate::host::{Element, Stored, by_type, dtype, elements, is_fused, tensor, with};
 use crate::relay::{Operation, apply};
 
 /// Computes the softmax over the last axis, which can be trained; candle's fused one has no backward.
@@ -123,12 +123,12 @@ impl RowWise for Softmax {
     const NAME: &'static str = "softmax-rows";
     const KEEPS_RESULT: bool = true;
 
-    fn forward<T: Element>(x: &[T], size: usize, out: &mut [T]) {
-        weights::forward(x, size, out);
+    fn forward<T: Element>(x: &[T], size: usize) -> Vec<T> {
+        weights::forward(x, size)
     }
 
-    fn backward<T: Element>(y: &[T], size: usize, gradient: &[T], out: &mut [T]) {
-        weights::backward(y, size, gradient, out);
+    fn backward<T: Element>(y: &[T], size: usize, gradient: &[T]) -> Vec<T> {
+        weights::backward(y, size, gradient)
     }
 }
 
@@ -137,12 +137,12 @@ struct Gelu;
 impl RowWise for Gelu {
     const NAME: &'static str = "gelu-rows";
 
-    fn forward<T: Element>(x: &[T], _: usize, out: &mut [T]) {
-        curve::forward(x, out);
+    fn forward<T: Element>(x: &[T], _: usize) -> Vec<T> {
+        curve::forward(x)
     }
 
-    fn backward<T: Element>(x: &[T], _: usize, gradient: &[T], out: &mut [T]) {
-        curve::backward(x, gradient, out);
+    fn backward<T: Element>(x: &[T], _: usize, gradient: &[T]) -> Vec<T> {
+        curve::backward(x, gradient)
     }
 }
 
@@ -152,12 +152,12 @@ impl RowWise for Relu {
     const NAME: &'static str = "relu-rows";
     const KEEPS_RESULT: bool = true;
 
-    fn forward<T: Element>(x: &[T], _: usize, out: &mut [T]) {
-        ramp::forward(x, out);
+    fn forward<T: Element>(x: &[T], _: usize) -> Vec<T> {
+        ramp::forward(x)
     }
 
-    fn backward<T: Element>(y: &[T], _: usize, gradient: &[T], out: &mut [T]) {
-        ramp::backward(y, gradient, out);
+    fn backward<T: Element>(y: &[T], _: usize, gradient: &[T]) -> Vec<T> {
+        ramp::backward(y, gradient)
     }
 }
 
@@ -170,7 +170,7 @@ impl Weighted for Norm {
         fn run<T: Element>(how: Normalise, x: Stored<'_>, w: Stored<'_>, b: Option<Stored<'_>>) -> Result<CpuStorage> {
             let (x, weight) = (elements::<T>(x.0, x.1)?, elements(w.0, w.1)?);
             let bias = b.map(|(storage, layout)| elements(storage, layout)).transpose()?;
-            Ok(T::to_cpu_storage_owned(computed(x.len(), |out| how.forward(x, weight, bias, out))))
+            Ok(T::to_cpu_storage_owned(how.forward(x, weight, bias)))
         }
         Ok((by_type!(dtype(x.0), run(self.0, x, weight, bias))?, x.1.shape().clone()))
     }
@@ -184,12 +184,11 @@ impl Weighted for Norm {
         gradient: &Tensor,
     ) -> Result<[Option<Tensor>; 3]> {
         fn run<T: Element>(how: Normalise, [x, weight, gradient]: [&Tensor; 3]) -> Result<[Tensor; 3]> {
-            let (change, sums) = with([x, weight, gradient], |[elements, factors, gradient]: [&[T]; 3]| {
-                let mut change = zeros(elements.len());
-                let sums = how.backward(elements, factors, gradient, &mut change);
-                (change, sums)
-            })?;
-            Ok([tensor(change, x)?, tensor(sums.weight, weight)?, tensor(sums.bias, weight)?])
+            let Gradients { input, weight: of_weight, bias } =
+                with([x, weight, gradient], |[elements, factors, gradient]: [&[T]; 3]| {
+                    how.backward(elements, factors, gradient)
+                })?;
+            Ok([tensor(input, x)?, tensor(of_weight, weight)?, tensor(bias, weight)?])
         }
         let [of_x, of_weight, of_bias] = by_type!(x.dtype(), run(self.0, [x, weight, gradient]))?;
         Ok([Some(of_x), Some(of_weight), bias.map(|_| of_bias)])
@@ -204,7 +203,7 @@ impl Operation<2> for Add {
     fn forward(&self, [x, y]: [Stored<'_>; 2]) -> Result<(CpuStorage, Shape)> {
         fn run<T: Element>(x: Stored<'_>, y: Stored<'_>) -> Result<CpuStorage> {
             let (x, y) = (elements::<T>(x.0, x.1)?, elements(y.0, y.1)?);
-            Ok(T::to_cpu_storage_owned(computed(x.len(), |out| pairs::add(x, y, out))))
+            Ok(T::to_cpu_storage_owned(pairs::add(x, y)))
         }
         Ok((by_type!(dtype(x.0), run(x, y))?, x.1.shape().clone()))
     }
@@ -225,8 +224,7 @@ impl<T: Element> Operation<1> for CrossEntropy<T> {
 
     fn forward(&self, [(storage, layout)]: [Stored<'_>; 1]) -> Result<(CpuStorage, Shape)> {
         let (logits, size, rows) = (elements::<T>(storage, layout)?, row_len(layout.shape()), self.classes.len());
-        let mut sums = vec![LogSum::default(); rows];
-        let losses = computed(rows, |losses| cross_entropy::forward(logits, size, &self.classes, losses, &mut sums));
+        let (losses, sums) = cross_entropy::forward(logits, size, &self.classes);
         let _ = self.sums.set(sums);
         Ok((T::to_cpu_storage_owned(losses), Shape::from(rows)))
     }
@@ -235,9 +233,7 @@ impl<T: Element> Operation<1> for CrossEntropy<T> {
         let sums = self.sums.get().ok_or_else(|| Error::Msg("backward comes before forward".to_owned()))?;
         let size = row_len(logits.shape());
         let change = with([logits, gradient], |[elements, gradient]: [&[T]; 2]| {
-            computed(elements.len(), |out| {
-                cross_entropy::backward(elements, size, &self.classes, sums, gradient, out);
-            })
+            cross_entropy::backward(elements, size, &self.classes, sums, gradient)
         })?;
         Ok([Some(tensor(change, logits)?)])
     }

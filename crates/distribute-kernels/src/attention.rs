@@ -1,8 +1,8 @@
 //! Scaled dot-product attention.
 
-use distribute_rows::{Float, compiled, simd};
+use distribute_rows::{Blocks, Float, compiled, simd};
 
-use crate::parallel::{check, each_chunk, mapped};
+use crate::parallel::{check, mapped};
 use crate::product::{Matrix, Target, product};
 
 mod block;
@@ -75,31 +75,31 @@ pub struct Arguments<'a, T> {
     pub mask: Option<Vectors<'a, T>>,
 }
 
-/// Where the gradients of an attention are written.
-#[derive(Debug)]
-pub enum Gradients<'a, T> {
-    /// Gradients of queries, keys and values apart, each of shape batch × tokens × heads × width.
-    Apart([&'a mut [T]; 3]),
-    /// All together: batch × tokens × (queries', keys' and values' heads) × width.
-    Packed(&'a mut [T]),
+/// The results of an attention.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Results<T> {
+    /// The mean values: batch × queries × heads × width.
+    pub means: Vec<T>,
+    /// The logarithm of the sum of exponentials of each query's scores, for backward: batch × heads × queries.
+    pub sums: Vec<T>,
 }
+
+/// The gradients of one head's keys and values, and of the queries that use them: tokens × heads × width.
+type OfHead<T> = [Vec<T>; 3];
 
 impl Attention {
     /// Computes the mean values.
     ///
     /// A query that a mask of -∞ keeps from all keys gets NaN.
-    ///
-    /// # Shapes
-    /// `out`: batch × queries × heads × width. `sums`, which [`backward`](Self::backward) needs: batch × heads ×
-    /// queries.
-    pub fn forward<T: Compiled>(&self, arguments: &Arguments<'_, T>, out: &mut [T], sums: &mut [T]) {
-        T::forward(self, arguments, out, sums)
+    pub fn forward<T: Compiled>(&self, arguments: &Arguments<'_, T>) -> Results<T> {
+        T::forward(self, arguments)
     }
 
-    fn forward_generic<T: Float>(&self, arguments: &Arguments<'_, T>, out: &mut [T], sums: &mut [T]) {
-        self.check(out.len(), sums.len());
-        if out.is_empty() {
-            return;
+    fn forward_generic<T: Float>(&self, arguments: &Arguments<'_, T>) -> Results<T> {
+        self.check();
+        let [example, ..] = self.lengths();
+        if self.batch * example == 0 {
+            return Results { means: Vec::new(), sums: vec![T::default(); self.batch * self.heads * self.queries] };
         }
         let heads = mapped(self.batch * self.heads, |at| {
             let (mut means, mut sums) =
@@ -107,14 +107,12 @@ impl Attention {
             self.forward_head(arguments, [at / self.heads, at % self.heads], &mut means, &mut sums);
             (means, sums)
         });
-        each_chunk(out, self.queries * self.heads * self.width, |batch, out| {
+        let means = Blocks { count: self.batch * example, size: example, cost: example }.results(|batch, out| {
             for (head, (means, _)) in heads[batch * self.heads..][..self.heads].iter().enumerate() {
                 put(out, means, self.width, self.heads * self.width, head * self.width);
             }
         });
-        for (sums, (_, of_head)) in sums.chunks_exact_mut(self.queries).zip(&heads) {
-            sums.copy_from_slice(of_head);
-        }
+        Results { means, sums: heads.into_iter().flat_map(|(_, sums)| sums).collect() }
     }
 
     fn forward_head<T: Float>(
@@ -145,72 +143,111 @@ impl Attention {
         }
     }
 
-    /// Computes the gradients of queries, keys and values.
+    /// Returns the gradients of queries, keys and values, each of shape batch × tokens × heads × width.
     ///
     /// # Shapes
-    /// `out` and `sums` are the results of [`forward`](Self::forward), and `gradient` is that of `out`.
+    /// `means` and `sums` are the results of [`forward`](Self::forward), and `gradient` is that of the means.
     pub fn backward<T: Compiled>(
         &self,
         arguments: &Arguments<'_, T>,
-        out: &[T],
+        means: &[T],
         sums: &[T],
         gradient: &[T],
-        gradients: Gradients<'_, T>,
-    ) {
-        T::backward(self, arguments, out, sums, gradient, gradients)
+    ) -> [Vec<T>; 3] {
+        T::backward(self, arguments, means, sums, gradient)
     }
 
     fn backward_generic<T: Float>(
         &self,
         arguments: &Arguments<'_, T>,
-        out: &[T],
+        means: &[T],
         sums: &[T],
         gradient: &[T],
-        gradients: Gradients<'_, T>,
+    ) -> [Vec<T>; 3] {
+        let of_heads = self.backward_heads(arguments, means, sums, gradient);
+        let (lengths, heads) = (self.lengths(), self.heads_of_parts());
+        [0, 1, 2].map(|part| {
+            let length = lengths[part];
+            Blocks { count: self.batch * length, size: length, cost: length }
+                .results(|batch, out| self.put_part(&of_heads, batch, part, out, heads[part] * self.width, 0))
+        })
+    }
+
+    /// Returns the gradients that [`backward`](Self::backward) does in one: batch × tokens × (heads of queries, of keys
+    /// and of values) × width.
+    ///
+    /// # Panics
+    /// If there are other than as many queries as keys.
+    pub fn backward_packed<T: Compiled>(
+        &self,
+        arguments: &Arguments<'_, T>,
+        means: &[T],
+        sums: &[T],
+        gradient: &[T],
+    ) -> Vec<T> {
+        T::backward_packed(self, arguments, means, sums, gradient)
+    }
+
+    fn backward_packed_generic<T: Float>(
+        &self,
+        arguments: &Arguments<'_, T>,
+        means: &[T],
+        sums: &[T],
+        gradient: &[T],
+    ) -> Vec<T> {
+        assert!(self.queries == self.keys, "{} queries and {} keys in one tensor", self.queries, self.keys);
+        let of_heads = self.backward_heads(arguments, means, sums, gradient);
+        let (length, sizes) = (self.lengths().iter().sum(), self.heads_of_parts().map(|heads| heads * self.width));
+        let row = sizes.iter().sum();
+        Blocks { count: self.batch * length, size: length, cost: length }.results(|batch, out| {
+            let mut first = 0;
+            for (part, size) in sizes.iter().enumerate() {
+                self.put_part(&of_heads, batch, part, out, row, first);
+                first += size;
+            }
+        })
+    }
+
+    /// Returns the gradients by batch and head of keys.
+    fn backward_heads<T: Float>(
+        &self,
+        arguments: &Arguments<'_, T>,
+        means: &[T],
+        sums: &[T],
+        gradient: &[T],
+    ) -> Vec<OfHead<T>> {
+        self.check();
+        check("the result", means.len(), self.batch * self.queries * self.heads * self.width);
+        check("the sums", sums.len(), self.batch * self.heads * self.queries);
+        check("the gradient", gradient.len(), means.len());
+        mapped(self.batch * self.key_heads, |at| {
+            self.backward_head(arguments, [at / self.key_heads, at % self.key_heads], [means, sums, gradient])
+        })
+    }
+
+    /// Writes a part of an example's gradients to rows that are `row` elements apart, from `first` on.
+    fn put_part<T: Float>(
+        &self,
+        of_heads: &[OfHead<T>],
+        batch: usize,
+        part: usize,
+        out: &mut [T],
+        row: usize,
+        first: usize,
     ) {
-        self.check(out.len(), sums.len());
-        check("the gradient", gradient.len(), out.len());
-        let lengths = self.lengths();
-        let heads = self.heads_of_parts();
-        let of_heads = mapped(self.batch * self.key_heads, |at| {
-            self.backward_head(arguments, [at / self.key_heads, at % self.key_heads], [out, sums, gradient])
-        });
-        // Writes a part of an example, to rows of which its elements are at `first`.
-        let write = |out: &mut [T], batch: usize, part: usize, row: usize, first: usize| {
-            let size = heads[part] / self.key_heads * self.width;
-            for (head, parts) in of_heads[batch * self.key_heads..][..self.key_heads].iter().enumerate() {
-                put(out, &parts[part], size, row, first + head * size);
-            }
-        };
-        match gradients {
-            Gradients::Apart(outs) => {
-                for (part, (out, length)) in outs.into_iter().zip(lengths).enumerate() {
-                    check("a gradient", out.len(), self.batch * length);
-                    each_chunk(out, length, |batch, out| write(out, batch, part, heads[part] * self.width, 0));
-                }
-            }
-            Gradients::Packed(out) => {
-                assert!(self.queries == self.keys, "{} queries and {} keys in one tensor", self.queries, self.keys);
-                let length = lengths.iter().sum::<usize>();
-                check("the gradient of queries, keys and values", out.len(), self.batch * length);
-                each_chunk(out, length, |batch, out| {
-                    let mut first = 0;
-                    for part in 0..3 {
-                        write(out, batch, part, heads.iter().sum::<usize>() * self.width, first);
-                        first += heads[part] * self.width;
-                    }
-                });
-            }
+        let size = self.heads_of_parts()[part] / self.key_heads * self.width;
+        for (head, parts) in of_heads[batch * self.key_heads..][..self.key_heads].iter().enumerate() {
+            put(out, &parts[part], size, row, first + head * size);
         }
     }
 
-    /// Computes the gradients of one head's keys and values, and of the queries that use them: tokens × heads × width.
+    /// Computes the gradients of one head's keys and values, and of the queries that use them.
     fn backward_head<T: Float>(
         &self,
         arguments: &Arguments<'_, T>,
         [batch, key_head]: [usize; 2],
         [out, sums, gradient]: [&[T]; 3],
-    ) -> [Vec<T>; 3] {
+    ) -> OfHead<T> {
         let (group, width, scale) = (self.heads / self.key_heads, self.width, T::from_f64(self.scale));
         let zeros = |count: usize| vec![T::default(); count];
         let (mut dq, mut dk, mut dv) =
@@ -299,11 +336,9 @@ impl Attention {
         [0, 1, 2].map(|part| tokens[part] * self.heads_of_parts()[part] * self.width)
     }
 
-    fn check(&self, out: usize, sums: usize) {
+    fn check(&self) {
         let groups = self.key_heads > 0 && self.heads.is_multiple_of(self.key_heads);
         assert!(groups, "{} heads of queries for {} heads of keys", self.heads, self.key_heads);
-        check("the result", out, self.batch * self.queries * self.heads * self.width);
-        check("the sums", sums, self.batch * self.heads * self.queries);
     }
 }
 
@@ -322,18 +357,19 @@ fn put<T: Float>(out: &mut [T], rows: &[T], size: usize, row: usize, first: usiz
 }
 
 compiled! {
-    fn forward(
-        of: &Attention,
-        arguments: &Arguments<'_, Self>,
-        out: &mut [Self],
-        sums: &mut [Self],
-    ) = Attention::forward_generic;
+    fn forward(of: &Attention, arguments: &Arguments<'_, Self>) -> Results<Self> = Attention::forward_generic;
     fn backward(
         of: &Attention,
         arguments: &Arguments<'_, Self>,
-        out: &[Self],
+        means: &[Self],
         sums: &[Self],
         gradient: &[Self],
-        gradients: Gradients<'_, Self>,
-    ) = Attention::backward_generic;
+    ) -> [Vec<Self>; 3] = Attention::backward_generic;
+    fn backward_packed(
+        of: &Attention,
+        arguments: &Arguments<'_, Self>,
+        means: &[Self],
+        sums: &[Self],
+        gradient: &[Self],
+    ) -> Vec<Self> = Attention::backward_packed_generic;
 }

@@ -1,9 +1,9 @@
 //! Batch normalisation, in the parts between which replicas exchange sums.
 
 use distribute_rows::relu::rectified;
-use distribute_rows::{Float, compiled, simd, sum, sum_of_pairs};
+use distribute_rows::{Blocks, Float, compiled, simd, sum, sum_of_pairs};
 
-use crate::parallel::{check, each_chunk, mapped};
+use crate::parallel::{check, mapped};
 
 /// The shape of a batch: examples × channels × elements of a channel.
 ///
@@ -96,15 +96,14 @@ impl Batch {
     /// Multiplies the deviations of each channel's elements from its centre by a scale, and adds a shift.
     ///
     /// # Shapes
-    /// `x` and `out`: the batch. The others have an element for each channel.
-    pub fn forward<T: Compiled>(&self, x: &[T], centres: &[Centre<T>], scales: &[T], shifts: &[T], out: &mut [T]) {
-        T::forward(self, x, centres, scales, shifts, out)
+    /// `x` and the result: the batch. The others have an element for each channel.
+    pub fn forward<T: Compiled>(&self, x: &[T], centres: &[Centre<T>], scales: &[T], shifts: &[T]) -> Vec<T> {
+        T::forward(self, x, centres, scales, shifts)
     }
 
-    fn forward_generic<T: Float>(&self, x: &[T], centres: &[Centre<T>], scales: &[T], shifts: &[T], out: &mut [T]) {
-        self.check_forward(x, centres, scales, shifts, out);
+    fn forward_generic<T: Float>(&self, x: &[T], centres: &[Centre<T>], scales: &[T], shifts: &[T]) -> Vec<T> {
+        self.check_forward(x, centres, scales, shifts);
         self.each_plane(
-            out,
             #[inline(always)]
             |at, out| {
                 let channel = at % self.channels;
@@ -113,14 +112,14 @@ impl Batch {
                     *out = centre.deviation(*x) * scale + shift;
                 }
             },
-        );
+        )
     }
 
     /// Computes [`forward`](Self::forward), adds a shortcut if there is one, and replaces elements below 0 by 0; NaN
     /// stays.
     ///
     /// # Shapes
-    /// `x`, the shortcut and `out`: the batch. The others have an element for each channel.
+    /// `x`, the shortcut and the result: the batch. The others have an element for each channel.
     pub fn forward_relu<T: Compiled>(
         &self,
         x: &[T],
@@ -128,9 +127,8 @@ impl Batch {
         scales: &[T],
         shifts: &[T],
         shortcut: Option<&[T]>,
-        out: &mut [T],
-    ) {
-        T::forward_relu(self, x, centres, scales, shifts, shortcut, out)
+    ) -> Vec<T> {
+        T::forward_relu(self, x, centres, scales, shifts, shortcut)
     }
 
     fn forward_relu_generic<T: Float>(
@@ -140,14 +138,12 @@ impl Batch {
         scales: &[T],
         shifts: &[T],
         shortcut: Option<&[T]>,
-        out: &mut [T],
-    ) {
-        self.check_forward(x, centres, scales, shifts, out);
+    ) -> Vec<T> {
+        self.check_forward(x, centres, scales, shifts);
         if let Some(shortcut) = shortcut {
             self.check("the shortcut", shortcut);
         }
         self.each_plane(
-            out,
             #[inline(always)]
             |at, out| {
                 let channel = at % self.channels;
@@ -161,7 +157,7 @@ impl Batch {
                     None => out.iter_mut().zip(normed).for_each(|(out, x)| *out = rectified(x)),
                 }
             },
-        );
+        )
     }
 
     /// Returns the sums, over each channel, of the gradient of the result and of its products with deviations.
@@ -194,16 +190,9 @@ impl Batch {
     /// Computes the gradient of the input.
     ///
     /// # Shapes
-    /// `x`, `gradient` and `out`: the batch. The others have an element for each channel.
-    pub fn backward<T: Compiled>(
-        &self,
-        x: &[T],
-        centres: &[Centre<T>],
-        gradient: &[T],
-        slopes: &[Slope<T>],
-        out: &mut [T],
-    ) {
-        T::backward(self, x, centres, gradient, slopes, out)
+    /// `x`, `gradient` and the gradient of `x`: the batch. The others have an element for each channel.
+    pub fn backward<T: Compiled>(&self, x: &[T], centres: &[Centre<T>], gradient: &[T], slopes: &[Slope<T>]) -> Vec<T> {
+        T::backward(self, x, centres, gradient, slopes)
     }
 
     fn backward_generic<T: Float>(
@@ -212,15 +201,12 @@ impl Batch {
         centres: &[Centre<T>],
         gradient: &[T],
         slopes: &[Slope<T>],
-        out: &mut [T],
-    ) {
+    ) -> Vec<T> {
         self.check("the input", x);
         self.check("the gradient", gradient);
-        self.check("the gradient of the input", out);
         check("the centres", centres.len(), self.channels);
         check("the slopes", slopes.len(), self.channels);
         self.each_plane(
-            out,
             #[inline(always)]
             |at, out| {
                 let channel = at % self.channels;
@@ -230,7 +216,7 @@ impl Batch {
                     *out = *gradient * of_gradient + centre.deviation(*x) * of_deviation + constant;
                 }
             },
-        );
+        )
     }
 
     /// Returns the elements of a channel, by example.
@@ -248,10 +234,11 @@ impl Batch {
         })
     }
 
-    /// Calls `f` with the elements of each channel of each example, and the number of those before.
-    fn each_plane<T: Float>(&self, out: &mut [T], f: impl Fn(usize, &mut [T]) + Sync) {
+    /// Returns the results that `f` writes, which gets the number of each example's channel and room for its elements.
+    fn each_plane<T: Float>(&self, f: impl Fn(usize, &mut [T]) + Sync + Send) -> Vec<T> {
         let planes = BLOCK.div_ceil(self.size.max(1));
-        each_chunk(out, planes * self.size, |block, out| {
+        let (count, block) = (self.examples * self.channels * self.size, planes * self.size);
+        Blocks { count, size: block, cost: block }.results(|block, out| {
             simd(
                 #[inline(always)]
                 || {
@@ -260,12 +247,11 @@ impl Batch {
                     }
                 },
             );
-        });
+        })
     }
 
-    fn check_forward<T>(&self, x: &[T], centres: &[Centre<T>], scales: &[T], shifts: &[T], out: &[T]) {
+    fn check_forward<T>(&self, x: &[T], centres: &[Centre<T>], scales: &[T], shifts: &[T]) {
         self.check("the input", x);
-        self.check("the result", out);
         check("the centres", centres.len(), self.channels);
         check("the scales", scales.len(), self.channels);
         check("the shifts", shifts.len(), self.channels);
@@ -287,8 +273,8 @@ fn moments_of_plane<T: Float>(plane: &[T], origin: T) -> (f64, f64) {
     (offset.into() + rest, squares - rest * rest * size)
 }
 
-/// The number of elements that a thread takes at once.
-const BLOCK: usize = 16 * 1024;
+/// The fewest elements of a block.
+const BLOCK: usize = 4 * 1024;
 
 compiled! {
     fn moments(of: &Batch, x: &[Self]) -> Vec<Moments> = Batch::moments_generic;
@@ -298,8 +284,7 @@ compiled! {
         centres: &[Centre<Self>],
         scales: &[Self],
         shifts: &[Self],
-        out: &mut [Self],
-    ) = Batch::forward_generic;
+    ) -> Vec<Self> = Batch::forward_generic;
     fn forward_relu(
         of: &Batch,
         x: &[Self],
@@ -307,8 +292,7 @@ compiled! {
         scales: &[Self],
         shifts: &[Self],
         shortcut: Option<&[Self]>,
-        out: &mut [Self],
-    ) = Batch::forward_relu_generic;
+    ) -> Vec<Self> = Batch::forward_relu_generic;
     fn sums(
         of: &Batch,
         x: &[Self],
@@ -321,6 +305,5 @@ compiled! {
         centres: &[Centre<Self>],
         gradient: &[Self],
         slopes: &[Slope<Self>],
-        out: &mut [Self],
-    ) = Batch::backward_generic;
+    ) -> Vec<Self> = Batch::backward_generic;
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use distribute_rows::{Float, compiled, relu, simd, sum};
+use distribute_rows::{Blocks, Float, compiled, relu, simd, sum};
 
 use self::direct::Direct;
 use self::filters::{Direction, Filters};
@@ -11,15 +11,15 @@ use self::vectors::lanes;
 use self::weight::{OfWeight, WeightGradient};
 use self::winograd::Winograd;
 use self::winograd::gradient::WinogradGradient;
-use crate::parallel::{check, each_chunk, share, sum_of_parts};
+use crate::parallel::{check, sum_of_parts};
 use crate::product::{Matrix, Target, parallel_product, product};
 
-pub(crate) mod direct;
-pub(crate) mod filters;
+mod direct;
+mod filters;
 mod padded;
 mod vectors;
-pub(crate) mod weight;
-pub(crate) mod winograd;
+mod weight;
+mod winograd;
 
 /// A convolution of images in two dimensions, a cross-correlation as in all libraries of machine learning.
 ///
@@ -77,163 +77,170 @@ impl Convolution {
     }
 
     /// Computes the result.
-    pub fn forward<T: Compiled>(&self, x: &[T], weight: &[T], bias: Option<&[T]>, out: &mut [T]) {
-        T::forward(self, x, weight, bias, false, out)
+    pub fn forward<T: Compiled>(&self, x: &[T], weight: &[T], bias: Option<&[T]>) -> Vec<T> {
+        T::forward(self, None, x, weight, bias, false)
     }
 
     /// Computes the rectified linear unit of the result: 0 in place of elements below; NaN stays.
-    pub fn forward_relu<T: Compiled>(&self, x: &[T], weight: &[T], bias: Option<&[T]>, out: &mut [T]) {
-        T::forward(self, x, weight, bias, true, out)
+    pub fn forward_relu<T: Compiled>(&self, x: &[T], weight: &[T], bias: Option<&[T]>) -> Vec<T> {
+        T::forward(self, None, x, weight, bias, true)
     }
 
-    fn forward_generic<T: Float>(&self, x: &[T], weight: &[T], bias: Option<&[T]>, rectified: bool, out: &mut [T]) {
-        let sizes = self.sizes(x.len(), weight.len(), out.len());
+    fn forward_generic<T: Float>(
+        &self,
+        way: Option<Way>,
+        x: &[T],
+        weight: &[T],
+        bias: Option<&[T]>,
+        rectified: bool,
+    ) -> Vec<T> {
+        let sizes = self.sizes();
+        self.check_weight(weight);
         if let Some(bias) = bias {
             check("the bias", bias.len(), self.filters);
         }
-        let images = x.len() / sizes.image;
+        let images = self.images("the input", x.len(), sizes.image);
         let frame = self.geometry();
         let filters = || {
             let mut filters = self.own_filters(images, weight, bias);
             filters.rectified = rectified;
             filters
         };
-        match self.way::<T>(&frame, images) {
-            Way::Winograd => Winograd::new(frame, filters()).run(x, out),
-            Way::Direct => Direct::new(frame, filters()).run(x, out),
-            Way::Columns => self.forward_by_columns(x, weight, bias, rectified, out),
+        match way.unwrap_or_else(|| self.way::<T>(&frame, images)) {
+            Way::Winograd => Winograd::new(frame, filters()).run(x),
+            Way::Direct => Direct::new(frame, filters()).run(x),
+            Way::Columns => self.forward_by_columns(images, x, weight, bias, rectified),
         }
     }
 
-    /// Computes the same as [`Self::forward`] by products of matrices.
-    pub(crate) fn forward_by_columns<T: Float>(
+    fn forward_by_columns<T: Float>(
         &self,
+        images: usize,
         x: &[T],
         weight: &[T],
         bias: Option<&[T]>,
         rectified: bool,
-        out: &mut [T],
-    ) {
-        let sizes = self.sizes(x.len(), weight.len(), out.len());
+    ) -> Vec<T> {
+        let sizes = self.sizes();
         let Sizes { image, result, plane, depth, .. } = sizes;
         let of_group = self.filters / self.groups;
-        let product = product_for(x.len() / image);
-        let share = share(x.len() / image);
-        each_chunk(out, share * result, |at, out| {
-            let mut columns = Vec::new();
-            for (out, x) in out.chunks_exact_mut(result).zip(x[at * share * image..].chunks_exact(image)) {
-                if let Some(bias) = bias {
-                    out.chunks_exact_mut(plane).zip(bias).for_each(|(plane, bias)| plane.fill(*bias));
-                }
-                let groups = out.chunks_exact_mut(of_group * plane).zip(x.chunks_exact(image / self.groups));
-                for ((out, x), weight) in groups.zip(weight.chunks_exact(of_group * depth)) {
-                    for rows in sizes.tiles() {
-                        let places = rows.start * sizes.width..rows.end * sizes.width;
-                        let x = self.columns(&sizes, x, rows, &mut columns);
-                        let out = Target { data: &mut out[places.start..], row: plane, add: bias.is_some() };
-                        product(out, [of_group, depth, places.len()], Matrix::new(weight, depth), x, T::ONE);
-                    }
-                }
-                if rectified {
-                    simd(
-                        #[inline(always)]
-                        || out.iter_mut().for_each(|x| *x = relu::rectified(*x)),
-                    );
+        let product = product_for(images);
+        let blocks = Blocks { count: images * result, size: result, cost: result * depth };
+        let write = |columns: &mut Vec<T>, at: usize, out: &mut [T]| {
+            if let Some(bias) = bias {
+                out.chunks_exact_mut(plane).zip(bias).for_each(|(plane, bias)| plane.fill(*bias));
+            }
+            let x = &x[at * image..][..image];
+            let groups = out.chunks_exact_mut(of_group * plane).zip(x.chunks_exact(image / self.groups));
+            for ((out, x), weight) in groups.zip(weight.chunks_exact(of_group * depth)) {
+                for rows in sizes.tiles() {
+                    let places = rows.start * sizes.width..rows.end * sizes.width;
+                    let x = self.columns(&sizes, x, rows, columns);
+                    let out = Target { data: &mut out[places.start..], row: plane, add: bias.is_some() };
+                    product(out, [of_group, depth, places.len()], Matrix::new(weight, depth), x, T::ONE);
                 }
             }
-        });
+            if rectified {
+                simd(
+                    #[inline(always)]
+                    || out.iter_mut().for_each(|x| *x = relu::rectified(*x)),
+                );
+            }
+        };
+        blocks.computed(Vec::new, write).0
     }
 
     /// Computes the gradient of the input.
     ///
     /// # Shapes
-    /// `gradient` has the shape of the result, `out` that of the input.
-    pub fn backward_input<T: Compiled>(&self, weight: &[T], gradient: &[T], out: &mut [T]) {
-        T::backward_input(self, weight, gradient, out)
+    /// `gradient` has the shape of the result.
+    pub fn backward_input<T: Compiled>(&self, weight: &[T], gradient: &[T]) -> Vec<T> {
+        T::backward_input(self, None, weight, gradient)
     }
 
-    fn backward_input_generic<T: Float>(&self, weight: &[T], gradient: &[T], out: &mut [T]) {
-        let sizes = self.sizes(out.len(), weight.len(), gradient.len());
+    fn backward_input_generic<T: Float>(&self, way: Option<Way>, weight: &[T], gradient: &[T]) -> Vec<T> {
+        self.check_weight(weight);
+        let images = self.images("the gradient", gradient.len(), self.sizes().result);
         // A tile has several channels.
-        let images = out.len() / sizes.image;
-        let frame = self.geometry().reversed().filter(|_| self.channels > 1);
-        match frame.map(|frame| (self.way::<T>(&frame, images), frame)) {
-            Some((Way::Winograd, frame)) => {
-                Winograd::new(frame, self.reversed_filters(images, weight)).run(gradient, out)
-            }
-            Some((Way::Direct, frame)) => Direct::new(frame, self.reversed_filters(images, weight)).run(gradient, out),
-            Some((Way::Columns, _)) | None => self.backward_input_by_columns(weight, gradient, out),
+        let frame = self.geometry().reversed().filter(|_| way.is_some() || self.channels > 1);
+        let filters = || self.reversed_filters(images, weight);
+        match frame.map(|frame| (way.unwrap_or_else(|| self.way::<T>(&frame, images)), frame)) {
+            Some((Way::Winograd, frame)) => Winograd::new(frame, filters()).run(gradient),
+            Some((Way::Direct, frame)) => Direct::new(frame, filters()).run(gradient),
+            Some((Way::Columns, _)) | None => self.backward_input_by_columns(images, weight, gradient),
         }
     }
 
-    /// Computes the same as [`Self::backward_input`] by products of matrices.
-    pub(crate) fn backward_input_by_columns<T: Float>(&self, weight: &[T], gradient: &[T], out: &mut [T]) {
-        let sizes = self.sizes(out.len(), weight.len(), gradient.len());
+    fn backward_input_by_columns<T: Float>(&self, images: usize, weight: &[T], gradient: &[T]) -> Vec<T> {
+        let sizes = self.sizes();
         let Sizes { image, result, plane, depth, .. } = sizes;
         let of_group = self.filters / self.groups;
-        let product = product_for(out.len() / image);
-        let share = share(out.len() / image);
-        each_chunk(out, share * image, |at, out| {
-            let mut columns = Vec::new();
-            let gradient = &gradient[at * share * result..];
-            for (out, gradient) in out.chunks_exact_mut(image).zip(gradient.chunks_exact(result)) {
-                let groups = out.chunks_exact_mut(image / self.groups).zip(gradient.chunks_exact(of_group * plane));
-                for ((out, gradient), weight) in groups.zip(weight.chunks_exact(of_group * depth)) {
-                    let weight = Matrix::new(weight, depth).transposed();
-                    if self.is_pointwise() {
-                        let out = Target { data: out, row: plane, add: false };
-                        product(out, [depth, of_group, plane], weight, Matrix::new(gradient, plane), T::ONE);
-                        continue;
-                    }
-                    out.fill(T::default());
-                    for rows in sizes.tiles() {
-                        let places = rows.start * sizes.width..rows.end * sizes.width;
-                        let gradient = Matrix::new(&gradient[places.start..], plane);
-                        columns.resize(depth * places.len(), T::default());
-                        let target = Target { data: &mut columns, row: places.len(), add: false };
-                        product(target, [depth, of_group, places.len()], weight, gradient, T::ONE);
-                        match self.keeps_width(&sizes) {
-                            true => simd(
-                                #[inline(always)]
-                                || self.scatter_blocks(&sizes, &mut columns, &rows, out),
-                            ),
-                            false => simd(
-                                #[inline(always)]
-                                || self.scatter(&sizes, &columns, rows, out),
-                            ),
-                        }
+        let product = product_for(images);
+        let blocks = Blocks { count: images * image, size: image, cost: result * depth };
+        let write = |columns: &mut Vec<T>, at: usize, out: &mut [T]| {
+            let gradient = &gradient[at * result..][..result];
+            let groups = out.chunks_exact_mut(image / self.groups).zip(gradient.chunks_exact(of_group * plane));
+            for ((out, gradient), weight) in groups.zip(weight.chunks_exact(of_group * depth)) {
+                let weight = Matrix::new(weight, depth).transposed();
+                if self.is_pointwise() {
+                    let out = Target { data: out, row: plane, add: false };
+                    product(out, [depth, of_group, plane], weight, Matrix::new(gradient, plane), T::ONE);
+                    continue;
+                }
+                out.fill(T::default());
+                for rows in sizes.tiles() {
+                    let places = rows.start * sizes.width..rows.end * sizes.width;
+                    let gradient = Matrix::new(&gradient[places.start..], plane);
+                    columns.resize(depth * places.len(), T::default());
+                    let target = Target { data: &mut *columns, row: places.len(), add: false };
+                    product(target, [depth, of_group, places.len()], weight, gradient, T::ONE);
+                    match self.keeps_width(&sizes) {
+                        true => simd(
+                            #[inline(always)]
+                            || self.scatter_blocks(&sizes, columns, &rows, out),
+                        ),
+                        false => simd(
+                            #[inline(always)]
+                            || self.scatter(&sizes, columns, rows, out),
+                        ),
                     }
                 }
             }
-        });
+        };
+        blocks.computed(Vec::new, write).0
     }
 
     /// Computes the gradient of the weight.
     ///
     /// # Shapes
-    /// `gradient` has the shape of the result, `out` that of the weight.
-    pub fn backward_weight<T: Compiled>(&self, x: &[T], gradient: &[T], out: &mut [T]) {
-        T::backward_weight(self, x, gradient, out)
+    /// `gradient` has the shape of the result.
+    pub fn backward_weight<T: Compiled>(&self, x: &[T], gradient: &[T]) -> Vec<T> {
+        T::backward_weight(self, None, x, gradient)
     }
 
-    fn backward_weight_generic<T: Float>(&self, x: &[T], gradient: &[T], out: &mut [T]) {
-        let images = x.len() / self.sizes(x.len(), out.len(), gradient.len()).image;
-        // A tile has vectors of filters, and elements of several channels.
-        let tiled = self.is_direct() && self.channels > 1 && self.filters / self.groups >= 8;
-        match self.way::<T>(&self.geometry(), images) {
-            Way::Winograd => WinogradGradient::new(self, x, gradient).run(out),
-            Way::Direct | Way::Columns if tiled => WeightGradient::new(self, x, gradient).run(out),
-            Way::Direct | Way::Columns => self.backward_weight_by_columns(x, gradient, out),
+    fn backward_weight_generic<T: Float>(&self, way: Option<Way>, x: &[T], gradient: &[T]) -> Vec<T> {
+        let sizes = self.sizes();
+        let images = self.images("the input", x.len(), sizes.image);
+        check("the gradient", gradient.len(), images * sizes.result);
+        let chosen = || match self.way::<T>(&self.geometry(), images) {
+            Way::Winograd => Way::Winograd,
+            // A tile has vectors of filters, and elements of several channels.
+            _ if self.is_direct() && self.channels > 1 && self.filters / self.groups >= 8 => Way::Direct,
+            _ => Way::Columns,
+        };
+        match way.unwrap_or_else(chosen) {
+            Way::Winograd => WinogradGradient::new(self, x, gradient).run(),
+            Way::Direct => WeightGradient::new(self, x, gradient).run(),
+            Way::Columns => self.backward_weight_by_columns(images, x, gradient),
         }
     }
 
-    /// Computes the same as [`Self::backward_weight`] by products of matrices.
-    pub(crate) fn backward_weight_by_columns<T: Float>(&self, x: &[T], gradient: &[T], out: &mut [T]) {
-        let sizes = self.sizes(x.len(), out.len(), gradient.len());
+    fn backward_weight_by_columns<T: Float>(&self, images: usize, x: &[T], gradient: &[T]) -> Vec<T> {
+        let sizes = self.sizes();
         let Sizes { image, result, plane, depth, .. } = sizes;
         let of_group = self.filters / self.groups;
-        let product = product_for(x.len() / image);
-        sum_of_parts(out, x.len() / image, |images, sum| {
+        let product = product_for(images);
+        sum_of_parts(self.filters * depth, images, |images, sum| {
             let mut columns = Vec::new();
             for at in images {
                 let (x, gradient) = (&x[at * image..][..image], &gradient[at * result..][..result]);
@@ -248,23 +255,21 @@ impl Convolution {
                     }
                 }
             }
-        });
+        })
     }
 
     /// Computes the gradient of the bias.
     ///
     /// # Shapes
-    /// `gradient` has the shape of the result, `out` that of the bias.
-    pub fn backward_bias<T: Compiled>(&self, gradient: &[T], out: &mut [T]) {
-        T::backward_bias(self, gradient, out)
+    /// `gradient` has the shape of the result.
+    pub fn backward_bias<T: Compiled>(&self, gradient: &[T]) -> Vec<T> {
+        T::backward_bias(self, gradient)
     }
 
-    fn backward_bias_generic<T: Float>(&self, gradient: &[T], out: &mut [T]) {
-        let [height, width] = self.output_size();
-        let (plane, filters) = (height * width, self.filters);
-        check("the gradient of the bias", out.len(), filters);
-        assert!(gradient.len().is_multiple_of(filters * plane), "the gradient does not consist of images");
-        sum_of_parts(out, gradient.len() / (filters * plane), |images, sums| {
+    fn backward_bias_generic<T: Float>(&self, gradient: &[T]) -> Vec<T> {
+        let (Sizes { result, plane, .. }, filters) = (self.sizes(), self.filters);
+        let images = self.images("the gradient", gradient.len(), result);
+        sum_of_parts(filters, images, |images, sums| {
             simd(
                 #[inline(always)]
                 || {
@@ -276,7 +281,7 @@ impl Convolution {
                     }
                 },
             );
-        });
+        })
     }
 
     /// Returns the filters of this convolution.
@@ -474,22 +479,30 @@ impl Convolution {
         }
     }
 
-    /// Checks lengths and returns those of parts.
-    fn sizes(&self, input: usize, weight: usize, output: usize) -> Sizes {
+    /// Returns the numbers of parts' elements.
+    fn sizes(&self) -> Sizes {
         let [height, width] = self.output_size();
         let depth = self.channels / self.groups * self.kernel[0] * self.kernel[1];
         let image = self.channels * self.size[0] * self.size[1];
-        let result = self.filters * height * width;
-        check("the weight", weight, self.filters * depth);
-        assert!(image > 0 && input.is_multiple_of(image), "the input: {input} elements do not make images of {self:?}");
-        check("the result", output, input / image * result);
-        Sizes { image, result, plane: height * width, depth, height, width }
+        assert!(image > 0, "an image has no elements: {self:?}");
+        Sizes { image, result: self.filters * height * width, plane: height * width, depth, height, width }
+    }
+
+    /// Returns the number of images of `size` elements.
+    fn images(&self, what: &str, len: usize, size: usize) -> usize {
+        assert!(len.is_multiple_of(size), "{what}: {len} elements do not make images of {self:?}");
+        len / size
+    }
+
+    fn check_weight<T>(&self, weight: &[T]) {
+        check("the weight", weight.len(), self.filters * self.sizes().depth);
     }
 }
 
-/// A way of computing a convolution.
+/// A way of computing a convolution: what tests choose.
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
-enum Way {
+pub enum Way {
     Winograd,
     Direct,
     Columns,
@@ -554,27 +567,23 @@ const TILE: usize = 64 * 1024;
 compiled! {
     fn forward(
         of: &Convolution,
+        way: Option<Way>,
         x: &[Self],
         weight: &[Self],
         bias: Option<&[Self]>,
         rectified: bool,
-        out: &mut [Self],
-    ) = Convolution::forward_generic;
+    ) -> Vec<Self> = Convolution::forward_generic;
     fn backward_input(
         of: &Convolution,
+        way: Option<Way>,
         weight: &[Self],
         gradient: &[Self],
-        out: &mut [Self],
-    ) = Convolution::backward_input_generic;
+    ) -> Vec<Self> = Convolution::backward_input_generic;
     fn backward_weight(
         of: &Convolution,
+        way: Option<Way>,
         x: &[Self],
         gradient: &[Self],
-        out: &mut [Self],
-    ) = Convolution::backward_weight_generic;
-    fn backward_bias(
-        of: &Convolution,
-        gradient: &[Self],
-        out: &mut [Self],
-    ) = Convolution::backward_bias_generic;
+    ) -> Vec<Self> = Convolution::backward_weight_generic;
+    fn backward_bias(of: &Convolution, gradient: &[Self]) -> Vec<Self> = Convolution::backward_bias_generic;
 }

@@ -22,9 +22,7 @@
 //! use distribute_kernels::pooling::Pooling;
 //!
 //! let pooling = Pooling { size: [2, 2], window: [2, 2], stride: [2, 2] };
-//! let mut largest = [0f32];
-//! pooling.forward(&[1.0, 4.0, 2.0, 3.0], &mut largest);
-//! assert_eq!(largest, [4.0]);
+//! assert_eq!(pooling.forward(&[1f32, 4.0, 2.0, 3.0]), [4.0]);
 //! ```
 
 pub mod attention;
@@ -42,9 +40,6 @@ pub trait Float:
 }
 impl Float for f32 {}
 impl Float for f64 {}
-
-#[cfg(test)]
-mod tests;
 
 // The examples of the README are tests of the crate.
 #[cfg(doctest)]

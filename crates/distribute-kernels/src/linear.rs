@@ -1,9 +1,9 @@
 //! Linear layers.
 
-use distribute_rows::{Float, compiled};
+use distribute_rows::{Blocks, Float, compiled};
 
-use crate::parallel::{add, check, each_chunk, sum_of_parts};
-use crate::product::{Matrix, Target, parallel_product};
+use crate::parallel::{add, check, sum_of_parts};
+use crate::product::{Matrix, Target, parallel_product, parallel_product_of};
 
 /// A linear layer: `x · weightᵀ + bias` for each row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,73 +18,74 @@ impl Linear {
     /// Computes the result.
     ///
     /// # Shapes
-    /// `x`: rows × inputs. `weight`: outputs × inputs. `bias`: outputs. `out`: rows × outputs.
-    pub fn forward<T: Compiled>(&self, x: &[T], weight: &[T], bias: Option<&[T]>, out: &mut [T]) {
-        T::forward(self, x, weight, bias, out)
+    /// `x`: rows × inputs. `weight`: outputs × inputs. `bias`: outputs. The result: rows × outputs.
+    pub fn forward<T: Compiled>(&self, x: &[T], weight: &[T], bias: Option<&[T]>) -> Vec<T> {
+        T::forward(self, x, weight, bias)
     }
 
-    fn forward_generic<T: Float>(&self, x: &[T], weight: &[T], bias: Option<&[T]>, out: &mut [T]) {
-        let rows = self.rows("the result", out.len(), self.outputs);
-        self.check(rows, "the input", x.len(), weight.len());
-        if let Some(bias) = bias.filter(|_| rows > 0) {
-            check("the bias", bias.len(), self.outputs);
-            each_chunk(out, ROWS * self.outputs, |_, rows| {
-                rows.chunks_exact_mut(self.outputs).for_each(|row| row.copy_from_slice(bias));
-            });
-        }
-        let (x, weight) = (Matrix::new(x, self.inputs), Matrix::new(weight, self.inputs));
-        let out = Target { data: out, row: self.outputs, add: bias.is_some() };
-        parallel_product(out, [rows, self.inputs, self.outputs], x, weight.transposed(), T::ONE);
+    fn forward_generic<T: Float>(&self, x: &[T], weight: &[T], bias: Option<&[T]>) -> Vec<T> {
+        let rows = self.rows("the input", x.len(), self.inputs);
+        self.check(weight);
+        let size = [rows, self.inputs, self.outputs];
+        let (x, weight) = (Matrix::new(x, self.inputs), Matrix::new(weight, self.inputs).transposed());
+        let Some(bias) = bias else { return parallel_product_of(size, x, weight) };
+        check("the bias", bias.len(), self.outputs);
+        let block = ROWS * self.outputs;
+        let blocks = Blocks { count: rows * self.outputs, size: block, cost: block };
+        let mut out = blocks.results(|_, rows| {
+            rows.chunks_exact_mut(self.outputs).for_each(|row| row.copy_from_slice(bias));
+        });
+        let target = Target { data: &mut out, row: self.outputs, add: true };
+        parallel_product(target, size, x, weight, T::ONE);
+        out
     }
 
     /// Computes the gradient of the input.
     ///
     /// # Shapes
-    /// `gradient`, that of the result: rows × outputs. `out`: rows × inputs.
-    pub fn backward_input<T: Compiled>(&self, weight: &[T], gradient: &[T], out: &mut [T]) {
-        T::backward_input(self, weight, gradient, out)
+    /// `gradient`, that of the result: rows × outputs. The gradient of the input: rows × inputs.
+    pub fn backward_input<T: Compiled>(&self, weight: &[T], gradient: &[T]) -> Vec<T> {
+        T::backward_input(self, weight, gradient)
     }
 
-    fn backward_input_generic<T: Float>(&self, weight: &[T], gradient: &[T], out: &mut [T]) {
+    fn backward_input_generic<T: Float>(&self, weight: &[T], gradient: &[T]) -> Vec<T> {
         let rows = self.rows("the gradient", gradient.len(), self.outputs);
-        self.check(rows, "the gradient of the input", out.len(), weight.len());
+        self.check(weight);
         let (gradient, weight) = (Matrix::new(gradient, self.outputs), Matrix::new(weight, self.inputs));
-        let out = Target { data: out, row: self.inputs, add: false };
-        parallel_product(out, [rows, self.outputs, self.inputs], gradient, weight, T::ONE);
+        parallel_product_of([rows, self.outputs, self.inputs], gradient, weight)
     }
 
     /// Computes the gradient of the weight.
     ///
     /// # Shapes
-    /// `x`: rows × inputs. `gradient`, that of the result: rows × outputs. `out`: outputs × inputs.
-    pub fn backward_weight<T: Compiled>(&self, x: &[T], gradient: &[T], out: &mut [T]) {
-        T::backward_weight(self, x, gradient, out)
+    /// `x`: rows × inputs. `gradient`, that of the result: rows × outputs. The gradient of the weight: outputs ×
+    /// inputs.
+    pub fn backward_weight<T: Compiled>(&self, x: &[T], gradient: &[T]) -> Vec<T> {
+        T::backward_weight(self, x, gradient)
     }
 
-    fn backward_weight_generic<T: Float>(&self, x: &[T], gradient: &[T], out: &mut [T]) {
+    fn backward_weight_generic<T: Float>(&self, x: &[T], gradient: &[T]) -> Vec<T> {
         let rows = self.rows("the gradient", gradient.len(), self.outputs);
-        self.check(rows, "the input", x.len(), out.len());
+        check("the input", x.len(), rows * self.inputs);
         let (gradient, x) = (Matrix::new(gradient, self.outputs), Matrix::new(x, self.inputs));
-        let out = Target { data: out, row: self.inputs, add: false };
-        parallel_product(out, [self.outputs, rows, self.inputs], gradient.transposed(), x, T::ONE);
+        parallel_product_of([self.outputs, rows, self.inputs], gradient.transposed(), x)
     }
 
     /// Computes the gradient of the bias.
     ///
     /// # Shapes
-    /// `gradient`, that of the result: rows × outputs. `out`: outputs.
-    pub fn backward_bias<T: Compiled>(&self, gradient: &[T], out: &mut [T]) {
-        T::backward_bias(self, gradient, out)
+    /// `gradient`, that of the result: rows × outputs. The gradient of the bias: outputs.
+    pub fn backward_bias<T: Compiled>(&self, gradient: &[T]) -> Vec<T> {
+        T::backward_bias(self, gradient)
     }
 
-    fn backward_bias_generic<T: Float>(&self, gradient: &[T], out: &mut [T]) {
+    fn backward_bias_generic<T: Float>(&self, gradient: &[T]) -> Vec<T> {
         let rows = self.rows("the gradient", gradient.len(), self.outputs);
-        check("the gradient of the bias", out.len(), self.outputs);
-        sum_of_parts(out, rows, |rows, sum| {
+        sum_of_parts(self.outputs, rows, |rows, sum| {
             for row in rows {
                 add(sum, &gradient[row * self.outputs..][..self.outputs]);
             }
-        });
+        })
     }
 
     /// Returns the number of rows of a slice.
@@ -93,9 +94,8 @@ impl Linear {
         len / size
     }
 
-    fn check(&self, rows: usize, what: &str, len: usize, weights: usize) {
-        check(what, len, rows * self.inputs);
-        check("the weight", weights, self.outputs * self.inputs);
+    fn check<T>(&self, weight: &[T]) {
+        check("the weight", weight.len(), self.outputs * self.inputs);
     }
 }
 
@@ -103,24 +103,8 @@ impl Linear {
 const ROWS: usize = 64;
 
 compiled! {
-    fn forward(
-        of: &Linear,
-        x: &[Self],
-        weight: &[Self],
-        bias: Option<&[Self]>,
-        out: &mut [Self],
-    ) = Linear::forward_generic;
-    fn backward_input(
-        of: &Linear,
-        weight: &[Self],
-        gradient: &[Self],
-        out: &mut [Self],
-    ) = Linear::backward_input_generic;
-    fn backward_weight(
-        of: &Linear,
-        x: &[Self],
-        gradient: &[Self],
-        out: &mut [Self],
-    ) = Linear::backward_weight_generic;
-    fn backward_bias(of: &Linear, gradient: &[Self], out: &mut [Self]) = Linear::backward_bias_generic;
+    fn forward(of: &Linear, x: &[Self], weight: &[Self], bias: Option<&[Self]>) -> Vec<Self> = Linear::forward_generic;
+    fn backward_input(of: &Linear, weight: &[Self], gradient: &[Self]) -> Vec<Self> = Linear::backward_input_generic;
+    fn backward_weight(of: &Linear, x: &[Self], gradient: &[Self]) -> Vec<Self> = Linear::backward_weight_generic;
+    fn backward_bias(of: &Linear, gradient: &[Self]) -> Vec<Self> = Linear::backward_bias_generic;
 }

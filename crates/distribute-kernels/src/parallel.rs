@@ -6,21 +6,22 @@ use rayon::prelude::*;
 /// The number of parts of a sum over a batch, whatever the number of threads.
 const PARTS: usize = 16;
 
-/// Adds up what `f` adds to zeros for a range of `count` items, in parts, and writes the sum to `out`.
-pub(crate) fn sum_of_parts<T: Float>(out: &mut [T], count: usize, f: impl Fn(std::ops::Range<usize>, &mut [T]) + Sync) {
-    out.fill(T::default());
+/// Returns the sum of `len` elements of what `f` adds to zeros for a range of `count` items, in parts.
+pub(crate) fn sum_of_parts<T: Float>(
+    len: usize,
+    count: usize,
+    f: impl Fn(std::ops::Range<usize>, &mut [T]) + Sync,
+) -> Vec<T> {
     let size = count.div_ceil(PARTS).max(1);
-    if count <= size {
-        return f(0..count, out);
-    }
-    let part = |from: usize| {
-        let mut sum = vec![T::default(); out.len()];
-        f(from..count.min(from + size), &mut sum);
+    let part = |at: usize| {
+        let mut sum = vec![T::default(); len];
+        f(at * size..count.min((at + 1) * size), &mut sum);
         sum
     };
-    for part in &mapped(count.div_ceil(size), |at| part(at * size)) {
-        add(out, part);
-    }
+    let mut parts = mapped(count.div_ceil(size), part).into_iter();
+    let mut sum = parts.next().unwrap_or_else(|| vec![T::default(); len]);
+    parts.for_each(|part| add(&mut sum, &part));
+    sum
 }
 
 /// Returns the results of `f` for numbers from 0, in order. Without threads nothing waits for the only one of a pool.
@@ -29,20 +30,6 @@ pub(crate) fn mapped<R: Send>(count: usize, f: impl Fn(usize) -> R + Sync) -> Ve
         1 => (0..count).map(&f).collect(),
         _ => (0..count).into_par_iter().map(&f).collect(),
     }
-}
-
-/// Calls `f` with each run of `size` elements, the last of which may be shorter, and its number.
-pub(crate) fn each_chunk<T: Float>(out: &mut [T], size: usize, f: impl Fn(usize, &mut [T]) + Sync) {
-    match rayon::current_num_threads() {
-        _ if out.is_empty() => {}
-        1 => out.chunks_mut(size).enumerate().for_each(|(at, out)| f(at, out)),
-        _ => out.par_chunks_mut(size).enumerate().for_each(|(at, out)| f(at, out)),
-    }
-}
-
-/// Returns how many of `count` items, whose results do not depend on each other, a thread takes at once.
-pub(crate) fn share(count: usize) -> usize {
-    count.div_ceil(4 * rayon::current_num_threads()).max(1)
 }
 
 /// Adds numbers to others, element by element.

@@ -1,8 +1,8 @@
 //! Pooling of images.
 
-use distribute_rows::{Float, compiled, simd};
+use distribute_rows::{Blocks, Float, compiled, simd};
 
-use crate::parallel::{check, each_chunk};
+use crate::parallel::check;
 
 /// Max-pooling: the largest element of each window of an image. Windows that would go beyond the image are left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,72 +50,69 @@ impl Pooling {
     /// Computes the largest element of each window; NaN, if there is one.
     ///
     /// # Shapes
-    /// `x`: images, of all channels, × height × width. `out`: as many × height × width of the result.
-    pub fn forward<T: Compiled>(&self, x: &[T], out: &mut [T]) {
-        T::forward(self, x, out)
+    /// `x`: images, of all channels, × height × width. The result: as many × its height × width.
+    pub fn forward<T: Compiled>(&self, x: &[T]) -> Vec<T> {
+        T::forward(self, x)
     }
 
-    fn forward_generic<T: Float>(&self, x: &[T], out: &mut [T]) {
-        let pairs = self.is_of_pairs();
-        self.each_image(x.len(), out.len(), |from, to, [height, width]| {
-            each_chunk(out, BLOCK * height * width, |block, out| {
-                simd(
-                    #[inline(always)]
-                    || {
-                        let images = out.chunks_exact_mut(to).zip(x[block * BLOCK * from..].chunks_exact(from));
-                        for (out, x) in images {
-                            for (row, out) in out.chunks_exact_mut(width).enumerate() {
-                                if pairs {
-                                    self.forward_pairs(&x[row * 2 * self.size[1]..], out);
-                                    continue;
-                                }
-                                for (column, out) in out.iter_mut().enumerate() {
-                                    *out = x[self.place(x, row, column)];
-                                }
+    fn forward_generic<T: Float>(&self, x: &[T]) -> Vec<T> {
+        let (pairs, Images { count, from, to, width }) = (self.is_of_pairs(), self.images(x.len()));
+        Blocks { count: count * to, size: BLOCK * to, cost: BLOCK * from }.results(|block, out| {
+            simd(
+                #[inline(always)]
+                || {
+                    let images = out.chunks_exact_mut(to).zip(x[block * BLOCK * from..].chunks_exact(from));
+                    for (out, x) in images {
+                        for (row, out) in out.chunks_exact_mut(width).enumerate() {
+                            if pairs {
+                                self.forward_pairs(&x[row * 2 * self.size[1]..], out);
+                                continue;
+                            }
+                            for (column, out) in out.iter_mut().enumerate() {
+                                *out = x[self.place(x, row, column)];
                             }
                         }
-                    },
-                );
-            });
-        });
+                    }
+                },
+            );
+        })
     }
 
     /// Computes the gradient of the input: a window's gradient is that of its largest element, the first of equal ones.
     ///
     /// # Shapes
-    /// `x` and `out`: images × height × width. `gradient`, that of the result: images × height × width of the result.
-    pub fn backward<T: Compiled>(&self, x: &[T], gradient: &[T], out: &mut [T]) {
-        T::backward(self, x, gradient, out)
+    /// `x` and its gradient: images × height × width. `gradient`, that of the result: images × the result's height ×
+    /// width.
+    pub fn backward<T: Compiled>(&self, x: &[T], gradient: &[T]) -> Vec<T> {
+        T::backward(self, x, gradient)
     }
 
-    fn backward_generic<T: Float>(&self, x: &[T], gradient: &[T], out: &mut [T]) {
-        check("the gradient of the input", out.len(), x.len());
-        let pairs = self.is_of_pairs();
-        self.each_image(x.len(), gradient.len(), |from, to, [_, width]| {
-            each_chunk(out, BLOCK * from, |block, out| {
-                simd(
-                    #[inline(always)]
-                    || {
-                        let images = out.chunks_exact_mut(from).zip(x[block * BLOCK * from..].chunks_exact(from));
-                        for ((out, x), gradient) in images.zip(gradient[block * BLOCK * to..].chunks_exact(to)) {
-                            if !pairs || self.size.iter().any(|size| !size.is_multiple_of(2)) {
-                                out.fill(T::default());
+    fn backward_generic<T: Float>(&self, x: &[T], gradient: &[T]) -> Vec<T> {
+        let (pairs, Images { count, from, to, width }) = (self.is_of_pairs(), self.images(x.len()));
+        check("the gradient", gradient.len(), count * to);
+        Blocks { count: x.len(), size: BLOCK * from, cost: BLOCK * from }.results(|block, out| {
+            simd(
+                #[inline(always)]
+                || {
+                    let images = out.chunks_exact_mut(from).zip(x[block * BLOCK * from..].chunks_exact(from));
+                    for ((out, x), gradient) in images.zip(gradient[block * BLOCK * to..].chunks_exact(to)) {
+                        if !pairs || self.size.iter().any(|size| !size.is_multiple_of(2)) {
+                            out.fill(T::default());
+                        }
+                        for (row, gradient) in gradient.chunks_exact(width).enumerate() {
+                            if pairs {
+                                let at = row * 2 * self.size[1];
+                                self.backward_pairs(&x[at..], gradient, &mut out[at..]);
+                                continue;
                             }
-                            for (row, gradient) in gradient.chunks_exact(width).enumerate() {
-                                if pairs {
-                                    let at = row * 2 * self.size[1];
-                                    self.backward_pairs(&x[at..], gradient, &mut out[at..]);
-                                    continue;
-                                }
-                                for (column, gradient) in gradient.iter().enumerate() {
-                                    out[self.place(x, row, column)] += *gradient;
-                                }
+                            for (column, gradient) in gradient.iter().enumerate() {
+                                out[self.place(x, row, column)] += *gradient;
                             }
                         }
-                    },
-                );
-            });
-        });
+                    }
+                },
+            );
+        })
     }
 
     /// Returns whether windows are of two by two elements and do not overlap.
@@ -192,14 +189,24 @@ impl Pooling {
         place
     }
 
-    /// Checks lengths, and calls `f` with the elements of an image and of its result, and the result's size.
-    fn each_image(&self, input: usize, output: usize, f: impl FnOnce(usize, usize, [usize; 2])) {
+    /// Divides an input into images.
+    fn images(&self, input: usize) -> Images {
         let [height, width] = self.output_size();
         let (from, to) = (self.size[0] * self.size[1], height * width);
         assert!(input.is_multiple_of(from), "the input: {input} elements do not make images of {:?}", self.size);
-        check("the result", output, input / from * to);
-        f(from, to, [height, width]);
+        Images { count: input / from, from, to, width }
     }
+}
+
+/// Numbers of images and of their elements.
+struct Images {
+    count: usize,
+    /// The elements of an image.
+    from: usize,
+    /// The elements of an image of the result.
+    to: usize,
+    /// The result's width.
+    width: usize,
 }
 
 /// Returns whether an element takes the place of the largest one so far. There is no branch, which would be predicted
@@ -219,6 +226,6 @@ fn larger<T: Float>(one: T, other: T) -> T {
 const BLOCK: usize = 16;
 
 compiled! {
-    fn forward(of: &Pooling, x: &[Self], out: &mut [Self]) = Pooling::forward_generic;
-    fn backward(of: &Pooling, x: &[Self], gradient: &[Self], out: &mut [Self]) = Pooling::backward_generic;
+    fn forward(of: &Pooling, x: &[Self]) -> Vec<Self> = Pooling::forward_generic;
+    fn backward(of: &Pooling, x: &[Self], gradient: &[Self]) -> Vec<Self> = Pooling::backward_generic;
 }

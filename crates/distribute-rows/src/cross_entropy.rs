@@ -1,8 +1,8 @@
 //! Softmax cross-entropy with class indices.
 
 use crate::float::{greatest, sum};
-use crate::parallel::{check, each_row};
-use crate::{Float, compiled};
+use crate::parallel::{check, rows, rows_of_block, simd};
+use crate::{Blocks, Float, compiled};
 
 /// The logarithm of the sum of a row's exponentials, in two parts: their sum would lose the digits of the smaller one.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -13,41 +13,49 @@ pub struct LogSum<T> {
     rest: T,
 }
 
-/// Computes the cross-entropy of each row of logits and its class, and the sums that [`backward`] needs.
+/// Returns the cross-entropy of each row of logits and its class, and the sums that [`backward`] needs.
 ///
 /// # Shapes
-/// `logits`: rows of `size` elements; `classes`, `losses` and `sums`: one for each row.
+/// `logits`: rows of `size` elements; `classes` and both results: one for each row.
 ///
 /// # Panics
 /// If a class is not below `size`.
-pub fn forward<T: Compiled>(logits: &[T], size: usize, classes: &[usize], losses: &mut [T], sums: &mut [LogSum<T>]) {
-    T::forward(logits, size, classes, losses, sums)
+pub fn forward<T: Compiled>(logits: &[T], size: usize, classes: &[usize]) -> (Vec<T>, Vec<LogSum<T>>) {
+    T::forward(logits, size, classes)
 }
 
-fn forward_generic<T: Float>(logits: &[T], size: usize, classes: &[usize], losses: &mut [T], sums: &mut [LogSum<T>]) {
+fn forward_generic<T: Float>(logits: &[T], size: usize, classes: &[usize]) -> (Vec<T>, Vec<LogSum<T>>) {
     check("the logits", logits.len(), size, classes.len() * size);
-    assert_eq!((losses.len(), sums.len()), (classes.len(), classes.len()), "one result for each row");
-    each_row(
-        sums,
-        1,
-        size,
-        #[inline(always)]
-        |row, out| {
-            let x = &logits[row * size..][..size];
-            let top = greatest(x);
-            out[0] = LogSum { top, rest: sum(x, |x| (x - top).exp()).ln() };
+    let rows = rows_of_block(size);
+    let blocks = Blocks { count: classes.len(), size: rows, cost: rows * size };
+    let (losses, sums) = blocks.computed(
+        || (),
+        |(), block, losses| {
+            simd(
+                #[inline(always)]
+                || {
+                    let mut sums = vec![LogSum::default(); losses.len()];
+                    for (at, (loss, of_row)) in losses.iter_mut().zip(&mut sums).enumerate() {
+                        let row = block * rows + at;
+                        let x = &logits[row * size..][..size];
+                        let top = greatest(x);
+                        let rest = sum(x, |x| (x - top).exp()).ln();
+                        *of_row = LogSum { top, rest };
+                        *loss = rest + (top - x[classes[row]]);
+                    }
+                    sums
+                },
+            )
         },
     );
-    for (row, (loss, class)) in losses.iter_mut().zip(classes).enumerate() {
-        let LogSum { top, rest } = sums[row];
-        *loss = rest + (top - logits[row * size..][..size][*class]);
-    }
+    (losses, sums.concat())
 }
 
 /// Computes the gradient of the logits.
 ///
 /// # Shapes
-/// `logits`, `classes` and `sums` are those of [`forward`]; `gradient`: one for each loss; `out`: like the logits.
+/// `logits`, `classes` and `sums` are those of [`forward`]; `gradient`: one for each loss. The result is like the
+/// logits.
 ///
 /// # Panics
 /// If a class is not below `size`.
@@ -57,9 +65,8 @@ pub fn backward<T: Compiled>(
     classes: &[usize],
     sums: &[LogSum<T>],
     gradient: &[T],
-    out: &mut [T],
-) {
-    T::backward(logits, size, classes, sums, gradient, out)
+) -> Vec<T> {
+    T::backward(logits, size, classes, sums, gradient)
 }
 
 fn backward_generic<T: Float>(
@@ -68,13 +75,11 @@ fn backward_generic<T: Float>(
     classes: &[usize],
     sums: &[LogSum<T>],
     gradient: &[T],
-    out: &mut [T],
-) {
-    check("the logits", logits.len(), size, out.len());
-    check("the gradient", gradient.len() * size, size, out.len());
+) -> Vec<T> {
+    check("the logits", logits.len(), size, gradient.len() * size);
     assert_eq!((classes.len(), sums.len()), (gradient.len(), gradient.len()), "one for each row");
-    each_row(
-        out,
+    rows(
+        gradient.len(),
         size,
         size,
         #[inline(always)]
@@ -87,7 +92,7 @@ fn backward_generic<T: Float>(
             let class = &mut out[classes[row]];
             *class = *class - gradient;
         },
-    );
+    )
 }
 
 compiled! {
@@ -95,15 +100,12 @@ compiled! {
         logits: &[Self],
         size: usize,
         classes: &[usize],
-        losses: &mut [Self],
-        sums: &mut [LogSum<Self>],
-    ) = self::forward_generic;
+    ) -> (Vec<Self>, Vec<LogSum<Self>>) = self::forward_generic;
     fn backward(
         logits: &[Self],
         size: usize,
         classes: &[usize],
         sums: &[LogSum<Self>],
         gradient: &[Self],
-        out: &mut [Self],
-    ) = self::backward_generic;
+    ) -> Vec<Self> = self::backward_generic;
 }

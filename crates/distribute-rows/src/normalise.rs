@@ -1,10 +1,8 @@
 //! Layer normalisation, and root mean square normalisation.
 
-use rayon::prelude::*;
-
 use crate::float::{sum, sum_of_pairs};
-use crate::parallel::{check, each_row, simd};
-use crate::{Float, compiled};
+use crate::parallel::{check, rows, simd};
+use crate::{Blocks, Float, compiled};
 
 /// The kind of a normalisation.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,10 +16,18 @@ pub struct Normalise {
 /// The gradients of a normalisation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gradients<T> {
+    /// That of the input.
+    pub input: Vec<T>,
     /// That of the weight.
     pub weight: Vec<T>,
     /// That of the bias.
     pub bias: Vec<T>,
+}
+
+/// The gradients of a weight and a bias from some rows.
+struct Sums<T> {
+    weight: Vec<T>,
+    bias: Vec<T>,
 }
 
 /// The mean and the reciprocal deviation of a row.
@@ -52,23 +58,23 @@ impl Normalise {
     /// Normalises each row, multiplies it by `weight`, and adds `bias`.
     ///
     /// # Shapes
-    /// `x` and `out`: rows of as many elements as `weight` and `bias` have.
+    /// `x` and the result: rows of as many elements as `weight` and `bias` have.
     ///
     /// # Source
     /// Ba, Kiros and Hinton, "Layer normalization", 2016; Zhang and Sennrich, "Root mean square layer normalization",
     /// 2019.
-    pub fn forward<T: Compiled>(self, x: &[T], weight: &[T], bias: Option<&[T]>, out: &mut [T]) {
-        T::forward(self, x, weight, bias, out)
+    pub fn forward<T: Compiled>(self, x: &[T], weight: &[T], bias: Option<&[T]>) -> Vec<T> {
+        T::forward(self, x, weight, bias)
     }
 
-    fn forward_generic<T: Float>(self, x: &[T], weight: &[T], bias: Option<&[T]>, out: &mut [T]) {
+    fn forward_generic<T: Float>(self, x: &[T], weight: &[T], bias: Option<&[T]>) -> Vec<T> {
         let size = weight.len();
-        check("the input", x.len(), size, out.len());
+        check("the input", x.len(), size, x.len());
         if let Some(bias) = bias {
             check("the bias", bias.len(), size, size);
         }
-        each_row(
-            out,
+        rows(
+            x.len() / size,
             size,
             size,
             #[inline(always)]
@@ -82,36 +88,32 @@ impl Normalise {
                     *out += *bias;
                 }
             },
-        );
+        )
     }
 
-    /// Computes the gradient of the input into `out`, and returns those of weight and bias.
+    /// Returns the gradients of the input, weight and bias.
     ///
     /// # Shapes
-    /// `x`, `gradient` and `out`: rows of as many elements as `weight` has.
-    pub fn backward<T: Compiled>(self, x: &[T], weight: &[T], gradient: &[T], out: &mut [T]) -> Gradients<T> {
-        T::backward(self, x, weight, gradient, out)
+    /// `x` and `gradient`: rows of as many elements as `weight` has.
+    pub fn backward<T: Compiled>(self, x: &[T], weight: &[T], gradient: &[T]) -> Gradients<T> {
+        T::backward(self, x, weight, gradient)
     }
 
-    fn backward_generic<T: Float>(self, x: &[T], weight: &[T], gradient: &[T], out: &mut [T]) -> Gradients<T> {
+    fn backward_generic<T: Float>(self, x: &[T], weight: &[T], gradient: &[T]) -> Gradients<T> {
         let size = weight.len();
-        check("the input", x.len(), size, out.len());
-        check("the gradient", gradient.len(), size, out.len());
-        let block = |((out, x), gradient): ((&mut [T], &[T]), &[T])| {
-            simd(
-                #[inline(always)]
-                || self.backward_block(x, weight, gradient, out),
-            )
-        };
-        // A pool of one thread would only be waited for.
-        let sums: Vec<Gradients<T>> = if rayon::current_num_threads() == 1 {
-            let blocks = out.chunks_mut(BLOCK * size).zip(x.chunks(BLOCK * size));
-            blocks.zip(gradient.chunks(BLOCK * size)).map(block).collect()
-        } else {
-            let blocks = out.par_chunks_mut(BLOCK * size).zip(x.par_chunks(BLOCK * size));
-            blocks.zip(gradient.par_chunks(BLOCK * size)).map(block).collect()
-        };
-        let mut all = Gradients { weight: vec![T::default(); size], bias: vec![T::default(); size] };
+        check("the gradient", gradient.len(), size, x.len());
+        let blocks = Blocks { count: x.len(), size: BLOCK * size, cost: BLOCK * size };
+        let (input, sums) = blocks.computed(
+            || (),
+            |(), block, out| {
+                let rows = block * BLOCK * size..block * BLOCK * size + out.len();
+                simd(
+                    #[inline(always)]
+                    || self.backward_block(&x[rows.clone()], weight, &gradient[rows], out),
+                )
+            },
+        );
+        let mut all = Gradients { input, weight: vec![T::default(); size], bias: vec![T::default(); size] };
         for sum in &sums {
             add(&mut all.weight, &sum.weight);
             add(&mut all.bias, &sum.bias);
@@ -119,11 +121,12 @@ impl Normalise {
         all
     }
 
+    /// Writes the gradient of the input, and returns those of weight and bias.
     #[inline(always)]
-    fn backward_block<T: Float>(self, x: &[T], weight: &[T], gradient: &[T], out: &mut [T]) -> Gradients<T> {
+    fn backward_block<T: Float>(self, x: &[T], weight: &[T], gradient: &[T], out: &mut [T]) -> Sums<T> {
         let size = weight.len();
         let count = T::from_f64(size as f64);
-        let mut sums = Gradients { weight: vec![T::default(); size], bias: vec![T::default(); size] };
+        let mut sums = Sums { weight: vec![T::default(); size], bias: vec![T::default(); size] };
         // The normalised row, of one row at a time.
         let mut normed = vec![T::default(); size];
         let rows = x.chunks_exact(size).zip(gradient.chunks_exact(size)).zip(out.chunks_exact_mut(size));
@@ -166,13 +169,11 @@ compiled! {
         x: &[Self],
         weight: &[Self],
         bias: Option<&[Self]>,
-        out: &mut [Self],
-    ) = Normalise::forward_generic;
+    ) -> Vec<Self> = Normalise::forward_generic;
     fn backward(
         of: Normalise,
         x: &[Self],
         weight: &[Self],
         gradient: &[Self],
-        out: &mut [Self],
     ) -> Gradients<Self> = Normalise::backward_generic;
 }

@@ -1,66 +1,42 @@
-//! Division of rows among threads.
+//! Division of rows and elements into blocks.
 
-use rayon::prelude::*;
+use crate::{Blocks, Float};
 
-use crate::Float;
-
-/// The number of elements below which a thread would cost more than it saves.
-const LEAST: usize = 16 * 1024;
-
-/// Calls `f` with the number of each row and its `size` results, which it computes from `cost` elements.
-pub(crate) fn each_row<T: Send>(out: &mut [T], size: usize, cost: usize, f: impl Fn(usize, &mut [T]) + Sync) {
-    if out.is_empty() {
-        return;
-    }
-    let rows = LEAST.div_ceil(cost).max(1);
-    let block = |(block, out): (usize, &mut [T])| {
+/// Returns rows of `size` results. `f` gets the number of a row and room for it, and writes each of its elements, which
+/// costs as much as copying `cost`.
+pub(crate) fn rows<T: Float>(
+    count: usize,
+    size: usize,
+    cost: usize,
+    f: impl Fn(usize, &mut [T]) + Sync + Send,
+) -> Vec<T> {
+    let rows = rows_of_block(cost);
+    Blocks { count: count * size, size: rows * size, cost: rows * cost }.results(|block, room| {
         simd(
             #[inline(always)]
             || {
-                for (row, out) in out.chunks_exact_mut(size).enumerate() {
-                    f(block * rows + row, out);
+                for (row, room) in room.chunks_exact_mut(size).enumerate() {
+                    f(block * rows + row, room);
                 }
             },
         );
-    };
-    // A pool of one thread would only be waited for.
-    if out.len() <= rows * size || rayon::current_num_threads() == 1 {
-        return out.chunks_mut(rows * size).enumerate().for_each(block);
-    }
-    out.par_chunks_mut(rows * size).enumerate().for_each(block);
+    })
 }
 
-/// Calls `f` with the position of the first of a run of elements, and the results of the run.
-pub(crate) fn each_element<T: Send>(out: &mut [T], f: impl Fn(usize, &mut [T]) + Sync) {
-    const RUN: usize = 1024;
-    let whole = out.len() / RUN * RUN;
-    let (runs, rest) = out.split_at_mut(whole);
-    each_row(
-        runs,
-        RUN,
-        RUN,
-        #[inline(always)]
-        |run, out| f(run * RUN, out),
-    );
-    simd(
-        #[inline(always)]
-        || f(whole, rest),
-    );
+/// Returns the number of rows of a block, each of which costs as much as copying `cost` elements.
+pub(crate) fn rows_of_block(cost: usize) -> usize {
+    (BLOCK / cost.max(1)).max(1)
 }
 
-/// Returns zeros, which the threads of the pool write: new memory costs most where it is first written.
-///
-/// # Examples
-/// ```
-/// assert_eq!(distribute_rows::zeros::<f32>(3), [0.0; 3]);
-/// ```
-pub fn zeros<T: Float>(count: usize) -> Vec<T> {
-    /// The number of elements that are worth a thread.
-    const SHARE: usize = 1 << 16;
-    if count <= SHARE || rayon::current_num_threads() == 1 {
-        return vec![T::default(); count];
-    }
-    rayon::iter::repeat_n(T::default(), count).with_min_len(SHARE).collect()
+/// Returns `count` results. `f` gets the position of the first of a run of elements, and room for the run, and writes
+/// each of its elements.
+pub(crate) fn each_element<T: Float>(count: usize, f: impl Fn(usize, &mut [T]) + Sync + Send) -> Vec<T> {
+    Blocks { count, size: BLOCK, cost: BLOCK }.results(|block, room| {
+        simd(
+            #[inline(always)]
+            || f(block * BLOCK, room),
+        );
+    })
 }
 
 /// Runs a function whose loops, and those of the functions inlined in it, use the processor's SIMD instructions.
@@ -86,3 +62,6 @@ pub(crate) fn check(what: &str, len: usize, size: usize, expected: usize) {
     assert!(size > 0 && len.is_multiple_of(size), "{what}: {len} elements do not make rows of {size}");
     assert!(len == expected, "{what} has {len} elements; give {expected}");
 }
+
+/// The elements of a block, which a first-level cache holds with those that it is computed from.
+const BLOCK: usize = 4 * 1024;

@@ -1,7 +1,7 @@
 //! The rectified linear unit.
 
-use crate::parallel::{check, each_element};
-use crate::{Float, compiled};
+use crate::parallel::each_element;
+use crate::{Float, compiled, pairs};
 
 /// Returns 0 in place of a number below it; NaN stays.
 #[inline(always)]
@@ -12,47 +12,41 @@ pub fn rectified<T: Float>(x: T) -> T {
 /// Replaces elements below 0 by 0; NaN stays.
 ///
 /// # Shapes
-/// `x` and `out` have the same length.
-pub fn forward<T: Compiled>(x: &[T], out: &mut [T]) {
-    T::forward(x, out)
+/// The result is as long as `x`.
+pub fn forward<T: Compiled>(x: &[T]) -> Vec<T> {
+    T::forward(x)
 }
 
-fn forward_generic<T: Float>(x: &[T], out: &mut [T]) {
-    check("the input", x.len(), 1, out.len());
+fn forward_generic<T: Float>(x: &[T]) -> Vec<T> {
     each_element(
-        out,
+        x.len(),
         #[inline(always)]
         |at, out| {
             for (out, x) in out.iter_mut().zip(&x[at..]) {
                 *out = rectified(*x);
             }
         },
-    );
+    )
 }
 
 /// Computes the gradient of the input: that of the result where the result is not 0.
 ///
 /// # Shapes
-/// `y`, the result of [`forward`], its gradient and `out` have the same length.
-pub fn backward<T: Compiled>(y: &[T], gradient: &[T], out: &mut [T]) {
-    T::backward(y, gradient, out)
+/// `y`, the result of [`forward`], and its gradient have the same length.
+pub fn backward<T: Compiled>(y: &[T], gradient: &[T]) -> Vec<T> {
+    T::backward(y, gradient)
 }
 
-fn backward_generic<T: Float>(y: &[T], gradient: &[T], out: &mut [T]) {
-    check("the result", y.len(), 1, out.len());
-    check("the gradient", gradient.len(), 1, out.len());
-    each_element(
-        out,
+fn backward_generic<T: Float>(y: &[T], gradient: &[T]) -> Vec<T> {
+    pairs::each(
+        y,
+        gradient,
         #[inline(always)]
-        |at, out| {
-            for ((out, y), gradient) in out.iter_mut().zip(&y[at..]).zip(&gradient[at..]) {
-                *out = if *y == T::default() { T::default() } else { *gradient };
-            }
-        },
-    );
+        |y, gradient| if y == T::default() { T::default() } else { gradient },
+    )
 }
 
 compiled! {
-    fn forward(x: &[Self], out: &mut [Self]) = self::forward_generic;
-    fn backward(y: &[Self], gradient: &[Self], out: &mut [Self]) = self::backward_generic;
+    fn forward(x: &[Self]) -> Vec<Self> = self::forward_generic;
+    fn backward(y: &[Self], gradient: &[Self]) -> Vec<Self> = self::backward_generic;
 }

@@ -1,21 +1,21 @@
 //! Softmax.
 
 use crate::float::{greatest, sum, sum_of_pairs};
-use crate::parallel::{check, each_row};
+use crate::parallel::{check, rows};
 use crate::{Float, compiled};
 
 /// Computes the softmax of each row: its exponentials, divided by their sum. A row of -∞ alone gives NaN.
 ///
 /// # Shapes
-/// `x` and `out`: rows of `size` elements.
-pub fn forward<T: Compiled>(x: &[T], size: usize, out: &mut [T]) {
-    T::forward(x, size, out)
+/// `x` and the result: rows of `size` elements.
+pub fn forward<T: Compiled>(x: &[T], size: usize) -> Vec<T> {
+    T::forward(x, size)
 }
 
-fn forward_generic<T: Float>(x: &[T], size: usize, out: &mut [T]) {
-    check("the input", x.len(), size, out.len());
-    each_row(
-        out,
+fn forward_generic<T: Float>(x: &[T], size: usize) -> Vec<T> {
+    check("the input", x.len(), size, x.len());
+    rows(
+        x.len() / size,
         size,
         size,
         #[inline(always)]
@@ -31,22 +31,21 @@ fn forward_generic<T: Float>(x: &[T], size: usize, out: &mut [T]) {
                 *out = *out * scale;
             }
         },
-    );
+    )
 }
 
 /// Computes the gradient of the input.
 ///
 /// # Shapes
-/// `y`, the result of [`forward`], its gradient and `out`: rows of `size` elements.
-pub fn backward<T: Compiled>(y: &[T], size: usize, gradient: &[T], out: &mut [T]) {
-    T::backward(y, size, gradient, out)
+/// `y`, the result of [`forward`], its gradient and that of the input: rows of `size` elements.
+pub fn backward<T: Compiled>(y: &[T], size: usize, gradient: &[T]) -> Vec<T> {
+    T::backward(y, size, gradient)
 }
 
-fn backward_generic<T: Float>(y: &[T], size: usize, gradient: &[T], out: &mut [T]) {
-    check("the result", y.len(), size, out.len());
-    check("the gradient", gradient.len(), size, out.len());
-    each_row(
-        out,
+fn backward_generic<T: Float>(y: &[T], size: usize, gradient: &[T]) -> Vec<T> {
+    check("the gradient", gradient.len(), size, y.len());
+    rows(
+        y.len() / size,
         size,
         size,
         #[inline(always)]
@@ -57,10 +56,10 @@ fn backward_generic<T: Float>(y: &[T], size: usize, gradient: &[T], out: &mut [T
                 *out = *y * (*gradient - mean);
             }
         },
-    );
+    )
 }
 
 compiled! {
-    fn forward(x: &[Self], size: usize, out: &mut [Self]) = self::forward_generic;
-    fn backward(y: &[Self], size: usize, gradient: &[Self], out: &mut [Self]) = self::backward_generic;
+    fn forward(x: &[Self], size: usize) -> Vec<Self> = self::forward_generic;
+    fn backward(y: &[Self], size: usize, gradient: &[Self]) -> Vec<Self> = self::backward_generic;
 }

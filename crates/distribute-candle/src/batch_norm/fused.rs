@@ -7,7 +7,7 @@ use distribute_rows::Float;
 use super::Batch;
 use super::moments::Moments;
 use crate::fused::Weighted;
-use crate::host::{Element, Stored, by_type, computed, dtype, elements, is_fused, tensor, with};
+use crate::host::{Element, Stored, by_type, dtype, elements, is_fused, tensor, with};
 
 /// A batch in host memory, with a weight and a bias for each channel.
 pub(super) struct Fused(pub(super) Batch);
@@ -44,7 +44,7 @@ fn normalised<T: Element>(
     let (weight, bias) = (elements::<T>(weight.0, weight.1)?, elements(bias.0, bias.1)?);
     let (centres, scales) = (centres(of)?, weighted_scales(of, weight)?);
     let batch = shape_of(layout.dims());
-    Ok(T::to_cpu_storage_owned(computed(x.len(), |out| batch.forward(x, &centres, &scales, bias, out))))
+    Ok(T::to_cpu_storage_owned(batch.forward(x, &centres, &scales, bias)))
 }
 
 /// Returns what is subtracted from each channel's elements.
@@ -100,9 +100,7 @@ pub(super) fn changes<T: Element>(
                 constant: element(-shift),
             })
             .collect();
-        let change = with([x, gradient], |[x, gradient]: [&[T]; 2]| {
-            computed(x.len(), |out| shape.backward(x, &centres, gradient, &slopes, out))
-        })?;
+        let change = with([x, gradient], |[x, gradient]: [&[T]; 2]| shape.backward(x, &centres, gradient, &slopes))?;
         tensor(change, x)?
     } else {
         x.zeros_like()?

@@ -6,7 +6,7 @@ use distribute_rows::relu;
 use super::Batch;
 use super::fused::{centres, changes, shape_of, weighted_scales};
 use crate::fused::{Weighted, weighted};
-use crate::host::{Element, Stored, by_type, computed, dtype, elements, tensor, with};
+use crate::host::{Element, Stored, by_type, dtype, elements, tensor, with};
 
 /// A batch in host memory, which is normalised, added to a shortcut if there is one, and rectified.
 ///
@@ -38,8 +38,7 @@ impl Weighted for Rectified {
             let shortcut = shortcut.map(|(storage, layout)| elements(storage, layout)).transpose()?;
             let (weight, bias) = affine.split_at(batch.channels);
             let (centres, scales) = (centres(of)?, weighted_scales(of, weight)?);
-            let write = |out: &mut [T]| batch.forward_relu(x, &centres, &scales, bias, shortcut, out);
-            Ok(T::to_cpu_storage_owned(computed(x.len(), write)))
+            Ok(T::to_cpu_storage_owned(batch.forward_relu(x, &centres, &scales, bias, shortcut)))
         }
         let shape = x.1.shape().clone();
         Ok((by_type!(dtype(x.0), run(&self.0, x, affine, shortcut))?, shape))
@@ -55,10 +54,7 @@ impl Weighted for Rectified {
         gradient: &Tensor,
     ) -> Result<[Option<Tensor>; 3]> {
         fn passed<T: Element>(y: &Tensor, gradient: &Tensor) -> Result<Tensor> {
-            let passed = with([y, gradient], |[elements, gradient]: [&[T]; 2]| {
-                computed(elements.len(), |out| relu::backward(elements, gradient, out))
-            })?;
-            tensor(passed, y)
+            tensor(with([y, gradient], |[elements, gradient]: [&[T]; 2]| relu::backward(elements, gradient))?, y)
         }
         let weight = affine.get(0)?;
         let gradient = by_type!(y.dtype(), passed(y, gradient))?;

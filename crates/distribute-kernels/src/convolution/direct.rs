@@ -1,12 +1,11 @@
 //! Convolution without a matrix of columns.
 
-use distribute_rows::Float;
+use distribute_rows::{Blocks, Float};
 use pulp::{Arch, NullaryFnOnce};
 
 use super::filters::Filters;
 use super::padded::{Frame, Padded};
 use super::vectors::{MOST_SUMS, Tiles, finished, lanes, write};
-use crate::parallel::{each_chunk, share};
 
 /// A convolution that sums up tiles of the result in registers, some vectors of a plane for some filters each, from a
 /// padded copy of the image.
@@ -31,39 +30,38 @@ impl<'a, T: Float> Direct<'a, T> {
     }
 
     /// Computes the results of all images.
-    pub(crate) fn run(&self, x: &[T], out: &mut [T]) {
+    pub(crate) fn run(&self, x: &[T]) -> Vec<T> {
         match lanes::<T>(self.frame.output[1]) {
-            16 => self.run_by::<16>(x, out),
-            8 => self.run_by::<8>(x, out),
-            _ => self.run_by::<4>(x, out),
+            16 => self.run_by::<16>(x),
+            8 => self.run_by::<8>(x),
+            _ => self.run_by::<4>(x),
         }
     }
 
-    fn run_by<const LANES: usize>(&self, x: &[T], out: &mut [T]) {
+    fn run_by<const LANES: usize>(&self, x: &[T]) -> Vec<T> {
         let (Frame { size, output, .. }, filters) = (self.frame, &self.filters);
         let (input, result) = (filters.channels * size[0] * size[1], filters.part * output[0] * output[1]);
         let padded = Padded::new(self.frame, filters.channels, LANES);
         let vectors = self.vectors::<LANES>(&padded);
-        let share = share(out.len() / result);
-        each_chunk(out, share * result, |at, out| {
-            let mut copy = vec![T::default(); filters.channels * padded.plane];
-            let mut sums = [[T::default(); LANES]; MOST_SUMS];
-            for (part, out) in out.chunks_exact_mut(result).enumerate() {
-                let first = (at * share + part) * filters.part;
-                let x = &x[first / filters.count * input..][..input];
-                let (first, copy, sums) = (first % filters.bias.len(), &mut copy, &mut sums);
-                Arch::new().dispatch(Part::<T, LANES> {
-                    of: self,
-                    padded: &padded,
-                    vectors: &vectors,
-                    x,
-                    first,
-                    copy,
-                    sums,
-                    out,
-                });
-            }
-        });
+        let count = x.len() / input * filters.count * output[0] * output[1];
+        let depth = filters.channels * self.frame.kernel[0] * self.frame.kernel[1];
+        let blocks = Blocks { count, size: result, cost: result * depth };
+        let state = || (vec![T::default(); filters.channels * padded.plane], [[T::default(); LANES]; MOST_SUMS]);
+        let write = |(copy, sums): &mut (Vec<T>, _), part: usize, out: &mut [T]| {
+            let first = part * filters.part;
+            let x = &x[first / filters.count * input..][..input];
+            Arch::new().dispatch(Part::<T, LANES> {
+                of: self,
+                padded: &padded,
+                vectors: &vectors,
+                x,
+                first: first % filters.bias.len(),
+                copy,
+                sums,
+                out,
+            });
+        };
+        blocks.computed(state, write).0
     }
 
     /// Returns the vectors of the rows of a band.

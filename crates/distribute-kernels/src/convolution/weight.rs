@@ -55,7 +55,7 @@ impl<T: Float> OfWeight<T> for WeightGradient<'_, T> {
         self.filters
     }
 
-    fn run_by<const LANES: usize, const VECTORS: usize, const ELEMENTS: usize>(&self, out: &mut [T]) {
+    fn run_by<const LANES: usize, const VECTORS: usize, const ELEMENTS: usize>(&self) -> Vec<T> {
         let image = self.groups * self.channels * self.frame.size[0] * self.frame.size[1];
         let taps = &self.padded.taps;
         let depth = self.channels * taps.len();
@@ -63,11 +63,11 @@ impl<T: Float> OfWeight<T> for WeightGradient<'_, T> {
         let elements = chunks::<ELEMENTS>(depth, offset);
         let of_block = elements.len() * ELEMENTS;
         let in_group = self.filters.div_ceil(VECTORS * LANES) * of_block * VECTORS * LANES;
-        let mut sums = vec![T::default(); self.groups * in_group];
-        sum_of_parts(&mut sums, self.x.len() / image, |images, sums| {
+        let sums = sum_of_parts(self.groups * in_group, self.x.len() / image, |images, sums| {
             let elements = &elements;
             Arch::new().dispatch(Part::<T, LANES, VECTORS, ELEMENTS> { of: self, elements, images, sums });
         });
+        let mut out = vec![T::default(); self.groups * self.filters * depth];
         let groups = out.chunks_exact_mut(self.filters * depth).zip(sums.chunks_exact(in_group));
         for (out, sums) in groups {
             for (filter, out) in out.chunks_exact_mut(depth).enumerate() {
@@ -75,6 +75,7 @@ impl<T: Float> OfWeight<T> for WeightGradient<'_, T> {
                 out.iter_mut().zip(sums).for_each(|(out, sum)| *out = sum);
             }
         }
+        out
     }
 }
 
@@ -84,20 +85,20 @@ pub(crate) trait OfWeight<T> {
     fn filters(&self) -> usize;
 
     /// Computes the gradient, of the shape of the weight.
-    fn run(&self, out: &mut [T]) {
+    fn run(&self) -> Vec<T> {
         let lanes = lanes::<T>(self.filters());
         match (lanes, self.filters() > lanes) {
-            (16, false) => self.run_by::<16, 1, 12>(out),
-            (16, true) => self.run_by::<16, 2, 6>(out),
-            (8, false) => self.run_by::<8, 1, 12>(out),
-            (8, true) => self.run_by::<8, 2, 6>(out),
-            (_, false) => self.run_by::<4, 1, 12>(out),
-            (_, true) => self.run_by::<4, 2, 6>(out),
+            (16, false) => self.run_by::<16, 1, 12>(),
+            (16, true) => self.run_by::<16, 2, 6>(),
+            (8, false) => self.run_by::<8, 1, 12>(),
+            (8, true) => self.run_by::<8, 2, 6>(),
+            (_, false) => self.run_by::<4, 1, 12>(),
+            (_, true) => self.run_by::<4, 2, 6>(),
         }
     }
 
     /// Computes it with sums of `SUMS` elements of the kernel for `VECTORS` vectors of filters in registers.
-    fn run_by<const LANES: usize, const VECTORS: usize, const SUMS: usize>(&self, out: &mut [T]);
+    fn run_by<const LANES: usize, const VECTORS: usize, const SUMS: usize>(&self) -> Vec<T>;
 }
 
 /// Returns the sums of a filter, of which each block of filters has `of_block`.

@@ -2,15 +2,14 @@
 
 use std::ops::Range;
 
-use distribute_rows::Float;
+use distribute_rows::{Blocks, Float};
 use pulp::{Arch, NullaryFnOnce};
 
 use super::filters::Filters;
 use super::padded::{COPY, Frame};
 use super::vectors::{MOST_SUMS, Tiles, finished, is_wide, lanes, write};
-use crate::parallel::{each_chunk, share};
 
-pub(crate) mod gradient;
+pub(super) mod gradient;
 
 /// A convolution with a kernel of 3 × 3 and a stride of 1 that makes tiles of 4 rows and a column of the result by 18
 /// multiplications for each channel, where the definition has 36.
@@ -39,38 +38,39 @@ impl<'a, T: Float> Winograd<'a, T> {
     }
 
     /// Computes the results of all images.
-    pub(crate) fn run(&self, x: &[T], out: &mut [T]) {
+    pub(crate) fn run(&self, x: &[T]) -> Vec<T> {
         match lanes::<T>(self.frame.output[1]) {
-            16 => self.run_by::<16>(x, out),
-            8 => self.run_by::<8>(x, out),
-            _ => self.run_by::<4>(x, out),
+            16 => self.run_by::<16>(x),
+            8 => self.run_by::<8>(x),
+            _ => self.run_by::<4>(x),
         }
     }
 
-    fn run_by<const LANES: usize>(&self, x: &[T], out: &mut [T]) {
+    fn run_by<const LANES: usize>(&self, x: &[T]) -> Vec<T> {
         let (Frame { size, output, .. }, filters) = (self.frame, &self.filters);
         let (input, result) = (filters.channels * size[0] * size[1], filters.part * output[0] * output[1]);
         let tall = Tall::new(self.frame, filters.channels, LANES);
         let vectors = self.vectors::<LANES>(&tall);
-        let share = share(out.len() / result);
-        each_chunk(out, share * result, |at, out| {
-            let mut copy = vec![T::default(); filters.channels * tall.plane];
-            let mut products = vec![[T::default(); LANES]; ELEMENTS * MOST_SUMS];
-            for (part, out) in out.chunks_exact_mut(result).enumerate() {
-                let first = (at * share + part) * filters.part;
-                let x = &x[first / filters.count * input..][..input];
-                Arch::new().dispatch(Part::<T, LANES> {
-                    of: self,
-                    tall: &tall,
-                    vectors: &vectors,
-                    x,
-                    first: first % filters.bias.len(),
-                    copy: &mut copy,
-                    products: &mut products,
-                    out,
-                });
-            }
-        });
+        let count = x.len() / input * filters.count * output[0] * output[1];
+        let depth = filters.channels * self.frame.kernel[0] * self.frame.kernel[1];
+        let blocks = Blocks { count, size: result, cost: result * depth };
+        let state =
+            || (vec![T::default(); filters.channels * tall.plane], vec![[T::default(); LANES]; ELEMENTS * MOST_SUMS]);
+        let write = |(copy, products): &mut (Vec<T>, Vec<[T; LANES]>), part: usize, out: &mut [T]| {
+            let first = part * filters.part;
+            let x = &x[first / filters.count * input..][..input];
+            Arch::new().dispatch(Part::<T, LANES> {
+                of: self,
+                tall: &tall,
+                vectors: &vectors,
+                x,
+                first: first % filters.bias.len(),
+                copy,
+                products,
+                out,
+            });
+        };
+        blocks.computed(state, write).0
     }
 
     /// Returns the vectors of tiles of a band. The last one of a row ends where the row does, and computes some tiles

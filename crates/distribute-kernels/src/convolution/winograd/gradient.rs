@@ -47,19 +47,19 @@ impl<T: Float> OfWeight<T> for WinogradGradient<'_, T> {
         self.filters
     }
 
-    fn run_by<const LANES: usize, const VECTORS: usize, const SUMS: usize>(&self, out: &mut [T]) {
+    fn run_by<const LANES: usize, const VECTORS: usize, const SUMS: usize>(&self) -> Vec<T> {
         let image = self.groups * self.channels * self.frame.size[0] * self.frame.size[1];
         let depth = self.channels * TAPS;
         let elements = chunks::<SUMS>(depth, |at| at / TAPS * self.tall.plane + at % TAPS);
         let of_element = elements.len() * SUMS;
         let of_block = ELEMENTS * of_element;
         let in_group = self.filters.div_ceil(VECTORS * LANES) * of_block * VECTORS * LANES;
-        let mut sums = vec![T::default(); self.groups * in_group];
-        sum_of_parts(&mut sums, self.x.len() / image, |images, sums| {
+        let sums = sum_of_parts(self.groups * in_group, self.x.len() / image, |images, sums| {
             let elements = &elements;
             Arch::new().dispatch(Part::<T, LANES, VECTORS, SUMS> { of: self, elements, images, sums });
         });
         let mut of_kernels = vec![T::default(); of_block];
+        let mut out = vec![T::default(); self.groups * self.filters * self.channels * 9];
         let groups = out.chunks_exact_mut(self.filters * self.channels * 9).zip(sums.chunks_exact(in_group));
         for (out, sums) in groups {
             for (filter, out) in out.chunks_exact_mut(self.channels * 9).enumerate() {
@@ -74,6 +74,7 @@ impl<T: Float> OfWeight<T> for WinogradGradient<'_, T> {
                 }
             }
         }
+        out
     }
 }
 

@@ -1,11 +1,9 @@
 //! Convolution.
 
+use distribute_kernels::Float;
+use distribute_kernels::convolution::{Compiled, Convolution, Way};
+
 use super::*;
-use crate::convolution::Convolution;
-use crate::convolution::direct::Direct;
-use crate::convolution::weight::{OfWeight, WeightGradient};
-use crate::convolution::winograd::Winograd;
-use crate::convolution::winograd::gradient::WinogradGradient;
 
 /// Convolutions, with the number of images.
 fn convolutions() -> impl Strategy<Value = (Convolution, usize)> {
@@ -59,59 +57,21 @@ fn each_term(of: &Convolution, images: usize, mut f: impl FnMut(usize, usize, us
     }
 }
 
-/// The ways of computing a convolution.
-#[derive(Clone, Copy, Debug)]
-enum Way {
-    Chosen,
-    Winograd,
-    Direct,
-    Columns,
-}
-
-/// Returns the result and the gradients of input, weight and bias.
-fn run<T: crate::Float>(
-    way: Way,
+/// Returns the result and the gradients of input, weight and bias; the crate chooses a way if there is none.
+fn run<T: Float>(
+    way: Option<Way>,
     of: &Convolution,
     x: &[T],
     weight: &[T],
     bias: Option<&[T]>,
     gradient: &[T],
 ) -> [Vec<T>; 4] {
-    // Results replace what was there.
-    let of_len = |len: usize| vec![T::from_f64(7.0); len];
-    let mut results = [gradient.len(), x.len(), weight.len(), of.filters].map(of_len);
-    let [y, dx, dw, db] = &mut results;
-    let images = x.len() / (of.channels * of.size[0] * of.size[1]);
-    match way {
-        Way::Chosen => {
-            of.forward(x, weight, bias, y);
-            of.backward_input(weight, gradient, dx);
-            of.backward_weight(x, gradient, dw);
-        }
-        Way::Direct => {
-            Direct::new(of.geometry(), of.own_filters(images, weight, bias)).run(x, y);
-            match of.geometry().reversed() {
-                Some(reversed) => Direct::new(reversed, of.reversed_filters(images, weight)).run(gradient, dx),
-                None => of.backward_input(weight, gradient, dx),
-            }
-            WeightGradient::new(of, x, gradient).run(dw);
-        }
-        Way::Winograd => {
-            Winograd::new(of.geometry(), of.own_filters(images, weight, bias)).run(x, y);
-            match of.geometry().reversed() {
-                Some(reversed) => Winograd::new(reversed, of.reversed_filters(images, weight)).run(gradient, dx),
-                None => of.backward_input(weight, gradient, dx),
-            }
-            WinogradGradient::new(of, x, gradient).run(dw);
-        }
-        Way::Columns => {
-            of.forward_by_columns(x, weight, bias, false, y);
-            of.backward_input_by_columns(weight, gradient, dx);
-            of.backward_weight_by_columns(x, gradient, dw);
-        }
-    }
-    of.backward_bias(gradient, db);
-    results
+    [
+        Compiled::forward(of, way, x, weight, bias, false),
+        Compiled::backward_input(of, way, weight, gradient),
+        Compiled::backward_weight(of, way, x, gradient),
+        of.backward_bias(gradient),
+    ]
 }
 
 fn compare(of: &Convolution, images: usize, biased: bool) {
@@ -131,8 +91,8 @@ fn compare(of: &Convolution, images: usize, biased: bool) {
     gradient.iter().enumerate().for_each(|(at, gradient)| db[at / plane % of.filters] += gradient);
     let expected = [("y", y), ("dx", dx), ("dw", dw), ("db", db)];
     let narrow = [&x, &weight, &bias, &gradient].map(|x| narrow(x));
-    let winograd = (of.kernel == [3, 3] && of.stride == 1 && of.dilation == 1).then_some(Way::Winograd);
-    for way in [Way::Chosen, Way::Direct, Way::Columns].into_iter().chain(winograd) {
+    let winograd = (of.kernel == [3, 3] && of.stride == 1 && of.dilation == 1).then_some(Some(Way::Winograd));
+    for way in [None, Some(Way::Direct), Some(Way::Columns)].into_iter().chain(winograd) {
         let got = run(way, of, &x, &weight, biased.then_some(&bias), &gradient);
         let pairs = got.iter().zip(&expected);
         pairs.for_each(|(got, (what, expected))| assert_close(&format!("{way:?} {what}"), got, expected, 1e-13));
@@ -186,7 +146,7 @@ fn results_do_not_depend_on_the_number_of_threads() {
         let (x, weight) = (narrow(&numbers(images * 8 * plane, 1)), narrow(&numbers(12 * 4 * 9, 2)));
         let gradient = narrow(&numbers(images * 12 * plane, 3));
         for way in [Way::Winograd, Way::Direct, Way::Columns] {
-            assert_threads_do_not_matter(|| run(way, &of, &x, &weight, Some(&gradient[..12]), &gradient));
+            assert_threads_do_not_matter(|| run(Some(way), &of, &x, &weight, Some(&gradient[..12]), &gradient));
         }
     }
 }
@@ -196,13 +156,10 @@ fn a_rectified_convolution_is_that_of_its_result() {
     let of = padded(16, 18, [13, 21]);
     // Winograd's way, the direct one, and that by columns.
     for of in [of, Convolution { stride: 2, size: [31, 32], ..of }, Convolution { kernel: [1, 1], ..of }] {
-        let [height, width] = of.output_size();
         let mut x = narrow(&numbers(3 * 16 * of.size[0] * of.size[1], 1));
         x[100] = f32::NAN;
         let (weight, bias) = (narrow(&numbers(18 * 16 * of.kernel[0] * of.kernel[1], 2)), narrow(&numbers(18, 3)));
-        let (mut y, mut rectified) = (vec![7.0; 3 * 18 * height * width], vec![7.0; 3 * 18 * height * width]);
-        of.forward(&x, &weight, Some(&bias), &mut y);
-        of.forward_relu(&x, &weight, Some(&bias), &mut rectified);
+        let (y, rectified) = (of.forward(&x, &weight, Some(&bias)), of.forward_relu(&x, &weight, Some(&bias)));
         let of_nan = y.iter().filter(|y| y.is_nan()).count();
         assert!(of_nan > 0 && y.iter().any(|y| *y < 0.0), "{of:?}");
         for (y, rectified) in y.iter().zip(&rectified) {

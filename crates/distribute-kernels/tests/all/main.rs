@@ -1,5 +1,7 @@
 //! Comparison with plain f64 arithmetic.
 
+#![expect(clippy::unwrap_used, reason = "tests")]
+
 use proptest::prelude::*;
 
 mod attention;

@@ -1,8 +1,9 @@
 //! Batch normalisation.
 
+use distribute_kernels::Float;
+use distribute_kernels::batch_norm::{Batch, Centre, Moments, Slope};
+
 use super::*;
-use crate::Float;
-use crate::batch_norm::{Batch, Centre, Moments, Slope};
 
 /// A batch, and what backward computes with.
 struct Case {
@@ -57,17 +58,16 @@ impl Case {
             .iter()
             .map(|moments| Centre { near: T::from_f64(moments.origin), rest: T::from_f64(moments.offset) })
             .collect();
-        let mut out = vec![T::ONE; x.len()];
-        batch.forward(&x, &centres, &part(0), &part(1), &mut out);
+        let out = batch.forward(&x, &centres, &part(0), &part(1));
         let channel = |at: usize| at / batch.size % batch.channels;
         let centred: Vec<f64> = self.near.iter().enumerate().map(|(at, x)| x - means[channel(at)]).collect();
         let factor = |which: usize, at: usize| self.factors[which * batch.channels + channel(at)];
         let expected: Vec<f64> = centred.iter().enumerate().map(|(at, x)| x * factor(0, at) + factor(1, at)).collect();
         assert_close("the result", &out, &expected, tolerance);
-        batch.forward_relu(&x, &centres, &part(0), &part(1), None, &mut out);
+        let out = batch.forward_relu(&x, &centres, &part(0), &part(1), None);
         let rectified: Vec<f64> = expected.iter().map(|x| x.max(0.0)).collect();
         assert_close("the rectified result", &out, &rectified, tolerance);
-        batch.forward_relu(&x, &centres, &part(0), &part(1), Some(&gradient), &mut out);
+        let out = batch.forward_relu(&x, &centres, &part(0), &part(1), Some(&gradient));
         let sums = expected.iter().zip(&self.gradient);
         let rectified: Vec<f64> = sums.map(|(x, shortcut)| (x + shortcut).max(0.0)).collect();
         assert_close("the rectified sum", &out, &rectified, tolerance);
@@ -85,7 +85,7 @@ impl Case {
             Slope { of_gradient, of_deviation, constant }
         };
         let slopes: Vec<Slope<T>> = (0..batch.channels).map(slope).collect();
-        batch.backward(&x, &centres, &gradient, &slopes, &mut out);
+        let out = batch.backward(&x, &centres, &gradient, &slopes);
         let change = |at: usize| self.gradient[at] * factor(0, at) + centred[at] * factor(1, at) + factor(2, at);
         assert_close("the change", &out, &(0..x.len()).map(change).collect::<Vec<f64>>(), tolerance);
     }
@@ -118,7 +118,7 @@ fn nothing_has_no_moments() {
     let batch = Batch { examples: 0, channels: 2, size: 3 };
     assert_eq!(batch.moments::<f32>(&[]), [Moments::default(); 2]);
     assert_eq!(batch.sums::<f32>(&[], &[Centre::default(); 2], &[]), [[0.0; 2]; 2]);
-    batch.forward::<f32>(&[], &[Centre::default(); 2], &[0.0; 2], &[0.0; 2], &mut []);
+    assert!(batch.forward::<f32>(&[], &[Centre::default(); 2], &[0.0; 2], &[0.0; 2]).is_empty());
 }
 
 #[test]

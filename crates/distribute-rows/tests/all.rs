@@ -1,10 +1,10 @@
 //! Comparison with plain f64 arithmetic and with differences of finite steps.
 
-use proptest::prelude::*;
+use std::panic::AssertUnwindSafe;
 
-use crate::cross_entropy::LogSum;
-use crate::normalise::Normalise;
-use crate::{Float, cross_entropy, gelu, pairs, relu, softmax, zeros};
+use distribute_rows::normalise::Normalise;
+use distribute_rows::{Blocks, Float, cross_entropy, gelu, pairs, relu, softmax};
+use proptest::prelude::*;
 
 /// Rows of numbers of any size, of which there may be more than one thread gets.
 fn rows() -> impl Strategy<Value = (usize, Vec<f64>)> {
@@ -95,19 +95,16 @@ proptest! {
     fn softmax_is_that_of_f64((size, x) in rows()) {
         let expected = naive_softmax(&x, size);
         let gradient = gradient_of(x.len());
-        let (mut wide, mut wide_change) = (vec![0.0; x.len()], vec![0.0; x.len()]);
-        softmax::forward(&x, size, &mut wide);
-        softmax::backward(&wide, size, &gradient, &mut wide_change);
+        let wide = softmax::forward(&x, size);
+        let wide_change = softmax::backward(&wide, size, &gradient);
         prop_assert!(wide.iter().zip(&expected).all(|(got, expected)| (got - expected).abs() < 1e-14));
         let slopes = differences(&x, &gradient, |x| naive_softmax(x, size));
         prop_assert!(wide_change.iter().zip(&slopes).all(|(got, slope)| (got - slope).abs() < 1e-7));
 
-        let (mut y, mut change) = (vec![0.0; x.len()], vec![0.0; x.len()]);
-        softmax::forward(&narrow(&x), size, &mut y);
+        let y = softmax::forward(&narrow(&x), size);
         // The inputs are rounded: 80 is 4e-6 off.
         assert_close(&y, &expected, 1e-5);
-        softmax::backward(&y, size, &narrow(&gradient), &mut change);
-        assert_close(&change, &wide_change, 2e-5);
+        assert_close(&softmax::backward(&y, size, &narrow(&gradient)), &wide_change, 2e-5);
     }
 
     #[test]
@@ -122,19 +119,15 @@ proptest! {
         };
         let expected = naive(&x);
         let gradient = gradient_of(classes.len());
-        let (mut losses, mut sums) = (vec![0.0; classes.len()], vec![LogSum::default(); classes.len()]);
-        let mut wide_change = vec![0.0; x.len()];
-        cross_entropy::forward(&x, size, &classes, &mut losses, &mut sums);
-        cross_entropy::backward(&x, size, &classes, &sums, &gradient, &mut wide_change);
+        let (losses, sums) = cross_entropy::forward(&x, size, &classes);
+        let wide_change = cross_entropy::backward(&x, size, &classes, &sums, &gradient);
         prop_assert!(losses.iter().zip(&expected).all(|(got, expected)| (got - expected).abs() < 1e-12));
         let slopes = differences(&x, &gradient, naive);
         prop_assert!(wide_change.iter().zip(&slopes).all(|(got, slope)| (got - slope).abs() < 1e-6));
 
-        let (mut losses, mut sums) = (vec![0.0; classes.len()], vec![LogSum::default(); classes.len()]);
-        let mut change = vec![0.0; x.len()];
-        cross_entropy::forward(&narrow(&x), size, &classes, &mut losses, &mut sums);
+        let (losses, sums) = cross_entropy::forward(&narrow(&x), size, &classes);
         assert_close(&losses, &expected, 2e-6);
-        cross_entropy::backward(&narrow(&x), size, &classes, &sums, &narrow(&gradient), &mut change);
+        let change = cross_entropy::backward(&narrow(&x), size, &classes, &sums, &narrow(&gradient));
         assert_close(&change, &wide_change, 3e-5);
     }
 
@@ -147,44 +140,37 @@ proptest! {
         let bias: Vec<f64> = (0..size).map(|at| (at % 3) as f64).collect();
         let naive = |x: &[f64]| naive_norm(x, &weight, &bias, norm);
         let gradient = gradient_of(x.len());
-        let (mut wide, mut wide_change) = (vec![0.0; x.len()], vec![0.0; x.len()]);
-        norm.forward(&x, &weight, Some(&bias), &mut wide);
+        let wide = norm.forward(&x, &weight, Some(&bias));
         prop_assert!(wide.iter().zip(naive(&x)).all(|(got, expected)| (got - expected).abs() < 1e-8));
-        let wide_sums = norm.backward(&x, &weight, &gradient, &mut wide_change);
+        let wide_change = norm.backward(&x, &weight, &gradient);
         let steep = if offset == 0.0 { 2e-4 } else { 2e-3 };
-        for (got, slope) in wide_change.iter().zip(differences(&x, &gradient, naive)) {
+        for (got, slope) in wide_change.input.iter().zip(differences(&x, &gradient, naive)) {
             prop_assert!((got - slope).abs() < steep * slope.abs().max(1.0), "{got}, not {slope}");
         }
         let of_weight = differences(&weight, &gradient, |weight| naive_norm(&x, weight, &bias, norm));
         let of_bias = differences(&bias, &gradient, |bias| naive_norm(&x, &weight, bias, norm));
-        for (got, slope) in wide_sums.weight.iter().zip(&of_weight).chain(wide_sums.bias.iter().zip(&of_bias)) {
+        for (got, slope) in wide_change.weight.iter().zip(&of_weight).chain(wide_change.bias.iter().zip(&of_bias)) {
             prop_assert!((got - slope).abs() < 1e-5 * slope.abs().max(1.0), "{got}, not {slope}");
         }
 
-        let (mut y, mut change) = (vec![0.0; x.len()], vec![0.0; x.len()]);
-        norm.forward(&narrow(&x), &narrow(&weight), Some(&narrow(&bias)), &mut y);
-        assert_close(&y, &wide, 3e-6);
-        let sums = norm.backward(&narrow(&x), &narrow(&weight), &narrow(&gradient), &mut change);
-        assert_close(&change, &wide_change, 1e-5);
-        assert_close(&sums.weight, &wide_sums.weight, 1e-5);
-        assert_close(&sums.bias, &wide_sums.bias, 1e-5);
+        assert_close(&norm.forward(&narrow(&x), &narrow(&weight), Some(&narrow(&bias))), &wide, 3e-6);
+        let change = norm.backward(&narrow(&x), &narrow(&weight), &narrow(&gradient));
+        assert_close(&change.input, &wide_change.input, 1e-5);
+        assert_close(&change.weight, &wide_change.weight, 1e-5);
+        assert_close(&change.bias, &wide_change.bias, 1e-5);
     }
 
     #[test]
     fn gelu_is_that_of_f64((_, x) in rows()) {
         let expected = naive_gelu(&x);
         let gradient = gradient_of(x.len());
-        let (mut wide, mut wide_change) = (vec![0.0; x.len()], vec![0.0; x.len()]);
-        gelu::forward(&x, &mut wide);
-        gelu::backward(&x, &gradient, &mut wide_change);
+        let (wide, wide_change) = (gelu::forward(&x), gelu::backward(&x, &gradient));
         prop_assert!(wide.iter().zip(&expected).all(|(got, expected)| (got - expected).abs() < 1e-12));
         for (at, x) in x.iter().enumerate() {
             let slope = differences(&[*x], &gradient[at..=at], naive_gelu)[0];
             prop_assert!((wide_change[at] - slope).abs() < 1e-6, "{x}: {}, not {slope}", wide_change[at]);
         }
-        let (mut y, mut change) = (vec![0.0; x.len()], vec![0.0; x.len()]);
-        gelu::forward(&narrow(&x), &mut y);
-        gelu::backward(&narrow(&x), &narrow(&gradient), &mut change);
+        let (y, change) = (gelu::forward(&narrow(&x)), gelu::backward(&narrow(&x), &narrow(&gradient)));
         for ((y, change), (expected, slope)) in y.iter().zip(&change).zip(expected.iter().zip(&wide_change)) {
             prop_assert!((f64::from(*y) - expected).abs() < 2e-6 * expected.abs().max(1.0));
             prop_assert!((f64::from(*change) - slope).abs() < 1e-5);
@@ -194,31 +180,23 @@ proptest! {
 
 #[test]
 fn extreme_elements_give_what_their_limits_are() {
-    let mut y = [0f32; 3];
-    softmax::forward(&[f32::NEG_INFINITY, 3e38, -3e38], 3, &mut y);
-    assert_eq!(y, [0.0, 1.0, 0.0]);
-    let (mut losses, mut sums) = ([0f32; 2], [LogSum::default(); 2]);
+    assert_eq!(softmax::forward(&[f32::NEG_INFINITY, 3e38, -3e38], 3), [0.0, 1.0, 0.0]);
     let logits = [f32::NEG_INFINITY, 1.0, 1e30, -1e30];
-    cross_entropy::forward(&logits, 2, &[0, 1], &mut losses, &mut sums);
+    let (losses, sums) = cross_entropy::forward(&logits, 2, &[0, 1]);
     assert_eq!(losses, [f32::INFINITY, 2e30]);
-    let mut change = [0f32; 4];
-    cross_entropy::backward(&logits, 2, &[0, 1], &sums, &[1.0, 1.0], &mut change);
+    let change = cross_entropy::backward(&logits, 2, &[0, 1], &sums, &[1.0, 1.0]);
     assert_eq!(change, [-1.0, 1.0, 1.0, -1.0]);
     let large = [-1e30f32, -100.0, 100.0, 1e30];
-    let (mut y, mut change) = ([0f32; 4], [0f32; 4]);
-    gelu::forward(&large, &mut y);
-    gelu::backward(&large, &[1.0; 4], &mut change);
-    assert_eq!((y, change), ([0.0, 0.0, 100.0, 1e30], [0.0, 0.0, 1.0, 1.0]));
+    assert_eq!(gelu::forward(&large), [0.0, 0.0, 100.0, 1e30]);
+    assert_eq!(gelu::backward(&large, &[1.0; 4]), [0.0, 0.0, 1.0, 1.0]);
 }
 
 #[test]
 fn differences_between_large_logits_count() {
     let logits = [10_000f32, 10_000.0, 10_000.0, 10_000.0, -3e7, -3e7 + 2.0, -3e7, -3e7];
-    let (mut losses, mut sums) = ([0f32; 2], [LogSum::default(); 2]);
-    cross_entropy::forward(&logits, 4, &[1, 1], &mut losses, &mut sums);
+    let (losses, sums) = cross_entropy::forward(&logits, 4, &[1, 1]);
     assert_close(&losses, &[4f64.ln(), (1.0 + 3.0 * (-2f64).exp()).ln()], 1e-7);
-    let mut change = [0f32; 8];
-    cross_entropy::backward(&logits, 4, &[1, 1], &sums, &[1.0, 1.0], &mut change);
+    let change = cross_entropy::backward(&logits, 4, &[1, 1], &sums, &[1.0, 1.0]);
     let rest = 1.0 + 3.0 * (-2f64).exp();
     let second = [(-2f64).exp() / rest, 1.0 / rest - 1.0, (-2f64).exp() / rest, (-2f64).exp() / rest];
     let expected: Vec<f64> = [0.25, -0.75, 0.25, 0.25].into_iter().chain(second).collect();
@@ -230,11 +208,8 @@ fn nan_stays_in_its_row() {
     let mut x = [1f32; 40];
     x[3] = f32::NAN;
     let norm = Normalise { epsilon: 1e-5, remove_mean: true };
-    let (mut y, mut z) = ([0f32; 40], [0f32; 40]);
-    softmax::forward(&x, 20, &mut y);
-    norm.forward(&x, &[1.0; 20], None, &mut z);
-    let (mut losses, mut sums) = ([0f32; 2], [LogSum::default(); 2]);
-    cross_entropy::forward(&x, 20, &[0, 0], &mut losses, &mut sums);
+    let (y, z) = (softmax::forward(&x, 20), norm.forward(&x, &[1.0; 20], None));
+    let (losses, _) = cross_entropy::forward(&x, 20, &[0, 0]);
     for (first, second) in [(&y[..20], &y[20..]), (&z[..20], &z[20..]), (&losses[..1], &losses[1..])] {
         assert!(first.iter().all(|x| x.is_nan()) && second.iter().all(|x| x.is_finite()), "{first:?} {second:?}");
     }
@@ -249,14 +224,11 @@ fn results_do_not_depend_on_the_number_of_threads() {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         pool.install(|| {
             let norm = Normalise { epsilon: 1e-5, remove_mean: true };
-            let mut results = [(); 5].map(|()| vec![0f32; x.len()]);
-            let [y, change, soft, soft_change, curve] = &mut results;
-            norm.forward(&x, &weight, None, y);
-            let sums = norm.backward(&x, &weight, y, change);
-            softmax::forward(&x, size, soft);
-            softmax::backward(soft, size, &x, soft_change);
-            gelu::forward(&x, curve);
-            (results, sums)
+            let y = norm.forward(&x, &weight, None);
+            let change = norm.backward(&x, &weight, &y);
+            let soft = softmax::forward(&x, size);
+            let soft_change = softmax::backward(&soft, size, &x);
+            (y, change, soft, soft_change, gelu::forward(&x))
         })
     };
     assert!(of(1) == of(3));
@@ -265,34 +237,54 @@ fn results_do_not_depend_on_the_number_of_threads() {
 #[test]
 fn rectified_elements_pass_gradients_where_they_are_above_0() {
     let x: Vec<f32> = (0..5000).map(|at| (at % 5) as f32 - 2.0).collect();
-    let (mut y, mut change) = (vec![7f32; 5000], vec![7f32; 5000]);
-    relu::forward(&x, &mut y);
-    relu::backward(&y, &x, &mut change);
+    let y = relu::forward(&x);
+    let change = relu::backward(&y, &x);
     for ((x, y), change) in x.iter().zip(&y).zip(&change) {
         assert_eq!((*y, *change), (x.max(0.0), x.max(0.0)));
     }
-    relu::forward(&[f32::NAN; 3], &mut y[..3]);
-    assert!(y[..3].iter().all(|y| y.is_nan()));
+    assert!(relu::forward(&[f32::NAN; 3]).iter().all(|y| y.is_nan()));
 }
 
 #[test]
 fn pairs_are_added_and_multiplied() {
     let x: Vec<f64> = (0..5001).map(f64::from).collect();
     let y: Vec<f64> = x.iter().map(|x| 0.5 - x).collect();
-    let (mut sums, mut products) = (vec![7.0; 5001], vec![7.0; 5001]);
-    pairs::add(&x, &y, &mut sums);
-    pairs::multiply(&x, &y, &mut products);
+    let (sums, products) = (pairs::add(&x, &y), pairs::multiply(&x, &y));
     assert!(sums.iter().all(|sum| *sum == 0.5));
     assert!(products.iter().zip(&x).all(|(product, x)| *product == x * (0.5 - x)));
 }
 
 #[test]
-fn zeros_of_many_threads_are_as_many() {
+fn blocks_are_in_order_whatever_their_size_and_the_threads() {
     for threads in [1, 3] {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        for count in [0, 5, 300_001] {
-            let zeros: Vec<f32> = pool.install(|| zeros(count));
-            assert!(zeros.len() == count && zeros.iter().all(|zero| zero.to_bits() == 0));
+        for (count, size) in [(0, 0), (5, 7), (100_001, 1000), (700_001, 300_000)] {
+            let write = |block: usize, room: &mut [f64]| {
+                room.iter_mut().enumerate().for_each(|(at, x)| *x = (block * size + at) as f64);
+            };
+            let got: Vec<f64> = pool.install(|| Blocks { count, size, cost: size }.results(write));
+            assert!(got.len() == count && got.iter().enumerate().all(|(at, x)| *x == at as f64));
         }
+    }
+}
+
+#[test]
+fn elements_that_are_not_written_are_nan_where_assertions_are_checked() {
+    let got: Vec<f32> = Blocks { count: 9, size: 3, cost: 3 }.results(|_, room| room[0] = 1.0);
+    assert!(!cfg!(debug_assertions) || got.iter().enumerate().all(|(at, x)| x.is_nan() == (at % 3 > 0)));
+}
+
+#[test]
+fn a_panic_in_a_block_ends_the_computation() {
+    for (threads, count) in [(1, 100), (3, 100), (3, 1_000_000)] {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        let write = |block: usize, room: &mut [f32]| {
+            room.fill(0.0);
+            assert!(block < 3, "block 3");
+        };
+        let blocks = Blocks { count, size: count / 10, cost: 1 << 20 };
+        let run = AssertUnwindSafe(|| pool.install(|| blocks.results(write)));
+        let outcome = std::panic::catch_unwind(run);
+        assert_eq!(outcome.unwrap_err().downcast_ref::<&str>(), Some(&"block 3"));
     }
 }

@@ -1,7 +1,9 @@
 //! Attention.
 
+use distribute_kernels::Float;
+use distribute_kernels::attention::{Arguments, Attention, Results, Vectors};
+
 use super::*;
-use crate::attention::{Arguments, Attention, Gradients, Vectors};
 
 /// Queries, keys and values of shape batch × tokens × heads × width, and a mask of queries × keys.
 struct Given {
@@ -52,7 +54,7 @@ impl Given {
     }
 
     /// Returns result and gradients, of which the first is that of queries.
-    fn run<T: crate::Float>(&self, gradient: &[f64], packed: bool) -> [Vec<T>; 4] {
+    fn run<T: Float>(&self, gradient: &[f64], packed: bool) -> [Vec<T>; 4] {
         let of = &self.of;
         let to = |x: &[f64]| x.iter().map(|x| T::from_f64(*x)).collect::<Vec<T>>();
         let tensors = self.tensors.each_ref().map(|tensor| to(tensor));
@@ -75,26 +77,18 @@ impl Given {
         let mask = self.mask.as_ref().map(|mask| to(mask));
         let mask = mask.as_ref().map(|mask| Vectors { data: mask, batch: 0, head: 0, token: of.keys });
         let arguments = Arguments { q: vectors[0], k: vectors[1], v: vectors[2], mask };
-        let mut out = vec![T::default(); tensors[0].len()];
-        let mut sums = vec![T::default(); of.batch * of.heads * of.queries];
-        of.forward(&arguments, &mut out, &mut sums);
+        let Results { means, sums } = of.forward(&arguments);
         let gradient = to(gradient);
-        let mut changes = tensors.each_ref().map(|tensor| vec![T::default(); tensor.len()]);
-        if packed {
-            let mut change = vec![T::default(); all.len()];
-            of.backward(&arguments, &out, &sums, &gradient, Gradients::Packed(&mut change));
-            for (part, tensor) in changes.iter_mut().enumerate() {
+        let [q, k, v] = if packed {
+            let change = of.backward_packed(&arguments, &means, &sums, &gradient);
+            [0, 1, 2].map(|part| {
                 let size = heads[part] * of.width;
-                for (token, elements) in tensor.chunks_mut(size).enumerate() {
-                    elements.copy_from_slice(&change[token * row + starts[part]..][..size]);
-                }
-            }
+                change.chunks(row).flat_map(|token| &token[starts[part]..][..size]).copied().collect()
+            })
         } else {
-            let parts = changes.each_mut().map(Vec::as_mut_slice);
-            of.backward(&arguments, &out, &sums, &gradient, Gradients::Apart(parts));
-        }
-        let [q, k, v] = changes;
-        [out, q, k, v]
+            of.backward(&arguments, &means, &sums, &gradient)
+        };
+        [means, q, k, v]
     }
 
     /// Returns the gradient of a tensor by differences, for some of its elements.
@@ -175,10 +169,9 @@ fn queries_without_keys_get_nan_and_others_do_not() {
     let mask: Vec<f32> = (0..400).map(|at| if at < 390 { f32::NEG_INFINITY } else { 0.0 }).collect();
     let mask = Some(Vectors { data: &mask, batch: 0, head: 0, token: 200 });
     let arguments = Arguments { q: vectors(2), k: vectors(200), v: vectors(200), mask };
-    let (mut out, mut sums) = ([0f32; 2], [0f32; 2]);
-    of.forward(&arguments, &mut out, &mut sums);
-    assert!(out[0].is_nan());
-    assert_eq!(out[1], 1.0);
+    let means = of.forward(&arguments).means;
+    assert!(means[0].is_nan());
+    assert_eq!(means[1..], [1.0]);
 }
 
 #[test]

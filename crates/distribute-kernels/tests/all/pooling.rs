@@ -1,7 +1,8 @@
 //! Max-pooling.
 
+use distribute_kernels::pooling::Pooling;
+
 use super::*;
-use crate::pooling::Pooling;
 
 proptest! {
     #![proptest_config(settings())]
@@ -32,11 +33,8 @@ proptest! {
             y[at] = x[place];
             dx[place] += gradient;
         }
-        let (mut got, mut change) = (vec![7.0; y.len()], vec![7.0; x.len()]);
-        pooling.forward(&x, &mut got);
-        pooling.backward(&x, &gradient, &mut change);
-        prop_assert_eq!(got, y);
-        assert_close("the gradient", &change, &dx, 1e-15);
+        prop_assert_eq!(pooling.forward(&x), y);
+        assert_close("the gradient", &pooling.backward(&x, &gradient), &dx, 1e-15);
     }
 }
 
@@ -47,10 +45,9 @@ fn nan_is_the_largest() {
             let pooling = Pooling { size, window, stride };
             let mut x = vec![1f32; size[0] * size[1]];
             x[size[1] + 1] = f32::NAN;
-            let (mut y, mut change) = ([0f32; 2], vec![0f32; x.len()]);
-            pooling.forward(&x, &mut y);
-            assert!(y[0].is_nan() && y[1] == 1.0);
-            pooling.backward(&x, &[3.0, 4.0], &mut change);
+            let y = pooling.forward(&x);
+            assert!(y[0].is_nan() && y[1..] == [1.0]);
+            let change = pooling.backward(&x, &[3.0, 4.0]);
             assert_eq!((change[size[1] + 1], change[2]), (3.0, 4.0));
         }
     }
@@ -59,5 +56,5 @@ fn nan_is_the_largest() {
 #[test]
 #[should_panic(expected = "windows of [3, 1] by [1, 1] do not fit images of [2, 2]")]
 fn windows_are_inside_of_the_image() {
-    Pooling { size: [2, 2], window: [3, 1], stride: [1, 1] }.forward(&[0f32; 4], &mut [0.0; 4]);
+    Pooling { size: [2, 2], window: [3, 1], stride: [1, 1] }.forward(&[0f32; 4]);
 }
