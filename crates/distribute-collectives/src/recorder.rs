@@ -6,7 +6,9 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::process;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
@@ -343,7 +345,9 @@ fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
     }
-    let beside = path.with_extension("json.tmp");
+    // Groups in which a process has the same rank may fail at the same moment.
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let beside = path.with_extension(format!("{}-{}.tmp", process::id(), NUMBER.fetch_add(1, Ordering::Relaxed)));
     fs::write(&beside, serde_json::to_vec(value)?)?;
     fs::rename(&beside, path)
 }

@@ -126,3 +126,20 @@ fn a_call_that_has_been_pending_for_long_is_not_searched_for_ever() {
     }
     assert_eq!(recorder.present().1, None);
 }
+
+#[test]
+fn groups_that_write_at_once_never_show_a_part() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, text) = (folder.path().join("rank_00000.json"), "a".repeat(1 << 20));
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..20 {
+                    write_json(&file, &text).unwrap();
+                    assert!(serde_json::from_slice::<String>(&fs::read(&file).unwrap()).unwrap() == text);
+                }
+            });
+        }
+    });
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+}

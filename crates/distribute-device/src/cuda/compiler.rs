@@ -5,6 +5,7 @@ use std::ffi::CString;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::{env, fs, process};
 
 use cudarc::driver::{CudaContext, CudaFunction, CudaModule};
@@ -277,7 +278,9 @@ fn cache_file(compiler: &Compiler, options: &[String], source: &str) -> Option<P
 /// Writes a temporary file and renames it, so that no process reads a partial file. Errors are ignored: without the
 /// cache, start-up is only slower.
 fn keep(file: &Path, image: &[u8]) {
-    let beside = file.with_extension(format!("{}.part", process::id()));
+    // Unique in the process, whose GPUs may need the same code at once, by the number, and among processes by theirs.
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let beside = file.with_extension(format!("{}-{}.part", process::id(), NUMBER.fetch_add(1, Ordering::Relaxed)));
     let written = file.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::write(&beside, image));
     if written.and_then(|()| fs::rename(&beside, file)).is_err() {
         let _ = fs::remove_file(&beside);
@@ -327,6 +330,23 @@ mod tests {
         assert_eq!(compiler.options((12, 0)).unwrap()[0], "--gpu-architecture=compute_90");
         let error = compiler.options((6, 1)).unwrap_err().to_string();
         assert!(error.contains("compute capability 6.1"), "{error}");
+    }
+
+    #[test]
+    fn gpus_of_a_process_that_keep_the_same_code_never_show_a_part_of_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, image) = (folder.path().join("a.cubin"), vec![7; 1 << 20]);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..20 {
+                        keep(&file, &image);
+                        assert!(fs::read(&file).unwrap() == image);
+                    }
+                });
+            }
+        });
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
     #[test]
