@@ -68,6 +68,8 @@ pub mod pjrt;
 mod spec;
 mod transfer;
 mod view;
+#[cfg(any(feature = "cuda", feature = "pjrt"))]
+mod whole_file;
 
 pub use account::MemoryUse;
 pub use cpu::{CpuDevice, CpuOptions};

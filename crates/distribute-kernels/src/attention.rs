@@ -217,7 +217,7 @@ impl Attention {
         gradient: &[T],
     ) -> Vec<OfHead<T>> {
         self.check();
-        check("the result", means.len(), self.batch * self.queries * self.heads * self.width);
+        check("the result", means.len(), self.batch * self.lengths()[0]);
         check("the sums", sums.len(), self.batch * self.heads * self.queries);
         check("the gradient", gradient.len(), means.len());
         mapped(self.batch * self.key_heads, |at| {

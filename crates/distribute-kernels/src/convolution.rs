@@ -95,7 +95,7 @@ impl Convolution {
         rectified: bool,
     ) -> Vec<T> {
         let sizes = self.sizes();
-        self.check_weight(weight);
+        check("the weight", weight.len(), self.filters * sizes.depth);
         if let Some(bias) = bias {
             check("the bias", bias.len(), self.filters);
         }
@@ -159,8 +159,9 @@ impl Convolution {
     }
 
     fn backward_input_generic<T: Float>(&self, way: Option<Way>, weight: &[T], gradient: &[T]) -> Vec<T> {
-        self.check_weight(weight);
-        let images = self.images("the gradient", gradient.len(), self.sizes().result);
+        let sizes = self.sizes();
+        check("the weight", weight.len(), self.filters * sizes.depth);
+        let images = self.images("the gradient", gradient.len(), sizes.result);
         // A tile has several channels.
         let frame = self.geometry().reversed().filter(|_| way.is_some() || self.channels > 1);
         let filters = || self.reversed_filters(images, weight);
@@ -492,10 +493,6 @@ impl Convolution {
     fn images(&self, what: &str, len: usize, size: usize) -> usize {
         assert!(len.is_multiple_of(size), "{what}: {len} elements do not make images of {self:?}");
         len / size
-    }
-
-    fn check_weight<T>(&self, weight: &[T]) {
-        check("the weight", weight.len(), self.filters * self.sizes().depth);
     }
 }
 

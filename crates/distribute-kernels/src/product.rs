@@ -72,6 +72,11 @@ pub(crate) fn parallel_product_of<T: Float>(size: [usize; 3], a: Matrix<'_, T>, 
     }
     check_factors(size, a, b);
     let mut out = Vec::with_capacity(count);
+    if cfg!(debug_assertions) {
+        // An element that were read or not written would be NaN.
+        out.resize(count, T::from_f64(f64::NAN));
+        out.clear();
+    }
     // SAFETY: `out` has room for m rows of n elements, which nothing else refers to; its elements are not read, and the
     // factors have been checked.
     unsafe { run(out.as_mut_ptr(), n, false, size, a, b, T::ONE, on_all_threads()) };

@@ -21,9 +21,9 @@ pub struct Blocks {
 impl Blocks {
     /// Returns the results that `f` writes, and what it returns for each block.
     ///
-    /// `f` gets what `state` returns for each thread, the number of a block, and room for its results, in which it
-    /// writes each element. The room is in a cache and copied from there, so that memory is written once, and not
-    /// cleared before.
+    /// `f` gets what `state` returns, which it has for several blocks one after another, the number of a block, and
+    /// room for its results, in which it writes each element. The room is in a cache and copied from there, so that
+    /// memory is written once, and not cleared before.
     ///
     /// # Panics
     /// If blocks are empty and there are results.
@@ -52,22 +52,16 @@ impl Blocks {
         if count == 0 {
             return (Vec::new(), Vec::new());
         }
-        // A pool of one thread would only be waited for.
-        let is_alone = count <= size || rayon::current_num_threads() == 1;
         let together = LEAST.div_ceil(cost.max(1));
         if size > LARGEST {
             let mut out = zeros(count);
-            let returned = if is_alone {
-                let mut state = state();
-                out.chunks_mut(size).enumerate().map(|(at, room)| f(&mut state, at, room)).collect()
-            } else {
-                let blocks = out.par_chunks_mut(size).enumerate().with_min_len(together);
-                blocks.map_init(&state, |state, (at, room)| f(state, at, room)).collect()
-            };
+            let blocks = out.par_chunks_mut(size).enumerate().with_min_len(together);
+            let returned = blocks.map_init(state, |state, (at, room)| f(state, at, room)).collect();
             return (out, returned);
         }
         let mut out = Vec::with_capacity(count);
-        if is_alone {
+        // A pool of one thread would only be waited for.
+        if count <= size || rayon::current_num_threads() == 1 {
             let (mut state, mut room) = (state(), Room::new(size.min(count)));
             let mut returned = Vec::with_capacity(count.div_ceil(size));
             for at in 0..count.div_ceil(size) {

@@ -81,7 +81,6 @@ fn backward_generic<T: Float>(
     rows(
         gradient.len(),
         size,
-        size,
         #[inline(always)]
         |row, out| {
             let (x, gradient) = (&logits[row * size..][..size], gradient[row]);

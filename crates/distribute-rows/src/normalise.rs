@@ -76,7 +76,6 @@ impl Normalise {
         rows(
             x.len() / size,
             size,
-            size,
             #[inline(always)]
             |row, out| {
                 let x = &x[row * size..][..size];

@@ -2,16 +2,10 @@
 
 use crate::{Blocks, Float};
 
-/// Returns rows of `size` results. `f` gets the number of a row and room for it, and writes each of its elements, which
-/// costs as much as copying `cost`.
-pub(crate) fn rows<T: Float>(
-    count: usize,
-    size: usize,
-    cost: usize,
-    f: impl Fn(usize, &mut [T]) + Sync + Send,
-) -> Vec<T> {
-    let rows = rows_of_block(cost);
-    Blocks { count: count * size, size: rows * size, cost: rows * cost }.results(|block, room| {
+/// Returns rows of `size` results. `f` gets the number of a row and room for it, and writes each of its elements.
+pub(crate) fn rows<T: Float>(count: usize, size: usize, f: impl Fn(usize, &mut [T]) + Sync + Send) -> Vec<T> {
+    let rows = rows_of_block(size);
+    Blocks { count: count * size, size: rows * size, cost: rows * size }.results(|block, room| {
         simd(
             #[inline(always)]
             || {
@@ -23,9 +17,9 @@ pub(crate) fn rows<T: Float>(
     })
 }
 
-/// Returns the number of rows of a block, each of which costs as much as copying `cost` elements.
-pub(crate) fn rows_of_block(cost: usize) -> usize {
-    (BLOCK / cost.max(1)).max(1)
+/// Returns the number of rows of a block, of `size` elements each.
+pub(crate) fn rows_of_block(size: usize) -> usize {
+    (BLOCK / size.max(1)).max(1)
 }
 
 /// Returns `count` results. `f` gets the position of the first of a run of elements, and room for the run, and writes

@@ -17,7 +17,6 @@ fn forward_generic<T: Float>(x: &[T], size: usize) -> Vec<T> {
     rows(
         x.len() / size,
         size,
-        size,
         #[inline(always)]
         |row, out| {
             let x = &x[row * size..][..size];
@@ -46,7 +45,6 @@ fn backward_generic<T: Float>(y: &[T], size: usize, gradient: &[T]) -> Vec<T> {
     check("the gradient", gradient.len(), size, y.len());
     rows(
         y.len() / size,
-        size,
         size,
         #[inline(always)]
         |row, out| {

@@ -5,8 +5,7 @@ use std::ffi::CString;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::{env, fs, process};
+use std::{env, fs};
 
 use cudarc::driver::{CudaContext, CudaFunction, CudaModule};
 use cudarc::nvrtc::{Ptx, result as nvrtc, sys};
@@ -16,6 +15,7 @@ use super::driver::{failed, why};
 use super::environment;
 use super::source::Module;
 use crate::mutex::Mutex;
+use crate::whole_file::write_whole;
 use crate::{Error, Result};
 
 /// Compiled kernels of one GPU.
@@ -275,16 +275,10 @@ fn cache_file(compiler: &Compiler, options: &[String], source: &str) -> Option<P
     Some(folder.join(format!("{:016x}.cubin", hasher.finish())))
 }
 
-/// Writes a temporary file and renames it, so that no process reads a partial file. Errors are ignored: without the
-/// cache, start-up is only slower.
+/// Keeps code in the cache. Errors are ignored: without the cache, start-up is only slower.
 fn keep(file: &Path, image: &[u8]) {
-    // Unique in the process, whose GPUs may need the same code at once, by the number, and among processes by theirs.
-    static NUMBER: AtomicU64 = AtomicU64::new(0);
-    let beside = file.with_extension(format!("{}-{}.part", process::id(), NUMBER.fetch_add(1, Ordering::Relaxed)));
-    let written = file.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::write(&beside, image));
-    if written.and_then(|()| fs::rename(&beside, file)).is_err() {
-        let _ = fs::remove_file(&beside);
-    }
+    let folder = file.parent().map_or(Ok(()), fs::create_dir_all);
+    let _ = folder.and_then(|()| write_whole(file, image));
 }
 
 #[cfg(test)]

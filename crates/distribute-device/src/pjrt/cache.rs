@@ -3,13 +3,12 @@
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::process;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use sha2::{Digest, Sha256};
 
 use super::{Client, CompileOptions, Executable};
+use crate::whole_file::{PART, write_whole};
 use crate::{Error, Result};
 
 /// A folder of compiled programs, which several processes may use at once.
@@ -170,16 +169,7 @@ impl ProgramCache {
                 format!("{len_bytes} bytes are more than the {} of the cache; raise its limit", self.limit_bytes);
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, text));
         }
-        // Unique in the process by the number, and among processes by theirs.
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let part = file.with_extension(format!("{}-{number}.{PART}", process::id()));
-        let bytes = [MAGIC.as_slice(), &Sha256::digest(program), program].concat();
-        let written = fs::write(&part, bytes).and_then(|()| fs::rename(&part, file));
-        if written.is_err() {
-            let _ = fs::remove_file(&part);
-        }
-        written?;
+        write_whole(file, &[MAGIC.as_slice(), &Sha256::digest(program), program].concat())?;
         self.make_room(file);
         Ok(())
     }
@@ -219,7 +209,6 @@ fn hexadecimal(bytes: &[u8]) -> String {
 const MAGIC: &[u8; 8] = b"DPJRT\0\0\x01";
 const HEADER: usize = MAGIC.len() + 32;
 const PROGRAM: &str = "pjrt";
-const PART: &str = "part";
 
 /// The age at which a part was left behind by a process that has ended.
 const STALE: Duration = Duration::from_secs(3600);

@@ -1,6 +1,6 @@
 //! Convolution without a matrix of columns.
 
-use distribute_rows::{Blocks, Float};
+use distribute_rows::Float;
 use pulp::{Arch, NullaryFnOnce};
 
 use super::filters::Filters;
@@ -39,29 +39,13 @@ impl<'a, T: Float> Direct<'a, T> {
     }
 
     fn run_by<const LANES: usize>(&self, x: &[T]) -> Vec<T> {
-        let (Frame { size, output, .. }, filters) = (self.frame, &self.filters);
-        let (input, result) = (filters.channels * size[0] * size[1], filters.part * output[0] * output[1]);
-        let padded = Padded::new(self.frame, filters.channels, LANES);
+        let padded = Padded::new(self.frame, self.filters.channels, LANES);
         let vectors = self.vectors::<LANES>(&padded);
-        let count = x.len() / input * filters.count * output[0] * output[1];
-        let depth = filters.channels * self.frame.kernel[0] * self.frame.kernel[1];
-        let blocks = Blocks { count, size: result, cost: result * depth };
-        let state = || (vec![T::default(); filters.channels * padded.plane], [[T::default(); LANES]; MOST_SUMS]);
-        let write = |(copy, sums): &mut (Vec<T>, _), part: usize, out: &mut [T]| {
-            let first = part * filters.part;
-            let x = &x[first / filters.count * input..][..input];
-            Arch::new().dispatch(Part::<T, LANES> {
-                of: self,
-                padded: &padded,
-                vectors: &vectors,
-                x,
-                first: first % filters.bias.len(),
-                copy,
-                sums,
-                out,
-            });
-        };
-        blocks.computed(state, write).0
+        let state = || (vec![T::default(); self.filters.channels * padded.plane], [[T::default(); LANES]; MOST_SUMS]);
+        self.filters.results(&self.frame, x, state, |(copy, sums), x, first, out| {
+            let (padded, vectors) = (&padded, &vectors);
+            Arch::new().dispatch(Part::<T, LANES> { of: self, padded, vectors, x, first, copy, sums, out });
+        })
     }
 
     /// Returns the vectors of the rows of a band.

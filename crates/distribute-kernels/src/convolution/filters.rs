@@ -1,6 +1,8 @@
 //! The filters of a convolution, packed for tiles of its result.
 
-use distribute_rows::Float;
+use distribute_rows::{Blocks, Float};
+
+use super::padded::Frame;
 
 /// The filters of a convolution, or of its gradient, divided into blocks of as many as a tile has.
 #[derive(Clone, Debug)]
@@ -82,6 +84,25 @@ impl<'a, T: Float> Filters<'a, T> {
             }
         }
         packed
+    }
+
+    /// Returns the results of all parts of the filters for all images of `x`, in a frame. `f` gets what `state`
+    /// returns, the channels of a group, the number of the part's first filter and room for the part's planes.
+    pub(super) fn results<S>(
+        &self,
+        frame: &Frame,
+        x: &[T],
+        state: impl Fn() -> S + Sync + Send,
+        f: impl Fn(&mut S, &[T], usize, &mut [T]) + Sync + Send,
+    ) -> Vec<T> {
+        let [input, plane, taps] = [frame.size, frame.output, frame.kernel].map(|[height, width]| height * width);
+        let (group, size) = (self.channels * input, self.part * plane);
+        let blocks = Blocks { count: x.len() / group * self.count * plane, size, cost: size * self.channels * taps };
+        let write = |state: &mut S, part: usize, out: &mut [T]| {
+            let first = part * self.part;
+            f(state, &x[first / self.count * group..][..group], first % self.bias.len(), out);
+        };
+        blocks.computed(state, write).0
     }
 
     /// Copies the kernel of a filter for a channel of its group.

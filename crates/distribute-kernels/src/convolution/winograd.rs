@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use distribute_rows::{Blocks, Float};
+use distribute_rows::Float;
 use pulp::{Arch, NullaryFnOnce};
 
 use super::filters::Filters;
@@ -47,30 +47,15 @@ impl<'a, T: Float> Winograd<'a, T> {
     }
 
     fn run_by<const LANES: usize>(&self, x: &[T]) -> Vec<T> {
-        let (Frame { size, output, .. }, filters) = (self.frame, &self.filters);
-        let (input, result) = (filters.channels * size[0] * size[1], filters.part * output[0] * output[1]);
-        let tall = Tall::new(self.frame, filters.channels, LANES);
+        let tall = Tall::new(self.frame, self.filters.channels, LANES);
         let vectors = self.vectors::<LANES>(&tall);
-        let count = x.len() / input * filters.count * output[0] * output[1];
-        let depth = filters.channels * self.frame.kernel[0] * self.frame.kernel[1];
-        let blocks = Blocks { count, size: result, cost: result * depth };
-        let state =
-            || (vec![T::default(); filters.channels * tall.plane], vec![[T::default(); LANES]; ELEMENTS * MOST_SUMS]);
-        let write = |(copy, products): &mut (Vec<T>, Vec<[T; LANES]>), part: usize, out: &mut [T]| {
-            let first = part * filters.part;
-            let x = &x[first / filters.count * input..][..input];
-            Arch::new().dispatch(Part::<T, LANES> {
-                of: self,
-                tall: &tall,
-                vectors: &vectors,
-                x,
-                first: first % filters.bias.len(),
-                copy,
-                products,
-                out,
-            });
+        let state = || {
+            (vec![T::default(); self.filters.channels * tall.plane], vec![[T::default(); LANES]; ELEMENTS * MOST_SUMS])
         };
-        blocks.computed(state, write).0
+        self.filters.results(&self.frame, x, state, |(copy, products), x, first, out| {
+            let (tall, vectors) = (&tall, &vectors);
+            Arch::new().dispatch(Part::<T, LANES> { of: self, tall, vectors, x, first, copy, products, out });
+        })
     }
 
     /// Returns the vectors of tiles of a band. The last one of a row ends where the row does, and computes some tiles
