@@ -85,6 +85,8 @@ pub(super) struct Core {
     over: Option<Duration>,
     /// Join numbers of members that are believed to be gone.
     lost: BTreeSet<u64>,
+    /// Join numbers of members whose connections have ended, and when they are asked whether they are there.
+    sought: BTreeMap<u64, Duration>,
     /// Join numbers of members that ask to leave.
     leaving: BTreeSet<u64>,
     /// Processes that ask to join, by what stays the same of their identities.
@@ -123,6 +125,7 @@ impl Core {
             backoff: now,
             over: None,
             lost: BTreeSet::new(),
+            sought: BTreeMap::new(),
             leaving: BTreeSet::new(),
             waiting: BTreeMap::new(),
             joiner: Joiner::new(now, &settings),
@@ -154,7 +157,8 @@ impl Core {
             Event::Message { from, message } => self.on_message(now, from, message),
             // It has fired, perhaps a little early.
             Event::Timer => self.timer = None,
-            Event::Closed { address } => self.on_closed(address),
+            Event::Closed { address } => self.look_for(now, &address),
+            Event::Unanswered { address } => self.look_for(now + self.settings.answer_window / 8, &address),
             Event::Gone { address } => self.on_gone(now, &address),
             Event::Suspect { generation, ranks } => self.on_suspect(now, generation, &ranks),
             Event::Leave => self.on_leave_asked(now),
@@ -230,10 +234,25 @@ impl Core {
         self.end_generation(now);
     }
 
-    /// Finds out whether a member is gone, if this process waits for it.
-    fn on_closed(&mut self, address: String) {
-        if self.role == Role::Member && !self.trains && self.other_at(&address).is_some() {
-            self.send(address, Message::Ask { have: self.base.number });
+    /// Finds out from a moment on whether a member is gone, if this process waits for it. A question that is lost with
+    /// its connection is asked again: the system of a process that ends may take connections for a moment longer.
+    fn look_for(&mut self, at: Duration, address: &str) {
+        if let Some(join) = self.other_at(address).filter(|join| !self.lost.contains(join)) {
+            self.sought.insert(join, at);
+        }
+    }
+
+    /// Asks members of which this process does not know whether they are gone.
+    fn seek(&mut self, now: Duration) {
+        if self.role != Role::Member || self.trains {
+            self.sought.clear();
+        }
+        let due: Vec<u64> = self.sought.iter().filter(|(_, at)| now >= **at).map(|(join, _)| *join).collect();
+        for join in due {
+            self.sought.remove(&join);
+            if let Some(control) = self.base.member(join).map(|member| member.control.clone()) {
+                self.send(control, Message::Ask { have: self.base.number });
+            }
         }
     }
 
@@ -280,6 +299,7 @@ impl Core {
 
     fn lose(&mut self, join: u64) {
         self.lost.insert(join);
+        self.sought.remove(&join);
         if let Some(attempt) = &mut self.attempt {
             attempt.missing.remove(&join);
         }
@@ -298,6 +318,7 @@ impl Core {
             self.actions.push(Action::End(reason));
             return;
         }
+        self.seek(now);
         self.ask_to_leave(now);
         self.ask_to_join(now);
         if self.proposes_at().is_some_and(|at| now >= at) {
@@ -312,6 +333,7 @@ impl Core {
         }
         let times = [
             self.deadline,
+            self.sought.values().min().copied(),
             self.leave_at.filter(|_| self.role == Role::Member),
             self.joiner.next().filter(|_| self.seeks()),
             self.proposes_at(),

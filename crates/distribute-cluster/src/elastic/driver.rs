@@ -95,7 +95,7 @@ impl Engine {
                         match is_gone {
                             true => Event::Gone { address },
                             false if has_served => Event::Closed { address },
-                            false => continue,
+                            false => Event::Unanswered { address },
                         }
                     }
                     None => return,

@@ -46,6 +46,7 @@ impl Core {
         (self.attempt, self.spread, self.over, self.problem) = (None, None, None, None);
         self.is_unsure = false;
         self.lost.clear();
+        self.sought.clear();
         self.leaving.clear();
         let base = self.base.clone();
         self.waiting.retain(|_, waiting| base.find(waiting.candidate.identity).is_none());

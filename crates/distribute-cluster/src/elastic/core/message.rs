@@ -98,6 +98,10 @@ pub(in crate::elastic) enum Event {
     Closed {
         address: String,
     },
+    /// A connection to an address has ended before the process there has answered, which may be gone or ending.
+    Unanswered {
+        address: String,
+    },
     /// No process listens at an address any more.
     Gone {
         address: String,

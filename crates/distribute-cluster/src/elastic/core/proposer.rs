@@ -332,21 +332,27 @@ mod tests {
     use crate::elastic::core::{Event, Settings};
     use crate::elastic::generation::Generation;
 
-    #[test]
-    fn a_proposer_that_is_lost_is_succeeded_at_once() {
-        let window = Duration::from_millis(500);
-        let candidate = |place: u128| Candidate {
-            identity: place << 64,
-            control: format!("n{place}:1"),
-            service: format!("s{place}:1"),
-        };
+    const WINDOW: Duration = Duration::from_millis(500);
+
+    /// The process at a place among the seeds.
+    fn candidate(place: u128) -> Candidate {
+        Candidate { identity: place << 64, control: format!("n{place}:1"), service: format!("s{place}:1") }
+    }
+
+    /// Returns an event of a message of the leader.
+    fn tells(message: Message) -> Event {
+        Event::Message { from: candidate(0).control, message }
+    }
+
+    /// Returns rank 1 of a first generation of three.
+    fn member() -> Core {
         let seeds: Vec<String> = (0..3).map(|place| candidate(place).control).collect();
         let settings = Settings {
             min: 1,
             max: 4,
-            join_window: window,
-            answer_window: window,
-            join_timeout: window * 100,
+            join_window: WINDOW,
+            answer_window: WINDOW,
+            join_timeout: WINDOW * 100,
             majority: true,
             seeds: seeds.clone(),
             seat: Some(1),
@@ -354,14 +360,62 @@ mod tests {
         let first = Change { added: (0..3).map(candidate).collect(), ..Change::default() };
         let first = Generation::of_seeds(&seeds).apply(&first).unwrap();
         let mut core = Core::new(settings, candidate(1), Duration::ZERO);
-        let tells = |message| Event::Message { from: seeds[0].clone(), message };
         core.handle(Duration::ZERO, tells(Message::Whole(Arc::new(first))));
+        core
+    }
+
+    fn proposes(actions: &[Action]) -> bool {
+        actions.iter().any(|action| matches!(action, Action::Send { message: Message::Prepare { .. }, .. }))
+    }
+
+    #[test]
+    fn a_proposer_that_is_lost_is_succeeded_at_once() {
+        let mut core = member();
         // The leader lets another process in, and is killed in between.
-        let mut now = window * 10;
+        let mut now = WINDOW * 10;
         core.handle(now, tells(Message::Prepare { base: 1, ballot: Ballot { round: 0, join_number: 0 } }));
         now += Duration::from_millis(5);
         let actions = core.handle(now, Event::Suspect { generation: 1, ranks: vec![0] });
-        let proposes = |action: &Action| matches!(action, Action::Send { message: Message::Prepare { .. }, .. });
-        assert!(actions.iter().any(proposes), "{actions:?}");
+        assert!(proposes(&actions), "{actions:?}");
+    }
+
+    #[test]
+    fn a_member_whose_connection_ends_is_asked_until_it_answers_or_is_gone() {
+        let (mut core, address) = (member(), candidate(0).control);
+        let asks = |actions: &[Action]| {
+            let asks = |action: &Action| match action {
+                Action::Send { to, message: Message::Ask { have: 1 } } => *to == address,
+                _ => false,
+            };
+            actions.iter().any(asks)
+        };
+        let mut now = WINDOW * 10;
+        let actions = core.handle(now, Event::Closed { address: address.clone() });
+        assert!(asks(&actions), "{actions:?}");
+        // Its system takes the connection that asks, and closes it when the process has ended.
+        for _ in 0..3 {
+            let actions = core.handle(now, Event::Unanswered { address: address.clone() });
+            let again = actions.iter().find_map(|action| match action {
+                Action::Timer(at) => Some(*at),
+                _ => None,
+            });
+            assert!(!asks(&actions) && again.is_some_and(|at| at > now && at < now + WINDOW), "{actions:?}");
+            now = again.unwrap();
+            let actions = core.handle(now, Event::Timer);
+            assert!(asks(&actions), "{actions:?}");
+        }
+        let actions = core.handle(now, Event::Gone { address: address.clone() });
+        assert!(proposes(&actions), "{actions:?}");
+        let actions = core.handle(now, Event::Unanswered { address: address.clone() });
+        assert!(!asks(&actions) && !asks(&core.handle(now + WINDOW, Event::Timer)), "{actions:?}");
+    }
+
+    #[test]
+    fn members_that_train_are_not_asked_for() {
+        let (mut core, address) = (member(), candidate(0).control);
+        core.handle(WINDOW, Event::Unanswered { address });
+        assert!(core.begin_training(1));
+        let actions = core.handle(WINDOW * 2, Event::Timer);
+        assert!(!actions.iter().any(|action| matches!(action, Action::Send { .. })), "{actions:?}");
     }
 }

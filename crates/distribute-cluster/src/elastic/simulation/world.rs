@@ -361,7 +361,11 @@ impl<'a> World<'a> {
         // The system of a process that was killed says so, unless its machine is gone too.
         if !self.nodes[self.at[&to]].alive && self.random.percent(50) {
             let at = self.now + self.random.between(100, 5_000);
-            return self.put(at, Item::Answer { node, event: Event::Gone { address: to } });
+            let event = match self.random.percent(25) {
+                true => Event::Unanswered { address: to },
+                false => Event::Gone { address: to },
+            };
+            return self.put(at, Item::Answer { node, event });
         }
         let (now, mut copies, mut most) = (self.now, 1, 5_000);
         for fault in &self.scenario.faults {
