@@ -1,7 +1,6 @@
 //! Division of work among threads.
 
 use distribute_rows::{Float, simd};
-use rayon::prelude::*;
 
 /// The number of parts of a sum over a batch, whatever the number of threads.
 const PARTS: usize = 16;
@@ -26,10 +25,25 @@ pub(crate) fn sum_of_parts<T: Float>(
 
 /// Returns the results of `f` for numbers from 0, in order. Without threads nothing waits for the only one of a pool.
 pub(crate) fn mapped<R: Send>(count: usize, f: impl Fn(usize) -> R + Sync) -> Vec<R> {
-    match rayon::current_num_threads() {
-        1 => (0..count).map(&f).collect(),
-        _ => (0..count).into_par_iter().map(&f).collect(),
+    /// Calls `f` for numbers from `first`.
+    fn each<R: Send>(first: usize, out: &mut [Option<R>], f: &(dyn Fn(usize) -> R + Sync)) {
+        match out {
+            [] => {}
+            [out] => *out = Some(f(first)),
+            _ => {
+                let middle = out.len() / 2;
+                let (out, other) = out.split_at_mut(middle);
+                rayon::join(|| each(first, out, f), || each(first + middle, other, f));
+            }
+        }
     }
+
+    if rayon::current_num_threads() == 1 {
+        return (0..count).map(f).collect();
+    }
+    let mut out: Vec<Option<R>> = (0..count).map(|_| None).collect();
+    each(0, &mut out, &f);
+    out.into_iter().flatten().collect()
 }
 
 /// Adds numbers to others, element by element.

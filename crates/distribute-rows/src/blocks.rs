@@ -2,6 +2,8 @@
 
 #![expect(unsafe_code, reason = "memory that is written for the first time")]
 
+use std::mem::MaybeUninit;
+
 use rayon::prelude::*;
 
 use crate::Float;
@@ -45,47 +47,50 @@ impl Blocks {
     /// ```
     pub fn computed<T: Float, S, R: Send>(
         self,
-        state: impl Fn() -> S + Sync + Send,
-        f: impl Fn(&mut S, usize, &mut [T]) -> R + Sync + Send,
+        state: impl Fn() -> S + Sync,
+        f: impl Fn(&mut S, usize, &mut [T]) -> R + Sync,
+    ) -> (Vec<T>, Vec<R>) {
+        // Compiled once for the types, and not for each function.
+        self.computed_by(&state, &f)
+    }
+
+    fn computed_by<T: Float, S, R: Send>(
+        self,
+        state: &(dyn Fn() -> S + Sync),
+        f: &(dyn Fn(&mut S, usize, &mut [T]) -> R + Sync),
     ) -> (Vec<T>, Vec<R>) {
         let Blocks { count, size, cost } = self;
         if count == 0 {
             return (Vec::new(), Vec::new());
         }
-        let together = LEAST.div_ceil(cost.max(1));
-        if size > LARGEST {
+        let mut returned: Vec<Option<R>> = (0..count.div_ceil(size)).map(|_| None).collect();
+        let least = LEAST.div_ceil(cost.max(1));
+        let out = if size > LARGEST {
             let mut out = zeros(count);
-            let blocks = out.par_chunks_mut(size).enumerate().with_min_len(together);
-            let returned = blocks.map_init(state, |state, (at, room)| f(state, at, room)).collect();
-            return (out, returned);
-        }
-        let mut out = Vec::with_capacity(count);
-        // A pool of one thread would only be waited for.
-        if count <= size || rayon::current_num_threads() == 1 {
-            let (mut state, mut room) = (state(), Room::new(size.min(count)));
-            let mut returned = Vec::with_capacity(count.div_ceil(size));
-            for at in 0..count.div_ceil(size) {
-                let room = room.of(size.min(count - at * size));
-                returned.push(f(&mut state, at, room));
-                out.extend_from_slice(room);
-            }
-            return (out, returned);
-        }
-        let blocks = out.spare_capacity_mut()[..count].par_chunks_mut(size).enumerate().with_min_len(together);
-        let returned = blocks.map_init(
-            || (state(), Room::new(size)),
-            |(state, room), (at, out)| {
-                let room = room.of(out.len());
-                let returned = f(state, at, room);
-                out.write_copy_of_slice(room);
-                returned
-            },
-        );
-        let returned = returned.collect();
-        // SAFETY: the first `count` elements, which are inside the capacity, have been written: each is in one of the
-        // blocks, and all blocks have been copied, since nothing has panicked.
-        unsafe { out.set_len(count) };
-        (out, returned)
+            let all = Run { first: 0, size, out: &mut out[..], returned: &mut returned };
+            all.divided(least, &|run: Run<'_, T, R>| {
+                let mut state = state();
+                run.each(|at, out| f(&mut state, at, out));
+            });
+            out
+        } else {
+            let mut out = Vec::with_capacity(count);
+            let all = Run { first: 0, size, out: &mut out.spare_capacity_mut()[..count], returned: &mut returned };
+            all.divided(least, &|run: Run<'_, MaybeUninit<T>, R>| {
+                let (mut state, mut room) = (state(), Room::new(size.min(run.out.len())));
+                run.each(|at, out| {
+                    let room = room.of(out.len());
+                    let returned = f(&mut state, at, room);
+                    out.write_copy_of_slice(room);
+                    returned
+                });
+            });
+            // SAFETY: the first `count` elements, which are inside the capacity, have been written: each is in one of
+            // the blocks, and all blocks have been copied, since nothing has panicked.
+            unsafe { out.set_len(count) };
+            out
+        };
+        (out, returned.into_iter().flatten().collect())
     }
 
     /// Returns the results that `f` writes.
@@ -97,8 +102,49 @@ impl Blocks {
     /// let squares = |block: usize, room: &mut [f32]| room[0] = (block * block) as f32;
     /// assert_eq!(Blocks { count: 3, size: 1, cost: 1 }.results(squares), [0.0, 1.0, 4.0]);
     /// ```
-    pub fn results<T: Float>(self, f: impl Fn(usize, &mut [T]) + Sync + Send) -> Vec<T> {
+    pub fn results<T: Float>(self, f: impl Fn(usize, &mut [T]) + Sync) -> Vec<T> {
         self.computed(|| (), |(), at, room| f(at, room)).0
+    }
+}
+
+/// Blocks one after another.
+struct Run<'a, E, R> {
+    /// The number of the first block.
+    first: usize,
+    /// The results of a block.
+    size: usize,
+    out: &'a mut [E],
+    /// Each block's returned value.
+    returned: &'a mut [Option<R>],
+}
+
+impl<E: Send, R: Send> Run<'_, E, R> {
+    /// Calls `f` with parts of `least` blocks or more, on all threads of the pool that the caller belongs to.
+    fn divided(self, least: usize, f: &(dyn Fn(Run<'_, E, R>) + Sync)) {
+        let threads = rayon::current_num_threads();
+        // A pool of one thread would only be waited for.
+        let least = if threads > 1 { least.max(self.returned.len() / (PARTS * threads)) } else { self.returned.len() };
+        self.divided_to(least, f);
+    }
+
+    fn divided_to(self, least: usize, f: &(dyn Fn(Run<'_, E, R>) + Sync)) {
+        if self.returned.len() / 2 < least {
+            return f(self);
+        }
+        let Run { first, size, out, returned } = self;
+        let middle = returned.len() / 2;
+        let (out, other_out) = out.split_at_mut(middle * size);
+        let (returned, other_returned) = returned.split_at_mut(middle);
+        let one = Run { first, size, out, returned };
+        let other = Run { first: first + middle, size, out: other_out, returned: other_returned };
+        rayon::join(|| one.divided_to(least, f), || other.divided_to(least, f));
+    }
+
+    /// Calls `f` with each block's number and room.
+    fn each(self, mut f: impl FnMut(usize, &mut [E]) -> R) {
+        for (at, (out, returned)) in self.out.chunks_mut(self.size).zip(self.returned).enumerate() {
+            *returned = Some(f(self.first + at, out));
+        }
     }
 }
 
@@ -132,6 +178,9 @@ fn zeros<T: Float>(count: usize) -> Vec<T> {
 
 /// The number of elements below which a thread would cost more than it saves.
 const LEAST: usize = 16 * 1024;
+
+/// The parts of a division for each thread, so that one that is held up is helped by others.
+const PARTS: usize = 8;
 
 /// The elements of the largest block that is computed in a cache.
 const LARGEST: usize = 256 * 1024;

@@ -3,7 +3,7 @@
 use crate::{Blocks, Float};
 
 /// Returns rows of `size` results. `f` gets the number of a row and room for it, and writes each of its elements.
-pub(crate) fn rows<T: Float>(count: usize, size: usize, f: impl Fn(usize, &mut [T]) + Sync + Send) -> Vec<T> {
+pub(crate) fn rows<T: Float>(count: usize, size: usize, f: impl Fn(usize, &mut [T]) + Sync) -> Vec<T> {
     let rows = rows_of_block(size);
     Blocks { count: count * size, size: rows * size, cost: rows * size }.results(|block, room| {
         simd(
@@ -24,7 +24,7 @@ pub(crate) fn rows_of_block(size: usize) -> usize {
 
 /// Returns `count` results. `f` gets the position of the first of a run of elements, and room for the run, and writes
 /// each of its elements.
-pub(crate) fn each_element<T: Float>(count: usize, f: impl Fn(usize, &mut [T]) + Sync + Send) -> Vec<T> {
+pub(crate) fn each_element<T: Float>(count: usize, f: impl Fn(usize, &mut [T]) + Sync) -> Vec<T> {
     Blocks { count, size: BLOCK, cost: BLOCK }.results(|block, room| {
         simd(
             #[inline(always)]
