@@ -1,7 +1,7 @@
 //! Limits on gradients.
 
 use crate::Error;
-use crate::error::check;
+use distribute_rules::check_setting;
 
 /// A limit on gradients, set by [`Optimizer::clip`](crate::Optimizer::clip).
 ///
@@ -31,7 +31,7 @@ impl Clip {
             Clip::Norm(limit) => ("the limit of Clip::Norm", limit),
             Clip::GlobalNorm(limit) => ("the limit of Clip::GlobalNorm", limit),
         };
-        check(what, limit, limit > 0.0, "above 0, such as 1.0")
+        Ok(check_setting(what, limit, limit > 0.0, "above 0, such as 1.0")?)
     }
 
     /// Returns whether the norms of whole gradients are needed.

@@ -1,6 +1,7 @@
 //! Averages of parameters over steps.
 
 use distribute_device::{BufferMut, Element};
+use distribute_rules::check_setting;
 use distribute_values::{TensorStorage, with_storage};
 
 use crate::library::{dtype, wide};
@@ -50,9 +51,8 @@ impl<L: TensorLibrary> Ema<L> {
     /// [`Error::Setting`] for a decay that is negative or not below 1; [`Error::Torn`] or [`Error::Apart`] if replicas
     /// do not have equal variables; the library's error if a variable cannot be copied.
     pub fn new(model: &impl Trainable<Library = L>, decay: f64) -> Result<Ema<L>, L::Error> {
-        if !(0.0..1.0).contains(&decay) {
-            return Err(Error::Setting { what: "the decay of Ema", given: decay, expected: "from 0 to below 1" }.into());
-        }
+        check_setting("the decay of Ema", decay, (0.0..1.0).contains(&decay), "from 0 to below 1")
+            .map_err(Error::from)?;
         model.parameters().check_equal()?;
         let average = |variable: &Variable<L>| -> Result<Vec<L::Tensor>, L::Error> {
             different(variable).iter().filter(|_| variable.is_trainable()).map(copy::<L>).collect()

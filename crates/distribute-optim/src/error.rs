@@ -8,15 +8,8 @@ use distribute_types::{Class, ErrorClass};
 #[non_exhaustive]
 pub enum Error {
     /// A setting of an optimizer is out of range.
-    #[error("{what} is {given}; expected {expected}")]
-    Setting {
-        /// The setting.
-        what: &'static str,
-        /// Its value.
-        given: f64,
-        /// The expected range.
-        expected: &'static str,
-    },
+    #[error(transparent)]
+    Setting(#[from] distribute_rules::Error),
     /// Two settings of an optimizer exclude each other.
     #[error("{what} does not go with {other}: {why}")]
     Combination {
@@ -227,8 +220,3 @@ impl ErrorClass for Error {
 
 /// The result of operations that fail with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
-
-/// Returns [`Error::Setting`] unless `fits` holds and the setting is finite.
-pub(crate) fn check(what: &'static str, given: f64, fits: bool, expected: &'static str) -> Result<()> {
-    if fits && given.is_finite() { Ok(()) } else { Err(Error::Setting { what, given, expected }) }
-}

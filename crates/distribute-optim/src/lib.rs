@@ -9,9 +9,8 @@
 //!   [`ReplicaOptimizer::minimize`] is one step.
 //! - [`Optimizer`] also clips ([`Clip`]), compresses, scales losses ([`LossScale`]), accumulates, audits, and shards
 //!   its state; [`Ema`] averages parameters.
-//! - [`UpdateRule`] is the arithmetic of an optimizer on slices, which parameter servers use too.
-//!   [`OptimizerDescription`] is a rule and its learning rate; [`AdamFactors`] are the factors of one step, for
-//!   kernels.
+//! - [`UpdateRule`] is the arithmetic of an optimizer on slices, [`OptimizerDescription`] a rule and its learning rate,
+//!   and [`AdamFactors`] are the factors of one step, for kernels: those of [`distribute_rules`].
 //! - [`ColumnParallelOptions`] and [`RowParallelOptions`] are options of the adapters' tensor-parallel layers.
 //! - [`backend`] is for the adapters of tensor libraries.
 //!
@@ -53,7 +52,6 @@ mod optimizer;
 mod parameters;
 mod plan;
 mod row_share;
-mod rule;
 mod settings;
 mod shard_layout;
 mod sharding;
@@ -63,6 +61,7 @@ mod tensor_split;
 
 pub use agreement::audit;
 pub use clip::Clip;
+pub use distribute_rules::{AdamFactors, Float, OptimizerDescription, Real, UpdateRule};
 pub use ema::Ema;
 pub use error::{Error, Result};
 pub use gradient::LossScale;
@@ -74,7 +73,6 @@ pub use optimizer::{
 };
 pub use parameters::Trainable;
 pub use row_share::SparseGradients;
-pub use rule::{AdamFactors, Float, OptimizerDescription, Real, UpdateRule};
 
 use backend::{
     DeviceExchange, DeviceStep, DeviceUpdate, Parameters, ShardLayout, StepCounts, TensorLibrary, Variable, is_short,

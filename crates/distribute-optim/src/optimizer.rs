@@ -17,10 +17,10 @@ use crate::exchange::SlotShard;
 use crate::gradient::{LossScale, Scaling};
 use crate::library::{bytes, len, wide};
 use crate::row_share::SparseGradients;
-use crate::rule::{OptimizerDescription, UpdateRule};
 use crate::settings::{FixedSettings, Settings};
 use crate::step_counts::SavedCounts;
 use crate::{Clip, Error, Parameters, ShardLayout, StepCounts, TensorLibrary, Trainable, Variable, tensor_split};
+use distribute_rules::{OptimizerDescription, UpdateRule};
 
 mod backward;
 mod builders;
@@ -111,6 +111,31 @@ impl<L: TensorLibrary> Optimizer<L> {
         Optimizer::build_with(description, Some(library), model, StateMemory::OfVariables)
     }
 
+    /// Builds the optimizer of a description for a model, as `build` of its builder does.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a setting out of range; the library's error if a slot cannot be created.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_optim::{HostError, HostModel, Optimizer, OptimizerDescription, UpdateRule};
+    /// use distribute_strategy::OneDeviceStrategy;
+    /// use distribute_values::HostTensor;
+    ///
+    /// let strategy = OneDeviceStrategy::builder("CPU:0").build()?;
+    /// let model = HostModel::new(&strategy, [("slope", HostTensor::new(&[1], vec![0.0])?)])?;
+    /// let rule = UpdateRule::Sgd { momentum: 0.9, nesterov: false };
+    /// let optimizer = Optimizer::from_description(&model, OptimizerDescription { learning_rate: 0.1, rule })?;
+    /// assert_eq!(optimizer.learning_rate(), 0.1);
+    /// # Ok::<(), HostError>(())
+    /// ```
+    pub fn from_description(
+        model: &impl Trainable<Library = L>,
+        description: OptimizerDescription,
+    ) -> Result<Optimizer<L>, L::Error> {
+        Optimizer::build(description, model, StateMemory::OfVariables)
+    }
+
     fn build(
         description: OptimizerDescription,
         model: &impl Trainable<Library = L>,
@@ -125,7 +150,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         model: &impl Trainable<Library = L>,
         memory: StateMemory,
     ) -> Result<Optimizer<L>, L::Error> {
-        description.check()?;
+        description.check().map_err(Error::from)?;
         let OptimizerDescription { learning_rate, rule } = description;
         let parameters = model.parameters().clone();
         if !rule.is_elementwise() && parameters.variables().iter().any(|variable| variable.tensor_split().is_some()) {

@@ -264,7 +264,7 @@ pub enum Error {
     Cluster(#[from] distribute_cluster::Error),
     /// The description of an optimizer makes no sense.
     #[error(transparent)]
-    Optimizer(#[from] distribute_optim::Error),
+    Optimizer(#[from] distribute_rules::Error),
     /// A tensor cannot be read or written.
     #[error(transparent)]
     Values(#[from] distribute_values::Error),

@@ -11,7 +11,7 @@
 //! - [`Updates`]: whether gradients are applied asynchronously, with bounded staleness, or synchronously.
 //!
 //! The crate depends on no tensor library: gradients and values are elements in host memory. Optimizers run on the
-//! servers, with the same arithmetic as everywhere ([`distribute_optim::UpdateRule`]).
+//! servers, with the same arithmetic as everywhere ([`distribute_rules::UpdateRule`]).
 //!
 //! # Examples
 //! Server, worker and coordinator in one process; usually each is a process of its own, with TF_CONFIG:

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use bytes::Bytes;
 use distribute_device::{BufferRef, DType, Element, bf16, f16};
-use distribute_optim::Real;
+use distribute_rules::Real;
 
 /// Reads elements of type `T` from bytes that hold elements of `dtype`. Elements of type `T` are not copied if their
 /// alignment allows. `None` if the bytes are not a whole number of elements, or `dtype` cannot be converted to `T`.

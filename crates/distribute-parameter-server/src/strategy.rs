@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use distribute_cluster::{ClusterResolver, SimpleResolver, Task, TaskType};
 use distribute_device::{DType, Element};
-use distribute_optim::OptimizerDescription;
+use distribute_rules::OptimizerDescription;
 use distribute_train::checkpoint::RunId;
 use distribute_types::{ErrorClass, FailureKind};
 use distribute_values::TensorStorage;

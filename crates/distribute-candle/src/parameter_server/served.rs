@@ -6,7 +6,7 @@ use std::sync::Arc;
 use candle_core::ModuleT;
 use candle_nn::VarBuilder;
 use distribute_input::{BoxError, Dataset, Element, InputContext};
-use distribute_optim::OptimizerDescription;
+use distribute_optim::{Optimizer, OptimizerDescription};
 use distribute_parameter_server::{ParameterServerStrategy, Program};
 use distribute_strategy::Strategy;
 use distribute_train::metrics::Metrics;
@@ -167,7 +167,7 @@ impl<M: ModuleT + Send + Sync + 'static> ServedTraining<M> {
     /// range.
     pub fn under(&self, strategy: &Strategy) -> Result<ServedTrainer<M>> {
         let model = strategy.scope(|vb| (self.build)(vb))?;
-        let optimizer = |model: &_| self.optimizer.build(model);
+        let optimizer = |model: &_| Optimizer::from_description(model, self.optimizer);
         let trainer = Trainer::of_measures(strategy, model, optimizer, self.measures.clone())?;
         Ok(ServedTrainer::under(self.clone(), trainer))
     }

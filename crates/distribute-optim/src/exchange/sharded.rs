@@ -15,8 +15,8 @@ use distribute_values::{TensorStorage, with_storage};
 use super::{Exchange, StepFlags, Summed};
 use crate::library::{dtype, len};
 use crate::plan::Plan;
-use crate::rule::{Real, UpdateRule};
 use crate::{Clip, Error, Parameters, StepCounts, TensorLibrary};
+use distribute_rules::{Real, UpdateRule};
 
 /// The slots of one replica's part of one bucket.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! Loss scaling, for gradients that would underflow in 16 bits.
 
 use crate::Error;
-use crate::error::check;
+use distribute_rules::check_setting;
 
 /// A loss scale: losses are multiplied by it before backward, and gradients divided by it before they are applied.
 ///
@@ -40,7 +40,7 @@ impl LossScale {
     }
 
     pub(crate) fn check(self) -> Result<(), Error> {
-        check("the loss scale", self.initial, self.initial >= 1.0, "at least 1, such as 32768")
+        Ok(check_setting("the loss scale", self.initial, self.initial >= 1.0, "at least 1, such as 32768")?)
     }
 }
 

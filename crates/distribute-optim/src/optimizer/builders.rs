@@ -2,8 +2,8 @@
 
 use super::Optimizer;
 use super::slots::StateMemory;
-use crate::rule::{OptimizerDescription, UpdateRule};
 use crate::{TensorLibrary, Trainable};
+use distribute_rules::{OptimizerDescription, UpdateRule};
 
 /// Stochastic gradient descent, optionally with momentum.
 ///
@@ -331,7 +331,7 @@ macro_rules! builders {
     )*};
 }
 
-builders!(Sgd Adam AdamW Adagrad RmsProp Lamb Adadelta Adamax Nadam Ftrl OptimizerDescription);
+builders!(Sgd Adam AdamW Adagrad RmsProp Lamb Adadelta Adamax Nadam Ftrl);
 
 macro_rules! offloading_builders {
     ($($builder:ident)*) => {$(

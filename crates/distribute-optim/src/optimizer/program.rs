@@ -12,8 +12,8 @@ use distribute_values::{DistributedVariable, TensorStorage};
 use super::Optimizer;
 use super::states::States;
 use super::step::is_audit_due;
-use crate::rule::{UpdateRule, norm};
 use crate::{Clip, Error, Parameters, TensorLibrary, Variable};
+use distribute_rules::{UpdateRule, norm};
 
 /// The part of a step that an optimizer adds to a program.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -15,9 +15,9 @@ use crate::agreement::audit_replica;
 use crate::exchange::{GradientShard, StepFlags, StepGradients, SumOnDevice, Summed, Sums, Update};
 use crate::gradient::{Accumulated, Reduced, Scaling, SquaresOfParts, change, is_finite, row_len, square_sum};
 use crate::library::{DeviceOutcome, dtype};
-use crate::rule::{Real, UpdateRule};
 use crate::tape::Sink;
 use crate::{Clip, DeviceExchange, DeviceStep, DeviceUpdate, Error, StepCounts, TensorLibrary, is_short};
+use distribute_rules::{Real, UpdateRule};
 
 /// Returns whether parameters are compared after the last of these steps.
 pub(super) fn is_audit_due(steps: u64, audit_every: u64) -> bool {

@@ -108,7 +108,7 @@ fn pull(store: &Store, session: u64, request: PullRequest) -> bool {
 #[cfg(test)]
 pub(crate) fn samples() -> Vec<Vec<u8>> {
     use crate::wire::proto::{StepRecord, Wanted};
-    use distribute_optim::{OptimizerDescription, UpdateRule};
+    use distribute_rules::{OptimizerDescription, UpdateRule};
     let call = |kind: u8, message: &dyn Fn() -> Vec<u8>| {
         let message = message();
         [&[kind, u8::try_from(message.len()).expect("a short message")][..], &message].concat()

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use distribute_device::DType;
-use distribute_optim::OptimizerDescription;
+use distribute_rules::OptimizerDescription;
 use tonic::Status;
 
 use super::shard::{Gradient, Shard, invalid};

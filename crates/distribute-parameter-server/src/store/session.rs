@@ -123,7 +123,7 @@ pub(crate) const TAKEN_OVER: &str = "another coordinator has taken over; there c
 #[cfg(test)]
 mod tests {
     use distribute_device::DType;
-    use distribute_optim::{OptimizerDescription, UpdateRule};
+    use distribute_rules::{OptimizerDescription, UpdateRule};
 
     use super::super::Creating;
     use super::*;

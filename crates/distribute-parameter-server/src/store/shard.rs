@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use distribute_device::{DType, HostBuffer};
-use distribute_optim::OptimizerDescription;
+use distribute_rules::OptimizerDescription;
 use distribute_values::Scatter;
 use parking_lot::{Mutex, MutexGuard};
 use tonic::Status;

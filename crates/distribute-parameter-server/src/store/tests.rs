@@ -1,5 +1,5 @@
 use distribute_device::DType;
-use distribute_optim::{OptimizerDescription, UpdateRule};
+use distribute_rules::{OptimizerDescription, UpdateRule};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use distribute_optim::OptimizerDescription;
+use distribute_rules::OptimizerDescription;
 
 use super::attachment::{Completion, Restoring};
 use super::{Inner, ParameterServerStrategy};

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use distribute_optim::{OptimizerDescription, UpdateRule};
 use distribute_parameter_server::{ClusterCoordinator, CoordinatorOptions, Error, RemoteValueStatus, Updates};
+use distribute_rules::{OptimizerDescription, UpdateRule};
 use distribute_values::{HostTensor, TensorStorage};
 
 use crate::harness::{Cluster, program, server, total, until, worker};

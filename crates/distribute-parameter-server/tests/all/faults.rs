@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use distribute_cluster::{SimpleResolver, TfConfigResolver};
-use distribute_optim::{OptimizerDescription, UpdateRule};
 use distribute_parameter_server::{
     ClusterCoordinator, CoordinatorOptions, Delivery, Error, FixedShardsPartitioner, ParameterServerStrategy,
     RemoteValueStatus, WorkerState,
 };
+use distribute_rules::{OptimizerDescription, UpdateRule};
 use distribute_strategy::Strategy;
 use distribute_testkit::{Job, Signal};
 use distribute_train::checkpoint::{CheckpointManager, Checkpointed, Snapshot};

@@ -7,8 +7,8 @@ use std::ops::Range;
 use std::path::Path;
 
 use distribute_cluster::{ClusterResolver, TfConfigResolver};
-use distribute_optim::{OptimizerDescription, UpdateRule};
 use distribute_parameter_server::{ClusterCoordinator, FixedShardsPartitioner, ParameterServerStrategy};
+use distribute_rules::{OptimizerDescription, UpdateRule};
 use distribute_strategy::Strategy;
 use distribute_testkit::{Job, Signal};
 use distribute_train::checkpoint::{CheckpointManager, Snapshot};

@@ -1,10 +1,10 @@
 //! Coordinators that are started again in place, while servers and workers keep what the one before has made.
 
 use distribute_cluster::TfConfigResolver;
-use distribute_optim::{OptimizerDescription, UpdateRule};
 use distribute_parameter_server::{
     ClusterCoordinator, Error, FixedShardsPartitioner, ParameterServerStrategy, Updates,
 };
+use distribute_rules::{OptimizerDescription, UpdateRule};
 use distribute_strategy::Strategy;
 use distribute_testkit::{Job, JobBuilder, Signal};
 use distribute_train::checkpoint::CheckpointManager;

@@ -5,8 +5,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use distribute_optim::{OptimizerDescription, UpdateRule};
 use distribute_parameter_server::{ClusterCoordinator, CoordinatorOptions, Delivery, FixedShardsPartitioner};
+use distribute_rules::{OptimizerDescription, UpdateRule};
 use distribute_testkit::Signal;
 use distribute_values::{HostTensor, TensorStorage};
 

@@ -6,10 +6,10 @@ use distribute_cluster::tls::TlsFiles;
 use distribute_cluster::{
     ClusterResolver, ClusterSpec, FailureKind, JobId, JobSecret, JobTls, SimpleResolver, Task, TaskType,
 };
-use distribute_optim::{OptimizerDescription, UpdateRule};
 use distribute_parameter_server::{
     ClusterCoordinator, Error, FixedShardsPartitioner, ParameterServerStrategy, Program, Server, ServerOptions,
 };
+use distribute_rules::{OptimizerDescription, UpdateRule};
 use distribute_testkit::certificates::{Authority, Certificate, Files};
 use distribute_testkit::{Job, Ports, Signal};
 use distribute_types::ErrorClass;

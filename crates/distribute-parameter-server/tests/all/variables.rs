@@ -2,11 +2,11 @@
 
 use distribute_cluster::{ClusterSpec, SimpleResolver, TaskType};
 use distribute_device::DType;
-use distribute_optim::{OptimizerDescription, UpdateRule};
 use distribute_parameter_server::{
     Error, FixedShardsPartitioner, Gradient, ParameterServerOptions, ParameterServerStrategy,
     ParameterServerStrategyBuilder, Placement, Program, Server, ShardedVariable,
 };
+use distribute_rules::{OptimizerDescription, UpdateRule};
 use distribute_testkit::Ports;
 use distribute_values::{HostTensor, Scatter, TensorStorage};
 

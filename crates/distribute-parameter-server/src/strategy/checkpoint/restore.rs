@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use bytes::Bytes;
-use distribute_optim::OptimizerDescription;
+use distribute_rules::OptimizerDescription;
 use distribute_train::checkpoint::{CheckpointManager, Snapshot};
 
 use super::super::Inner;

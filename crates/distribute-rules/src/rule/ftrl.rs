@@ -1,6 +1,6 @@
 //! FTRL-Proximal.
 
-use super::step::{Float, Step};
+use crate::step::{Float, Step};
 
 /// The strengths of the regularizations.
 #[derive(Clone, Copy)]

@@ -1,6 +1,6 @@
 //! RMSprop.
 
-use super::step::{Float, Step};
+use crate::step::{Float, Step};
 
 #[inline(always)]
 pub(super) fn update<T: Float>(step: Step<'_, '_, T>, rho: f64, momentum: f64, epsilon: f64, centered: bool) {

@@ -1,6 +1,6 @@
 //! Adagrad.
 
-use super::step::{Float, Step};
+use crate::step::{Float, Step};
 
 #[inline(always)]
 pub(super) fn update<T: Float>(step: Step<'_, '_, T>, epsilon: f64) {

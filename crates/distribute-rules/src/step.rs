@@ -58,11 +58,11 @@ floats!(f32 f64);
 #[derive(Debug)]
 pub struct Step<'a, 'b, T> {
     /// The number of the step, from 1.
-    pub(super) number: u64,
-    pub(super) learning_rate: f64,
-    pub(super) parameter: &'a mut [T],
-    pub(super) gradient: &'a [T],
-    pub(super) slots: &'a mut [&'b mut [T]],
+    pub(crate) number: u64,
+    pub(crate) learning_rate: f64,
+    pub(crate) parameter: &'a mut [T],
+    pub(crate) gradient: &'a [T],
+    pub(crate) slots: &'a mut [&'b mut [T]],
 }
 
 /// The fewest elements that are worth another thread: about 20 µs of one.
@@ -70,7 +70,7 @@ const LEAST: usize = 16 * 1024;
 
 impl<T: Float> Step<'_, '_, T> {
     /// Calls `f` with parts of the step, on all threads of the pool that the caller belongs to.
-    pub(super) fn divided(self, f: &(impl Fn(Step<'_, '_, T>) + Sync)) {
+    pub(crate) fn divided(self, f: &(impl Fn(Step<'_, '_, T>) + Sync)) {
         let Step { number, learning_rate, parameter, gradient, slots } = self;
         if parameter.len() < 2 * LEAST {
             return f(Step { number, learning_rate, parameter, gradient, slots });
@@ -94,21 +94,21 @@ impl<T: Float> Step<'_, '_, T> {
 }
 
 /// The arguments of one step of one parameter whose gradient has some rows, and zeros elsewhere.
-pub(super) struct RowStep<'a, 'b, T> {
+pub(crate) struct RowStep<'a, 'b, T> {
     /// The number of the step, from 1.
-    pub(super) number: u64,
-    pub(super) learning_rate: f64,
+    pub(crate) number: u64,
+    pub(crate) learning_rate: f64,
     /// The parameter, or some rows of it.
-    pub(super) parameter: &'a mut [T],
+    pub(crate) parameter: &'a mut [T],
     /// The number of elements of a row.
-    pub(super) row_len: usize,
+    pub(crate) row_len: usize,
     /// The index of the parameter's first row among those that the indices count.
-    pub(super) first: usize,
+    pub(crate) first: usize,
     /// The indices of the gradient's rows, each once, in ascending order.
-    pub(super) indices: &'a [i64],
+    pub(crate) indices: &'a [i64],
     /// The gradient's rows.
-    pub(super) values: &'a [T],
-    pub(super) slots: &'a mut [&'b mut [T]],
+    pub(crate) values: &'a [T],
+    pub(crate) slots: &'a mut [&'b mut [T]],
 }
 
 /// The elements of a whole gradient that are in memory at once: with those of three others they fit into 64 KiB.
@@ -116,7 +116,7 @@ const TILE: usize = 4 * 1024;
 
 impl<T: Float> RowStep<'_, '_, T> {
     /// Calls `f` with all parts of the step, on all threads of the pool that the caller belongs to if `is_shared`.
-    pub(super) fn divided(self, is_shared: bool, f: &(impl Fn(Step<'_, '_, T>) + Sync)) {
+    pub(crate) fn divided(self, is_shared: bool, f: &(impl Fn(Step<'_, '_, T>) + Sync)) {
         let RowStep { number, learning_rate, parameter, row_len, first, indices, values, slots } = self;
         let rows = parameter.len() / row_len.max(1);
         if !is_shared || rows < 2 || parameter.len() < 2 * LEAST {
@@ -168,7 +168,7 @@ impl<T: Float> RowStep<'_, '_, T> {
     }
 
     /// Calls `f` with each row of the gradient, for rules that change nothing else.
-    pub(super) fn each_row(self, f: &impl Fn(Step<'_, '_, T>)) {
+    pub(crate) fn each_row(self, f: &impl Fn(Step<'_, '_, T>)) {
         let RowStep { number, learning_rate, parameter, row_len, first, indices, values, slots } = self;
         for (index, gradient) in indices.iter().zip(values.chunks_exact(row_len.max(1))) {
             let start = (*index as usize - first) * row_len;
@@ -180,7 +180,7 @@ impl<T: Float> RowStep<'_, '_, T> {
 }
 
 /// Returns the bias correction of a moving average that started at 0, after `step` steps: 1 − betaⁿ.
-pub(super) fn correction(beta: f64, step: u64) -> f64 {
+pub(crate) fn correction(beta: f64, step: u64) -> f64 {
     1.0 - beta.powi(i32::try_from(step).unwrap_or(i32::MAX))
 }
 

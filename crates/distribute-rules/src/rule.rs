@@ -1,13 +1,14 @@
-//! The arithmetic of optimizers on slices of parameters, used by optimizers and parameter servers.
+//! Update rules: the settings of each one, and how it changes a parameter.
 
 use distribute_rows::simd;
 use serde::{Deserialize, Serialize};
+
+use crate::step::{Float, RowStep, Step};
 
 mod adadelta;
 mod adagrad;
 mod adam;
 mod adamax;
-mod description;
 mod ftrl;
 #[cfg(feature = "cuda")]
 mod fused;
@@ -17,22 +18,18 @@ mod nadam;
 mod program;
 mod rms_prop;
 mod sgd;
-mod step;
 
 pub use adam::AdamFactors;
-pub use description::OptimizerDescription;
 #[cfg(feature = "hlo")]
-pub(crate) use program::norm;
-pub use step::Float;
-use step::{RowStep, Step};
+pub use program::norm;
 
 /// The arithmetic of an optimizer: how one step changes one parameter.
 ///
-/// The settings are not checked; [`OptimizerDescription::check`] does that.
+/// The settings are not checked; [`OptimizerDescription::check`](crate::OptimizerDescription::check) does that.
 ///
 /// # Examples
 /// ```
-/// use distribute_optim::UpdateRule;
+/// use distribute_rules::UpdateRule;
 ///
 /// let rule = UpdateRule::Sgd { momentum: 0.9, nesterov: false };
 /// assert_eq!(rule.slots(), ["velocity"]);
@@ -221,11 +218,26 @@ impl UpdateRule {
     }
 
     /// Updates a parameter like [`update`](UpdateRule::update) by a gradient that has these rows, and zeros elsewhere;
-    /// the result is the same bit for bit. The rule is elementwise.
+    /// the result is the same bit for bit.
+    ///
+    /// # Shapes
+    /// The parameter and its slots have rows of `row_len` elements. `values` are the gradient's rows, one for each
+    /// index; indices ascend, each once.
     ///
     /// # Panics
-    /// If the number of slots is wrong, lengths differ, or an index is not that of a row.
-    pub(crate) fn update_rows<T: Real>(
+    /// If the rule is not [elementwise](UpdateRule::is_elementwise), the number of slots is wrong, lengths differ, or
+    /// an index is not that of a row. Check these first if they come from a peer.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_rules::UpdateRule;
+    ///
+    /// let rule = UpdateRule::Sgd { momentum: 0.0, nesterov: false };
+    /// let mut parameter = [1.0f32; 6];
+    /// rule.update_rows((1, 0.5), &mut parameter, 2, (&[2], &[1.0, 2.0]), &mut []);
+    /// assert_eq!(parameter, [1.0, 1.0, 1.0, 1.0, 0.5, 0.0]);
+    /// ```
+    pub fn update_rows<T: Real>(
         &self,
         (step, learning_rate): (u64, f64),
         parameter: &mut [T],

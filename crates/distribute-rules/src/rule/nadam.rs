@@ -1,6 +1,6 @@
 //! Nadam.
 
-use super::step::{Float, Step, correction};
+use crate::step::{Float, Step, correction};
 
 /// The factors of one step, computed in f64 and equal for all elements.
 pub(super) struct Factors {

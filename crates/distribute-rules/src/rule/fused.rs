@@ -2,8 +2,8 @@
 
 use distribute_device::cuda::FusedStep;
 
-use super::step::correction;
 use super::{AdamFactors, UpdateRule, adamax, ftrl, nadam};
+use crate::step::correction;
 
 impl UpdateRule {
     /// Returns the kernel of a parameter's `step`, which counts from 1, and its factors.
@@ -11,7 +11,7 @@ impl UpdateRule {
     /// # Examples
     /// ```
     /// use distribute_device::cuda::FusedStep;
-    /// use distribute_optim::UpdateRule;
+    /// use distribute_rules::UpdateRule;
     ///
     /// let rule = UpdateRule::Sgd { momentum: 0.9, nesterov: true };
     /// assert_eq!(rule.fused(1, 0.1), FusedStep::Sgd { rate: 0.1, momentum: 0.9, nesterov: true });

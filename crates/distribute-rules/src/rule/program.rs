@@ -2,8 +2,8 @@
 
 use distribute_hlo::{Builder, CompareOp, Reducer, Result, TensorType, Value};
 
-use super::step::correction;
 use super::{AdamFactors, UpdateRule, adamax, nadam};
+use crate::step::correction;
 
 impl UpdateRule {
     /// Returns the numbers of a parameter's `step`, which counts from 1, that change from step to step: those that
@@ -43,7 +43,7 @@ impl UpdateRule {
     /// # Examples
     /// ```
     /// use distribute_hlo::{Builder, ElementType, TensorType};
-    /// use distribute_optim::UpdateRule;
+    /// use distribute_rules::UpdateRule;
     ///
     /// let rule = UpdateRule::Sgd { momentum: 0.0, nesterov: false };
     /// let mut b = Builder::new("step");
@@ -211,9 +211,26 @@ impl UpdateRule {
     }
 }
 
-/// Returns the root of the sum of the squares of all elements of several tensors of one element type. Squares of large
-/// and small elements neither overflow nor vanish.
-pub(crate) fn norm(b: &mut Builder, tensors: &[Value]) -> Result<Value> {
+/// Adds the norm of several tensors together to a program: the root of the sum of the squares of all elements. Squares
+/// of large and small elements neither overflow nor vanish.
+///
+/// # Shapes
+/// The tensors may have any shapes, and have one element type, which is the norm's too. The norm of none is an f32.
+///
+/// # Errors
+/// The builder's, if the element types differ.
+///
+/// # Examples
+/// ```
+/// use distribute_hlo::{Builder, ElementType, TensorType};
+///
+/// let mut b = Builder::new("length");
+/// let gradients = [2, 3].map(|len| b.parameter(TensorType::new(ElementType::F32, [len])));
+/// let norm = distribute_rules::norm(&mut b, &gradients)?;
+/// assert_eq!(b.type_of(norm)?, &TensorType::scalar(ElementType::F32));
+/// # Ok::<(), distribute_hlo::Error>(())
+/// ```
+pub fn norm(b: &mut Builder, tensors: &[Value]) -> Result<Value> {
     let mut largest: Option<Value> = None;
     for tensor in tensors {
         let all: Vec<usize> = (0..b.type_of(*tensor)?.ndim()).collect();
@@ -298,7 +315,7 @@ impl Ops<'_> {
         self.b.broadcast(ratio, &self.ty.dims.clone())
     }
 
-    /// Returns zero where an element is subnormal; see [`Float::flushed`](super::Float::flushed).
+    /// Returns zero where an element is subnormal; see [`Float::flushed`](crate::Float::flushed).
     fn flushed(&mut self, x: Value) -> Result<Value> {
         let smallest = match self.ty.element {
             distribute_hlo::ElementType::F64 => f64::MIN_POSITIVE,

@@ -1,6 +1,6 @@
 //! Adadelta.
 
-use super::step::{Float, Step};
+use crate::step::{Float, Step};
 
 #[inline(always)]
 pub(super) fn update<T: Float>(step: Step<'_, '_, T>, rho: f64, epsilon: f64) {

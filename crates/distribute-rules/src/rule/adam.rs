@@ -1,6 +1,6 @@
 //! Adam and AdamW.
 
-use super::step::{Float, Step, correction};
+use crate::step::{Float, Step, correction};
 
 /// The factors of one step of Adam or AdamW, computed in f64, rounded to the parameter's type once, and equal for all
 /// elements.
@@ -11,7 +11,7 @@ use super::step::{Float, Step, correction};
 ///
 /// # Examples
 /// ```
-/// use distribute_optim::AdamFactors;
+/// use distribute_rules::AdamFactors;
 /// let factors = AdamFactors::new(1, 0.001, [0.9, 0.999], 1e-8, 0.0);
 /// assert_eq!(factors.rest2 as f32, 0.001);                 // in f32, 1 − 0.999 is 0.00100005
 /// assert!((factors.rate - 0.01).abs() < 1e-12);

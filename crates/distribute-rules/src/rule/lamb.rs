@@ -1,6 +1,6 @@
 //! LAMB.
 
-use super::step::{Float, Step, correction};
+use crate::step::{Float, Step, correction};
 
 #[inline(always)]
 pub(super) fn update<T: Float>(step: Step<'_, '_, T>, beta1: f64, beta2: f64, epsilon: f64, weight_decay: f64) {

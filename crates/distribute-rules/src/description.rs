@@ -2,15 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::UpdateRule;
-use crate::Result;
-use crate::error::check;
+use crate::{Result, UpdateRule, check_setting as check};
 
 /// A description of an optimizer: its rule and its learning rate.
 ///
 /// # Examples
 /// ```
-/// use distribute_optim::{OptimizerDescription, UpdateRule};
+/// use distribute_rules::{OptimizerDescription, UpdateRule};
 ///
 /// let rule = UpdateRule::Adagrad { initial_accumulator: 0.1, epsilon: 0.0 };
 /// let error = OptimizerDescription { learning_rate: 0.1, rule }.check().unwrap_err();
