@@ -45,7 +45,7 @@ pub(crate) use files::divide;
 pub(crate) use files::list;
 pub(crate) use pass::{Items, Opener, Pass, Share};
 pub(crate) use picks::{Order, Picks};
-pub(crate) use prefetch::prefetched_items;
+pub(crate) use prefetch::{Depth, prefetched_items};
 
 /// A description of a sequence of elements, which is read lazily and any number of times.
 ///

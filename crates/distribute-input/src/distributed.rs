@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::dataset::{Items, Opener, Order, Picks, Share, Shares, prefetched_items};
+use crate::dataset::{Depth, Items, Opener, Order, Picks, Share, Shares, prefetched_items};
 use crate::element::Operations;
 use crate::feed::Feed;
 use crate::plan::Division;
@@ -126,7 +126,7 @@ where
         read_mode,
         lanes: vec![lane],
         cardinality,
-        depth: options.per_replica_buffer_size.max(dataset.facts.prefetch),
+        depth: Depth::new(options.per_replica_buffer_size.max(dataset.facts.prefetch)),
         plan: DataPlan::new(topology, Division::Global { rebatch, reads }, cardinality)
             .with_seeds(&dataset.facts.seeds)
             .with_splits(&dataset.facts.shares),
@@ -276,7 +276,7 @@ pub struct WorkerDataset<T> {
     /// The lanes that this worker reads in a whole pass.
     lanes: Vec<Lane>,
     cardinality: Cardinality,
-    depth: usize,
+    depth: Depth,
     plan: DataPlan,
     unequal_data: UnequalData,
     passes: Arc<AtomicU64>,
@@ -348,7 +348,7 @@ impl<T: Send + 'static> WorkerDataset<T> {
 
     fn begin(&self, start: Start) -> WorkerIterator<T> {
         let (open, first) = (Arc::clone(&self.open), start.clone());
-        let steps = prefetched_items(move || open(first), self.depth);
+        let steps = prefetched_items(move || open(first), &self.depth);
         // Workers that read data of their own agree on the end instead.
         let is_decided_here = start.read_mode == ReadMode::Walk || self.topology().workers() == 1;
         let only_full = self.unequal_data == UnequalData::Drop && is_decided_here;
@@ -501,7 +501,7 @@ impl<T> Clone for WorkerDataset<T> {
             read_mode: self.read_mode,
             lanes: self.lanes.clone(),
             cardinality: self.cardinality,
-            depth: self.depth,
+            depth: self.depth.clone(),
             plan: self.plan.clone(),
             unequal_data: self.unequal_data,
             passes: Arc::clone(&self.passes),

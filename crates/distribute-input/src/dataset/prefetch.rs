@@ -1,11 +1,10 @@
 //! Reading ahead on a thread.
 
-use std::{
-    collections::VecDeque,
-    sync::Arc,
-    thread::{self, JoinHandle},
-    time::{Duration, Instant},
-};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
@@ -14,8 +13,8 @@ use super::limited::is_counted;
 use super::{Dataset, Items, Opener, background};
 use crate::{Error, Result};
 
-/// A prefetch depth that begins at 2 and doubles, up to 16, whenever the reader finds the buffer empty after it was
-/// full.
+/// A prefetch depth that begins at 2 and doubles, up to 16, whenever the reader takes the last element of a buffer that
+/// was full. Later passes begin with the last depth of earlier ones.
 pub const AUTOTUNE: usize = usize::MAX;
 
 impl<T: Send + 'static> Dataset<T> {
@@ -32,7 +31,7 @@ impl<T: Send + 'static> Dataset<T> {
         if depth == 0 {
             return self;
         }
-        let mut dataset = Dataset::new(prefetched(self.open, depth), self.facts);
+        let mut dataset = Dataset::new(prefetched(self.open, Depth::new(depth)), self.facts);
         dataset.facts.prefetch = dataset.facts.prefetch.max(depth);
         dataset.facts.buffers += usize::from(is_counted::<T>());
         // The row numbers remain available to a distribution, which reads ahead itself.
@@ -41,15 +40,39 @@ impl<T: Send + 'static> Dataset<T> {
     }
 }
 
-/// Returns an opener that reads ahead; a depth of 0 disables it.
-pub(crate) fn prefetched<T: Send + 'static>(open: Opener<T>, depth: usize) -> Opener<T> {
-    if depth == 0 {
-        return open;
+/// How far a stage reads ahead; its passes share it.
+#[derive(Clone, Debug)]
+pub(crate) struct Depth {
+    now: Arc<AtomicUsize>,
+    most: usize,
+}
+
+impl Depth {
+    pub(crate) fn new(depth: usize) -> Depth {
+        let (first, most) = if depth == AUTOTUNE { (2, MAX_AUTOTUNED) } else { (depth, depth) };
+        Depth { now: Arc::new(AtomicUsize::new(first)), most }
     }
+
+    /// Returns the number of elements that are read ahead.
+    fn get(&self) -> usize {
+        // Relaxed: a number by itself.
+        self.now.load(Ordering::Relaxed)
+    }
+
+    /// Doubles a depth of a pass.
+    fn doubled(&self, depth: usize) -> usize {
+        let doubled = depth.saturating_mul(2).min(self.most);
+        self.now.fetch_max(doubled, Ordering::Relaxed);
+        doubled
+    }
+}
+
+/// Returns an opener that reads ahead.
+fn prefetched<T: Send + 'static>(open: Opener<T>, depth: Depth) -> Opener<T> {
     Arc::new(move |pass| {
         let open = Arc::clone(&open);
         match pass.limit("prefetch") {
-            Ok(limit) => prefetched_within(move || open(pass), depth, limit),
+            Ok(limit) => prefetched_within(move || open(pass), &depth, limit),
             Err(error) => Box::new(std::iter::once(Err(error))),
         }
     })
@@ -58,14 +81,14 @@ pub(crate) fn prefetched<T: Send + 'static>(open: Opener<T>, depth: usize) -> Op
 /// Returns the items of one sequence, read ahead; a depth of 0 disables it.
 pub(crate) fn prefetched_items<T: Send + 'static>(
     open: impl FnOnce() -> Items<T> + Send + 'static,
-    depth: usize,
+    depth: &Depth,
 ) -> Items<T> {
-    if depth == 0 { open() } else { prefetched_within(open, depth, Limit::none()) }
+    if depth.most == 0 { open() } else { prefetched_within(open, depth, Limit::none()) }
 }
 
 fn prefetched_within<T: Send + 'static>(
     open: impl FnOnce() -> Items<T> + Send + 'static,
-    depth: usize,
+    depth: &Depth,
     bytes: Limit<T>,
 ) -> Items<T> {
     match Prefetched::start(open, depth, bytes, READ_DEADLINE) {
@@ -77,6 +100,7 @@ fn prefetched_within<T: Send + 'static>(
 /// The reader's side. Dropping it ends the thread.
 struct Prefetched<T> {
     shared: Arc<Shared<T>>,
+    depth: Depth,
     thread: Option<JoinHandle<()>>,
     deadline: Duration,
 }
@@ -94,8 +118,8 @@ struct Buffer<T> {
     /// The bytes of the items.
     held: usize,
     bytes: Limit<T>,
+    /// The most items that are read ahead.
     limit: usize,
-    max_limit: usize,
     was_full: bool,
     /// The time at which the reader last took an item, and its average time between items.
     taken: Instant,
@@ -107,17 +131,15 @@ struct Buffer<T> {
 impl<T: Send + 'static> Prefetched<T> {
     fn start(
         open: impl FnOnce() -> Items<T> + Send + 'static,
-        depth: usize,
+        depth: &Depth,
         bytes: Limit<T>,
         deadline: Duration,
     ) -> Result<Prefetched<T>> {
-        let (limit, max_limit) = if depth == AUTOTUNE { (2, MAX_AUTOTUNED) } else { (depth, depth) };
         let buffer = Buffer {
             items: VecDeque::new(),
             held: 0,
             bytes,
-            limit,
-            max_limit,
+            limit: depth.get(),
             was_full: false,
             taken: Instant::now(),
             pace: Duration::ZERO,
@@ -139,7 +161,7 @@ impl<T: Send + 'static> Prefetched<T> {
                 }
             })
             .map_err(|source| Error::Thread { source: Arc::new(source) })?;
-        Ok(Prefetched { shared, thread: Some(thread), deadline })
+        Ok(Prefetched { shared, depth: depth.clone(), thread: Some(thread), deadline })
     }
 }
 
@@ -149,10 +171,6 @@ impl<T> Iterator for Prefetched<T> {
     fn next(&mut self) -> Option<Result<T>> {
         let started = Instant::now();
         let mut buffer = self.shared.lock();
-        if buffer.items.is_empty() && buffer.was_full && buffer.limit < buffer.max_limit {
-            buffer.limit = buffer.limit.saturating_mul(2).min(buffer.max_limit);
-            buffer.was_full = false;
-        }
         loop {
             if let Some(item) = buffer.items.pop_front() {
                 buffer.held = buffer.held.saturating_sub(buffer.size(&item));
@@ -160,6 +178,10 @@ impl<T> Iterator for Prefetched<T> {
                 // Waking the thread costs the reader up to 30 µs. While there are items, the thread wakes up by itself
                 // in time.
                 if buffer.items.is_empty() {
+                    if buffer.was_full {
+                        buffer.limit = self.depth.doubled(buffer.limit);
+                        buffer.was_full = false;
+                    }
                     self.shared.drained.notify_one();
                 }
                 return Some(item);

@@ -107,7 +107,7 @@ where
         read_mode: ReadMode::Function,
         lanes: vec![Lane::of(Some(share))],
         cardinality,
-        depth: options.per_replica_buffer_size,
+        depth: Depth::new(options.per_replica_buffer_size),
         plan: DataPlan::new(topology, Division::PerWorker { batch }, cardinality),
         unequal_data: options.unequal_data,
         passes: Arc::default(),

@@ -43,6 +43,34 @@ fn no_more_is_read_ahead_than_asked() {
 }
 
 #[test]
+fn a_depth_that_was_not_enough_is_doubled_and_kept_for_later_passes() {
+    let depth = Depth::new(AUTOTUNE);
+    let start = || {
+        let (allow, allowed) = mpsc::channel::<()>();
+        let open = move || Box::new(std::iter::from_fn(move || allowed.recv().ok().map(Ok))) as Items<()>;
+        (allow, Prefetched::start(open, &depth, Limit::none(), Duration::from_secs(10)).unwrap())
+    };
+    let (allow, mut pass) = start();
+    for (now, later) in [(2, 4), (4, 8), (8, 16), (16, 16), (16, 16)] {
+        assert_eq!(depth.get(), now);
+        (0..now).for_each(|_| allow.send(()).unwrap());
+        let began = Instant::now();
+        while pass.shared.lock().items.len() < now {
+            assert!(began.elapsed() < Duration::from_secs(10), "the buffer is not filled");
+            thread::yield_now();
+        }
+        assert_eq!(pass.by_ref().take(now).filter(Result::is_ok).count(), now);
+        assert_eq!(depth.get(), later);
+    }
+    drop(allow);
+    drop(pass);
+    let (allow, pass) = start();
+    assert_eq!(pass.shared.lock().limit, 16);
+    drop(allow);
+    drop(pass);
+}
+
+#[test]
 fn reading_goes_on_while_nobody_asks() {
     let (made, seen) = mpsc::channel();
     let made = Mutex::new(made);
@@ -111,7 +139,7 @@ fn a_silent_source_meets_the_deadline() {
             Err(_) => None,
         })) as Items<i32>
     };
-    let mut pass = Prefetched::start(open, 1, Limit::none(), Duration::from_millis(20)).unwrap();
+    let mut pass = Prefetched::start(open, &Depth::new(1), Limit::none(), Duration::from_millis(20)).unwrap();
     assert!(matches!(pass.next(), Some(Err(Error::Stalled { .. }))));
     drop(release);
     drop(pass);
