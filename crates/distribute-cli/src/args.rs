@@ -35,7 +35,7 @@ pub(crate) enum Command {
     /// For a checkpoint, prints the memory that each replica needs for parameters, gradients and optimizer state under
     /// several strategies; only names and sizes are read.
     Explain {
-        /// The folder with rank_NNNNN.json files; or a .safetensors file, a checkpoint, or a folder of them
+        /// The folder with rank_NNNNN.GROUP.json files; or a .safetensors file, a checkpoint, or a folder of them
         path: PathBuf,
         /// Number of replicas that share the model, for a checkpoint [default: 2]
         #[arg(long, value_parser = value_parser!(u64).range(1..))]

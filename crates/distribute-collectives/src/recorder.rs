@@ -4,6 +4,7 @@
 //! requests it: when the group fails, for `distribute explain`, and at the end, as a trace for Perfetto.
 
 use std::fs;
+use std::hash::{DefaultHasher, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process;
@@ -244,7 +245,8 @@ impl Recorder {
     fn write(&self, header: impl FnOnce() -> FlightHeader) {
         let Some(folder) = &self.flight_dir else { return };
         let record = self.record(header());
-        let path = folder.join(format!("rank_{:05}.json", record.rank.0));
+        // A process may have one rank in several groups, and other processes that rank in others.
+        let path = folder.join(format!("rank_{:05}.{}.json", record.rank.0, in_file_name(&record.group)));
         if let Err(error) = write_json(&path, &record) {
             tracing::warn!("the flight record {} cannot be written: {error}", path.display());
         }
@@ -340,12 +342,23 @@ impl FlightRecord {
     }
 }
 
+/// Returns the part of a file's name that stands for a text, which differs from that of every other text.
+fn in_file_name(text: &str) -> String {
+    /// The number of characters that are kept for readers.
+    const SHOWN: usize = 40;
+    let plain = |character: char| character.is_ascii_alphanumeric() || "._-".contains(character);
+    let shown = text.chars().take(SHOWN).map(|character| if plain(character) { character } else { '-' });
+    let mut digest = DefaultHasher::new();
+    digest.write(text.as_bytes());
+    format!("{}.{:016x}", shown.collect::<String>(), digest.finish())
+}
+
 /// Writes to a temporary file, then renames it, so that readers find a complete file or none.
 fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
     }
-    // Groups in which a process has the same rank may fail at the same moment.
+    // Groups of one name, one after another, may fail at the same moment.
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let beside = path.with_extension(format!("{}-{}.tmp", process::id(), NUMBER.fetch_add(1, Ordering::Relaxed)));
     fs::write(&beside, serde_json::to_vec(value)?)?;

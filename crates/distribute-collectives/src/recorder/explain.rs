@@ -25,7 +25,7 @@ pub fn explain(records: &[FlightRecord]) -> String {
     }
     if groups.is_empty() {
         return "no records: set DISTRIBUTE_FLIGHT_DIR to a folder, and run the job again; every rank of a group that \
-                fails writes rank_NNNNN.json there\n"
+                fails writes rank_NNNNN.GROUP.json there\n"
             .to_owned();
     }
     groups.into_iter().map(|(name, records)| explain_group(name, &records)).collect()

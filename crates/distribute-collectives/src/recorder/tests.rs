@@ -58,6 +58,27 @@ fn a_failure_is_written_once_and_reads_back() {
 }
 
 #[test]
+fn groups_in_which_ranks_are_alike_have_records_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let (flight, trace) = (folder.path().join("flight"), folder.path().join("trace.json"));
+    // Two processes, of which each is rank 0 of a group of its own, and one of them of a group of both.
+    let long = "g".repeat(1000);
+    for (group, name) in [("world/0.0", "worker:0"), ("world-0.0", "worker:1"), (&*long, "worker:0")] {
+        let recorder = Recorder::new(Some(flight.clone()), Some(trace.clone()));
+        let header = || Identity { group, rank: Rank::of(0), name, world_size: 1, transport: "tcp" }.into();
+        let token = recorder.issue(call(0, 8), Instant::now(), true);
+        recorder.finish(token, Err(&Error::GroupSize { given: 0, max: 1 }), None, header);
+        recorder.close(header);
+    }
+    let records = FlightRecord::read_all(&flight).unwrap();
+    assert_eq!(records.len(), 3);
+    let text = explain(&records);
+    assert!(text.matches("1 of 1 ranks left a record").count() == 3 && !text.contains("left no record"), "{text}");
+    let traces = fs::read_dir(folder.path()).unwrap().filter(|file| file.as_ref().unwrap().path().is_file());
+    assert_eq!(traces.count(), 2, "one for each rank's name");
+}
+
+#[test]
 fn the_culprit_is_named() {
     let all = [(0, 8), (1, 8), (2, 8)];
     let says = |records: &[FlightRecord], words: &[&str]| {
@@ -87,7 +108,10 @@ fn a_trace_has_a_span_for_each_operation_that_ended() {
         recorder.issue(call(1, 8), Instant::now(), true);
         recorder.close(|| header(1));
     }
-    let written = fs::read(folder.path().join("trace.rank1.json")).unwrap();
+    let files: Vec<PathBuf> = fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().path()).collect();
+    let [file] = &files[..] else { panic!("{files:?}") };
+    assert!(file.file_name().unwrap().to_str().unwrap().starts_with("trace.worker-1."), "{files:?}");
+    let written = fs::read(file).unwrap();
     let events: Vec<serde_json::Value> = serde_json::from_slice(&written).unwrap();
     let spans: Vec<_> = events.iter().filter(|event| event["ph"] == "X").collect();
     assert_eq!(spans.len(), 2, "one of each group");

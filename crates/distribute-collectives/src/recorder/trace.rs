@@ -14,14 +14,15 @@ use crate::sync::lock;
 /// Files that this process has started: later groups append to them; files of earlier runs are replaced.
 static BEGUN: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
-/// Appends a group's operations to this rank's trace: `trace.json` becomes `trace.rank0.json`.
+/// Appends a group's operations to the trace of the rank's name, which is the same in all of its groups: `trace.json`
+/// becomes `trace.worker-0.DIGEST.json`.
 ///
 /// The trace has a row per rank and group, spans of operations with their sizes, and a counter of the bandwidth.
 ///
 /// # Source
 /// The trace event format of Chromium: complete events (`X`), counters (`C`) and metadata (`M`), in JSON array form.
 pub(super) fn append(path: &Path, record: &FlightRecord) -> io::Result<()> {
-    let path = path.with_extension(format!("rank{}.json", record.rank.0));
+    let path = path.with_extension(format!("{}.json", super::in_file_name(&record.name)));
     let mut begun = lock(&BEGUN);
     let mut events: Vec<Value> = match begun.contains(&path) {
         true => serde_json::from_slice(&fs::read(&path)?)?,
@@ -34,15 +35,19 @@ pub(super) fn append(path: &Path, record: &FlightRecord) -> io::Result<()> {
 }
 
 fn events(record: &FlightRecord) -> Vec<Value> {
-    let (pid, tid) = (record.rank.0, &record.group);
-    // Threads are numbers; the group's name is a separate record.
-    let row = tid.bytes().fold(7u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into())) % 1_000_000;
+    // Processes and threads are numbers; their names are separate records.
+    let number =
+        |name: &str| name.bytes().fold(7u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into())) % 1_000_000;
+    let (pid, row) = (number(&record.name), number(&record.group));
     let mut events = vec![
         json!({
             "ph": "M", "pid": pid, "name": "process_name",
-            "args": {"name": format!("{} (rank {pid})", record.name)},
+            "args": {"name": record.name},
         }),
-        json!({"ph": "M", "pid": pid, "tid": row, "name": "thread_name", "args": {"name": format!("group {tid}")}}),
+        json!({
+            "ph": "M", "pid": pid, "tid": row, "name": "thread_name",
+            "args": {"name": format!("group {}, rank {}", record.group, record.rank.0)},
+        }),
     ];
     let micros = |seconds: f64| (record.began_s + seconds) * 1e6;
     for operation in &record.operations {
