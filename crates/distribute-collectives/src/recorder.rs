@@ -342,15 +342,20 @@ impl FlightRecord {
     }
 }
 
-/// Returns the part of a file's name that stands for a text, which differs from that of every other text.
+/// Returns a number that stands for a text: the same in all processes of one program.
+fn digest(text: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(text.as_bytes());
+    hasher.finish()
+}
+
+/// Returns the part of a file's name that stands for a text: its beginning, for readers, and its digest.
 fn in_file_name(text: &str) -> String {
     /// The number of characters that are kept for readers.
     const SHOWN: usize = 40;
     let plain = |character: char| character.is_ascii_alphanumeric() || "._-".contains(character);
     let shown = text.chars().take(SHOWN).map(|character| if plain(character) { character } else { '-' });
-    let mut digest = DefaultHasher::new();
-    digest.write(text.as_bytes());
-    format!("{}.{:016x}", shown.collect::<String>(), digest.finish())
+    format!("{}.{:016x}", shown.collect::<String>(), digest(text))
 }
 
 /// Writes to a temporary file, then renames it, so that readers find a complete file or none.

@@ -1,7 +1,8 @@
 //! Limits on gradients.
 
-use crate::Error;
 use distribute_rules::check_setting;
+
+use crate::Error;
 
 /// A limit on gradients, set by [`Optimizer::clip`](crate::Optimizer::clip).
 ///

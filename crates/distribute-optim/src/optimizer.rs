@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use distribute_collectives::{Compression, FusedAllReduce, FusionOptions};
+use distribute_rules::{OptimizerDescription, UpdateRule};
 use distribute_strategy::Strategy;
 use distribute_values::DistributedVariable;
 use serde::{Deserialize, Serialize};
@@ -20,7 +21,6 @@ use crate::row_share::SparseGradients;
 use crate::settings::{FixedSettings, Settings};
 use crate::step_counts::SavedCounts;
 use crate::{Clip, Error, Parameters, ShardLayout, StepCounts, TensorLibrary, Trainable, Variable, tensor_split};
-use distribute_rules::{OptimizerDescription, UpdateRule};
 
 mod backward;
 mod builders;

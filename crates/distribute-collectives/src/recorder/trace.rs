@@ -35,10 +35,8 @@ pub(super) fn append(path: &Path, record: &FlightRecord) -> io::Result<()> {
 }
 
 fn events(record: &FlightRecord) -> Vec<Value> {
-    // Processes and threads are numbers; their names are separate records.
-    let number =
-        |name: &str| name.bytes().fold(7u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into())) % 1_000_000;
-    let (pid, row) = (number(&record.name), number(&record.group));
+    // Processes and threads are numbers, of 31 bits; their names are separate records.
+    let [pid, row] = [&record.name, &record.group].map(|name| super::digest(name) >> 33);
     let mut events = vec![
         json!({
             "ph": "M", "pid": pid, "name": "process_name",

@@ -59,11 +59,8 @@ impl Depth {
         self.now.load(Ordering::Relaxed)
     }
 
-    /// Doubles a depth of a pass.
-    fn doubled(&self, depth: usize) -> usize {
-        let doubled = depth.saturating_mul(2).min(self.most);
-        self.now.fetch_max(doubled, Ordering::Relaxed);
-        doubled
+    fn double(&self) {
+        self.now.fetch_max(self.get().saturating_mul(2).min(self.most), Ordering::Relaxed);
     }
 }
 
@@ -100,7 +97,6 @@ fn prefetched_within<T: Send + 'static>(
 /// The reader's side. Dropping it ends the thread.
 struct Prefetched<T> {
     shared: Arc<Shared<T>>,
-    depth: Depth,
     thread: Option<JoinHandle<()>>,
     deadline: Duration,
 }
@@ -119,7 +115,7 @@ struct Buffer<T> {
     held: usize,
     bytes: Limit<T>,
     /// The most items that are read ahead.
-    limit: usize,
+    depth: Depth,
     was_full: bool,
     /// The time at which the reader last took an item, and its average time between items.
     taken: Instant,
@@ -139,7 +135,7 @@ impl<T: Send + 'static> Prefetched<T> {
             items: VecDeque::new(),
             held: 0,
             bytes,
-            limit: depth.get(),
+            depth: depth.clone(),
             was_full: false,
             taken: Instant::now(),
             pace: Duration::ZERO,
@@ -161,7 +157,7 @@ impl<T: Send + 'static> Prefetched<T> {
                 }
             })
             .map_err(|source| Error::Thread { source: Arc::new(source) })?;
-        Ok(Prefetched { shared, depth: depth.clone(), thread: Some(thread), deadline })
+        Ok(Prefetched { shared, thread: Some(thread), deadline })
     }
 }
 
@@ -179,7 +175,7 @@ impl<T> Iterator for Prefetched<T> {
                 // in time.
                 if buffer.items.is_empty() {
                     if buffer.was_full {
-                        buffer.limit = self.depth.doubled(buffer.limit);
+                        buffer.depth.double();
                         buffer.was_full = false;
                     }
                     self.shared.drained.notify_one();
@@ -228,7 +224,7 @@ impl<T> Buffer<T> {
     /// Returns whether an item of a size has to wait. An empty buffer takes items of any size.
     fn is_full(&self, size: usize) -> bool {
         let fits = self.items.is_empty() || self.bytes.has_room(self.held, size);
-        self.items.len() >= self.limit || !fits
+        self.items.len() >= self.depth.get() || !fits
     }
 
     fn size(&self, item: &Result<T>) -> usize {
@@ -245,7 +241,7 @@ impl<T> Buffer<T> {
 
     /// Returns the time in which the reader takes half of the items at its current pace.
     fn until_half_empty(&self) -> Duration {
-        let half = u32::try_from(self.limit / 2).unwrap_or(u32::MAX).max(1);
+        let half = u32::try_from(self.depth.get() / 2).unwrap_or(u32::MAX).max(1);
         self.pace.saturating_mul(half).clamp(MIN_NAP, RECHECK)
     }
 }
@@ -270,7 +266,7 @@ impl<T> Shared<T> {
         }
         buffer.held = buffer.held.saturating_add(size);
         buffer.items.push_back(item);
-        buffer.was_full |= buffer.items.len() >= buffer.limit;
+        buffer.was_full |= buffer.items.len() >= buffer.depth.get();
         self.filled.notify_one();
         !failed
     }

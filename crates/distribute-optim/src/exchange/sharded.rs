@@ -10,13 +10,13 @@ use std::sync::Arc;
 use distribute_collectives::schedule::part;
 use distribute_collectives::{Bucket, ProcessGroup, ReduceOp, Work};
 use distribute_device::{DType, Element, bf16, f16};
+use distribute_rules::{Real, UpdateRule};
 use distribute_values::{TensorStorage, with_storage};
 
 use super::{Exchange, StepFlags, Summed};
 use crate::library::{dtype, len};
 use crate::plan::Plan;
 use crate::{Clip, Error, Parameters, StepCounts, TensorLibrary};
-use distribute_rules::{Real, UpdateRule};
 
 /// The slots of one replica's part of one bucket.
 #[derive(Debug)]

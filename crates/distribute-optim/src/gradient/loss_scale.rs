@@ -1,7 +1,8 @@
 //! Loss scaling, for gradients that would underflow in 16 bits.
 
-use crate::Error;
 use distribute_rules::check_setting;
+
+use crate::Error;
 
 /// A loss scale: losses are multiplied by it before backward, and gradients divided by it before they are applied.
 ///

@@ -1,9 +1,10 @@
 //! Descriptions of optimizers, from which they are built for a model.
 
+use distribute_rules::{OptimizerDescription, UpdateRule};
+
 use super::Optimizer;
 use super::slots::StateMemory;
 use crate::{TensorLibrary, Trainable};
-use distribute_rules::{OptimizerDescription, UpdateRule};
 
 /// Stochastic gradient descent, optionally with momentum.
 ///

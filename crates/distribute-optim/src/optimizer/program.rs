@@ -6,6 +6,7 @@ use distribute_collectives::Compression;
 use distribute_hlo::{
     Builder, CollectiveGroups, CompareOp, ElementType, Reducer, Result as HloResult, TensorType, Value,
 };
+use distribute_rules::{UpdateRule, norm};
 use distribute_types::DType;
 use distribute_values::{DistributedVariable, TensorStorage};
 
@@ -13,7 +14,6 @@ use super::Optimizer;
 use super::states::States;
 use super::step::is_audit_due;
 use crate::{Clip, Error, Parameters, TensorLibrary, Variable};
-use distribute_rules::{UpdateRule, norm};
 
 /// The part of a step that an optimizer adds to a program.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use distribute_collectives::ReduceOp;
 use distribute_device::{BufferMut, BufferRef, DType, Element};
+use distribute_rules::{Real, UpdateRule};
 use distribute_strategy::{Recoverable, ReplicaContext};
 use distribute_types::ErrorClass;
 use distribute_values::{TensorStorage, with_storage};
@@ -17,7 +18,6 @@ use crate::gradient::{Accumulated, Reduced, Scaling, SquaresOfParts, change, is_
 use crate::library::{DeviceOutcome, dtype};
 use crate::tape::Sink;
 use crate::{Clip, DeviceExchange, DeviceStep, DeviceUpdate, Error, StepCounts, TensorLibrary, is_short};
-use distribute_rules::{Real, UpdateRule};
 
 /// Returns whether parameters are compared after the last of these steps.
 pub(super) fn is_audit_due(steps: u64, audit_every: u64) -> bool {

@@ -51,21 +51,25 @@ fn a_depth_that_was_not_enough_is_doubled_and_kept_for_later_passes() {
         (allow, Prefetched::start(open, &depth, Limit::none(), Duration::from_secs(10)).unwrap())
     };
     let (allow, mut pass) = start();
-    for (now, later) in [(2, 4), (4, 8), (8, 16), (16, 16), (16, 16)] {
-        assert_eq!(depth.get(), now);
-        (0..now).for_each(|_| allow.send(()).unwrap());
+    let fills = |allow: &mpsc::Sender<()>, pass: &Prefetched<()>, count: usize| {
+        (0..count).for_each(|_| allow.send(()).unwrap());
         let began = Instant::now();
-        while pass.shared.lock().items.len() < now {
+        while pass.shared.lock().items.len() < count {
             assert!(began.elapsed() < Duration::from_secs(10), "the buffer is not filled");
             thread::yield_now();
         }
+    };
+    for (now, later) in [(2, 4), (4, 8), (8, 16), (16, 16), (16, 16)] {
+        assert_eq!(depth.get(), now);
+        fills(&allow, &pass, now);
         assert_eq!(pass.by_ref().take(now).filter(Result::is_ok).count(), now);
         assert_eq!(depth.get(), later);
     }
     drop(allow);
     drop(pass);
     let (allow, pass) = start();
-    assert_eq!(pass.shared.lock().limit, 16);
+    assert_eq!(pass.shared.lock().depth.get(), 16);
+    fills(&allow, &pass, 16);
     drop(allow);
     drop(pass);
 }
