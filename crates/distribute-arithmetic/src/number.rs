@@ -111,7 +111,10 @@ macro_rules! integers {
             }
             #[inline(always)]
             fn mean_of_accumulated([quotient, remainder]: [i64; 2], n: u32) -> $type {
-                ((i128::from(quotient) * i128::from(n) + i128::from(remainder)) / i128::from(n)) as $type
+                // Rounded down, quotients of u64 need all 64 bits, and those of i64 may leave them for a moment.
+                let floor = quotient.wrapping_add(remainder / i64::from(n));
+                let is_negative = <$type>::MIN != 0 && floor < 0;
+                floor.wrapping_add(i64::from(is_negative && remainder % i64::from(n) > 0)) as $type
             }
             #[inline(always)]
             fn bit_and(a: $type, b: $type) -> $type { a & b }

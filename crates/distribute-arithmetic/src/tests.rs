@@ -105,6 +105,27 @@ fn every_nan_has_the_same_bits() {
     check([bf16::NAN, -bf16::NAN]);
 }
 
+#[test]
+fn means_of_the_greatest_integers_are_the_same_on_every_way() {
+    fn check<T: Number + PartialEq + std::fmt::Debug>(values: [T; 3], mean: T) {
+        let data = values.map(|value| vec![value; 3]);
+        let mut one = vec![T::default(); 3];
+        reduce_to_one(
+            T::DTYPE,
+            Reduce::Mean(3),
+            &data.each_ref().map(|buffer| cast_slice(buffer)),
+            cast_slice_mut(&mut one),
+        );
+        assert_eq!([one, pairwise(Reduce::Mean(3), &data)], [vec![mean; 3], vec![mean; 3]]);
+    }
+    let top = 1u64 << 63;
+    check([top, top + 1, top + 1], top);
+    check([u64::MAX, u64::MAX, u64::MAX - 1], u64::MAX - 1);
+    check([i64::MIN, i64::MIN, i64::MIN + 1], i64::MIN + 1);
+    check([i64::MAX, i64::MAX, i64::MAX - 1], i64::MAX - 1);
+    check([u8::MAX, u8::MAX, u8::MAX - 1], u8::MAX - 1);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
