@@ -68,6 +68,7 @@ impl<T: Send + 'static> Dataset<T> {
         let mut facts = Facts::of(self.facts.cardinality.shorter(other.facts.cardinality));
         facts.batch_size = self.facts.batch_size.filter(|size| other.facts.batch_size == Some(*size));
         facts.buffers = self.facts.buffers + other.facts.buffers;
+        facts.seeds = [self.facts.seeds, other.facts.seeds].concat();
         facts.note(self.facts.error.or(other.facts.error));
         Dataset::new(open, facts)
     }
@@ -83,6 +84,7 @@ impl<T: Send + 'static> Dataset<T> {
         facts.batch_size = self.facts.batch_size.filter(|size| other.facts.batch_size == Some(*size));
         facts.note(self.facts.error.or(other.facts.error));
         facts.buffers = self.facts.buffers + other.facts.buffers;
+        facts.seeds = [self.facts.seeds, other.facts.seeds].concat();
         facts.shares = self.facts.shares.both(other.facts.shares);
         Dataset::new(open, facts)
     }

@@ -164,6 +164,14 @@ mod tests {
         items.map(|item| item.unwrap().as_slice()[0]).collect()
     }
 
+    #[test]
+    fn seeds_of_both_datasets_are_settings() {
+        let shuffled = |seed| Dataset::range(0..8).shuffle(8, seed);
+        let seeds = ("seeds of shuffles", "[1, 2]".to_owned());
+        assert!(shuffled(1).zip(shuffled(2)).settings().contains(&seeds));
+        assert!(shuffled(1).concatenate(shuffled(2)).settings().contains(&seeds));
+    }
+
     /// Splits of 0..`to`, as a source that reads them elsewhere would yield them.
     fn by_splits(to: i64, count: usize) -> Dataset<Array<i64>> {
         let numbers = Dataset::range(0..to).shuffle(8, 3);
