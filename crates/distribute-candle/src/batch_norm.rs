@@ -61,7 +61,9 @@ mod rectified;
 /// # Source
 /// Ioffe and Szegedy, "Batch normalization", 2015; Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm
 /// for computing sample variances", 1979; synchronised as `tf.keras.layers.BatchNormalization(synchronized=True)`.
-/// Settings and running statistics follow [`candle_nn::BatchNorm`], so checkpoints fit both.
+/// Settings and running statistics follow [`candle_nn::BatchNorm`], so checkpoints fit both; but without `remove_mean`
+/// elements are divided by the standard deviation here, also in evaluation, and there in training by the root of the
+/// mean square.
 #[derive(Clone, Debug)]
 pub struct SyncBatchNorm {
     affine: Option<(Tensor, Tensor)>,

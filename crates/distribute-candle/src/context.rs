@@ -112,17 +112,18 @@ impl CandleContext for ReplicaContext {
 /// Computes the negative log-likelihood of each example's target, in f32 or f64.
 ///
 /// # Shapes
-/// `log_probabilities`: (examples, classes); `targets`: (examples), u32, i64 or u8. Result: (examples).
+/// `log_probabilities`: (examples, …, classes); `targets`: (examples, …), u32, i64 or u8. Result: (examples, …).
 ///
 /// # Errors
 /// [`candle_core::Error`] if shapes or types do not fit. On a CPU, also for the first target that is not a class; on a
 /// GPU candle's kernels handle these.
 pub fn nll_per_example(log_probabilities: &Tensor, targets: &Tensor) -> candle_core::Result<Tensor> {
     let log_probabilities = at_least_32_bits(log_probabilities)?;
+    check_shapes(&log_probabilities, targets)?;
     if targets.device().is_cpu() {
         check_classes("the target of example", targets, log_probabilities.dim(D::Minus1)?)?;
     }
-    log_probabilities.gather(&targets.unsqueeze(D::Minus1)?, D::Minus1)?.squeeze(D::Minus1)?.neg()
+    log_probabilities.gather(&as_indices(targets)?.unsqueeze(D::Minus1)?, D::Minus1)?.squeeze(D::Minus1)?.neg()
 }
 
 /// Computes the cross-entropy of each example's logits and target, in f32 or f64.
@@ -134,15 +135,37 @@ pub fn nll_per_example(log_probabilities: &Tensor, targets: &Tensor) -> candle_c
 /// [`candle_core::Error`] if shapes or types do not fit or a target is not a class, like [`nll_per_example`].
 pub fn cross_entropy_per_example(logits: &Tensor, targets: &Tensor) -> candle_core::Result<Tensor> {
     let logits = at_least_32_bits(logits)?;
-    if logits.dim(0)? == 0 {
+    check_shapes(&logits, targets)?;
+    if logits.elem_count() == 0 {
         // candle refuses the maximum of an empty tensor, but a replica without examples takes part in the step.
         return logits.narrow(D::Minus1, 0, 1)?.squeeze(D::Minus1);
     }
-    if is_fused(&logits) && targets.device().is_cpu() && logits.rank() == 2 && targets.dims() == [logits.dim(0)?] {
+    if is_fused(&logits) && targets.device().is_cpu() && logits.rank() == 2 {
         let classes = check_classes("the target of example", targets, logits.dim(D::Minus1)?)?;
         return cross_entropy_of_classes(&logits, classes);
     }
     nll_per_example(&candle_nn::ops::log_softmax(&logits, D::Minus1)?, targets)
+}
+
+/// Refuses targets that are not one for each row of outputs; candle looks up as many as there are.
+pub(crate) fn check_shapes(outputs: &Tensor, targets: &Tensor) -> candle_core::Result<()> {
+    match outputs.dims().split_last() {
+        Some((_, examples)) if targets.dims() == examples => Ok(()),
+        _ => candle_core::bail!(
+            "the outputs have shape {:?}, and the targets {:?}; give one target for each row of outputs, in all axes \
+             but the last",
+            outputs.dims(),
+            targets.dims()
+        ),
+    }
+}
+
+/// Returns indices in a type of which the greatest number is not an index. To candle that is padding.
+pub(crate) fn as_indices(indices: &Tensor) -> candle_core::Result<Tensor> {
+    match indices.dtype() {
+        DType::U32 | DType::I64 => Ok(indices.clone()),
+        _ => indices.to_dtype(DType::U32),
+    }
 }
 
 /// Returns indices, such as targets, in host memory, and refuses one that is not a class. candle treats the greatest

@@ -190,12 +190,16 @@ pub fn max_pool2d_with_stride(x: &Tensor, window: impl ToUsize2, stride: impl To
     if window != stride {
         return x.max_pool2d_with_stride(window, stride);
     }
-    // The largest of an axis has the right gradient.
     let [rows, columns] = pooling.output_size();
     let x = x.narrow(2, 0, rows * window.0)?.narrow(3, 0, columns * window.1)?;
     let windows = x.contiguous()?.reshape(vec![images, channels, rows, window.0, columns, window.1])?;
     let windows = windows.transpose(3, 4)?.contiguous()?;
-    windows.reshape((images, channels, rows, columns, window.0 * window.1))?.max(D::Minus1)
+    let windows = windows.reshape((images, channels, rows, columns, window.0 * window.1))?;
+    // The gradient of candle's maximum would reach all elements that are equally large, and its maximum pass NaN over.
+    let detached = windows.detach();
+    let infinite = (detached.zeros_like()? + f64::INFINITY)?;
+    let largest = detached.ne(&detached)?.where_cond(&infinite, &detached)?.argmax_keepdim(D::Minus1)?;
+    windows.gather(&largest, D::Minus1)?.squeeze(D::Minus1)
 }
 
 impl Module for Conv2d {

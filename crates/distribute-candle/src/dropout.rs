@@ -60,7 +60,7 @@ pub struct Dropout {
 /// Creates a [`Dropout`] layer that drops elements with a probability, at the path of `vb`.
 ///
 /// # Errors
-/// [`candle_core::Error`] if the probability is not in 0..1.
+/// [`candle_core::Error`] if the probability is not in 0..1, or if the model has a dropout layer at this path.
 pub fn dropout(probability: f64, vb: VarBuilder<'_>) -> candle_core::Result<Dropout> {
     if !(0.0..1.0).contains(&probability) {
         bail!(
@@ -71,12 +71,18 @@ pub fn dropout(probability: f64, vb: VarBuilder<'_>) -> candle_core::Result<Drop
     let stream = BUILDING.with_borrow_mut(|building| {
         let seed = building.as_ref().map_or(0, |building| building.seed);
         let name = vb.prefix();
+        if building.as_ref().is_some_and(|building| building.streams.iter().any(|stream| stream.name == name)) {
+            bail!(
+                "dropout {name:?}: the model has another dropout layer at this path, and both would drop the same \
+                 elements; give each a path of its own, as by vb.pp(\"dropout2\")"
+            );
+        }
         let stream = Arc::new(Stream { seed: seed ^ hash(&name), name, uses: 0.into(), noted: 0.into() });
         if let Some(building) = building {
             building.streams.push(stream.clone());
         }
-        stream
-    });
+        Ok(stream)
+    })?;
     crate::sharded::note_stream(&stream);
     Ok(Dropout { probability, stream })
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use candle_core::{Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
 
-use crate::context::check_classes;
+use crate::context::{as_indices, check_classes};
 use crate::table::{Gate, gated};
 
 /// An embedding, like [`candle_nn::Embedding`], whose gradient in host memory has only the rows that a step looks up:
@@ -71,13 +71,17 @@ impl Embedding {
 
 impl Module for Embedding {
     /// # Errors
-    /// [`candle_core::Error`] if an index is not that of a row.
+    /// [`candle_core::Error`] if an index is not that of a row; on a GPU candle's kernels handle these.
     fn forward(&self, indices: &Tensor) -> Result<Tensor> {
         let (vocabulary, width) = self.table.dims2()?;
         let shape = [indices.dims(), &[width]].concat();
-        let rows = match &self.gate {
-            Some(gate) => gate.select(&self.table, check_classes("index", indices, vocabulary)?)?,
-            None => self.table.index_select(&indices.flatten_all()?.contiguous()?, 0)?,
+        let given = match indices.device().is_cpu() {
+            true => Some(check_classes("index", indices, vocabulary)?),
+            false => None,
+        };
+        let rows = match (&self.gate, given) {
+            (Some(gate), Some(given)) => gate.select(&self.table, given)?,
+            _ => self.table.index_select(&as_indices(indices)?.flatten_all()?.contiguous()?, 0)?,
         };
         rows.reshape(shape)
     }

@@ -104,7 +104,9 @@ impl Loss for MeanSquaredError {
 impl Loss for MeanAbsoluteError {
     fn per_example(&self, outputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
         let (outputs, targets) = wide(outputs, targets)?;
-        rows(&(outputs - targets)?.abs()?)
+        let difference = (outputs - targets)?;
+        // The gradient of candle's abs() is 1 at 0, where this one is 0.
+        rows(&(&difference * difference.detach().sign()?)?)
     }
 }
 
@@ -125,7 +127,7 @@ impl Loss for Huber {
 impl Loss for KlDivergence {
     fn per_example(&self, outputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
         let (outputs, targets) = wide(outputs, targets)?;
-        let (outputs, targets) = (outputs.clamp(EPSILON, 1.0)?, targets.clamp(EPSILON, 1.0)?);
+        let (outputs, targets) = (clamped(&outputs, 1.0)?, clamped(&targets, 1.0)?);
         let parts = (&targets * (targets.log()? - outputs.log()?)?)?;
         parts.flatten_from(1)?.sum(D::Minus1)
     }
@@ -153,6 +155,12 @@ pub(crate) fn at_least_32_bits(tensor: &Tensor) -> Result<Tensor> {
 }
 
 const EPSILON: f64 = 1e-7;
+
+/// Clamps probabilities. NaN stays NaN, which candle's kernels for GPUs would replace by a bound.
+fn clamped(probabilities: &Tensor, most: f64) -> Result<Tensor> {
+    let within = probabilities.clamp(EPSILON, most)?;
+    probabilities.ne(probabilities)?.where_cond(probabilities, &within)
+}
 
 /// Returns the mean of each row.
 fn rows(values: &Tensor) -> Result<Tensor> {
@@ -200,6 +208,39 @@ mod tests {
         close(of(Hinge, &[[0.5, -2.0]], &[[1.0, 1.0]]), &[1.75]);
         let own = |outputs: &Tensor, targets: &Tensor| (outputs - targets)?.abs()?.max(D::Minus1);
         close(of(own, &outputs, &targets), &[3.0, 3.0]);
+    }
+
+    #[test]
+    fn targets_are_one_for_each_row_of_outputs() {
+        let classes = |shape: &[usize]| Tensor::zeros(shape, candle_core::DType::U32, &Device::Cpu).unwrap();
+        let zeros = |shape: &[usize]| Tensor::zeros(shape, candle_core::DType::F32, &Device::Cpu).unwrap();
+        for (outputs, targets) in [(vec![8, 3], vec![4]), (vec![2, 9, 3], vec![2, 8]), (vec![0, 3], vec![2])] {
+            let (outputs, targets) = (zeros(&outputs), classes(&targets));
+            for loss in [&SparseCategoricalCrossentropy as &dyn Loss, &FromProbabilities(SparseCategoricalCrossentropy)]
+            {
+                let told = loss.per_example(&outputs, &targets).unwrap_err().to_string();
+                assert!(told.contains("give one target for each row"), "{told}");
+            }
+        }
+        let losses = SparseCategoricalCrossentropy.per_example(&zeros(&[2, 9, 3]), &classes(&[2, 9])).unwrap();
+        assert_eq!(losses.dims(), [2, 9]);
+    }
+
+    #[test]
+    fn the_greatest_number_of_a_type_is_a_class_like_others() {
+        let logits = Tensor::zeros((1, 2, 256), candle_core::DType::F32, &Device::Cpu).unwrap();
+        let classes = Tensor::new(&[[254u8, 255]], &Device::Cpu).unwrap();
+        let losses = SparseCategoricalCrossentropy.per_example(&logits, &classes).unwrap();
+        close(losses.flatten_all().unwrap().to_vec1().unwrap(), &[256f64.ln(); 2]);
+    }
+
+    #[test]
+    fn an_output_that_is_right_has_no_gradient() {
+        let outputs = candle_core::Var::new(&[[0f32, 1.0, -1.0]], &Device::Cpu).unwrap();
+        let targets = Tensor::zeros((1, 3), candle_core::DType::F32, &Device::Cpu).unwrap();
+        let loss = MeanAbsoluteError.per_example(&outputs, &targets).unwrap().sum_all().unwrap();
+        let gradient = loss.backward().unwrap().get(&outputs).unwrap().to_vec2::<f32>().unwrap();
+        close(gradient.concat(), &[0.0, 1.0 / 3.0, -1.0 / 3.0]);
     }
 
     #[test]

@@ -226,8 +226,8 @@ fn fitted(variable: &Variable, name: &str, value: &Tensor) -> Result<Result<Tens
         )));
     }
     let converted = value.to_dtype(wanted)?;
-    if is_short(wanted) && !fits(value, &converted)? {
-        return Ok(Err(format!("{name:?} has values that {wanted:?} cannot hold; build the model in f32 or bf16")));
+    if wanted.size_in_bytes() < given.size_in_bytes() && !fits(value, &converted)? {
+        return Ok(Err(format!("{name:?} has values that {wanted:?} cannot hold; build the model in a wider type")));
     }
     Ok(Ok(converted))
 }

@@ -61,7 +61,7 @@ pub fn gelu(x: &Tensor) -> Result<Tensor> {
 
 /// Computes the rectified linear unit, like [`Tensor::relu`], faster in host memory: backward is one pass over it.
 ///
-/// In host memory NaN stays, and elements of 0 have no gradient.
+/// NaN stays, and elements of 0 have no gradient.
 ///
 /// # Shapes
 /// The result has the shape of `x`.
@@ -78,7 +78,11 @@ pub fn gelu(x: &Tensor) -> Result<Tensor> {
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 pub fn relu(x: &Tensor) -> Result<Tensor> {
-    if is_fused(x) { row_wise(x, Relu) } else { x.relu() }
+    if is_fused(x) {
+        return row_wise(x, Relu);
+    }
+    // candle's would turn NaN into 0 in 16 bits and on GPUs.
+    x.le(0.0)?.where_cond(&x.zeros_like()?, x)
 }
 
 /// Adds two tensors of one shape, like `x + y`, faster in host memory: the gradients of both are the result's itself,

@@ -3,10 +3,10 @@
 use candle_core::{D, Result, Tensor};
 
 use super::{
-    BinaryCrossentropy, CategoricalCrossentropy, EPSILON, Loss, SparseCategoricalCrossentropy, at_least_32_bits, rows,
-    wide,
+    BinaryCrossentropy, CategoricalCrossentropy, EPSILON, Loss, SparseCategoricalCrossentropy, at_least_32_bits,
+    clamped, rows, wide,
 };
-use crate::context::nll_per_example;
+use crate::context::{check_shapes, nll_per_example};
 
 /// The cross-entropy of a model whose outputs are probabilities, after a softmax or a sigmoid, instead of logits.
 ///
@@ -38,6 +38,7 @@ pub struct FromProbabilities<L>(pub L);
 impl Loss for FromProbabilities<SparseCategoricalCrossentropy> {
     fn per_example(&self, outputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
         let outputs = at_least_32_bits(outputs)?;
+        check_shapes(&outputs, targets)?;
         if outputs.dim(0)? == 0 {
             // A replica without examples takes part in the step.
             return outputs.narrow(D::Minus1, 0, 1)?.squeeze(D::Minus1);
@@ -59,7 +60,7 @@ impl Loss for FromProbabilities<CategoricalCrossentropy> {
 impl Loss for FromProbabilities<BinaryCrossentropy> {
     fn per_example(&self, outputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
         let (outputs, targets) = wide(outputs, targets)?;
-        let outputs = clamped(&outputs)?;
+        let outputs = clamped(&outputs, 1.0 - EPSILON)?;
         let (yes, no) = ((outputs.log()? * &targets)?, ((1.0 - outputs)?.log()? * (1.0 - targets)?)?);
         rows(&(yes + no)?.neg()?)
     }
@@ -67,13 +68,7 @@ impl Loss for FromProbabilities<BinaryCrossentropy> {
 
 /// Returns each row's probabilities, with a sum of 1, clamped.
 fn of_classes(outputs: &Tensor) -> Result<Tensor> {
-    clamped(&outputs.broadcast_div(&outputs.sum_keepdim(D::Minus1)?)?)
-}
-
-/// Clamps probabilities. NaN stays NaN, which candle's kernels for GPUs would replace by a bound.
-fn clamped(outputs: &Tensor) -> Result<Tensor> {
-    let within = outputs.clamp(EPSILON, 1.0 - EPSILON)?;
-    outputs.ne(outputs)?.where_cond(outputs, &within)
+    clamped(&outputs.broadcast_div(&outputs.sum_keepdim(D::Minus1)?)?, 1.0 - EPSILON)
 }
 
 #[cfg(test)]

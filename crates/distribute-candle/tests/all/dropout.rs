@@ -78,6 +78,9 @@ fn probabilities_and_types_that_do_not_fit_get_a_sentence() {
         let problem = strategy.scope(|vb| dropout(probability, vb.pp("encoder.dropout"))).err().unwrap().to_string();
         assert!(problem.contains("\"encoder.dropout\"") && problem.contains("not including, 1"), "{problem}");
     }
+    let twice = |vb: VarBuilder<'_>| Ok([dropout(0.5, vb.pp("a"))?, dropout(0.5, vb.pp("a"))?]);
+    let problem = strategy.scope(twice).err().unwrap().to_string();
+    assert!(problem.contains("another dropout layer at this path"), "{problem}");
     let indices = Tensor::ones(3, DType::U32, &Device::Cpu).unwrap();
     let problem = layer(&strategy, 0, 0.5, "a").first().forward_t(&indices, true).unwrap_err().to_string();
     assert!(problem.contains("U32; give floats"), "{problem}");

@@ -196,6 +196,14 @@ fn an_index_that_is_no_row_is_refused() {
         let told = look_up(index).unwrap_err().to_string();
         assert!(told.contains(&format!("index 1 is {index}")), "{told}");
     }
+    // Without a gate, and in a type of which the greatest number is an index.
+    let variables = candle_nn::VarMap::new();
+    let vb = candle_nn::VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
+    let table = embedding(256, 2, vb).unwrap();
+    let row = table.forward(&Tensor::new(&[255u8], &Device::Cpu).unwrap()).unwrap();
+    let last = table.embeddings().narrow(0, 255, 1).unwrap();
+    assert_eq!(row.to_vec2::<f32>().unwrap(), last.to_vec2::<f32>().unwrap());
+    assert!(table.forward(&Tensor::new(&[u32::MAX], &Device::Cpu).unwrap()).is_err());
     let none = model.first().forward(&Tensor::zeros((0, 3), DType::U32, &Device::Cpu).unwrap()).unwrap();
     assert_eq!(none.dims(), [0, 3, 4]);
 }

@@ -151,6 +151,17 @@ fn the_largest_element_of_a_window_gets_its_gradient() {
     let ours = of(&value_and_gradients(&x, |x| max_pool2d(&x[0], 2)));
     let of_candle = of(&value_and_gradients(&x, |x| x[0].max_pool2d(2)));
     assert!((ours - 4.0 * of_candle).abs() < 1e-12, "candle's gradient is another now: {of_candle} of {ours}");
+    // Of elements that are equally large, the first gets the gradient, in 16 bits as in 32.
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        let x = Var::from_tensor(&Tensor::ones((1, 1, 4, 4), dtype, &Device::Cpu).unwrap()).unwrap();
+        let gradients = max_pool2d(&x, 2).unwrap().sum_all().unwrap().backward().unwrap();
+        let gradient = gradients.get(&x).unwrap().to_dtype(DType::F32).unwrap().flatten_all().unwrap();
+        let row = [1.0f32, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0];
+        assert_eq!(gradient.to_vec1::<f32>().unwrap(), [row, row].concat(), "{dtype:?}");
+        let x = Tensor::new(&[[[[1f32, f32::NAN], [2.0, 3.0]]]], &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
+        let largest = max_pool2d(&x, 2).unwrap().to_dtype(DType::F32).unwrap().flatten_all().unwrap();
+        assert!(largest.to_vec1::<f32>().unwrap()[0].is_nan(), "{dtype:?}");
+    }
     // Windows that overlap have candle's values.
     let x = numbers(&[2, 2, 7, 6], 1);
     let ours = max_pool2d_with_stride(&x, (3, 2), (2, 1)).unwrap();
@@ -160,6 +171,17 @@ fn the_largest_element_of_a_window_gets_its_gradient() {
 #[test]
 fn rectified_units_are_candles() {
     compare(&[numbers(&[40, 50], 1)], |x| relu(&x[0]), |x| x[0].relu());
+    // But NaN stays, and 0 has no gradient, in 16 bits as in 32.
+    for dtype in [DType::F64, DType::F32, DType::BF16, DType::F16] {
+        let given = Tensor::new(&[f32::NAN, 0.0, -1.0, 2.0], &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
+        let x = Var::from_tensor(&given).unwrap();
+        let y = relu(&x).unwrap();
+        let gradients = y.sum_all().unwrap().backward().unwrap();
+        let of = |tensor: &Tensor| tensor.to_dtype(DType::F32).unwrap().to_vec1::<f32>().unwrap();
+        let (y, gradient) = (of(&y), of(gradients.get(&x).unwrap()));
+        assert!(y[0].is_nan() && y[1..] == [0.0, 0.0, 2.0], "{dtype:?} {y:?}");
+        assert_eq!(gradient[1..], [0.0, 0.0, 1.0], "{dtype:?}");
+    }
 }
 
 /// Attention with a matrix of scores.

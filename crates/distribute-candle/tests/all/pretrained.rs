@@ -167,7 +167,13 @@ fn files_that_do_not_fit_get_a_sentence_and_change_nothing() {
             "fc.weight",
             (ones((2, 3), DType::F32) * 1e6).unwrap(),
             half,
-            "values that F16 cannot hold; build the model in f32",
+            "values that F16 cannot hold; build the model in a wider type",
+        ),
+        (
+            "fc.weight",
+            (ones((2, 3), DType::F64) * 1e39).unwrap(),
+            ScopeOptions::default(),
+            "values that F32 cannot hold",
         ),
     ] {
         candle_core::safetensors::save(&HashMap::from([(name, weight), ("fc.bias", bias.clone())]), &path).unwrap();
