@@ -1,5 +1,7 @@
 //! Training without a custom loop: compile, fit, evaluate, predict.
 
+use std::sync::atomic::AtomicU64;
+
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use distribute_optim::MemoryReport;
@@ -77,6 +79,7 @@ pub struct Trainer<M, X, Y, const D: usize> {
     optimizer: Optimizer,
     loss: Box<dyn Loss<D, Y>>,
     metrics: Metrics,
+    passes: AtomicU64,
 }
 
 impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainer<M, X, Y, D> {
@@ -110,7 +113,7 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainer<
     ) -> Result<Self> {
         let optimizer = optimizer(&model)?;
         let (forward, loss) = (Box::new(forward), Box::new(loss));
-        Ok(Trainer { strategy: strategy.clone(), model, forward, optimizer, loss, metrics })
+        Ok(Trainer { strategy: strategy.clone(), model, forward, optimizer, loss, metrics, passes: AtomicU64::new(0) })
     }
 
     /// Returns the model.
@@ -243,8 +246,7 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainer<
             repeated = weights.into_iter().flat_map(|weight| std::iter::repeat_n(weight, count / examples)).collect();
             predictions = predictions.weighted(&repeated)?;
         }
-        self.metrics.update(&mut sums[LOSS_SUMS..], &predictions);
-        Ok(())
+        Ok(self.metrics.update(&mut sums[LOSS_SUMS..], &predictions)?)
     }
 }
 
@@ -282,6 +284,10 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainee 
 
     fn synchronize(&self) -> Result<()> {
         self.optimizer.synchronize(&self.strategy)
+    }
+
+    fn passes(&self) -> &AtomicU64 {
+        &self.passes
     }
 
     fn metrics(&self) -> &Metrics {

@@ -11,7 +11,7 @@ pub fn show(
     targets: &Tensor,
     weights: Option<&[f32]>,
     examples: usize,
-    look: impl FnOnce(&Predictions<'_>),
+    look: impl FnOnce(&Predictions<'_>) -> distribute_train::Result<()>,
 ) -> Result<()> {
     let width = outputs.elem_count() / examples;
     let outputs = floats(outputs)?;
@@ -27,8 +27,7 @@ pub fn show(
     if let Some(weights) = weights {
         predictions = predictions.weighted(weights)?;
     }
-    look(&predictions);
-    Ok(())
+    Ok(look(&predictions)?)
 }
 
 pub(crate) fn floats(tensor: &Tensor) -> Result<Vec<f32>> {

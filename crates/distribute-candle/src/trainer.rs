@@ -1,6 +1,7 @@
 //! Training without a custom loop: compile, fit, evaluate, predict.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use candle_core::{ModuleT, Tensor};
 use candle_nn::VarBuilder;
@@ -69,6 +70,7 @@ pub struct Trainer<M> {
     optimizer: Optimizer,
     measures: Arc<Measures>,
     regularization: Option<Box<Regularization<M>>>,
+    passes: AtomicU64,
 }
 
 /// A term of the loss that depends on the model alone.
@@ -110,7 +112,14 @@ impl<M: ModuleT + Sync> Trainer<M> {
         measures: Arc<Measures>,
     ) -> Result<Trainer<M>> {
         let optimizer = optimizer(&model)?;
-        Ok(Trainer { strategy: strategy.clone(), model, optimizer, measures, regularization: None })
+        Ok(Trainer {
+            strategy: strategy.clone(),
+            model,
+            optimizer,
+            measures,
+            regularization: None,
+            passes: AtomicU64::new(0),
+        })
     }
 
     /// Adds a term to the loss of every step that depends on the model's variables alone, such as a penalty on weights;
@@ -229,6 +238,10 @@ impl<M: ModuleT + Sync> Trainee for Trainer<M> {
 
     fn synchronize(&self) -> Result<()> {
         self.optimizer.synchronize(&self.strategy)
+    }
+
+    fn passes(&self) -> &AtomicU64 {
+        &self.passes
     }
 
     fn metrics(&self) -> &Metrics {

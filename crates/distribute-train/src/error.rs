@@ -18,7 +18,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// There are no examples.
-    #[error("the dataset to {what} has no elements; give at least one")]
+    #[error("the dataset to {what} has no elements, or not enough for a batch; give more")]
     NoExamples {
         /// The operation, such as training.
         what: &'static str,
@@ -113,6 +113,14 @@ pub enum Error {
     #[error("metrics: {problem}; give a target, and a weight if any, for each example")]
     Predictions {
         /// The mismatch.
+        problem: String,
+    },
+    /// A metric cannot be computed from outputs and targets such as these.
+    #[error("the metric {metric:?} needs {problem}")]
+    Metric {
+        /// The metric's name.
+        metric: String,
+        /// The need, and the remedy.
         problem: String,
     },
     /// A callback monitors a value that does not exist.

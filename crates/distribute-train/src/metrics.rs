@@ -12,7 +12,7 @@
 //! let metrics = Metrics::new().with(Accuracy).with(TopK(2));
 //! let mut sums = metrics.zeros();
 //! let scores = [0.1, 0.7, 0.2, 0.5, 0.3, 0.2];                      // two examples, three classes
-//! metrics.update(&mut sums, &Predictions::new(&scores, 3, Targets::Classes(&[1, 1]))?);
+//! metrics.update(&mut sums, &Predictions::new(&scores, 3, Targets::Classes(&[1, 1]))?)?;
 //! assert_eq!(metrics.results(&sums), [("accuracy".to_owned(), 0.5), ("top_2_accuracy".to_owned(), 1.0)]);
 //! # Ok::<(), distribute_train::Error>(())
 //! ```
@@ -84,18 +84,55 @@ impl<'a> Predictions<'a> {
         self.outputs.len().checked_div(self.width).unwrap_or(0)
     }
 
-    /// Returns each example's outputs, class and weight, for a [`Metric`]; empty if the targets are values. Examples
-    /// with weight 0 are left out.
+    /// Returns each example's outputs, class and weight, for a [`Metric`]. Values are a class if one of an example's is
+    /// 1 and the others 0. Examples without a class, and those with weight 0, are left out; see
+    /// [`needs_classes`](Metric::needs_classes).
     pub fn classified(&self) -> impl Iterator<Item = (&'a [f32], usize, f64)> + use<'a> {
-        let classes = match self.targets {
-            Targets::Classes(classes) => classes,
-            Targets::Values(_) => &[],
-        };
-        let weights = self.weights;
-        let weight = move |example: usize| weights.map_or(1.0, |weights| f64::from(weights[example]));
-        let outputs = self.outputs.chunks_exact(self.width.max(1)).zip(classes).enumerate();
-        let examples = outputs.map(move |(example, (outputs, class))| (outputs, *class as usize, weight(example)));
+        let predictions = *self;
+        let outputs = self.outputs.chunks_exact(self.width.max(1)).enumerate();
+        let examples = outputs.filter_map(move |(example, outputs)| {
+            let weight = predictions.weights.map_or(1.0, |weights| f64::from(weights[example]));
+            Some((outputs, predictions.class(example)?, weight))
+        });
         examples.filter(|(.., weight)| *weight != 0.0)
+    }
+
+    fn class(&self, example: usize) -> Option<usize> {
+        match self.targets {
+            Targets::Classes(classes) => Some(classes[example] as usize),
+            Targets::Values(values) => {
+                let row = &values[example * self.width..][..self.width];
+                let class = row.iter().position(|value| *value == 1.0)?;
+                let is_alone = row.iter().enumerate().all(|(at, value)| at == class || *value == 0.0);
+                is_alone.then_some(class)
+            }
+        }
+    }
+
+    /// Checks that a metric can be computed.
+    ///
+    /// # Errors
+    /// [`Error::Metric`] for a metric that [needs classes](Metric::needs_classes), if there is one output for each
+    /// example, or if the targets of an example are values other than one 1 among zeros.
+    pub fn check(&self, metric: &dyn Metric) -> Result<()> {
+        if !metric.needs_classes() {
+            return Ok(());
+        }
+        let problem = if self.width == 1 {
+            Some("scores of classes, and there is one output for each example; use BinaryAccuracy".to_owned())
+        } else {
+            let example = (0..self.examples()).find(|example| self.class(*example).is_none());
+            example.map(|example| {
+                format!(
+                    "a class for each example, and the targets of example {example} are not one 1 among zeros; give \
+                     classes as u32, or leave it out"
+                )
+            })
+        };
+        match problem {
+            Some(problem) => Err(Error::Metric { metric: metric.name(), problem }),
+            None => Ok(()),
+        }
     }
 
     /// Returns each output, its target, and its example's weight, for a [`Metric`], unless that weight is 0. The target
@@ -138,13 +175,19 @@ impl<'a> Predictions<'a> {
 ///
 /// let metrics = Metrics::new().with(Sure);
 /// let mut sums = metrics.zeros();
-/// metrics.update(&mut sums, &Predictions::new(&[0.9, 0.1, 0.4, 0.6], 2, Targets::Classes(&[0, 0]))?);
+/// metrics.update(&mut sums, &Predictions::new(&[0.9, 0.1, 0.4, 0.6], 2, Targets::Classes(&[0, 0]))?)?;
 /// assert_eq!(metrics.results(&sums), [("sure".to_owned(), 0.5)]);
 /// # Ok::<(), distribute_train::Error>(())
 /// ```
 pub trait Metric: Send + Sync {
     /// Returns the name in tables and logs, such as `accuracy`.
     fn name(&self) -> String;
+
+    /// Returns whether each example must have a class: then targets that are values other than one 1 among zeros are an
+    /// error, as is one output for each example. Default: no.
+    fn needs_classes(&self) -> bool {
+        false
+    }
 
     /// Returns the number of sums. Default: 2, the weighted sum of values and the sum of weights.
     fn len(&self) -> usize {
@@ -189,13 +232,18 @@ impl Metrics {
     }
 
     /// Adds examples to the sums.
-    pub fn update(&self, sums: &mut [f64], predictions: &Predictions<'_>) {
+    ///
+    /// # Errors
+    /// [`Error::Metric`] if a metric cannot be computed from the predictions, as [`Predictions::check`] finds.
+    pub fn update(&self, sums: &mut [f64], predictions: &Predictions<'_>) -> Result<()> {
         let mut rest = sums;
         for metric in &self.metrics {
+            predictions.check(&**metric)?;
             let (own, others) = rest.split_at_mut(metric.len().min(rest.len()));
             metric.update(own, predictions);
             rest = others;
         }
+        Ok(())
     }
 
     /// Returns each metric's name and its value for the sums of all replicas.

@@ -3,6 +3,8 @@
 //! A library's adapter implements [`Trainee`], which runs forward and backward on batches. Epochs, callbacks,
 //! checkpoints, progress, preemption and the agreement of workers are implemented here, in [`fit`] and [`evaluate`].
 
+use std::sync::atomic::AtomicU64;
+
 use distribute_collectives::ReduceOp;
 use distribute_optim::MemoryReport;
 use distribute_strategy::{DistributedDataset, Strategy};
@@ -65,6 +67,10 @@ pub trait Trainee: Sync {
     fn synchronize(&self) -> Result<(), Self::Error> {
         Ok(())
     }
+
+    /// Returns the number of passes over training data that earlier calls of [`fit`] have begun, which [`fit`] keeps: a
+    /// later call shuffles, and augments, as no earlier one did.
+    fn passes(&self) -> &AtomicU64;
 
     /// Returns the metrics, whose sums follow those of the loss.
     fn metrics(&self) -> &Metrics;
@@ -196,8 +202,8 @@ pub fn results(metrics: &Metrics, sums: &[f64]) -> Vec<(String, f64)> {
 /// Evaluates a model on data. Returns the loss and the metrics, in that order.
 ///
 /// # Errors
-/// The library's error if the model fails or the data cannot be read, and the strategy's if a replica is missing or
-/// fails.
+/// [`Error::NoExamples`](crate::Error::NoExamples) if the data have none; the library's error if the model fails or the
+/// data cannot be read, and the strategy's if a replica is missing or fails.
 pub fn evaluate<T: Trainee>(
     trainer: &T,
     data: &dyn TrainingData<T::Examples, T::Error>,
@@ -229,5 +235,9 @@ fn evaluate_distributed<T: Trainee>(
     for batch in data.iter_epoch(pass).take(steps.unwrap_or(usize::MAX)) {
         fit::add(&mut all, trainer.evaluate_on(batch?)?);
     }
-    Ok(results(trainer.metrics(), &sums_of_all(trainer.strategy(), &all)?))
+    let whole = sums_of_all(trainer.strategy(), &all)?;
+    if whole[1] == 0.0 {
+        return Err(crate::Error::NoExamples { what: "evaluate" }.into());
+    }
+    Ok(results(trainer.metrics(), &whole))
 }

@@ -54,7 +54,7 @@ fn main() -> distribute::Result<()> {
         let parts = strategy.run((&model, batch?), |_, ((fc1, fc2), (x, y))| {
             let logits = fc2.forward(&fc1.forward(&x)?.relu()?)?.flatten_all()?.to_vec1::<f32>()?;
             let mut sums = metrics.zeros();
-            metrics.update(&mut sums, &Predictions::new(&logits, CLASSES, Targets::Classes(&y.to_vec1()?))?);
+            metrics.update(&mut sums, &Predictions::new(&logits, CLASSES, Targets::Classes(&y.to_vec1()?))?)?;
             Ok(sums)
         })?;
         let whole = strategy.reduce(ReduceOp::Sum, &parts, Axis::None)?;

@@ -3,13 +3,14 @@
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
-use candle_core::{DType, Module, Result, Tensor, Var};
+use candle_core::{Device, Module, Result, Tensor, Var};
 use candle_nn::{Init, VarBuilder};
 use distribute_parameter_server::{Gradient, ShardedVariable};
 use distribute_values::TensorStorage;
 use parking_lot::Mutex;
 
 use super::backends::wrapped;
+use crate::context::check_classes;
 use crate::{Candle, Embedding, embedding_with};
 
 /// A table of vectors by index. On a worker of a parameter-server cluster, a lookup fetches only the rows that it
@@ -128,15 +129,14 @@ impl Table {
     }
 
     fn forward(&self, ids: &Tensor, width: usize) -> Result<Tensor> {
-        let flat: Vec<u32> = ids.flatten_all()?.to_dtype(DType::U32)?.to_vec1()?;
-        let mut rows: Vec<usize> = flat.iter().map(|id| *id as usize).collect();
+        let wanted = check_classes("index", &ids.to_device(&Device::Cpu)?, self.variable.info().rows())?;
+        let mut rows = wanted.clone();
         rows.sort_unstable();
         rows.dedup();
         let fetched = match self.variable.dtype() {
             distribute_device::DType::F64 => self.fetch::<f64>(&rows, width, ids.device())?,
             _ => self.fetch::<f32>(&rows, width, ids.device())?,
         };
-        let wanted: Vec<usize> = flat.into_iter().map(|id| id as usize).collect();
         let vectors = fetched.as_tensor().index_select(&places(&wanted, &rows)?, 0)?;
         self.fetched.lock().push((rows, fetched));
         let shape: Vec<usize> = ids.dims().iter().copied().chain([width]).collect();
@@ -147,9 +147,9 @@ impl Table {
         &self,
         rows: &[usize],
         width: usize,
-        device: &candle_core::Device,
+        device: &Device,
     ) -> Result<Var> {
-        let vectors = self.variable.embedding_lookup::<T>(rows).map_err(wrapped)?;
+        let vectors = self.variable.pull_rows::<T>(rows).map_err(wrapped)?;
         let elements = vectors.to_elements::<T>().map_err(candle_core::Error::wrap)?;
         Var::from_vec(elements, (rows.len(), width), device)
     }
@@ -176,12 +176,15 @@ pub(super) fn add_rows(sum: Option<RowsGradient>, more: Option<RowsGradient>) ->
 /// Returns the position of each of `wanted` in the sorted `rows`.
 fn places(wanted: &[usize], rows: &[usize]) -> Result<Tensor> {
     let place = |row: &usize| rows.binary_search(row).unwrap_or(0) as u32;
-    Tensor::new(wanted.iter().map(place).collect::<Vec<u32>>(), &candle_core::Device::Cpu)
+    Tensor::new(wanted.iter().map(place).collect::<Vec<u32>>(), &Device::Cpu)
 }
 
 impl Module for ShardedEmbedding {
     /// # Shapes
-    /// `ids`: integers of any shape; the result has one dimension more.
+    /// `ids`: u32, i64 or u8 of any shape; the result has one dimension more.
+    ///
+    /// # Errors
+    /// [`candle_core::Error`] if an index is not that of a row, or a server is lost.
     fn forward(&self, ids: &Tensor) -> Result<Tensor> {
         match &self.0 {
             Kind::Here(table) => table.forward(ids),

@@ -48,7 +48,7 @@ impl Measures {
             None => None,
         };
         sums::show(outputs, &examples.targets, weights.as_deref(), count, |predictions| {
-            self.metrics.update(&mut sums[LOSS_SUMS..], predictions);
+            self.metrics.update(&mut sums[LOSS_SUMS..], predictions)
         })
     }
 }

@@ -355,9 +355,34 @@ fn epochs_of_so_many_steps_and_several_steps_at_once_change_nothing() {
     assert_eq!(forever.epochs.len(), 2);
     assert!(fit(Some(6), 2, 1, true, folder.path()).is_err());
     assert_eq!(fit(Some(6), 2, 1, false, folder.path()).unwrap().1, expected);
-    let none = data().take(0);
-    let error = trainer(&mirrored(2)).fit(&none, Fit::epochs(1).steps_per_epoch(3)).unwrap_err();
-    assert!(matches!(error, Error::Train(distribute_train::Error::NoExamples { .. })), "{error}");
+}
+
+#[test]
+fn without_a_batch_there_is_no_loss() {
+    #[track_caller]
+    fn assert_none<T: std::fmt::Debug>(result: Result<T, Error>) {
+        let error = result.unwrap_err();
+        assert!(matches!(error, Error::Train(distribute_train::Error::NoExamples { .. })), "{error}");
+    }
+    let rows = || Dataset::from_tensor_slices(examples());
+    for none in [data().take(0), data().filter(|_| Ok(false)), rows().batch_exact(EXAMPLES + 1)] {
+        let strategy = mirrored(2);
+        let mut trainer = trainer(&strategy);
+        assert_none(trainer.fit(&none, Fit::epochs(1)));
+        assert_none(trainer.fit(&none, Fit::epochs(1).steps_per_epoch(3)));
+        assert_none(trainer.fit(&data(), Fit::epochs(1).validation(&none)));
+        assert_none(trainer.evaluate(&none));
+    }
+}
+
+#[test]
+fn a_later_call_of_fit_continues_with_the_next_pass() {
+    let strategy = mirrored(2);
+    let (mut once, mut twice) = (trainer(&strategy), trainer(&strategy));
+    once.fit(&data(), Fit::epochs(3)).unwrap();
+    twice.fit(&data(), Fit::epochs(2)).unwrap();
+    twice.fit(&data(), Fit::epochs(1)).unwrap();
+    assert_eq!(predictions(&once), predictions(&twice));
 }
 
 /// Records the mode that it was called in.

@@ -222,7 +222,9 @@ impl Measured {
     /// Adds the examples in tensors to the metric's sums.
     fn update(&self, sums: &mut [f64], weights: Option<&[f32]>, examples: usize) -> Result<()> {
         Ok(backend::show(&self.outputs, &self.targets, weights, examples, |predictions| {
+            predictions.check(&*self.measure.metric)?;
             self.measure.metric.update(sums, predictions);
+            Ok(())
         })?)
     }
 }

@@ -1,4 +1,4 @@
-//! Metrics of outputs that are scores of classes.
+//! Metrics of outputs that are scores of classes. Targets are classes, or rows with one 1 among zeros.
 
 use super::{Metric, Predictions, ratio};
 
@@ -43,6 +43,10 @@ impl Metric for Accuracy {
         "accuracy".to_owned()
     }
 
+    fn needs_classes(&self) -> bool {
+        true
+    }
+
     fn update(&self, sums: &mut [f64], predictions: &Predictions<'_>) {
         for (scores, class, weight) in predictions.classified() {
             sums[0] += if highest(scores) == Some(class) { weight } else { 0.0 };
@@ -54,6 +58,10 @@ impl Metric for Accuracy {
 impl Metric for TopK {
     fn name(&self) -> String {
         format!("top_{}_accuracy", self.0)
+    }
+
+    fn needs_classes(&self) -> bool {
+        true
     }
 
     fn update(&self, sums: &mut [f64], predictions: &Predictions<'_>) {
@@ -71,6 +79,10 @@ impl Metric for CrossEntropy {
         "cross_entropy".to_owned()
     }
 
+    fn needs_classes(&self) -> bool {
+        true
+    }
+
     fn update(&self, sums: &mut [f64], predictions: &Predictions<'_>) {
         for (logits, class, weight) in predictions.classified() {
             sums[0] += weight * cross_entropy(logits, class);
@@ -82,6 +94,10 @@ impl Metric for CrossEntropy {
 impl Metric for Perplexity {
     fn name(&self) -> String {
         "perplexity".to_owned()
+    }
+
+    fn needs_classes(&self) -> bool {
+        true
     }
 
     fn update(&self, sums: &mut [f64], predictions: &Predictions<'_>) {
@@ -96,6 +112,10 @@ impl Metric for Perplexity {
 impl Metric for ConfusionMatrix {
     fn name(&self) -> String {
         "accuracy_of_matrix".to_owned()
+    }
+
+    fn needs_classes(&self) -> bool {
+        true
     }
 
     /// The matrix, and the weight of examples that have no place in it.

@@ -35,6 +35,39 @@ fn classes_by_hand() {
 }
 
 #[test]
+fn classes_may_be_ones_among_zeros_and_other_values_are_refused() {
+    let scores = [0.1, 0.9, 0.8, 0.2, 0.3, 0.7];
+    let rows = [0.0, 1.0, 1.0, 0.0, 1.0, 0.0];
+    let (values, classes) = (Targets::Values(&rows), Targets::Classes(&[1, 0, 0]));
+    let metrics = || Metrics::new().with(Accuracy).with(CrossEntropy).with(TopK(1)).with(Perplexity);
+    let of = |targets| {
+        let mut sums = metrics().zeros();
+        metrics().update(&mut sums, &Predictions::new(&scores, 2, targets).unwrap()).unwrap();
+        metrics().results(&sums)
+    };
+    assert_eq!(of(values), of(classes));
+    assert!(close(of(values)[0].1, 2.0 / 3.0));
+    for metrics in [
+        Metrics::new().with(Accuracy),
+        Metrics::new().with(TopK(1)),
+        Metrics::new().with(CrossEntropy),
+        Metrics::new().with(Perplexity),
+        Metrics::new().with(ConfusionMatrix { classes: 2 }),
+    ] {
+        let mut sums = metrics.zeros();
+        // Several labels, none, and probabilities.
+        for row in [[1.0, 1.0], [0.0, 0.0], [0.5, 0.5], [f32::NAN, 1.0]] {
+            let predictions = Predictions::new(&[0.1, 0.9], 2, Targets::Values(&row)).unwrap();
+            let told = metrics.update(&mut sums, &predictions).unwrap_err().to_string();
+            assert!(told.contains("the targets of example 0 are not one 1 among zeros"), "{told}");
+        }
+        let predictions = Predictions::new(&[0.1, 0.9], 1, Targets::Classes(&[0, 1])).unwrap();
+        let told = metrics.update(&mut sums, &predictions).unwrap_err().to_string();
+        assert!(told.contains("one output for each example; use BinaryAccuracy"), "{told}");
+    }
+}
+
+#[test]
 fn what_has_no_place_in_a_matrix_is_not_right() {
     // Class 2 of two, NaN, and one that is right.
     let predictions = Predictions::new(&[0.1, 0.9, f32::NAN, 0.0, 0.2, 0.8], 2, Targets::Classes(&[2, 1, 1])).unwrap();
@@ -131,7 +164,7 @@ proptest! {
             let classes: Vec<u32> = part.iter().map(|(_, class, _)| *class).collect();
             let weights: Vec<f32> = part.iter().map(|(.., weight)| *weight).collect();
             let predictions = Predictions::new(&outputs, 4, Targets::Classes(&classes)).unwrap();
-            metrics.update(sums, &predictions.weighted(&weights).unwrap());
+            metrics.update(sums, &predictions.weighted(&weights).unwrap()).unwrap();
         };
         let mut whole = metrics.zeros();
         update(&mut whole, &examples);

@@ -1,6 +1,7 @@
 //! Metrics of outputs that are probabilities of a positive: one for each example, or one for each of several labels.
 //!
-//! A NaN output makes the result NaN.
+//! A probability of a half is a logit of 0: give this threshold for outputs that are logits. A NaN output makes the
+//! result NaN.
 
 use super::{Metric, Predictions, ratio};
 

@@ -1,5 +1,7 @@
 //! Epochs of training, for all tensor libraries.
 
+use std::sync::atomic::Ordering;
+
 use distribute_input::InputPosition;
 use distribute_strategy::{DistributedDataset, DistributedIterator, Request};
 use distribute_values::PerReplica;
@@ -55,6 +57,7 @@ struct Session<'a, T: Trainee> {
 }
 
 /// Trains, and returns the losses and metrics of each epoch, including those of an earlier run that this one resumes.
+/// Passes over the data are numbered over all calls for one trainer, so each shuffles anew.
 ///
 /// Every worker must call this. An error on one of them reaches the others in their next step, if the caller reports it
 /// with [`Strategy::report_failure_as`](distribute_strategy::Strategy::report_failure_as).
@@ -94,7 +97,7 @@ pub fn fit<T: Trainee>(
         batches: None,
         after: (0, None),
         commits: strategy.commits(),
-        standing: Standing::default(),
+        standing: Standing { pass: trainer.passes().load(Ordering::Relaxed), ..Standing::default() },
         joins: false,
         leaves: false,
         epoch: 0,
@@ -109,9 +112,9 @@ pub fn fit<T: Trainee>(
     };
     let mut course = Course { validation, preemption: None, progress: None, is_memory_told: false, fit };
     if strategy.elastic().is_none() {
-        session.begin(&mut course)?;
-        session.train(&mut course)?;
-        return Ok(session.standing.history);
+        let outcome = session.begin(&mut course).and_then(|()| session.train(&mut course));
+        session.keep_passes();
+        return outcome.map(|()| session.standing.history);
     }
     let mut stands = false;
     loop {
@@ -122,6 +125,7 @@ pub fn fit<T: Trainee>(
             session.train(&mut course)?;
             Ok(strategy.end_job()?)
         });
+        session.keep_passes();
         match outcome {
             Ok(()) => return Ok(session.standing.history),
             Err(error) if !session.leaves && elastic::is_of_members(&error) => tracing::warn!("{error}"),
@@ -154,6 +158,12 @@ impl<T: Trainee> Session<'_, T> {
             course.preemption = Some(PreemptionHandler::install(strategy, config)?);
         }
         Ok(())
+    }
+
+    /// Notes the pass with which a later call begins.
+    fn keep_passes(&self) {
+        let has_begun = self.batches.is_some() || self.standing.position.is_some();
+        self.trainer.passes().store(self.standing.pass + u64::from(has_begun), Ordering::Relaxed);
     }
 
     /// Continues with the members of a generation; `stands` if this process has trained before.
@@ -275,6 +285,9 @@ impl<T: Trainee> Session<'_, T> {
     ) -> Result<Vec<(String, f64)>, T::Error> {
         let trainer = self.trainer;
         self.settle()?;
+        if self.standing.steps == 0 {
+            return Err(Error::NoExamples { what: "train on" }.into());
+        }
         let whole = sums_of_all(trainer.strategy(), &self.sums)?;
         let mut values = results(trainer.metrics(), &whole);
         trainer.synchronize()?;

@@ -6,6 +6,7 @@
 mod stand_in;
 
 use std::fs;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use distribute_collectives::ReduceOp;
@@ -40,6 +41,7 @@ struct Toy {
     strategy: Strategy,
     nothing: Nothing,
     metrics: Metrics,
+    passes: AtomicU64,
 }
 
 struct Nothing;
@@ -92,6 +94,10 @@ impl Trainee for Toy {
         0
     }
 
+    fn passes(&self) -> &AtomicU64 {
+        &self.passes
+    }
+
     fn metrics(&self) -> &Metrics {
         &self.metrics
     }
@@ -126,7 +132,7 @@ fn worker() {
     let strategy = MultiWorkerMirroredStrategy::builder().devices(["CPU:0"]).build().unwrap();
     let status = KubeflowStatus::from_env().unwrap().map(|status| status.every(Duration::from_millis(1)));
     assert!(status.is_some());
-    let toy = Toy { strategy, nothing: Nothing, metrics: Metrics::new() };
+    let toy = Toy { strategy, nothing: Nothing, metrics: Metrics::new(), passes: AtomicU64::new(0) };
     if role == "trainer" {
         let data = Rows(Dataset::<Array<i64>>::range(0..2 * STEPS as i64).batch(2));
         let history = fit(&toy, &data, Fit::epochs(EPOCHS).callback(status)).unwrap();

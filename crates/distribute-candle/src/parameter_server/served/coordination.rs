@@ -1,6 +1,7 @@
 //! The coordinator's side: steps that are scheduled ahead, and their sums.
 
 use std::collections::VecDeque;
+use std::sync::atomic::AtomicU64;
 
 use candle_core::{Device, ModuleT, Tensor};
 use distribute_parameter_server::{
@@ -27,6 +28,7 @@ pub(super) struct Coordination<M> {
     coordinator: ClusterCoordinator,
     optimizer: u32,
     state: Mutex<State>,
+    pub(super) passes: AtomicU64,
 }
 
 /// Accessed by the thread that trains; no wait happens while it is locked.
@@ -43,6 +45,8 @@ struct State {
     next: Option<u64>,
     /// Whether a step has got its number.
     is_numbered: bool,
+    /// The number of steps that this coordinator has scheduled.
+    scheduled: u64,
 }
 
 /// Steps that are scheduled ahead, for each worker.
@@ -66,9 +70,18 @@ impl<M: ModuleT + Send + Sync + 'static> Coordination<M> {
             failed: None,
             next: None,
             is_numbered: false,
+            scheduled: 0,
         };
         let strategy = strategy.clone();
-        Ok(Coordination { training, strategy, here, coordinator, optimizer, state: Mutex::new(state) })
+        Ok(Coordination {
+            training,
+            strategy,
+            here,
+            coordinator,
+            optimizer,
+            state: Mutex::new(state),
+            passes: AtomicU64::new(0),
+        })
     }
 
     /// Prepares a training run on a dataset; returns its steps.
@@ -96,7 +109,8 @@ impl<M: ModuleT + Send + Sync + 'static> Coordination<M> {
         let mut state = self.state.lock();
         state.step.dataset = dataset.to_owned();
         state.step.run += 1;
-        state.step.first_pass = 0;
+        // Workers that read their data once more do so in another order.
+        state.step.first_pass = state.scheduled;
         state.is_begun = false;
         Ok(Steps { count, batch_size: described.into_iter().flatten().next().unwrap_or(1) })
     }
@@ -163,6 +177,7 @@ impl<M: ModuleT + Send + Sync + 'static> Coordination<M> {
             };
             let scheduled = scheduled.map_err(|error| self.failed(error.into()))?;
             let mut state = self.state.lock();
+            state.scheduled += 1;
             state.next = number.map(|number| number + 1);
             state.is_numbered |= number.is_some();
             state.under_way.push_back(scheduled);

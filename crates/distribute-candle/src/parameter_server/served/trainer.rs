@@ -1,5 +1,7 @@
 //! The trainer of a described training, on parameter servers or under any other strategy.
 
+use std::sync::atomic::AtomicU64;
+
 use candle_core::{ModuleT, Tensor};
 use distribute_optim::MemoryReport;
 use distribute_strategy::Strategy;
@@ -163,6 +165,13 @@ impl<M: ModuleT + Send + Sync + 'static> Trainee for ServedTrainer<M> {
         match &self.0 {
             Kind::Servers(_) => None,
             Kind::Replicas(replicas) => replicas.1.memory(),
+        }
+    }
+
+    fn passes(&self) -> &AtomicU64 {
+        match &self.0 {
+            Kind::Servers(servers) => &servers.passes,
+            Kind::Replicas(replicas) => replicas.1.passes(),
         }
     }
 
