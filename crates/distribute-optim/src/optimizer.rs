@@ -28,6 +28,7 @@ mod gradients;
 mod library;
 mod local;
 mod local_slots;
+mod masters;
 mod memory;
 #[cfg(feature = "hlo")]
 mod program;

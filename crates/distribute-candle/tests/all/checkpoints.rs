@@ -132,3 +132,27 @@ fn another_number_of_replicas_takes_what_was_saved() {
     train(&three, &loaded, 5..8);
     loaded.0.audit(&three).unwrap();
 }
+
+#[test]
+fn a_model_of_16_bits_that_is_restored_without_its_optimizer_trains_from_there() {
+    let builds: [Build; 2] = [|model| Adam::new(0.05).build(model), |model| Adam::new(0.05).build(model)?.zero1()];
+    for (build, dtype) in builds.into_iter().flat_map(|build| [DType::BF16, DType::F16].map(|dtype| (build, dtype))) {
+        for strategy in [mirrored(1), mirrored(2)] {
+            let trained = make(&strategy, dtype, build);
+            let folder = tempfile::tempdir().unwrap();
+            let mut checkpoints = CheckpointManager::new(folder.path());
+            train(&strategy, &trained, 0..2);
+            checkpoints.save(&strategy, 2, &[&trained.0], &()).unwrap();
+            checkpoints.finish().unwrap();
+            let best = values(&trained.0, 0);
+            train(&strategy, &trained, 2..12);
+            checkpoints.restore::<()>(&strategy, &[&trained.0]).unwrap();
+            // A step that changes nothing.
+            trained.1.set_learning_rate(0.0);
+            train(&strategy, &trained, 12..13);
+            for replica in 0..strategy.num_replicas_in_sync() {
+                assert_eq!(values(&trained.0, replica), best, "{dtype:?}");
+            }
+        }
+    }
+}

@@ -33,6 +33,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         gradients: StepGradients,
         backward: impl FnOnce(Option<Scaling>, Sink<L::Tensor>) -> Result<(), L::Error>,
     ) -> Result<(), L::Error> {
+        self.renew_masters(local)?;
         let updates = context.strategy().extended().local_updates();
         if let Some(updates) = updates {
             if !(updates.sums_gradients() || updates.averages_every_step() && self.is_linear()) {
@@ -301,12 +302,16 @@ impl<L: TensorLibrary> Optimizer<L> {
                 for reduced in parts {
                     self.apply(local, counts.of(reduced.index), learning_rate, reduced)?;
                 }
-                let (mut slots, restored) = {
+                let (mut slots, restored, are_old) = {
                     let mut state = self.states.each[local].lock();
-                    (std::mem::take(&mut state.shards), state.restored.take())
+                    let are_old = std::mem::take(&mut state.has_old_shards);
+                    (std::mem::take(&mut state.shards), state.restored.take(), are_old)
                 };
                 if let Some(whole) = restored {
                     slots = self.shards_of(local, &plan, group, &whole)?;
+                }
+                if are_old {
+                    self.renew_shards(local, &plan, group, &mut slots)?;
                 }
                 let gathering = update.own_part(gradients, &mut slots);
                 {

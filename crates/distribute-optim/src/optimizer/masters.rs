@@ -1,0 +1,78 @@
+//! Copies in f32 of parameters of 16 bits, after values have been loaded into the model.
+
+use distribute_collectives::ProcessGroup;
+use distribute_collectives::schedule::part;
+use distribute_device::{BufferRef, DType, bf16, f16};
+use distribute_values::TensorStorage;
+
+use super::Optimizer;
+use super::local_slots::has_master;
+use crate::exchange::SlotShard;
+use crate::library::{dtype, wide};
+use crate::plan::Plan;
+use crate::{TensorLibrary, is_short};
+
+impl<L: TensorLibrary> Optimizer<L> {
+    /// Gives the copies of a replica's parameters the values that have been loaded into the model since its last step;
+    /// an update would overwrite these otherwise. Where a copy is rounded to the parameter, as in a checkpoint of both,
+    /// it stays.
+    pub(super) fn renew_masters(&self, local: usize) -> Result<(), L::Error> {
+        let loads = self.parameters.loads();
+        if self.states.each[local].lock().loads == loads {
+            return Ok(());
+        }
+        // The first replica writes what all share.
+        if !self.parameters.shared || local == 0 {
+            for (variable, slots) in self.parameters.variables().iter().zip(&*self.slots) {
+                let Some(master) = slots.last().filter(|_| variable.is_trainable() && has_master(variable)) else {
+                    continue;
+                };
+                let (parameter, master) = (&variable.components()[local], &master.components()[local]);
+                let mut elements: Vec<f32> = master.to_elements()?;
+                if renew(dtype::<L>(parameter)?, &mut elements, &wide::<L>(parameter)?.to_elements()?) {
+                    master.overwrite(BufferRef::from(&elements[..]))?;
+                }
+            }
+        }
+        let mut state = self.states.each[local].lock();
+        (state.loads, state.has_old_shards) = (loads, true);
+        Ok(())
+    }
+
+    /// Does the same for a replica's parts of sharded slots.
+    pub(super) fn renew_shards(
+        &self,
+        local: usize,
+        plan: &Plan,
+        group: &ProcessGroup,
+        shards: &mut [SlotShard],
+    ) -> Result<(), L::Error> {
+        for (bucket, shard) in plan.gradients().iter().zip(shards) {
+            let (true, SlotShard::F32(slots)) = (is_short(bucket.dtype), shard) else { continue };
+            let Some(master) = slots.last_mut() else { continue };
+            let mut parameters: Vec<f32> = Vec::new();
+            for member in &bucket.members {
+                let component = &self.parameters.variables()[*member].components()[local];
+                parameters.extend(wide::<L>(component)?.to_elements::<f32>()?);
+            }
+            let own = part(parameters.len(), group.world_size(), group.rank().index());
+            renew(bucket.dtype, master, &parameters[own]);
+        }
+        Ok(())
+    }
+}
+
+/// Replaces those elements of a copy that are not rounded to the parameter's. Returns whether there were any.
+fn renew(dtype: DType, master: &mut [f32], parameter: &[f32]) -> bool {
+    let rounded = |master: f32| match dtype {
+        DType::F16 => f16::from_f32(master).to_f32(),
+        _ => bf16::from_f32(master).to_f32(),
+    };
+    let mut any = false;
+    for (master, parameter) in master.iter_mut().zip(parameter) {
+        if rounded(*master).to_bits() != parameter.to_bits() {
+            (*master, any) = (*parameter, true);
+        }
+    }
+    any
+}
