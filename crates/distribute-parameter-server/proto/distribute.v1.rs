@@ -362,6 +362,9 @@ pub struct Outcome {
     /// Whether the next message has more of the payload.
     #[prost(bool, tag = "2")]
     pub more: bool,
+    /// Whether the function has pushed gradients.
+    #[prost(bool, tag = "3")]
+    pub pushed: bool,
     #[prost(bytes = "bytes", tag = "15")]
     pub payload: ::prost::bytes::Bytes,
 }

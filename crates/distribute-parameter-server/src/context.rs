@@ -1,7 +1,7 @@
 //! The context that a function of a program gets on the worker that runs it.
 
 use std::any::Any;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -25,6 +25,8 @@ pub struct WorkerContext {
     origin: Origin,
     /// Numbers the changes of this call, so that a change is recognised when the call is repeated elsewhere.
     changes: AtomicU32,
+    /// The optimizers to which this call has pushed.
+    pushed: Mutex<BTreeSet<u32>>,
 }
 
 /// A handle on each worker's iterator over a dataset, to be passed as an argument of scheduled functions.
@@ -52,7 +54,12 @@ impl<T> Clone for PerWorkerIterator<T> {
 
 impl WorkerContext {
     pub(crate) fn new(attendance: Arc<Attendance>, origin: Origin) -> WorkerContext {
-        WorkerContext { attendance, origin, changes: AtomicU32::new(0) }
+        WorkerContext { attendance, origin, changes: AtomicU32::new(0), pushed: Mutex::default() }
+    }
+
+    /// Returns whether the function has pushed gradients.
+    pub(crate) fn has_pushed(&self) -> bool {
+        !self.pushed.lock().is_empty()
     }
 
     /// Returns the index of this worker.
@@ -162,15 +169,23 @@ impl WorkerContext {
     }
 
     /// Sends gradients to the servers, whose optimizer applies them. Returns whether they counted: with
-    /// [`Updates::Synchronous`], those of the slowest workers are dropped.
+    /// [`Updates::Synchronous`], those of the slowest workers are dropped. There a function pushes to an optimizer
+    /// once, since it makes one contribution to a step.
     ///
     /// [`Updates::Synchronous`]: crate::Updates::Synchronous
     ///
     /// # Errors
     /// [`Error::ServerLost`] or [`Error::Cancelled`], which functions should pass on; [`Error::Variable`] or
-    /// [`Error::Refused`] if a gradient does not fit.
+    /// [`Error::Refused`] if a gradient does not fit; [`Error::Option`] for a second push to the same optimizer with
+    /// [`Updates::Synchronous`].
     pub fn push(&self, optimizer: u32, gradients: &[Gradient]) -> Result<bool> {
         let parameters = &self.attendance.parameters;
+        let is_first = self.pushed.lock().insert(optimizer);
+        if !is_first && parameters.table().contributions.contains_key(&optimizer) {
+            let what = "with synchronous updates the number of pushes of a function to one optimizer";
+            let expected = "one push of the sum of its gradients";
+            return Err(Error::Option { what, given: "2".to_owned(), expected });
+        }
         self.change(|origin| parameters.block_on(parameters.push(origin, optimizer, gradients)))
     }
 
@@ -186,6 +201,12 @@ impl WorkerContext {
             parameters.block_on(parameters.refresh())?;
         }
         Ok(known())
+    }
+
+    /// Returns how many functions' gradients make one step of an optimizer: 1, or the contributions of
+    /// [`Updates::Synchronous`](crate::Updates::Synchronous).
+    pub fn contributions(&self, optimizer: u32) -> usize {
+        self.attendance.parameters.table().contributions.get(&optimizer).map_or(1, |count| *count as usize)
     }
 
     /// Fetches the parts of some variables that have changed since `versions` into tensors of their shapes and types,

@@ -30,8 +30,8 @@ use crate::{Error, Program, Result};
 /// A handle: clones are the same coordinator, and [`new`](ClusterCoordinator::new) returns the same one for the same
 /// strategy.
 ///
-/// - A function runs on any free worker, one at a time on each. If its worker is lost, it runs again on another one; no
-///   other worker stops, and the lost one rejoins when it is back.
+/// - A function runs on any free worker, one at a time on each. If its worker is lost, it runs again on another one,
+///   before those that wait; no other worker stops, and the lost one rejoins when it is back.
 /// - The first error of a function is returned once, by the next [`schedule`](ClusterCoordinator::schedule),
 ///   [`join`](ClusterCoordinator::join) or [`done`](ClusterCoordinator::done). Waiting functions are cancelled, running
 ///   ones may finish, and further errors are dropped; then the coordinator can be used again.

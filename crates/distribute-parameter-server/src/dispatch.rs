@@ -199,7 +199,7 @@ impl Dispatcher {
             payload.push(next.payload)?;
             problem = problem.or(next.problem);
             if !next.more {
-                return Ok(Outcome { problem, more: false, payload: payload.join() });
+                return Ok(Outcome { problem, pushed: next.pushed, more: false, payload: payload.join() });
             }
         }
     }
@@ -233,7 +233,7 @@ impl Dispatcher {
             }
             let goes_on = {
                 let mut queue = self.shared.lock();
-                queue.done(entry.number);
+                queue.done(entry.number, outcome.pushed);
                 !queue.has_failed()
             };
             if goes_on {
@@ -254,7 +254,9 @@ impl Dispatcher {
                     }
                     // The coordinator reaches the server; another attempt or another worker may do so too.
                     ServerOutcome::Ready if entry.attempts < self.shared.options.max_attempts => {
-                        return self.put_back(entry);
+                        self.put_back(entry);
+                        // Another worker that is free takes it first.
+                        return tokio::time::sleep(BETWEEN_ATTEMPTS).await;
                     }
                     ServerOutcome::Recovered | ServerOutcome::Ready | ServerOutcome::Lost => {}
                 }

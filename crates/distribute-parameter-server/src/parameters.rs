@@ -51,9 +51,10 @@ pub(crate) struct Parameters {
 /// The versions of variables that a caller has.
 #[derive(Debug, Default)]
 pub struct Versions {
-    /// The process of each server that the versions refer to.
+    /// The process of each server that has answered last.
     incarnations: HashMap<usize, u64>,
-    shards: HashMap<u32, u64>,
+    /// The process that a shard's version is of, and the version.
+    shards: HashMap<u32, (u64, u64)>,
 }
 
 /// Bytes of elements that a worker has transferred since its coordinator attached, excluding protocol overhead.
@@ -63,6 +64,17 @@ pub struct Traffic {
     pub pulled_bytes: u64,
     /// Gradients sent to servers.
     pub pushed_bytes: u64,
+}
+
+impl Versions {
+    /// Returns the version of a shard; 0 for none, and for one of an earlier process of its server, which says nothing
+    /// to the current one.
+    fn of(&self, shard: &ShardInfo) -> u64 {
+        match (self.incarnations.get(&shard.server), self.shards.get(&shard.number)) {
+            (Some(current), Some((incarnation, version))) if current == incarnation => *version,
+            _ => 0,
+        }
+    }
 }
 
 /// Receives elements: the index of the variable in the request, the position in it, their type and their bytes.
@@ -213,7 +225,7 @@ impl Parameters {
         let mut places = HashMap::new();
         for (place, variable) in variables.iter().enumerate() {
             for shard in &variable.shards {
-                let version = versions.shards.get(&shard.number).copied().unwrap_or(0);
+                let version = versions.of(shard);
                 wanted[shard.server].push(Wanted { shard: shard.number, version, ..Wanted::default() });
                 let row_len = variable.row_len();
                 places.insert(shard.number, (place, shard.rows.start * row_len, (shard.rows.len() * row_len) as u64));
@@ -230,14 +242,7 @@ impl Parameters {
             let dtype = self.dtype_of(server, &elements)?;
             let next = next.entry(elements.shard).or_insert(0);
             self.check_order(server, &elements, dtype, next)?;
-            if versions.incarnations.insert(server, elements.incarnation) != Some(elements.incarnation) {
-                // A restarted server counts versions anew.
-                for shard in
-                    variables.iter().flat_map(|variable| &variable.shards).filter(|shard| shard.server == server)
-                {
-                    versions.shards.remove(&shard.number);
-                }
-            }
+            versions.incarnations.insert(server, elements.incarnation);
             let Some((place, start, len)) = places.get(&elements.shard) else { continue };
             if !elements.more && next != len {
                 return Err(self.failed(server, "Pull")(Status::internal("it sent fewer elements than its shard has")));
@@ -246,7 +251,7 @@ impl Parameters {
             // While elements are still to come, the part here belongs to no version.
             match elements.more {
                 true => drop(versions.shards.remove(&elements.shard)),
-                false => drop(versions.shards.insert(elements.shard, elements.version)),
+                false => drop(versions.shards.insert(elements.shard, (elements.incarnation, elements.version))),
             }
         }
         Ok(())
@@ -446,4 +451,23 @@ fn note(noted: &Mutex<Option<Error>>, error: Error) -> Error {
         *noted.lock() = Some(error.again());
     }
     error
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_of_one_process_of_their_server() {
+        let [a, b] = [0, 1].map(|number| ShardInfo { server: 0, rows: 0..1, number });
+        let mut versions = Versions::default();
+        assert_eq!(versions.of(&a), 0);
+        versions.incarnations.insert(0, 7);
+        versions.shards.extend([(0, (7, 3)), (1, (7, 4))]);
+        assert_eq!((versions.of(&a), versions.of(&b)), (3, 4));
+        // The server was started again, and the first variable alone was fetched since.
+        versions.incarnations.insert(0, 8);
+        versions.shards.insert(0, (8, 4));
+        assert_eq!((versions.of(&a), versions.of(&b)), (4, 0));
+    }
 }

@@ -12,6 +12,7 @@ use crate::updates::Updates;
 pub(crate) struct ClosureQueue<C> {
     capacity: usize,
     gate: Gate,
+    /// Closures that start again, then those that have not started.
     waiting: VecDeque<Entry<C>>,
     running: BTreeMap<u64, Running>,
     /// The number of the next closure.
@@ -29,6 +30,9 @@ pub(crate) struct Entry<C> {
     pub(crate) attempts: u32,
     /// How often it was restarted because of a server that was lost and recovered.
     pub(crate) spared: u32,
+    /// The round in which it has started. It keeps its place there when it starts again, since servers may hold its
+    /// gradients for this round already.
+    round: Option<u64>,
     pub(crate) closure: C,
 }
 
@@ -95,43 +99,55 @@ impl<C> ClosureQueue<C> {
     pub(crate) fn put(&mut self, closure: C) -> u64 {
         let number = self.next;
         self.next += 1;
-        self.waiting.push_back(Entry { number, attempts: 0, spared: 0, closure });
+        self.waiting.push_back(Entry { number, attempts: 0, spared: 0, round: None, closure });
         number
     }
 
     /// Returns the closure to start now, if one may start.
     pub(crate) fn begin(&mut self) -> Option<Begin<C>> {
-        if self.error.is_some() || self.waiting.is_empty() {
+        if self.error.is_some() {
             return None;
         }
-        let round = self.gate.admit(&self.running)?;
+        let round = match self.waiting.front()?.round {
+            Some(round) => round,
+            None => self.gate.admit(&self.running)?,
+        };
         let mut entry = self.waiting.pop_front()?;
         entry.attempts += 1;
+        entry.round = Some(round);
         self.running.insert(entry.number, Running { round });
         self.begun = self.begun.max(entry.number + 1);
-        let again = self.waiting.iter().filter(|entry| entry.attempts > 0).map(|entry| entry.number);
+        let again = self.waiting.iter().take_while(|entry| entry.round.is_some()).map(|entry| entry.number);
         let live = self.running.keys().copied().chain(again).collect();
         Some(Begin { entry, round, horizon: self.begun, live })
     }
 
-    /// Records that a closure has run.
-    pub(crate) fn done(&mut self, number: u64) {
+    /// Records that a closure has run, and whether it has pushed gradients. One that has not, such as a part of an
+    /// evaluation, leaves its place in a round to another one.
+    pub(crate) fn done(&mut self, number: u64, has_pushed: bool) {
         if let Some(running) = self.running.remove(&number) {
-            self.gate.finished(running.round);
+            match has_pushed {
+                true => self.gate.finished(running.round),
+                false => self.gate.withdrawn(running.round),
+            }
         }
     }
 
-    /// Appends the closure of a lost worker to the queue again; returns it instead if everything is cancelled.
+    /// Lets the closure of a lost worker start again, before others and in its round; returns it instead if everything
+    /// is cancelled.
     #[must_use]
     pub(crate) fn put_back(&mut self, entry: Entry<C>) -> Option<C> {
-        if let Some(running) = self.running.remove(&entry.number) {
-            self.gate.withdrawn(running.round);
-        }
+        self.running.remove(&entry.number);
         if self.error.is_some() {
             return Some(entry.closure);
         }
-        self.waiting.push_back(entry);
+        self.waiting.push_front(entry);
         None
+    }
+
+    /// Begins another round, since servers hold no contributions to the current one any more.
+    pub(crate) fn abandon_round(&mut self) {
+        self.gate.restart();
     }
 
     /// Records the failure of a closure, or with `None` of something else: no closure starts until the error is taken.

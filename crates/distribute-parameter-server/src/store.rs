@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use bytes::Bytes;
 use distribute_device::DType;
@@ -40,6 +41,8 @@ use crate::wire::{MAX_ANSWER_BYTES, Parts};
 pub(crate) struct Store {
     /// Drawn when the process started.
     incarnation: u64,
+    /// The last version of any shard; one never recurs within this process, even in another session.
+    versions: Arc<AtomicU64>,
     held: RwLock<Held>,
     /// For each worker, the last attendance that is refused. Locked for reading during a change, so that no refused one
     /// is made afterwards.
@@ -107,7 +110,7 @@ impl Assigning {
 impl Store {
     /// Creates an empty store.
     pub(crate) fn new(incarnation: u64) -> Store {
-        Store { incarnation, held: RwLock::default(), fences: RwLock::default() }
+        Store { incarnation, versions: Arc::default(), held: RwLock::default(), fences: RwLock::default() }
     }
 
     /// Returns the number that identifies this process.
@@ -139,7 +142,7 @@ impl Store {
             self.held.write().begin_to_make(about.session)?;
             return self.shard(about.shard)?.set_slot(&about.slot, payload);
         }
-        let (session, number, shard) = (about.session, about.shard, Shard::new(about, payload)?);
+        let (session, number, shard) = (about.session, about.shard, Shard::new(about, payload, &self.versions)?);
         let mut held = self.held.write();
         // Another coordinator may have attached while the parts arrived.
         held.check_session(session)?;
@@ -273,9 +276,7 @@ impl Store {
             None => {
                 let number = message.shard;
                 let most = self.shard(number)?.most_bytes();
-                if !push.optimizer.lock().updates(number) {
-                    return Err(invalid(format!("this optimizer does not update shard {number}")));
-                }
+                push.optimizer.lock().check(number, rows.is_some())?;
                 if !push.seen.insert(number) {
                     return Err(invalid(format!("shard {number} has two gradients in one push; send their sum")));
                 }
@@ -294,11 +295,6 @@ impl Store {
         let gradient = Gradient { dtype, rows, payload: coming.payload.join() };
         match &push.turn {
             PushMode::Apply(description, step) => {
-                if gradient.rows.is_some() && !description.rule.is_elementwise() {
-                    return Err(invalid(
-                        "this optimizer looks at whole variables, so it cannot update rows; use AdamW",
-                    ));
-                }
                 let _admitted = self.admit(&push.origin)?;
                 shard.step(&push.origin, description, *step, &gradient)
             }

@@ -270,11 +270,9 @@ impl ParameterServerStrategy {
         let info = Arc::new(VariableInfo { name: name.clone(), dtype, shape, trainable, shards: infos });
         // One at a time, since each adds to the table that the one before has left.
         let _turn = inner.made.lock();
-        let known = inner.parameters.table();
-        let mut variables = known.variables.clone();
-        variables.insert(name, info.clone());
-        let (optimizers, updated_by) = (known.optimizers.clone(), known.updated_by.clone());
-        inner.parameters.set_table(Table { variables, optimizers, updated_by });
+        let mut table = Table::clone(&inner.parameters.table());
+        table.variables.insert(name, info.clone());
+        inner.parameters.set_table(table);
         Ok(ShardedVariable::new(info, inner.parameters.clone()))
     }
 

@@ -20,8 +20,10 @@ pub enum Updates {
         rounds: u64,
     },
     /// The mean of the gradients of `contributions` closures makes one step, as if one worker had computed the whole
-    /// batch; each function must push once. With backups, that many more closures are started, and the gradients of the
-    /// slowest are dropped.
+    /// batch. Each function that pushes must push once to every optimizer that is in use; those that push nothing, such
+    /// as parts of an evaluation, take no part in a step. With backups, that many more closures are started, and the
+    /// gradients of the slowest are dropped. What is pushed for a step that is never complete is not applied: that at
+    /// the end of a training, before a function fails, or before a checkpoint is loaded.
     ///
     /// # Source
     /// Chen et al., "Revisiting distributed synchronous SGD", 2016.

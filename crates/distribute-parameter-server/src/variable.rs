@@ -90,7 +90,7 @@ impl ShardedVariable {
         self.embedding_lookup(&(start..end).collect::<Vec<_>>())
     }
 
-    /// Reads the rows with these numbers, in order; only they are transferred.
+    /// Reads the rows with these numbers, in order; only they are transferred, in the variable's own type.
     ///
     /// # Shapes
     /// `[rows.len(), …]`, followed by the variable's shape without its first dimension.
@@ -102,6 +102,20 @@ impl ShardedVariable {
     /// # Source
     /// `tf.nn.embedding_lookup` of a sharded variable.
     pub fn embedding_lookup<T: Element>(&self, rows: &[usize]) -> Result<HostTensor<T>> {
+        self.rows(rows, false)
+    }
+
+    /// Reads rows as [`embedding_lookup`](ShardedVariable::embedding_lookup) does, for a step of training: in the type
+    /// that [`wire`](crate::ParameterServerStrategyBuilder::wire) has set, which rounds the values, as
+    /// [`WorkerContext::pull_into`](crate::WorkerContext::pull_into) does.
+    ///
+    /// # Errors
+    /// The errors of [`embedding_lookup`](ShardedVariable::embedding_lookup).
+    pub fn pull_rows<T: Element>(&self, rows: &[usize]) -> Result<HostTensor<T>> {
+        self.rows(rows, true)
+    }
+
+    fn rows<T: Element>(&self, rows: &[usize], in_wire_type: bool) -> Result<HostTensor<T>> {
         self.check_type(T::DTYPE)?;
         let row_len = self.info.row_len();
         let mut elements = Vec::new();
@@ -116,7 +130,7 @@ impl ShardedVariable {
                 .is_some_and(|target| numbers::copy_into(bytes, dtype, bytemuck::cast_slice_mut(target), T::DTYPE));
             Ok(())
         };
-        self.parameters.block_on(self.parameters.lookup(&self.info, rows, &mut show))?;
+        self.parameters.block_on(self.parameters.lookup(&self.info, rows, in_wire_type, &mut show))?;
         if !fits {
             return Err(self.wrong("a server sent elements that are none of it".to_owned()));
         }

@@ -209,12 +209,12 @@ impl WorkerMethods {
         let busy = "this worker is still busy with another closure";
         attendance.jobs.try_send((closure, done)).map_err(|_| Status::unavailable(busy))?;
         // Waits for as long as the function runs: the coordinator limits that, and ends the call.
-        let Outcome { mut problem, payload, .. } = outcome.await.map_err(|_| elsewhere())?;
+        let Outcome { mut problem, pushed, payload, .. } = outcome.await.map_err(|_| elsewhere())?;
         if attendance.over.load(Ordering::Acquire) {
             // The function was told to end early, so its value may be no result.
             return Err(elsewhere());
         }
-        let part = move |(payload, more)| Ok(Outcome { problem: problem.take(), more, payload });
+        let part = move |(payload, more)| Ok(Outcome { problem: problem.take(), pushed, more, payload });
         reply_all(parts_of(payload).map(part))
     }
 }
@@ -333,7 +333,7 @@ impl Attendance {
             None => failed,
         });
         match outcome {
-            Ok(result) => Outcome { payload: Bytes::from(result), ..Outcome::default() },
+            Ok(result) => Outcome { pushed: context.has_pushed(), payload: Bytes::from(result), ..Outcome::default() },
             Err(failed) => Outcome { problem: Some(problem(failed)), ..Outcome::default() },
         }
     }

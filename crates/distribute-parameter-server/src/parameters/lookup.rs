@@ -8,7 +8,7 @@ use tonic::Status;
 
 use super::{Parameters, VariableInfo};
 use crate::numbers;
-use crate::wire::proto::{PullRequest, Wanted};
+use crate::wire::proto::Wanted;
 use crate::wire::{MAX_ANSWER_BYTES, MAX_ROWS};
 use crate::{Error, Result};
 
@@ -28,8 +28,14 @@ struct Asked {
 }
 
 impl Parameters {
-    /// Fetches rows of a variable, in the order given.
-    pub(crate) async fn lookup(&self, variable: &VariableInfo, rows: &[usize], show: &mut ShowRow<'_>) -> Result<()> {
+    /// Fetches rows of a variable, in the order given, in the wire type or in the variable's own.
+    pub(crate) async fn lookup(
+        &self,
+        variable: &VariableInfo,
+        rows: &[usize],
+        in_wire_type: bool,
+        show: &mut ShowRow<'_>,
+    ) -> Result<()> {
         let mut asked: BTreeMap<u32, Asked> = BTreeMap::new();
         for (place, row) in rows.iter().enumerate() {
             let shard = variable.shard_of(*row).ok_or_else(|| Error::Variable {
@@ -46,7 +52,7 @@ impl Parameters {
         let row_bytes = (variable.row_len() as u64).saturating_mul(variable.dtype.size_bytes() as u64);
         let at_once = usize::try_from(MAX_ANSWER_BYTES / row_bytes.max(1)).unwrap_or(usize::MAX).clamp(1, MAX_ROWS);
         while asked.values().any(|asked| asked.done < asked.rows.len()) {
-            self.lookup_some(variable, &mut asked, at_once, show).await?;
+            self.lookup_some(variable, &mut asked, (in_wire_type, at_once), show).await?;
         }
         Ok(())
     }
@@ -56,10 +62,12 @@ impl Parameters {
         &self,
         variable: &VariableInfo,
         asked: &mut BTreeMap<u32, Asked>,
-        at_once: usize,
+        (in_wire_type, at_once): (bool, usize),
         show: &mut ShowRow<'_>,
     ) -> Result<()> {
-        let mut requests: Vec<PullRequest> = self.links.iter().map(|_| self.pull_request()).collect();
+        let mut request = self.pull_request();
+        request.wire = request.wire.filter(|_| in_wire_type);
+        let mut requests = vec![request; self.links.len()];
         let mut room = vec![at_once; self.links.len()];
         // By shard: the range of its rows in flight, and how many of their elements have arrived.
         let mut coming = BTreeMap::new();

@@ -35,11 +35,13 @@ pub struct ShardInfo {
 }
 
 /// All variables and optimizers of a session.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Table {
     pub(crate) variables: BTreeMap<String, Arc<VariableInfo>>,
     /// By optimizer number: the servers on which it updates something.
     pub(crate) optimizers: BTreeMap<u32, Vec<usize>>,
+    /// By optimizer number: how many closures push for one step of it, if each waits for others.
+    pub(crate) contributions: BTreeMap<u32, u32>,
     /// By variable: the optimizer that updates it.
     pub(crate) updated_by: BTreeMap<String, u32>,
 }
@@ -94,6 +96,9 @@ impl Table {
             }
             for optimizer in &description.optimizers {
                 table.optimizers.entry(optimizer.optimizer).or_default().push(server);
+                if optimizer.contributions > 0 {
+                    table.contributions.insert(optimizer.optimizer, optimizer.contributions);
+                }
                 for shard in description.shards.iter().filter(|shard| optimizer.shards.contains(&shard.shard)) {
                     table.updated_by.insert(shard.variable.clone(), optimizer.optimizer);
                 }

@@ -94,9 +94,15 @@ impl Optimizer {
         self.gathered.clear();
     }
 
-    /// Returns whether it updates this shard.
-    pub(super) fn updates(&self, shard: u32) -> bool {
-        self.shards.binary_search(&shard).is_ok()
+    /// Checks that it can update this shard, or some rows of it.
+    pub(super) fn check(&self, shard: u32, by_rows: bool) -> Result<(), Status> {
+        if self.shards.binary_search(&shard).is_err() {
+            return Err(invalid(format!("this optimizer does not update shard {shard}")));
+        }
+        if by_rows && !self.description.rule.is_elementwise() {
+            return Err(invalid("this optimizer looks at whole variables, so it cannot update rows; use AdamW"));
+        }
+        Ok(())
     }
 
     /// Returns how to treat a closure's gradients, which begin to arrive.
@@ -127,6 +133,15 @@ impl Optimizer {
         }
         if origin.round > self.round {
             // This server was restarted meanwhile, or rounds were abandoned.
+            if !self.gathered.is_empty() {
+                tracing::warn!(
+                    "{} of {} gradients of a step of optimizer {} have arrived, and are dropped: a function has \
+                     failed, or some of them have not pushed to this optimizer",
+                    self.gathered.len(),
+                    self.contributions,
+                    self.number
+                );
+            }
             self.round = origin.round;
             self.gathered.clear();
         }

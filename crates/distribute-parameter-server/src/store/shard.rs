@@ -1,6 +1,7 @@
 //! A shard: some rows of a variable, with the optimizer's slots.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use distribute_device::{DType, HostBuffer};
@@ -23,6 +24,7 @@ pub(super) struct Shard {
     pub(super) dtype: DType,
     /// Number of elements of a row; 1 for a scalar.
     row_len: usize,
+    versions: Arc<AtomicU64>,
     state: Mutex<State>,
 }
 
@@ -32,7 +34,7 @@ struct State {
     elements: Arc<HostBuffer>,
     /// The previous copy, to be reused.
     spare: Option<Arc<HostBuffer>>,
-    /// The number of changes, from 1.
+    /// From the store's counter, so that no other elements of this number ever have it, also if it is created again.
     version: u64,
     slots: Vec<(&'static str, HostBuffer)>,
     tokens: Tokens,
@@ -96,8 +98,8 @@ impl Extent {
 }
 
 impl Shard {
-    /// Creates the shard from its elements.
-    pub(super) fn new(about: CreateShard, payload: Parts) -> Result<Shard, Status> {
+    /// Creates the shard from its elements. `versions` is the last version of any shard of the store.
+    pub(super) fn new(about: CreateShard, payload: Parts, versions: &Arc<AtomicU64>) -> Result<Shard, Status> {
         let extent = Extent::of(&about)?;
         extent.check_payload(&about.variable, &payload)?;
         // Allocates as many bytes as have arrived.
@@ -109,11 +111,12 @@ impl Shard {
         let state = State {
             elements: Arc::new(elements),
             spare: None,
-            version: 1,
+            version: next(versions),
             slots: Vec::new(),
             tokens: Tokens::default(),
         };
-        Ok(Shard { about, dtype: extent.dtype, row_len: extent.row_len, state: Mutex::new(state) })
+        let (dtype, row_len, versions) = (extent.dtype, extent.row_len, versions.clone());
+        Ok(Shard { about, dtype, row_len, versions, state: Mutex::new(state) })
     }
 
     /// Forgets the changes of closures of an earlier coordinator, and keeps those of steps.
@@ -213,7 +216,7 @@ impl Shard {
             None => scatter.apply(target, values.len(), [0], values),
         };
         outcome.map_err(internal)?;
-        state.version += 1;
+        state.version = next(&self.versions);
         state.tokens.note(origin, part, 0);
         Ok(())
     }
@@ -242,7 +245,7 @@ impl Shard {
             DType::F64 => self.step_as::<f64>(&mut state, optimizer, step, gradient)?,
             other => return Err(invalid(format!("{} is of {other} and cannot be trained", self.about.variable))),
         }
-        state.version += 1;
+        state.version = next(&self.versions);
         state.tokens.note(origin, 0, 0);
         Ok(())
     }
@@ -363,6 +366,11 @@ impl State {
         }
         Arc::get_mut(&mut self.elements).ok_or_else(|| Status::internal("elements are shared"))
     }
+}
+
+/// Returns a version that no shard of the store has had.
+fn next(versions: &AtomicU64) -> u64 {
+    versions.fetch_add(1, Ordering::Relaxed) + 1
 }
 
 /// Returns the operation with a number.

@@ -133,11 +133,37 @@ fn only_what_has_changed_is_sent() {
     push(&store, origin(0), vec![gradient(0, None, &[0.5; 6])]).unwrap();
     let (changed, elements) = pull(&store, Wanted { version, ..Wanted::default() }).unwrap();
     assert!(changed > version && elements == [0.5; 6]);
-    let other = Wanted { shard: 1, version: 1, ..Wanted::default() };
+    let (version, _) = pull(&store, Wanted { shard: 1, ..Wanted::default() }).unwrap();
+    let other = Wanted { shard: 1, version, ..Wanted::default() };
     assert!(pull(&store, other.clone()).is_none());
     // Versions of another process are ignored.
     let request = PullRequest { session: SESSION, incarnation: 98, ..PullRequest::default() };
     assert!(store.pull(&request, &other).unwrap().is_some());
+}
+
+#[test]
+fn elements_that_take_the_place_of_others_have_another_version() {
+    let store = store(0);
+    let load = |session, value: f32| {
+        let payload = bytemuck::cast_slice(&[value; 6]).to_vec().into();
+        create(&store, CreateShard { session, rows: 3, payload, ..table() }).unwrap();
+    };
+    let mut seen = BTreeSet::new();
+    // Two checkpoints are loaded in turns, and the same coordinator's workers pull.
+    for value in [5.0, 6.0, 5.0] {
+        let (known, _) = pull(&store, Wanted::default()).unwrap();
+        load(SESSION, value);
+        let (version, elements) = pull(&store, Wanted { version: known, ..Wanted::default() }).unwrap();
+        assert_eq!(elements, [value; 6]);
+        assert!(seen.insert(known) && !seen.contains(&version));
+    }
+    // Another coordinator of the same server.
+    begin(&store, 8).unwrap();
+    load(8, 7.0);
+    let request = PullRequest { session: 8, incarnation: 99, ..PullRequest::default() };
+    for version in 0..=*seen.last().unwrap() {
+        assert!(store.pull(&request, &Wanted { version, ..Wanted::default() }).unwrap().is_some());
+    }
 }
 
 #[test]
@@ -250,9 +276,14 @@ fn other_sessions_and_what_does_not_fit_are_refused() {
         assert_eq!(error.code(), tonic::Code::InvalidArgument, "{error}");
     }
     assert_eq!(push(&store, origin(1), vec![gradient(9, None, &[])]).unwrap_err().code(), tonic::Code::Unavailable);
-    optimizer(&store, UpdateRule::Lamb { beta1: 0.9, beta2: 0.99, epsilon: 1e-6, weight_decay: 0.0 }, 0);
-    let error = push(&store, origin(2), vec![gradient(0, Some(&[1]), &[1.0; 2])]).unwrap_err();
-    assert!(error.message().contains("AdamW"), "{error}");
+    for contributions in [0, 1, 2] {
+        optimizer(
+            &store,
+            UpdateRule::Lamb { beta1: 0.9, beta2: 0.99, epsilon: 1e-6, weight_decay: 0.0 },
+            contributions,
+        );
+        refused(push(&store, origin(2), vec![gradient(0, Some(&[1]), &[1.0; 2])]), "AdamW");
+    }
     // Another coordinator starts with an empty store.
     begin(&store, 8).unwrap();
     assert!(store.describe(8).unwrap().shards.is_empty());

@@ -30,7 +30,8 @@ use crate::{Error, Result};
 pub struct ParameterServerOptions {
     /// How shards are distributed over servers. Default: by bytes.
     pub placement: Placement,
-    /// The 16-bit type in which floating-point elements are sent; `None` (default) sends them in their own type.
+    /// The 16-bit type in which parameters and gradients of training are sent; `None` (default) sends them in their own
+    /// type.
     pub wire: Option<DType>,
     /// How the workers' updates are combined. Default: asynchronously.
     pub updates: Updates,
@@ -116,7 +117,8 @@ impl ParameterServerStrategyBuilder {
         self.with(|options| options.placement = placement)
     }
 
-    /// Sends parameters and gradients in this 16-bit type, which halves the bytes and rounds the values.
+    /// Sends parameters and gradients of training in this 16-bit type, which halves the bytes and rounds the values.
+    /// What [`ShardedVariable`](crate::ShardedVariable) reads and writes otherwise keeps its own type.
     pub fn wire(self, dtype: DType) -> Self {
         self.with(|options| options.wire = Some(dtype))
     }

@@ -122,6 +122,7 @@ impl Checkpointed for ParameterServerStrategy {
             let problem = "steps wait or run while a checkpoint is restored; call join first".to_owned();
             return Err(boxed(inner.failed(Error::Variable { name: "all".to_owned(), problem })));
         }
+        inner.take_learning_rates(snapshot).map_err(|error| boxed(inner.failed(error)))?;
         for plan in plans {
             let restored = inner.parameters.block_on(inner.restore(plan, snapshot));
             restored.map_err(|error| boxed(inner.failed(error)))?;

@@ -67,6 +67,10 @@ impl Inner {
     /// Records that all variables were restored.
     pub(super) fn note_restored(&self) {
         self.ledger.reset();
+        let coordinator = self.coordinator.lock().upgrade();
+        if let Some(coordinator) = coordinator {
+            coordinator.shared.lock().abandon_round();
+        }
         self.hold.lock().steps = None;
         self.parameters.sealed.store(false, Ordering::Release);
         self.completion.is_told.store(false, Ordering::Release);

@@ -7,6 +7,8 @@ mod harness;
 mod islands;
 mod large_tables;
 mod restarts;
+mod restored;
 mod soak;
 mod strangers;
+mod synchronous;
 mod variables;

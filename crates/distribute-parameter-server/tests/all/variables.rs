@@ -94,6 +94,20 @@ fn one_variable_reads_and_writes_as_a_whole_and_by_rows() {
 }
 
 #[test]
+fn a_type_on_the_wire_rounds_nothing_that_the_coordinator_reads() {
+    let (_servers, strategy) =
+        cluster(2, |builder| builder.wire(DType::BF16).partitioner(FixedShardsPartitioner::new(2)));
+    let elements = vec![1.0 + f32::EPSILON, 0.1, 1.0 / 3.0, 1e-30];
+    let table = strategy.variable("table", &HostTensor::new(&[4, 1], elements.clone()).unwrap()).unwrap();
+    assert_eq!(values(&table.read().unwrap()), elements);
+    assert_eq!(values(&table.slice(..).unwrap()), elements);
+    assert_eq!(values(&table.embedding_lookup(&[2, 0]).unwrap()), [elements[2], elements[0]]);
+    // Rows for a step of training are rounded.
+    let round = |x: f32| distribute_device::bf16::from_f32(x).to_f32();
+    assert_eq!(values(&table.pull_rows(&[2, 0]).unwrap()), [round(elements[2]), round(elements[0])]);
+}
+
+#[test]
 fn nobody_needs_to_hold_all_initial_values() {
     let (_servers, strategy) = cluster(2, |builder| builder.partitioner(FixedShardsPartitioner::new(2)));
     let mut asked = Vec::new();

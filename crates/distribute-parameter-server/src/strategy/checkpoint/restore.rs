@@ -4,7 +4,6 @@ use std::ops::Range;
 use std::path::Path;
 
 use bytes::Bytes;
-use distribute_rules::OptimizerDescription;
 use distribute_train::checkpoint::{CheckpointManager, Snapshot};
 
 use super::super::Inner;
@@ -32,7 +31,8 @@ struct Part {
 }
 
 impl Inner {
-    /// Restores a restarted server's part from the newest checkpoint in a folder; returns its step.
+    /// Restores a restarted server's part from the newest checkpoint in a folder; returns its step. Learning rates are
+    /// those of the other servers.
     pub(crate) async fn restore_from(&self, server: usize, folder: &Path) -> Result<u64> {
         let lost = |why: String| Error::ServerLost {
             server: server as u32,
@@ -80,7 +80,19 @@ impl Inner {
         Ok(Plan { server, elements, slots, states })
     }
 
-    /// Creates a server's shards and optimizers from a checkpoint.
+    /// Takes over the learning rates of a checkpoint.
+    pub(super) fn take_learning_rates(&self, snapshot: &Snapshot) -> Result<()> {
+        let states = snapshot.get_state::<OptimizerStates>(OPTIMIZER)?.unwrap_or_default();
+        let mut made = self.made.lock();
+        for (number, (_, learning_rate)) in states.by_number() {
+            if let Some((description, _)) = made.optimizers.get_mut(number as usize) {
+                description.learning_rate = learning_rate;
+            }
+        }
+        Ok(())
+    }
+
+    /// Creates a server's shards and optimizers from a checkpoint, with the current learning rates.
     pub(super) async fn restore(&self, plan: Plan, snapshot: &Snapshot) -> Result<()> {
         let Plan { server, elements, slots, states } = plan;
         for part in &elements {
@@ -89,15 +101,7 @@ impl Inner {
         let states = states.by_number();
         let steps = states.iter().map(|(number, (steps, _))| (*number, *steps)).collect();
         for (number, parts) in (0..).zip(slots) {
-            let requests = {
-                let mut made = self.made.lock();
-                if let (Some((_, rate)), Some((known, _))) =
-                    (states.get(&number), made.optimizers.get_mut(number as usize))
-                {
-                    *known = OptimizerDescription { learning_rate: *rate, ..*known };
-                }
-                self.optimizer_requests(&made, number, &steps)
-            };
+            let requests = self.optimizer_requests(&self.made.lock(), number, &steps);
             self.set_optimizers(requests.into_iter().filter(|(of, _)| *of == server).collect()).await?;
             for part in &parts {
                 self.send(server, part, snapshot).await?;

@@ -3,6 +3,7 @@
 #![allow(clippy::print_stdout, reason = "processes say how far they are")]
 
 use std::collections::BTreeMap;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,7 @@ use distribute_cluster::{ClusterSpec, SimpleResolver, Task, TaskType, TfConfigRe
 use distribute_input::{Array, Dataset, InputContext, LookupTable, UnknownKeys};
 use distribute_parameter_server::{
     ClusterCoordinator, Error, EvaluationShard, Gradient, ParameterServerOptions, ParameterServerStrategy,
-    PerWorkerIterator, Program, Server, ServerOptions, WorkerContext,
+    PerWorkerIterator, Program, Server, ServerOptions, Versions, WorkerContext,
 };
 use distribute_testkit::{Job, Ports, Signal};
 use distribute_values::{HostTensor, TensorStorage};
@@ -101,6 +102,8 @@ pub(crate) fn program() -> Program {
             Ok::<_, Error>((part.index as u64..until).step_by(part.of).sum::<u64>())
         })
         .function("regress", regress)
+        .function("push", push)
+        .function("pulled", pulled)
         .dataset("numbers", |context: &InputContext| {
             let first = 100 * context.input_pipeline_id as i64;
             Ok::<_, Error>(Dataset::range(first..first + 5))
@@ -138,6 +141,30 @@ fn regress(worker: &WorkerContext, (optimizer, milliseconds, step): (u32, u64, u
     let gradient = Gradient::new(&weights, &HostTensor::new(&[w.len()], gradient)?)?;
     worker.push(optimizer, &[gradient])?;
     Ok(loss)
+}
+
+/// Pushes gradients of 1 to the weights, and then takes some time; returns whether they counted.
+fn push(worker: &WorkerContext, (optimizer, times, milliseconds): (u32, usize, u64)) -> Result<bool, Error> {
+    let weights = worker.variable("w")?;
+    let mut counted = true;
+    for _ in 0..times {
+        let ones = HostTensor::new(weights.shape(), vec![1.0; weights.shape().iter().product()])?;
+        counted &= worker.push(optimizer, &[Gradient::new(&weights, &ones)?])?;
+    }
+    println!("has pushed");
+    std::thread::sleep(Duration::from_millis(milliseconds));
+    Ok(counted)
+}
+
+/// Fetches what has changed of the weights since the last call on this worker, and returns them.
+fn pulled(worker: &WorkerContext, (): ()) -> Result<Vec<f64>, Error> {
+    let weights = worker.variable("w")?;
+    let zeros = || HostTensor::new(weights.shape(), vec![0.0f64; weights.shape().iter().product()]);
+    let kept = worker.keep("pulled", || Ok::<_, Error>(Mutex::new((Versions::default(), [zeros()?]))))?;
+    let mut kept = kept.lock().unwrap();
+    let (versions, copies) = &mut *kept;
+    worker.pull_into(versions, &[weights], copies)?;
+    Ok(copies[0].to_elements::<f64>()?)
 }
 
 /// Processes of servers and workers.

@@ -1,0 +1,74 @@
+//! Servers that are restored, and workers that have seen their earlier values.
+
+use distribute_parameter_server::{ClusterCoordinator, FixedShardsPartitioner, ParameterServerStrategy};
+use distribute_rules::{OptimizerDescription, UpdateRule};
+use distribute_strategy::Strategy;
+use distribute_testkit::Signal;
+use distribute_train::checkpoint::{CheckpointManager, Checkpointed, Snapshot};
+use distribute_values::{HostTensor, TensorStorage};
+
+use crate::harness::{Cluster, program, server, until};
+
+/// Returns a strategy with weights of 0 in two shards, and SGD with a rate of 1.
+fn strategy(cluster: &Cluster, folder: &std::path::Path) -> (ParameterServerStrategy, u32) {
+    let builder = ParameterServerStrategy::builder(&cluster.resolver()).options(Cluster::options());
+    let builder = builder.partitioner(FixedShardsPartitioner::new(2)).restore_servers_from(folder);
+    let strategy = builder.build().unwrap();
+    let weights = strategy.variable("w", &HostTensor::new(&[2], vec![0.0f64; 2]).unwrap()).unwrap();
+    let rule = UpdateRule::Sgd { momentum: 0.0, nesterov: false };
+    let optimizer = strategy.optimizer(OptimizerDescription { learning_rate: 1.0, rule }, &[&weights]).unwrap();
+    (strategy, optimizer)
+}
+
+fn weights(strategy: &ParameterServerStrategy) -> Vec<f64> {
+    strategy.find("w").unwrap().read::<f64>().unwrap().to_elements().unwrap()
+}
+
+#[test]
+fn workers_see_each_checkpoint_that_is_loaded() {
+    let folder = tempfile::tempdir().unwrap();
+    let local = Strategy::default_strategy().unwrap();
+    let cluster = Cluster::start(1, 1);
+    let (strategy, _) = strategy(&cluster, folder.path());
+    let coordinator = ClusterCoordinator::new(&strategy, program()).unwrap();
+    let mut checkpoints = CheckpointManager::new(folder.path());
+    for step in [1, 2] {
+        let values = HostTensor::new(&[2], vec![step as f64; 2]).unwrap();
+        strategy.find("w").unwrap().assign(&values).unwrap();
+        checkpoints.save(&local, step, &[&strategy], &()).unwrap();
+    }
+    checkpoints.finish().unwrap();
+    let saved = checkpoints.list().unwrap().into_iter().map(|(_, folder)| Snapshot::read(folder).unwrap());
+    let saved: Vec<Snapshot> = saved.collect();
+    let mut pulled = Vec::new();
+    for at in [0, 1, 0, 1] {
+        strategy.load(&local, &saved[at]).unwrap();
+        pulled.push(coordinator.schedule("pulled", &()).unwrap().fetch::<Vec<f64>>().unwrap());
+        assert_eq!(pulled[pulled.len() - 1], weights(&strategy));
+    }
+    assert!(pulled[0] != pulled[1] && pulled[..2] == pulled[2..], "{pulled:?}");
+}
+
+#[test]
+fn a_server_that_is_started_again_has_the_learning_rate_of_the_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let local = Strategy::default_strategy().unwrap();
+    let mut cluster = Cluster::start(2, 1);
+    let (strategy, optimizer) = strategy(&cluster, folder.path());
+    let coordinator = ClusterCoordinator::new(&strategy, program()).unwrap();
+    let mut checkpoints = CheckpointManager::new(folder.path());
+    checkpoints.save(&local, 1, &[&strategy], &()).unwrap();
+    checkpoints.finish().unwrap();
+    strategy.set_learning_rate(optimizer, 0.25).unwrap();
+    cluster.signal(server(1), Signal::KILL);
+    cluster.restart(server(1));
+    until("it is restored", || strategy.find("w").unwrap().read::<f64>().is_ok());
+    coordinator.schedule("push", &(optimizer, 1usize, 0u64)).unwrap();
+    coordinator.join().unwrap();
+    assert_eq!((strategy.learning_rate(optimizer), weights(&strategy)), (Some(0.25), vec![-0.25; 2]));
+    // A checkpoint that the program loads brings its own.
+    checkpoints.restore::<()>(&local, &[&strategy]).unwrap().unwrap();
+    coordinator.schedule("push", &(optimizer, 1usize, 0u64)).unwrap();
+    coordinator.join().unwrap();
+    assert_eq!((strategy.learning_rate(optimizer), weights(&strategy)), (Some(1.0), vec![-1.0; 2]));
+}
