@@ -23,9 +23,9 @@ use crate::relay::{Operation, apply};
 /// drops the same. Checkpoints of the [`Model`](crate::Model) have the number of calls, so that a run that resumes
 /// drops what it would have dropped without the interruption; calls in a step that failed do not count.
 ///
-/// The ranks of a tensor group drop the same elements. Outside replicas, and in models on parameter servers, the layer
-/// draws from the stream of replica 0. A block that [recomputes](crate::Sharded::recompute) drops the same elements
-/// again.
+/// The ranks of a tensor group drop the same elements. Outside replicas the layer draws from the stream of replica 0. A
+/// block that [recomputes](crate::Sharded::recompute) drops the same elements again. On parameter servers each worker
+/// process has a seed of its own, which another run does not repeat.
 ///
 /// # Shapes
 /// The result has the shape of the input.

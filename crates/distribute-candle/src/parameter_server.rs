@@ -183,7 +183,7 @@ impl CandleWorker for WorkerContext {
         build: impl FnOnce(VarBuilder<'static>) -> candle_core::Result<M>,
     ) -> Result<WorkerModel<'_, M>> {
         let kept = self.keep(name, || {
-            let (model, registry) = backends::build_on_worker(self, Device::Cpu, build)?;
+            let (model, registry) = backends::build_on_worker(self, Device::Cpu, backends::seed(self), build)?;
             Kept::new(self, model, registry)
         })?;
         kept.refresh(self)?;

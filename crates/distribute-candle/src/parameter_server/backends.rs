@@ -2,6 +2,7 @@
 //! repeatedly.
 
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Shape, Tensor, Var};
@@ -16,7 +17,7 @@ use super::embedding::{self, Table};
 use crate::model::is_statistic;
 use crate::sharded::note_statistic;
 use crate::tensor::dtype_of;
-use crate::{Error, Result, initial};
+use crate::{Error, Result, dropout, initial};
 
 /// The variables that were created, by path, each with whether it is trained.
 pub(super) type Made = BTreeMap<String, (ShardedVariable, bool)>;
@@ -65,15 +66,25 @@ impl Copying {
     }
 }
 
-/// Builds a worker's model, or one replica of it, on a device. Returns its variables too.
+/// Returns the seed of the dropout layers of a worker's model, which is another one in each process: workers that drop
+/// the same elements, or a worker that is started again and drops the same once more, would average less noise away.
+pub(super) fn seed(worker: &WorkerContext) -> u64 {
+    RandomState::new().hash_one(worker.worker_index())
+}
+
+/// Builds a worker's model, or one replica of it, on a device; its dropout layers draw from streams of this seed.
+/// Returns its variables too.
 pub(super) fn build_on_worker<M>(
     worker: &WorkerContext,
     device: Device,
+    seed: u64,
     build: impl FnOnce(VarBuilder<'static>) -> candle_core::Result<M>,
 ) -> Result<(M, Registry)> {
     let registry: Arc<Mutex<Registry>> = Arc::default();
     let backend = Copying { variables: worker.variables()?, registry: registry.clone() };
-    let model = build(VarBuilder::from_backend(Box::new(backend), DType::F32, device))?;
+    let vb = VarBuilder::from_backend(Box::new(backend), DType::F32, device);
+    let (model, _) = dropout::building(seed, || build(vb));
+    let model = model?;
     let registry = std::mem::take(&mut *registry.lock());
     Ok((model, registry))
 }

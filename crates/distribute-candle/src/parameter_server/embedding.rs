@@ -192,3 +192,41 @@ impl Module for ShardedEmbedding {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use candle_core::DType;
+    use distribute_cluster::{ClusterSpec, SimpleResolver, TaskType};
+    use distribute_parameter_server::{ParameterServerStrategy, Program, Server};
+    use distribute_testkit::Ports;
+    use distribute_values::HostTensor;
+
+    use super::*;
+
+    #[test]
+    fn indices_that_are_no_row_are_refused() {
+        let ports = Ports::reserve(2).unwrap();
+        let addresses = ports.addresses();
+        drop(ports);
+        let spec = ClusterSpec::new().with_job(TaskType::Ps, [addresses[0].clone()]).unwrap();
+        let spec = spec.with_job(TaskType::Worker, [addresses[1].clone()]).unwrap();
+        let task = |kind| {
+            let (spec, task_type) = (spec.clone(), Some(kind));
+            SimpleResolver { spec, task_type, task_id: Some(0), ..SimpleResolver::default() }
+        };
+        let _server = Server::start(&task(TaskType::Ps), Program::new()).unwrap();
+        let strategy = ParameterServerStrategy::builder(&task(TaskType::Chief)).build().unwrap();
+        let values = HostTensor::new(&[6, 1], vec![0.0, 1.0, 2.0, 3.0, 4.0, 5.0f32]).unwrap();
+        let table = Table::new(strategy.variable("table", &values).unwrap());
+        let ids = |ids: &[i64], dtype| Tensor::new(ids, &Device::Cpu)?.to_dtype(dtype);
+        let vectors = |dtype| table.forward(&ids(&[5, 0, 5], dtype)?, 1)?.flatten_all()?.to_vec1::<f32>();
+        for dtype in [DType::I64, DType::U32, DType::U8] {
+            assert_eq!(vectors(dtype).unwrap(), [5.0, 0.0, 5.0]);
+        }
+        assert!(vectors(DType::F32).unwrap_err().to_string().contains("u32, i64 or u8"));
+        for wrong in [(1 << 32) + 5, -1, 6] {
+            let error = table.forward(&ids(&[0, wrong], DType::I64).unwrap(), 1).unwrap_err().to_string();
+            assert!(error.contains(&format!("index 1 is {wrong}")), "{error}");
+        }
+    }
+}

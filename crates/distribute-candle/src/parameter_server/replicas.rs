@@ -84,9 +84,10 @@ impl<M> KeptReplicas<M> {
             return Err(Error::Served { problem });
         }
         let (mut replicas, mut common, mut optimizer) = (Vec::with_capacity(count), Vec::new(), 0);
+        let seed = backends::seed(worker);
         for local in 0..count {
             let device = candle_device(strategy, local)?;
-            let (built, of_all) = statistics::building(|| backends::build_on_worker(worker, device, &mut build));
+            let (built, of_all) = statistics::building(|| backends::build_on_worker(worker, device, seed, &mut build));
             let (model, registry) = built?;
             common.extend(of_all);
             optimizer = registry.optimizer(worker)?;
@@ -215,11 +216,13 @@ impl<'a, M> ReplicatedModel<'a, M> {
             warn_untrained::<Candle>(&without);
         }
         let counted = self.worker.push(self.kept.optimizer, &gradients)?;
-        self.add_statistics(&computed)?;
+        if counted {
+            self.add_statistics(&computed)?;
+        }
         Ok(counted)
     }
 
-    /// Sends the mean of the changes that layers have made to their statistics.
+    /// Sends the mean of the changes that layers have made to their statistics, over replicas and contributions.
     fn add_statistics(&self, computed: &[Computed]) -> Result<()> {
         let with_examples: Vec<&Replica<M>> = self
             .kept
@@ -231,6 +234,7 @@ impl<'a, M> ReplicatedModel<'a, M> {
             .collect();
         let before = self.kept.state.lock().statistics.clone();
         let (first, _) = self.kept.of_first()?;
+        let contributions = self.worker.contributions(self.kept.optimizer) as f64;
         for (index, (copied, before)) in first.statistics().zip(before).enumerate() {
             let of_replicas: Vec<Tensor> = with_examples
                 .iter()
@@ -238,7 +242,7 @@ impl<'a, M> ReplicatedModel<'a, M> {
                 .map(|copied| copied.copy.as_tensor().to_device(before.device()))
                 .collect::<Result<_, _>>()?;
             if let Some(sum) = sum(of_replicas.iter())? {
-                let change = ((sum / of_replicas.len() as f64)? - before)?;
+                let change = (((sum / of_replicas.len() as f64)? - before)? / contributions)?;
                 self.worker.assign_add::<Candle, _>(&copied.variable, &change)?;
             }
         }

@@ -30,7 +30,7 @@ pub(super) struct Kept<M> {
 #[derive(Default)]
 struct State {
     versions: Versions,
-    /// The statistics as they were pulled; the changes that layers make are sent.
+    /// The statistics as they were pulled, or sent since; the changes that layers make are sent.
     statistics: Vec<Tensor>,
     /// Whether a warning has named the variables without gradients.
     warned: bool,
@@ -54,9 +54,13 @@ impl<M> Kept<M> {
             overwrite::<Candle>(&[copied.copy.as_tensor().clone()], pulled)?;
         }
         worker.pull_into::<Candle, _>(&mut state.versions, &variables, &tensors)?;
-        state.statistics = self.statistics().map(|copied| copied.copy.as_tensor().copy()).collect::<Result<_, _>>()?;
+        state.statistics = self.copied_statistics()?;
         self.tables.iter().for_each(|table| table.begin_step());
         Ok(())
+    }
+
+    fn copied_statistics(&self) -> Result<Vec<Tensor>> {
+        Ok(self.statistics().map(|copied| copied.copy.as_tensor().copy()).collect::<Result<_, _>>()?)
     }
 
     fn statistics(&self) -> impl Iterator<Item = &Copied> {
@@ -127,15 +131,19 @@ impl<'a, M> WorkerModel<'a, M> {
             warn_untrained::<Candle>(&without);
         }
         let counted = self.worker.push(kept.optimizer, &gradients)?;
-        self.add_statistics()?;
+        if counted {
+            self.add_statistics()?;
+        }
         Ok(counted)
     }
 
-    /// Sends the changes that layers have made to their statistics.
+    /// Sends the changes that layers have made to their statistics; of several contributions to a step, their mean.
     fn add_statistics(&self) -> Result<()> {
-        let before = std::mem::take(&mut self.kept.state.lock().statistics);
-        for (copied, before) in self.kept.statistics().zip(before) {
-            let change = (copied.copy.as_tensor() - before)?;
+        let now = self.kept.copied_statistics()?;
+        let before = std::mem::replace(&mut self.kept.state.lock().statistics, now.clone());
+        let contributions = self.worker.contributions(self.kept.optimizer) as f64;
+        for ((copied, now), before) in self.kept.statistics().zip(now).zip(before) {
+            let change = ((now - before)? / contributions)?;
             self.worker.assign_add::<Candle, _>(&copied.variable, &change)?;
         }
         Ok(())

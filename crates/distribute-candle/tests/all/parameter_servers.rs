@@ -1,12 +1,13 @@
 //! candle models whose variables are on parameter servers, compared with the same models trained without servers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use candle_core::{DType, Device, Module, ModuleT, Tensor};
 use candle_nn::{BatchNorm, BatchNormConfig, Linear, VarBuilder, batch_norm, linear};
 use distribute_candle::{
     Adagrad, Adam, CandleContext, CandleParameterServer, CandleStrategy, CandleWorker, Clip, Error, ScopeOptions,
-    ShardedEmbedding, cross_entropy_per_example, sharded_embedding,
+    ShardedEmbedding, cross_entropy_per_example, dropout, sharded_embedding,
 };
 use distribute_parameter_server::{
     ClusterCoordinator, FixedShardsPartitioner, ParameterServerStrategy, ParameterServerStrategyBuilder, Program,
@@ -101,6 +102,14 @@ fn program() -> Program {
             let model = worker.model("normalised", Normalised::new)?;
             model.forward(&data(32).0, true)?;
             Err::<(), _>(Error::from(candle_core::Error::Msg("before its gradients".to_owned())))
+        })
+        .function("drops", |worker: &WorkerContext, (): ()| {
+            // Both workers call it before one returns.
+            std::thread::sleep(Duration::from_millis(50));
+            let layers = |vb: VarBuilder<'_>| Ok((linear(8, 16, vb.pp("first"))?, dropout(0.5, vb.pp("dropout"))?));
+            let model = worker.model("drops", layers)?;
+            let ones = Tensor::ones(64, DType::F32, &Device::Cpu)?;
+            Ok::<_, Error>((worker.worker_index(), model.1.forward_t(&ones, true)?.to_vec1::<f32>()?))
         })
         .function("another", |worker: &WorkerContext, (): ()| {
             worker.model("another", |vb| linear(5, 5, vb.pp("first"))).map(drop)
@@ -249,6 +258,41 @@ fn statistics_of_layers_reach_the_servers() {
     let forward = |model: &Normalised, _| Ok((model.forward(&data(32).0, true)?, data(32).1));
     let (expected, _) = locally(Normalised::new, |model| Adam::new(0.01).build(model), 30, forward);
     assert_near(&on_servers(&strategy), &expected, 1e-4);
+}
+
+#[test]
+fn contributions_move_statistics_as_one_batch_does() {
+    let updates = Updates::Synchronous { contributions: 4, backups: 0 };
+    let (_servers, strategy) = cluster(1, 4, |builder| builder.updates(updates));
+    strategy.create_model(Adam::new(0.001), Normalised::new).unwrap();
+    let coordinator = ClusterCoordinator::new(&strategy, program()).unwrap();
+    for _ in 0..40 {
+        coordinator.schedule("normalised", &()).unwrap();
+    }
+    coordinator.join().unwrap();
+    let forward = |model: &Normalised, _| Ok((model.forward(&data(32).0, true)?, data(32).1));
+    let (expected, _) = locally(Normalised::new, |model| Adam::new(0.001).build(model), 10, forward);
+    let got = on_servers(&strategy);
+    for name in ["norm.running_mean", "norm.running_var"] {
+        for (got, expected) in got[name].iter().zip(&expected[name]) {
+            // A contribution may begin with the statistics to which another one was added.
+            assert!((got - expected).abs() < 0.05 * expected.abs() + 1e-3, "{name}: {got} {expected}");
+        }
+    }
+}
+
+#[test]
+fn no_two_workers_or_steps_drop_the_same_elements() {
+    let (_servers, strategy) = cluster(1, 2, |builder| builder);
+    strategy.create_model(Adam::new(0.01), |vb| linear(8, 16, vb.pp("first"))).unwrap();
+    let coordinator = ClusterCoordinator::new(&strategy, program()).unwrap();
+    let scheduled: Vec<_> = (0..8).map(|_| coordinator.schedule("drops", &()).unwrap()).collect();
+    let dropped: Vec<(usize, Vec<f32>)> = scheduled.into_iter().map(|step| step.fetch().unwrap()).collect();
+    let workers: BTreeSet<usize> = dropped.iter().map(|(worker, _)| *worker).collect();
+    assert_eq!(workers.len(), 2);
+    for (at, (_, one)) in dropped.iter().enumerate() {
+        assert!(dropped[at + 1..].iter().all(|(_, other)| other != one), "{dropped:?}");
+    }
 }
 
 #[test]
