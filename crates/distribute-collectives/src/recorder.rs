@@ -343,7 +343,7 @@ impl FlightRecord {
 }
 
 /// Returns a number that stands for a text: the same in all processes of one program.
-fn digest(text: &str) -> u64 {
+pub(crate) fn digest(text: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     hasher.write(text.as_bytes());
     hasher.finish()

@@ -7,6 +7,8 @@ use super::ProcessGroup;
 use super::children::ChildKey;
 use super::job::JobMembership;
 use super::join::MAX_CONNECT;
+use super::reductions::check_len;
+use crate::recorder::digest;
 use crate::transport::{self, ConnectError, GroupIdentity, Nonce, Proofs, TransportKind, join_host, listen, new_nonce};
 use crate::{Error, Options, Rank, Result};
 
@@ -67,11 +69,12 @@ impl ProcessGroup {
     /// Creates a group of the given ranks, in the given order. Returns `None` on all other ranks.
     ///
     /// # Ordering
-    /// Every rank of this group must call it with the same ranks.
+    /// Every rank of this group must call it. Those of one new group pass the same ranks; several groups without common
+    /// ranks can be created at once, and ranks of none of them may pass any list in which they are not.
     ///
     /// # Errors
-    /// [`Error::RankOutside`] for a rank that is not in the group or occurs twice, and the errors of
-    /// [`split`](ProcessGroup::split).
+    /// [`Error::RankOutside`] for a rank that is not in the group or occurs twice, [`Error::Length`] if a rank of the
+    /// new group has passed other ranks or another order, and the errors of [`split`](ProcessGroup::split).
     ///
     /// # Source
     /// `MPI_Group_incl` with `MPI_Comm_create`; `torch.distributed.new_group`.
@@ -87,7 +90,14 @@ impl ProcessGroup {
             }
         }
         let place = ranks.iter().position(|rank| *rank == self.rank());
-        self.split(place.map(|_| 0), place.and_then(|place| i32::try_from(place).ok()).unwrap_or(0))
+        let color = digest(&format!("{ranks:?}")) as u32;
+        let key = place.and_then(|place| i32::try_from(place).ok()).unwrap_or(0);
+        let formed = self.split(place.map(|_| color), key)?;
+        if let Some(group) = &formed {
+            let remedy = "some of its ranks have passed other ranks, or another order; pass the same on all of them";
+            check_len("ranks of a subgroup", group.world_size(), ranks.len(), remedy)?;
+        }
+        Ok(formed)
     }
 
     /// Performs the last two steps of a split: leaders send their listening addresses, connect, and store handles for

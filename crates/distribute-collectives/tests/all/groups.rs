@@ -99,7 +99,19 @@ fn explicit_ranks_form_a_group_and_the_others_get_none() {
             None => assert!(!chosen.contains(&group.rank())),
         });
     }
-    let alone = groups(1, 1).remove(0);
+    // Several at once, and lists that do not fit together.
+    let groups = groups(4, 1);
+    each(&groups, |group| {
+        let first = group.rank().0 / 2 * 2;
+        let pair = group.subgroup(&[Rank(first), Rank(first + 1)]).unwrap().unwrap();
+        assert_eq!((pair.world_size(), sum_of_ranks(&pair, group.rank().0)), (2, 2 * first + 1));
+        let orders = [[Rank(0), Rank(1)], [Rank(1), Rank(0)]];
+        match group.subgroup(&orders[group.rank().index() % 2]) {
+            Err(Error::Length { got: 1, expected: 2, .. }) => assert!(group.rank().0 < 2),
+            outcome => assert!(matches!(outcome, Ok(None)) && group.rank().0 > 1, "{outcome:?}"),
+        }
+    });
+    let alone = self::groups(1, 1).remove(0);
     for ranks in [&[Rank(1)][..], &[Rank(0), Rank(0)]] {
         assert!(matches!(alone.subgroup(ranks), Err(Error::RankOutside { .. })));
     }
