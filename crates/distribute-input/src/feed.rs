@@ -32,7 +32,8 @@ impl<B> Feed<B> {
         Feed {
             open: open.clone(),
             operations,
-            pass: Pass::epoch(epoch),
+            // Rows are divided among workers, and skipped in a resumed pass, by their places.
+            pass: Pass::epoch(epoch).in_order(),
             lanes,
             reading: 0,
             batches: None,

@@ -366,7 +366,8 @@ impl<T: Clone + Send + 'static> DistributedIterator<T> {
     }
 }
 
-/// Returns a worker's flag: for padding, whether it has more data; otherwise, whether it lacks a step's data.
+/// Returns a worker's flag: for padding, whether it has more data; otherwise, whether it lacks a step's data. An error
+/// lets the step begin, and fail.
 fn flag(unequal: UnequalData, more: More) -> u32 {
     u32::from(match unequal {
         UnequalData::Pad => more > More::Nothing,
@@ -498,5 +499,19 @@ impl Strategy {
                 _ => Ok(part),
             })
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_lets_the_step_begin_in_which_it_is_returned() {
+        let flags = |unequal| [More::Nothing, More::Partial, More::Full, More::Failed].map(|more| flag(unequal, more));
+        // Whether a worker has more, and otherwise whether it lacks data.
+        assert_eq!(flags(UnequalData::Pad), [0, 1, 1, 1]);
+        assert_eq!(flags(UnequalData::Drop), [1, 1, 0, 0]);
+        assert_eq!(flags(UnequalData::Stop), [1, 0, 0, 0]);
     }
 }

@@ -235,5 +235,10 @@ mod tests {
         };
         let data = Dataset::range(0..6).par_map(Parallel::threads(3).unordered(), slow);
         assert_eq!(values(data.iter_share(0, 1, 0)), (0..6).collect::<Vec<_>>());
+        // Also in a pass that workers share and that can be resumed.
+        let topology = Topology::new(1, 0, 1).unwrap();
+        let steps = distribute_dataset(&data.batch(1), topology, InputOptions::default()).unwrap();
+        let rows: Vec<i64> = steps.iter_epoch(0).flat_map(|step| step.unwrap()[0].as_slice().to_vec()).collect();
+        assert_eq!(rows, (0..6).collect::<Vec<_>>());
     }
 }

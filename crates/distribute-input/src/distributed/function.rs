@@ -70,7 +70,7 @@ where
     let slice = Operations::of::<L>().slice;
     let chunks: Vec<Opener<Vec<T>>> = made.into_iter().map(|dataset| chunked(dataset.open, per_step, false)).collect();
     let open: StepOpener<T> = Arc::new(move |start| {
-        let pass = crate::dataset::Pass::epoch(start.epoch);
+        let pass = crate::dataset::Pass::epoch(start.epoch).in_order();
         let mut lane = start.lanes.first().cloned().unwrap_or_else(|| Lane::of(None));
         let passed = lane.cuts.iter().fold(0_u64, |passed, cut| passed.saturating_add(cut.skip));
         let passed = usize::try_from(passed).unwrap_or(usize::MAX);

@@ -9,10 +9,12 @@ use crate::{InputPosition, Result};
 pub enum More {
     /// Nothing: this worker has no data left.
     Nothing,
-    /// An error, or a step in which some replica has fewer rows than a full batch gives it.
+    /// A step in which some replica has fewer rows than a full batch gives it.
     Partial,
     /// A step in which all replicas of this worker have all of their rows.
     Full,
+    /// An error, which is not the end of the data.
+    Failed,
 }
 
 /// An iterator over one pass of a [`WorkerDataset`](crate::WorkerDataset): each step yields one element per
@@ -53,7 +55,8 @@ impl<T> WorkerIterator<T> {
         match &self.next {
             None => More::Nothing,
             Some(Ok(step)) if step.full => More::Full,
-            Some(_) => More::Partial,
+            Some(Ok(_)) => More::Partial,
+            Some(Err(_)) => More::Failed,
         }
     }
 

@@ -28,6 +28,18 @@ fn sizes(parts: &[Vec<Rows>]) -> Vec<usize> {
 }
 
 #[test]
+fn an_error_is_not_the_end_of_the_data() {
+    let data = Dataset::range(0..8).map(|x| if x.item() == Some(&5) { Err("no such number".into()) } else { Ok(x) });
+    let data = distribute_dataset(&data.batch(4), topology(1, 0, 1), InputOptions::default()).unwrap();
+    let mut steps = data.iter();
+    assert_eq!(steps.more(), More::Full);
+    steps.next().unwrap().unwrap();
+    assert_eq!(steps.more(), More::Failed);
+    assert!(steps.next().unwrap().is_err());
+    assert_eq!(steps.more(), More::Nothing);
+}
+
+#[test]
 fn a_last_batch_fills_replicas_in_order() {
     let steps = &all_workers(1, 2, || Dataset::range(0..9).batch(2))[0];
     assert_eq!(steps.len(), 5);
