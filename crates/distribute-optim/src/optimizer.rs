@@ -205,7 +205,8 @@ impl<L: TensorLibrary> Optimizer<L> {
     /// Multiplies losses by a scale before backward, and divides gradients by it before they are clipped and applied.
     ///
     /// # Errors
-    /// [`Error::Setting`] if the scale is below 1.
+    /// [`Error::Setting`] if the scale is below 1; [`Error::Combination`] for a scale that changes, with
+    /// [`compress`](Optimizer::compress).
     ///
     /// # Examples
     /// ```
@@ -224,7 +225,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         for state in &self.states.each {
             state.lock().standing.scaling = Some(Scaling::new(scale));
         }
-        Ok(self)
+        Ok(self.combined()?)
     }
 
     /// Returns the factor by which the next loss is multiplied.
@@ -334,6 +335,13 @@ impl<L: TensorLibrary> Optimizer<L> {
             let why = "what a bucket loses depends on the parts in it; use Compression::Bf16, F16 or PowerSgd";
             return Err(Error::Combination { what, other, why });
         }
+        let scaling = self.states.first(|state| state.standing.scaling).flatten();
+        if !matches!(self.compression, Compression::None) && scaling.is_some_and(|scaling| scaling.changes()) {
+            let (what, other) = ("compress", "a loss scale that changes");
+            let why = "the rest of a gradient that a later step sends is of another scale; use LossScale::fixed, or \
+                       bf16 parameters without a scale";
+            return Err(Error::Combination { what, other, why });
+        }
         if self.parameters.local_updates {
             self.check_local_settings()?;
         }
@@ -390,7 +398,8 @@ impl<L: TensorLibrary> Optimizer<L> {
     /// not compressed. On GPUs f16 and bf16 are the compressions there are; others are an error of the first step.
     ///
     /// # Errors
-    /// [`distribute_collectives::Error::Compression`], in the library's error, if the settings are invalid.
+    /// [`distribute_collectives::Error::Compression`], in the library's error, if the settings are invalid;
+    /// [`Error::Combination`] with a [loss scale](Optimizer::scale_losses) that changes.
     ///
     /// # Examples
     /// ```

@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use super::program::{Known, Planned, plan, typed};
 use super::trace::{Trace, record};
 use super::{Leaf, Output, Resident};
+use crate::backend::{SEED_STEP, drawn_seed};
 use crate::tensor::burn_type;
 use crate::{Burn, BurnTensor, Error, Result};
 
@@ -247,6 +248,7 @@ impl Programs {
         check_targets(planned, &inputs.leaves)?;
         let timeout = pjrt.deadline().saturating_duration_since(Instant::now());
         let optimizer = inputs.optimizer.as_ref();
+        optimizer.map_or(Ok(()), ProgramOptimizer::renew_masters)?;
         let numbers = optimizer.map(|optimizer| optimizer.numbers(&planned.trained)).unwrap_or_default();
         let numbers: Vec<f32> = numbers.into_iter().map(|number| number as f32).collect();
         let numbers = Leaf::floats(&numbers)?;
@@ -395,13 +397,10 @@ fn check_targets(planned: &Planned, leaves: &[Vec<Leaf>]) -> Result<()> {
 
 /// Draws the first state of each replica's random stream from burn's generator, which `Device::seed` sets.
 fn first_states(pjrt: &PjrtReplicas) -> Result<Vec<Arc<Buffer>>> {
-    use burn::tensor::{Device, Distribution, Tensor};
-    let drawn = Tensor::<1>::random([4], Distribution::Uniform(0.0, 65536.0), &Device::flex());
-    let parts: Vec<f32> = crate::data::numbers(drawn.into_data())?;
-    let seed = parts.iter().fold(0u64, |seed, part| (seed << 16) | u64::from(*part as u32 & 0xffff));
+    let seed = drawn_seed()?;
     let state = |(replica, device): (usize, &PjrtDevice)| {
         // The first number is the key; the second is a counter.
-        let key = seed.wrapping_add((replica as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let key = seed.wrapping_add((replica as u64).wrapping_mul(SEED_STEP));
         Ok(Arc::new(device.upload_slice(&[key, 0u64], &[2]).map_err(Error::Accelerator)?))
     };
     pjrt.devices().iter().enumerate().map(state).collect()

@@ -5,10 +5,10 @@ use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::linear;
 use distribute_candle::{
     Adagrad, Adam, AdamW, Candle, CandleContext, CandleStrategy, Clip, Ema, Error, Lamb, LossScale, Model, Optimizer,
-    RmsProp, ScopeOptions, Sgd, cross_entropy_per_example,
+    ReplicaOptimizer, RmsProp, ScopeOptions, Sgd, cross_entropy_per_example,
 };
 use distribute_collectives::Compression;
-use distribute_strategy::{CentralStorageStrategy, Strategy};
+use distribute_strategy::{CentralStorageStrategy, ReplicaContext, Strategy};
 use distribute_values::TensorStorage;
 
 use crate::common::*;
@@ -163,6 +163,35 @@ fn a_step_whose_gradients_are_not_finite_is_left_out_on_all_replicas() {
         assert_eq!(optimizer.loss_scale(), 16.0);
         assert_ne!(values(&model, 0), before);
         assert_eq!(values(&model, 0), values(&model, 2));
+    }
+}
+
+#[test]
+fn a_step_that_is_left_out_leaves_nothing_in_a_compression() {
+    let compressions = [Compression::Bf16, Compression::PowerSgd(2), Compression::TopK(0.1)];
+    for compression in compressions {
+        let trained = |spoilt: bool| {
+            let strategy = mirrored(2);
+            let model = strategy.scope(Mlp::new).unwrap();
+            let optimizer = Adam::new(0.01).build(&model).unwrap().compress(compression.clone()).unwrap();
+            let optimizer = optimizer.scale_losses(LossScale::fixed(16.0)).unwrap();
+            for at in 0..4 {
+                if at == 2 && spoilt {
+                    let overflow = |context: &ReplicaContext, (model, optimizer): (&Mlp, ReplicaOptimizer<'_>)| {
+                        let loss = model.forward(&Tensor::ones((1, 8), DType::F32, &Device::Cpu)?)?.sum_all()?;
+                        optimizer.minimize(context, &(loss * f64::INFINITY)?)
+                    };
+                    strategy.run_with((&model, &optimizer), overflow).unwrap();
+                }
+                step(&strategy, &model, &optimizer);
+            }
+            values(&model, 0)
+        };
+        assert_eq!(trained(true), trained(false), "{compression:?}");
+        let model = mirrored(2).scope(Mlp::new).unwrap();
+        let optimizer = Adam::new(0.01).build(&model).unwrap().compress(compression).unwrap();
+        let told = optimizer.scale_losses(LossScale::dynamic()).err().unwrap().to_string();
+        assert!(told.starts_with("compress does not go with a loss scale that changes: "), "{told}");
     }
 }
 

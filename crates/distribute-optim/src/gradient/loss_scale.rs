@@ -58,6 +58,11 @@ impl Scaling {
         Scaling { settings, scale: settings.initial, good_steps: 0 }
     }
 
+    /// Returns whether the scale depends on earlier steps.
+    pub(crate) fn changes(&self) -> bool {
+        self.settings.interval.is_some()
+    }
+
     /// Records whether a step's gradients were finite.
     pub(crate) fn note(&mut self, finite: bool) {
         let Some(interval) = self.settings.interval else { return };

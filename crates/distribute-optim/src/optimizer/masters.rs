@@ -3,40 +3,22 @@
 use distribute_collectives::ProcessGroup;
 use distribute_collectives::schedule::part;
 use distribute_device::{BufferRef, DType, bf16, f16};
-use distribute_values::TensorStorage;
+use distribute_values::{DistributedVariable, TensorStorage};
 
 use super::Optimizer;
 use super::local_slots::has_master;
+use super::states::States;
 use crate::exchange::SlotShard;
 use crate::library::{dtype, wide};
 use crate::plan::Plan;
-use crate::{TensorLibrary, is_short};
+use crate::{Parameters, TensorLibrary, is_short};
 
 impl<L: TensorLibrary> Optimizer<L> {
     /// Gives the copies of a replica's parameters the values that have been loaded into the model since its last step;
     /// an update would overwrite these otherwise. Where a copy is rounded to the parameter, as in a checkpoint of both,
     /// it stays.
     pub(super) fn renew_masters(&self, local: usize) -> Result<(), L::Error> {
-        let loads = self.parameters.loads();
-        if self.states.each[local].lock().loads == loads {
-            return Ok(());
-        }
-        // The first replica writes what all share.
-        if !self.parameters.shared || local == 0 {
-            for (variable, slots) in self.parameters.variables().iter().zip(&*self.slots) {
-                let Some(master) = slots.last().filter(|_| variable.is_trainable() && has_master(variable)) else {
-                    continue;
-                };
-                let (parameter, master) = (&variable.components()[local], &master.components()[local]);
-                let mut elements: Vec<f32> = master.to_elements()?;
-                if renew(dtype::<L>(parameter)?, &mut elements, &wide::<L>(parameter)?.to_elements()?) {
-                    master.overwrite(BufferRef::from(&elements[..]))?;
-                }
-            }
-        }
-        let mut state = self.states.each[local].lock();
-        (state.loads, state.has_old_shards) = (loads, true);
-        Ok(())
+        renew_masters(&self.parameters, &self.slots, &self.states, local)
     }
 
     /// Does the same for a replica's parts of sharded slots.
@@ -60,6 +42,47 @@ impl<L: TensorLibrary> Optimizer<L> {
         }
         Ok(())
     }
+}
+
+#[cfg(feature = "hlo")]
+impl<L: TensorLibrary> super::program::ProgramOptimizer<L> {
+    /// Gives the f32 copies of parameters of 16 bits the values that have been loaded into the model since the last
+    /// step. Call it before the slots are passed to a program that makes a step.
+    ///
+    /// # Errors
+    /// The library's error if a parameter cannot be read, or a copy written.
+    pub fn renew_masters(&self) -> Result<(), L::Error> {
+        let replicas = 0..self.states.each.len();
+        replicas.into_iter().try_for_each(|local| renew_masters(&self.parameters, &self.slots, &self.states, local))
+    }
+}
+
+fn renew_masters<L: TensorLibrary>(
+    parameters: &Parameters<L>,
+    slots: &[Vec<DistributedVariable<L::Tensor>>],
+    states: &States<L>,
+    local: usize,
+) -> Result<(), L::Error> {
+    let loads = parameters.loads();
+    if states.each[local].lock().loads == loads {
+        return Ok(());
+    }
+    // The first replica writes what all share.
+    if !parameters.shared || local == 0 {
+        for (variable, slots) in parameters.variables().iter().zip(slots) {
+            let Some(master) = slots.last().filter(|_| variable.is_trainable() && has_master(variable)) else {
+                continue;
+            };
+            let (parameter, master) = (&variable.components()[local], &master.components()[local]);
+            let mut elements: Vec<f32> = master.to_elements()?;
+            if renew(dtype::<L>(parameter)?, &mut elements, &wide::<L>(parameter)?.to_elements()?) {
+                master.overwrite(BufferRef::from(&elements[..]))?;
+            }
+        }
+    }
+    let mut state = states.each[local].lock();
+    (state.loads, state.has_old_shards) = (loads, true);
+    Ok(())
 }
 
 /// Replaces those elements of a copy that are not rounded to the parameter's. Returns whether there were any.

@@ -45,9 +45,9 @@ pub struct ProgramUpdate {
 /// An optimizer as compiled programs need it: a handle on the state of an [`Optimizer`].
 pub struct ProgramOptimizer<L: TensorLibrary> {
     step: ProgramStep,
-    parameters: Arc<Parameters<L>>,
-    slots: Arc<[Vec<DistributedVariable<L::Tensor>>]>,
-    states: Arc<States<L>>,
+    pub(super) parameters: Arc<Parameters<L>>,
+    pub(super) slots: Arc<[Vec<DistributedVariable<L::Tensor>>]>,
+    pub(super) states: Arc<States<L>>,
     learning_rate: f64,
     audit_every: u64,
 }

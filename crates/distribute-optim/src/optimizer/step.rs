@@ -177,6 +177,11 @@ impl<L: TensorLibrary> Optimizer<L> {
                 standing.counts = before;
             }
             standing.gradient_norm = gradient_norm;
+            if !finite {
+                // Nor does it leave anything for later steps to send.
+                state.undecided = true;
+                state.forget_step();
+            }
         }
         ending.now()?;
         Ok(finite)
