@@ -162,10 +162,8 @@ pub(crate) fn check_shapes(outputs: &Tensor, targets: &Tensor) -> candle_core::R
 
 /// Returns indices in a type of which the greatest number is not an index. To candle that is padding.
 pub(crate) fn as_indices(indices: &Tensor) -> candle_core::Result<Tensor> {
-    match indices.dtype() {
-        DType::U32 | DType::I64 => Ok(indices.clone()),
-        _ => indices.to_dtype(DType::U32),
-    }
+    // candle refuses types that are not of indices.
+    if indices.dtype() == DType::U8 { indices.to_dtype(DType::U32) } else { Ok(indices.clone()) }
 }
 
 /// Returns indices, such as targets, in host memory, and refuses one that is not a class. candle treats the greatest

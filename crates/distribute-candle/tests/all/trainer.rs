@@ -256,8 +256,8 @@ fn with_a_grace_period_it_saves_goes_on_and_saves_again() {
 #[test]
 fn callbacks_go_on_as_if_the_program_had_not_been_stopped() {
     // The rate is reduced in the second epoch without improvement; there is one on each side of the stop.
-    let plateau = || ReduceLrOnPlateau::new("accuracy").patience(1).factor(0.5).min_learning_rate(0.01);
-    let still = || LearningRateSchedule::new(|epoch, rate| if epoch == 1 { 0.0 } else { rate });
+    let plateau = || ReduceLrOnPlateau::new("accuracy").patience(1).factor(0.5);
+    let still = || LearningRateSchedule::new(|epoch, rate| if epoch == 1 { 1e-30 } else { rate });
     let folder = tempfile::tempdir().unwrap();
     let mut first = trainer(&mirrored(2));
     let fit = Fit::epochs(4).callback(BackupAndRestore::new(folder.path())).callback(still()).callback(plateau());
@@ -265,7 +265,7 @@ fn callbacks_go_on_as_if_the_program_had_not_been_stopped() {
     let mut second = trainer(&mirrored(2));
     let fit = Fit::epochs(3).callback(BackupAndRestore::new(folder.path())).callback(still()).callback(plateau());
     second.fit(&data(), fit.callback(Dies(9))).unwrap();
-    assert_eq!(second.optimizer().learning_rate(), 0.01);
+    assert_eq!(second.optimizer().learning_rate(), 0.5e-30);
 }
 
 #[test]

@@ -85,7 +85,7 @@ impl fmt::Debug for LearningRateSchedule {
 }
 
 /// Multiplies the learning rate by the number of replicas, for global batches that grow with it, optionally with a
-/// linear warm-up.
+/// linear warm-up. The rate stays after training: of several calls of `fit` for one trainer, give it to the first.
 ///
 /// # Examples
 /// ```
@@ -191,7 +191,9 @@ impl Callback for ReduceLrOnPlateau {
         let Some(value) = training.monitored(&self.watch.monitor)? else { return Ok(()) };
         if !self.watch.is_best(value) && self.watch.is_out_of_patience() {
             self.watch.seen.waited = 0;
-            *training.learning_rate = (*training.learning_rate * self.factor).max(self.min_learning_rate);
+            // A rate that is lower already stays.
+            let least = self.min_learning_rate.min(*training.learning_rate);
+            *training.learning_rate = (*training.learning_rate * self.factor).max(least);
         }
         Ok(())
     }

@@ -168,6 +168,11 @@ fn the_rate_falls_on_a_plateau_and_not_below_its_least() {
         toy.train(&mut plateau, "val_loss", values);
         assert_eq!(toy.learning_rate, rate);
     }
+    // A schedule may have set a lower one.
+    let mut toy = Toy::new();
+    let mut plateau = ReduceLrOnPlateau::new("val_loss").patience(0).factor(0.5).min_learning_rate(3.0);
+    toy.train(&mut plateau, "val_loss", &[1.0; 4]);
+    assert_eq!(toy.learning_rate, 1.0);
 }
 
 #[test]
