@@ -34,7 +34,7 @@ pub enum Error {
     /// An input function returned an error.
     #[error("the input function failed: {0}")]
     InputFunction(#[source] distribute_input::BoxError),
-    /// There are no examples to evaluate or to predict.
+    /// There are no examples to train on, to evaluate or to predict.
     #[error("the dataset to {what} has no elements; give at least one")]
     NoExamples {
         /// The operation.

@@ -178,7 +178,7 @@ impl Numeric {
     }
 
     /// Divides the numbers into intervals, which are categories: below the first boundary, from each boundary to below
-    /// the next, and from the last on.
+    /// the next, and from the last on. NaN is refused.
     ///
     /// # Source
     /// `tf.feature_column.bucketized_column`.

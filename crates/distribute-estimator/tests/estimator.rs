@@ -397,6 +397,44 @@ fn mistakes_are_answered_by_a_sentence() {
 }
 
 #[test]
+fn a_loss_that_is_not_finite_is_not_saved_at_the_end_of_the_data() {
+    let folder = tempfile::tempdir().unwrap();
+    let labels = Column::from(prices());
+    let own = Own::estimator(folder.path(), "infinite");
+    // The only step is neither logged nor written.
+    let error = own.train(|| Ok(batches(labels.clone()).take(1)), Until::EndOfData).unwrap_err();
+    assert!(matches!(error, Error::LossNotFinite { step: 1, .. }), "{error}");
+    assert_eq!(own.latest_checkpoint().unwrap(), None);
+}
+
+#[test]
+fn data_without_a_batch_are_refused_and_a_pass_that_was_over_is_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let labels = Column::from(prices());
+    let regressor = |name: &str| {
+        let config = RunConfig::new(folder.path().join(name)).save_checkpoints_steps(4);
+        LinearRegressor::new(&columns()).build(adam(0.05), config).unwrap()
+    };
+    let none = || Ok(batches(labels.clone()).take(0));
+    let few = || Ok(Dataset::from_tensor_slices((houses(), labels.clone())).take(5).batch_exact(8));
+    let is_refused = |result: Result<u64>| matches!(result, Err(Error::NoExamples { what: "train on" }));
+    let new = regressor("new");
+    for until in [Until::EndOfData, Until::Steps(3), Until::MaxSteps(3)] {
+        assert!(is_refused(new.train(none, until)) && is_refused(new.train(few, until)), "{until:?}");
+    }
+    assert_eq!(new.latest_checkpoint().unwrap(), None);
+
+    // A job that is interrupted after the checkpoint of its last batch has no step left.
+    let resumed = regressor("resumed");
+    let train = TrainSpec::new(once(&labels));
+    let eval = EvalSpec::new(|| Err("the disk is full".into()));
+    train_and_evaluate_as(&resolver(""), &resumed, &train, &eval).unwrap_err();
+    assert_eq!(resumed.train(once(&labels), Until::EndOfData).unwrap(), 4);
+    assert!(is_refused(resumed.train(none, Until::EndOfData)));
+    assert!(resumed.latest_checkpoint().unwrap().unwrap().ends_with("step-00000004"));
+}
+
+#[test]
 fn alone_it_evaluates_at_checkpoints_and_at_the_end() {
     let labels = Column::from(prices());
     for (throttle, evaluations) in [(Duration::ZERO, 4), (Duration::from_secs(3600), 2)] {
@@ -447,6 +485,40 @@ fn an_evaluator_follows_until_the_last_checkpoint() {
         });
         assert_eq!(scores["global_step"], if max_steps.is_some() { 20.0 } else { 8.0 });
         assert_eq!(scores, regressor().evaluate(&eval()).unwrap());
+    }
+}
+
+#[test]
+fn an_evaluator_does_not_take_the_end_of_an_earlier_job_as_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let labels = Column::from(prices());
+    // Both the data's end before max_steps, and the data's end alone.
+    for (name, max_steps) in [("limited", Some(100)), ("unlimited", None)] {
+        let folder = folder.path().join(name);
+        let regressor = |next: Duration| {
+            let config = RunConfig::new(&folder).wait_for_checkpoints(Duration::from_secs(60), next);
+            LinearRegressor::new(&columns()).build(adam(0.05), config).unwrap()
+        };
+        let run = |task: &str, next: Duration| {
+            let train = TrainSpec::new(once(&labels));
+            let train = if let Some(steps) = max_steps { train.max_steps(steps) } else { train };
+            let eval = EvalSpec::new(once(&labels)).start_delay(Duration::ZERO).throttle(Duration::ZERO);
+            train_and_evaluate_as(&resolver(task), &regressor(next), &train, &eval).unwrap()
+        };
+        let (long, short) = (Duration::from_secs(60), Duration::from_millis(300));
+        assert!(run(CHIEF, long).is_none());
+        let scores = std::thread::scope(|threads| {
+            let evaluator = threads.spawn(|| run(EVALUATOR, long));
+            // The chief starts when the evaluator has evaluated the earlier job's checkpoint.
+            while !folder.join("eval").exists() && !evaluator.is_finished() {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            run(CHIEF, long);
+            evaluator.join().unwrap().unwrap()
+        });
+        assert_eq!(scores["global_step"], 8.0);
+        // If the chief has ended before, nothing follows, and the evaluator does not fail.
+        assert_eq!(run(EVALUATOR, short).unwrap(), scores);
     }
 }
 

@@ -120,8 +120,8 @@ impl RunConfig {
         RunConfig { termination: Some(config), ..self }
     }
 
-    /// Sets how long an evaluator waits for the first and for each further checkpoint before it fails. Default: one
-    /// hour each.
+    /// Sets how long an evaluator waits for the first and for each further checkpoint before it fails, or before it
+    /// takes one that was there already as the last one. Default: one hour each.
     pub fn wait_for_checkpoints(self, first: Duration, next: Duration) -> RunConfig {
         RunConfig { first_checkpoint: first, next_checkpoint: next, ..self }
     }

@@ -11,21 +11,39 @@ use crate::{Error, Result};
 
 impl<M: EstimatorModel + Sync> Estimator<M> {
     /// Evaluates the newest checkpoint repeatedly until it has evaluated the last one; returns its scores.
+    ///
+    /// A checkpoint that was there from the beginning may be the end of an earlier job, or of this one. It counts as
+    /// the last one if it has reached `max_steps`, or if no other follows within the time limit.
     pub(super) fn evaluate_until_the_end(&self, max_steps: Option<u64>, eval: &EvalSpec<'_>) -> Result<Scores> {
         let limits = (self.config.first_checkpoint, self.config.next_checkpoint);
         let mut watch = CheckpointWatch::new(self.checkpoints().root()).limits(limits.0, limits.1);
-        let mut present: Option<(FoundCheckpoint, bool)> = None;
+        let mut present: Option<(FoundCheckpoint, Place)> = None;
         let mut newest: Option<((RunId, u64), Scores)> = None;
         let mut not_before = Instant::now() + eval.start_delay;
+        let mut is_first_look = true;
         loop {
-            let Some(found) = watch.look()? else {
-                thread::sleep(BETWEEN_LOOKS);
-                continue;
+            let was_there = std::mem::take(&mut is_first_look);
+            let found = match (watch.look(), &present, &newest) {
+                (Ok(Some(found)), ..) => found,
+                (Ok(None), ..) => {
+                    thread::sleep(BETWEEN_LOOKS);
+                    continue;
+                }
+                (
+                    Err(error @ distribute_train::Error::NoNewCheckpoint { .. }),
+                    Some((_, Place::EndOfSomeJob)),
+                    Some((_, scores)),
+                ) => {
+                    tracing::warn!("{error}; the checkpoint that was there already is taken as the last one");
+                    return Ok(scores.clone());
+                }
+                (Err(error), ..) => return Err(error.into()),
             };
             // Each checkpoint is read once.
-            let known = present.as_ref().filter(|(known, _)| *known == found).map(|(_, is_last)| *is_last);
-            let is_last = known.unwrap_or_else(|| is_last(&found, max_steps));
-            present = Some((found.clone(), is_last));
+            let known = present.as_ref().filter(|(known, _)| *known == found).map(|(_, place)| *place);
+            let place = known.unwrap_or_else(|| Place::of(&found, max_steps, was_there));
+            let is_last = place == Place::Last;
+            present = Some((found.clone(), place));
             let FoundCheckpoint { step, path, run, .. } = found;
             if let Some((evaluated, scores)) = &newest
                 && *evaluated == (run, step)
@@ -62,11 +80,29 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
     }
 }
 
-/// Returns whether training has ended with a checkpoint, if that can be read.
-fn is_last(found: &FoundCheckpoint, max_steps: Option<u64>) -> bool {
-    let standing = || Snapshot::read(&found.path).and_then(|snapshot| snapshot.program::<Standing>());
-    let ended = |standing: Standing| standing.ended && standing.max_steps == max_steps;
-    max_steps.is_some_and(|max_steps| found.step >= max_steps) || standing().is_ok_and(ended)
+/// The place of a checkpoint in the training of this job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// Training continues after it, or it cannot be read.
+    Further,
+    /// A training call ended with it before the evaluator began: of this job, or of an earlier one.
+    EndOfSomeJob,
+    Last,
+}
+
+impl Place {
+    fn of(found: &FoundCheckpoint, max_steps: Option<u64>, was_there: bool) -> Place {
+        let standing = || Snapshot::read(&found.path).and_then(|snapshot| snapshot.program::<Standing>());
+        let ended = |standing: Standing| standing.ended && standing.max_steps == max_steps;
+        if max_steps.is_some_and(|max_steps| found.step >= max_steps) {
+            return Place::Last;
+        }
+        match standing().is_ok_and(ended) {
+            true if was_there => Place::EndOfSomeJob,
+            true => Place::Last,
+            false => Place::Further,
+        }
+    }
 }
 
 /// Formats scores in one line.

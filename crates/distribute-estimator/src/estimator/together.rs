@@ -13,7 +13,9 @@ use crate::{Error, Result};
 /// Without TF_CONFIG, or with one task in it, training pauses for an evaluation after a checkpoint, at most as often as
 /// [`EvalSpec::throttle`] allows, and ends with one. With several tasks, chief and workers train under
 /// [`RunConfig::train_distribute`](crate::RunConfig::train_distribute), and the evaluator evaluates the newest
-/// checkpoint in `model_dir`, which it must be able to read, until it has evaluated the last one.
+/// checkpoint in `model_dir`, which it must be able to read, until it has evaluated the last one. A checkpoint that was
+/// there before the evaluator, and was saved at the end of the data, may be an earlier job's: it is the last one only
+/// if no other follows within the time of [`RunConfig::wait_for_checkpoints`](crate::RunConfig::wait_for_checkpoints).
 ///
 /// # Errors
 /// The errors of [`Estimator::train`] and [`Estimator::evaluate`]; [`Error::Cluster`] if TF_CONFIG is invalid;

@@ -76,10 +76,11 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
     ///
     /// # Errors
     /// [`Error::LossNotFinite`] if the loss is not finite; it is checked whenever it is logged or written, and before
-    /// each checkpoint. [`Error::Train`] if a checkpoint or an event file fails, or with
-    /// [`Preempted`](distribute_train::Error::Preempted) after a signal. [`Error::InputFunction`] and [`Error::Input`]
-    /// if the data cannot be read, [`Error::Spec`] if the model's outputs do not fit, [`Error::Model`],
-    /// [`Error::Candle`], [`Error::Strategy`] and [`Error::Values`] if a step or a collective fails.
+    /// each checkpoint. [`Error::NoExamples`] if a pass over the data has no batch. [`Error::Train`] if a checkpoint or
+    /// an event file fails, or with [`Preempted`](distribute_train::Error::Preempted) after a signal.
+    /// [`Error::InputFunction`] and [`Error::Input`] if the data cannot be read, [`Error::Spec`] if the model's outputs
+    /// do not fit, [`Error::Model`], [`Error::Candle`], [`Error::Strategy`] and [`Error::Values`] if a step or a
+    /// collective fails.
     ///
     /// # Source
     /// `Estimator.train`.
@@ -133,16 +134,25 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
         };
         // If an earlier call ended with the last batch of a pass, that pass has no batches left.
         let mut may_be_over = std::mem::take(&mut run.standing.ended);
-        let mut batches = match run.standing.position.take() {
+        let position = run.standing.position.take();
+        // A resumed pass may have no batches left.
+        let mut is_whole_pass = position.is_none();
+        let mut batches = match position {
             Some(position) => data.iter_from(&position)?,
             None => data.iter_epoch(run.standing.passes),
         };
+        let mut last_losses = None;
         loop {
             let Some(batch) = batches.next() else {
                 run.standing.passes += 1;
                 if std::mem::take(&mut may_be_over) {
-                    batches = data.iter_epoch(run.standing.passes);
+                    (batches, is_whole_pass) = (data.iter_epoch(run.standing.passes), true);
                     continue;
+                }
+                if let Some(losses) = &last_losses {
+                    run.finite_loss(losses)?;
+                } else if is_whole_pass {
+                    return Err(Error::NoExamples { what: "train on" });
                 }
                 tracing::info!("training ends with its data after step {}", run.steps);
                 (run.standing.ended, run.standing.max_steps) = (true, max_steps);
@@ -171,6 +181,7 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
                 }
                 saved(strategy, &mut run.checkpoints, false)?;
             }
+            last_losses = Some(losses);
         }
         run.checkpoints.finish_everywhere(strategy)?;
         run.flush()?;
@@ -265,10 +276,7 @@ impl<'a, M> Run<'a, M> {
             return Ok(());
         }
         let step = self.steps;
-        let loss = number(&self.strategy.reduce(ReduceOp::Sum, losses, Axis::None)?)?;
-        if !loss.is_finite() {
-            return Err(Error::LossNotFinite { loss, step });
-        }
+        let loss = self.finite_loss(losses)?;
         let speed = (step - self.logged.1) as f64 / self.logged.0.elapsed().as_secs_f64().max(f64::MIN_POSITIVE);
         if say && self.strategy.is_chief() {
             tracing::info!("step {step}: loss {loss:.6}, {speed:.1} steps/s");
@@ -285,6 +293,12 @@ impl<'a, M> Run<'a, M> {
             self.logged = (Instant::now(), step);
         }
         self.flush()
+    }
+
+    /// Returns the loss of the last step, which must be finite. Every worker must call this.
+    fn finite_loss(&self, losses: &PerReplica<Tensor>) -> Result<f64> {
+        let loss = number(&self.strategy.reduce(ReduceOp::Sum, losses, Axis::None)?)?;
+        if loss.is_finite() { Ok(loss) } else { Err(Error::LossNotFinite { loss, step: self.steps }) }
     }
 
     fn flush(&mut self) -> Result<()> {

@@ -111,7 +111,8 @@ impl Categorical {
         self
     }
 
-    /// Sets the category of words outside a vocabulary, and of numbers outside an identity's range.
+    /// Sets the category of words outside a vocabulary, and of numbers outside an identity's range. An empty text and
+    /// -1 still have none.
     pub fn default_category(mut self, category: usize) -> Categorical {
         match &mut self.kind {
             Kind::Vocabulary { default, .. } | Kind::Identity { default, .. } => *default = Some(category),
@@ -210,10 +211,15 @@ impl Categorical {
             Kind::Bucketized { of, boundaries } => {
                 let ((values, examples), width) = (of.values(features)?, of.width());
                 let bucket = |(at, value): (usize, &f32)| {
+                    if value.is_nan() {
+                        let problem = "it holds NaN, or its normalizer makes it, and intervals want numbers; replace \
+                                       it in the input function or in the normalizer";
+                        return Err(Error::Feature { name: of.name.clone(), problem: problem.to_owned() });
+                    }
                     let place = boundaries.partition_point(|boundary| boundary <= value);
-                    Some((at % width * (boundaries.len() + 1) + place) as u32)
+                    Ok(Some((at % width * (boundaries.len() + 1) + place) as u32))
                 };
-                Ok(Ids { examples, width, ids: values.iter().enumerate().map(bucket).collect() })
+                Ok(Ids { examples, width, ids: values.iter().enumerate().map(bucket).collect::<Result<_>>()? })
             }
             Kind::Vocabulary { name, words, oov_buckets, default } => {
                 let number = |word: &str| {
@@ -236,8 +242,8 @@ impl Categorical {
                 };
                 let id = |number: &i64| match usize::try_from(*number).ok().filter(|number| number < buckets) {
                     Some(number) => Ok(Some(number as u32)),
-                    None if default.is_some() => Ok(default.map(|default| default as u32)),
                     None if *number == -1 => Ok(None),
+                    None if default.is_some() => Ok(default.map(|default| default as u32)),
                     None => {
                         let problem = format!(
                             "it holds {number}, and its column has categories from 0 to {}; give more buckets, or a \

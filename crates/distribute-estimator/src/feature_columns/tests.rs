@@ -52,7 +52,9 @@ fn categories_are_places_in_a_list_numbers_or_hashes() {
     assert_eq!(ids(&Categorical::vocabulary("n", [10, 20]), &one("n", vec![20, -1, 30])), [Some(1), None, None]);
     let identity = Categorical::identity("n", 3);
     assert_eq!(ids(&identity, &one("n", vec![2, -1, 0])), [Some(2), None, Some(0)]);
-    assert_eq!(ids(&identity.default_category(1), &one("n", vec![7])), [Some(1)]);
+    // Padding stays without a category.
+    let padded = one("n", Array::new([2, 2], vec![2, -1, 7, -1]).unwrap());
+    assert_eq!(ids(&identity.default_category(1), &padded), [Some(2), None, Some(1), None]);
     let hashed = Categorical::hash_bucket("w", 10);
     // FNV-1a of "a" is af63dc4c8601ec8c.
     assert_eq!(ids(&hashed, &one("w", vec!["a"])), [Some((0xaf63_dc4c_8601_ec8c_u64 % 10) as u32)]);
@@ -155,6 +157,15 @@ fn mistakes_are_answered_by_a_sentence() {
     assert!(text.contains("\"m\"") && text.contains("the data have n"), "{text}");
     assert!(said(Categorical::identity("n", 3), one("n", vec!["a"])).contains("it holds texts"));
     assert!(said(Categorical::hash_bucket("n", 3), one("n", vec![1.0])).contains("bucketized"));
+    // A NaN in the data, and one from a normalizer.
+    let logarithm = Numeric::new("x").normalizer(f32::ln).bucketized([0.0]);
+    for (column, value) in [(x.clone().bucketized([0.0]), f32::NAN), (logarithm, -1.0)] {
+        let crossed = Categorical::crossed([column.clone().into(), column.clone().into()], 5);
+        for column in [column, crossed] {
+            let text = said(column, one("x", vec![1.0, value]));
+            assert!(text.contains("\"x\": it holds NaN") && text.contains("replace it in the input"), "{text}");
+        }
+    }
     let text = x.values(&one("x", vec!["a"])).unwrap_err().to_string();
     assert!(text.contains("it holds texts"), "{text}");
     let text = x.values(&one("x", Array::new([1, 2], vec![0f32, 1.0]).unwrap())).unwrap_err().to_string();
