@@ -3,8 +3,9 @@
 //! A small BERT learns to predict masked words of this project's documentation, or of any files (`-- --text PATH
 //! PATH`), and is saved with the names of Hugging Face's checkpoints. It is then loaded and fine-tuned to tell from
 //! which page a passage is, of which few examples are given; the same is tried from scratch. A published checkpoint is
-//! fine-tuned by `-- --load model.safetensors --vocabulary vocab.txt`, with its `--width`, `--heads` and `--layers`. As
-//! two processes: `distribute run --workers 2 -- target/release/examples/bert`.
+//! fine-tuned by `-- --load model.safetensors --vocabulary vocab.txt`, with its `--width`, `--heads` and `--layers`,
+//! which are compared with a `config.json` in its folder. As two processes: `distribute run --workers 2 --
+//! target/release/examples/bert`.
 #![expect(clippy::print_stdout, reason = "it prints what it has learnt")]
 
 use std::path::{Path, PathBuf};
@@ -14,6 +15,7 @@ use std::sync::Arc;
 use accuracy::accuracy;
 use candle_core::{DType, Device, Module, ModuleT, Result as CandleResult, Tensor};
 use candle_nn::{Init, VarBuilder};
+use checkpoint::{Checkpoint, write_config};
 use clap::Parser;
 use distribute::Error;
 use distribute::candle::{
@@ -28,6 +30,8 @@ use word_pieces::WordPieces;
 
 #[path = "shared/accuracy.rs"]
 mod accuracy;
+#[path = "bert/checkpoint.rs"]
+mod checkpoint;
 #[path = "shared/files.rs"]
 mod files;
 #[path = "shared/heads.rs"]
@@ -50,7 +54,9 @@ struct Flags {
     text: Vec<PathBuf>,
     #[command(flatten)]
     placement: placement::Placement,
-    /// Checkpoint to fine-tune, with the names of Hugging Face's BERT. Default: a model that is pre-trained first.
+    /// Checkpoint to fine-tune, with the names of Hugging Face's BERT. `--width`, `--heads` and `--layers` must be
+    /// those of a config.json in its folder; without this file, `--heads` is required. Default: a model that is
+    /// pre-trained first.
     #[arg(long, requires = "vocabulary")]
     load: Option<PathBuf>,
     /// Word pieces, one on each line. Default: the characters and the most frequent words of the texts.
@@ -59,8 +65,8 @@ struct Flags {
     /// Number of word pieces, without `--vocabulary`.
     #[arg(long, default_value_t = 3000, conflicts_with = "vocabulary")]
     pieces: usize,
-    /// File for the pre-trained model; `vocab.txt` is written to its folder. Default: in a folder that is removed at
-    /// the end.
+    /// File for the pre-trained model; `config.json` and `vocab.txt` are written to its folder. Default: in a folder
+    /// that is removed at the end.
     #[arg(long, conflicts_with = "load")]
     save: Option<PathBuf>,
     /// Steps of pre-training.
@@ -75,9 +81,9 @@ struct Flags {
     /// Width of the layers: elements per word piece.
     #[arg(long, default_value_t = 96)]
     width: usize,
-    /// Number of attention heads, which share the width.
-    #[arg(long, default_value_t = 4)]
-    heads: usize,
+    /// Number of attention heads, which share the width. Default: 4.
+    #[arg(long)]
+    heads: Option<usize>,
     /// Number of layers.
     #[arg(long, default_value_t = 2)]
     layers: usize,
@@ -102,6 +108,12 @@ struct Flags {
     /// Seed of initial values, of dropout, and of the passages.
     #[arg(long, default_value_t = 42)]
     seed: u64,
+}
+
+impl Flags {
+    fn heads(&self) -> usize {
+        self.heads.unwrap_or(4)
+    }
 }
 
 /// The number of positions of published models, and the epsilon of their normalisations.
@@ -138,7 +150,7 @@ impl Layer {
                 key: of_itself("key")?,
                 value: of_itself("value")?,
                 output: linear(width, width, &attention.pp("output.dense"))?,
-                heads: flags.heads,
+                heads: flags.heads(),
             },
             attention_norm: layer_norm(width, EPSILON, attention.pp("output.LayerNorm"))?,
             intermediate: linear(width, 4 * width, &vb.pp("intermediate.dense"))?,
@@ -155,7 +167,7 @@ impl Layer {
         let attended =
             self.attention.attend(x, &self.attention.keys_and_values(x)?, AttentionMask::Additive(padding))?;
         let x = self.attention_norm.forward(&add(&self.dropouts[0].forward_t(&attended, train)?, x)?)?;
-        let inner = self.output.forward(&self.intermediate.forward_gelu(&x)?)?;
+        let inner = self.output.forward(&self.intermediate.forward(&x)?.gelu_erf()?)?;
         self.output_norm.forward(&add(&self.dropouts[1].forward_t(&inner, train)?, &x)?)
     }
 }
@@ -232,7 +244,7 @@ impl Pretraining {
         let x = self.bert.forward(tokens, segments, true)?;
         let first = Tensor::arange_step(0, (examples * length) as u32, length as u32, &Device::Cpu)?.unsqueeze(1)?;
         let masked = x.flatten_to(1)?.index_select(&positions.broadcast_add(&first)?.flatten_all()?, 0)?;
-        let masked = self.transform.1.forward(&self.transform.0.forward_gelu(&masked)?)?;
+        let masked = self.transform.1.forward(&self.transform.0.forward(&masked)?.gelu_erf()?)?;
         let logits = Linear::new(self.bert.words.embeddings().clone(), Some(self.bias.clone())).forward(&masked)?;
         // In Hugging Face's models 0 says that the second segment follows.
         let order = self.follows.forward(&self.bert.pool(&x)?)?;
@@ -274,8 +286,9 @@ fn main() -> ExitCode {
 }
 
 fn run(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
-    if flags.heads == 0 || !flags.width.is_multiple_of(flags.heads) {
-        return Err(Error::program(format!("--width {} cannot be divided among --heads {}", flags.width, flags.heads)));
+    let (width, heads) = (flags.width, flags.heads());
+    if heads == 0 || !width.is_multiple_of(heads) {
+        return Err(Error::program(format!("--width {width} cannot be divided among --heads {heads}")));
     }
     let texts = files::read(&flags.text)?;
     let pieces = match &flags.vocabulary {
@@ -292,7 +305,7 @@ fn run(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
             path
         }
     };
-    fine_tune(strategy, flags, &passages, &path)
+    fine_tune(strategy, flags, &passages, &Checkpoint::open(strategy, flags, path)?)
 }
 
 /// Pre-trains a model, and saves it.
@@ -327,12 +340,18 @@ fn pretrain(strategy: &Strategy, flags: &Flags, passages: &Arc<Passages>, path: 
     if strategy.is_chief() {
         println!("pre-training: loss {recent:.4} of masked words, {recent_order:.4} of the order of passages");
         passages.pieces.write(&path.with_file_name("vocab.txt"))?;
+        write_config(flags, passages.pieces.len(), &path.with_file_name("config.json"))?;
     }
     Ok(model.save_safetensors(strategy, path)?)
 }
 
 /// Trains classifiers on few passages: with other initial values, and with those of a checkpoint.
-fn fine_tune(strategy: &Strategy, flags: &Flags, passages: &Passages, path: &Path) -> distribute::Result<()> {
+fn fine_tune(
+    strategy: &Strategy,
+    flags: &Flags,
+    passages: &Passages,
+    checkpoint: &Checkpoint,
+) -> distribute::Result<()> {
     let [few, test] = passages.classes(flags.classes, flags.examples)?;
     if strategy.is_chief() {
         println!("the page of a passage, from {} passages; {} others are tested:", few.0.dim(0)?, test.0.dim(0)?);
@@ -340,7 +359,7 @@ fn fine_tune(strategy: &Strategy, flags: &Flags, passages: &Passages, path: &Pat
     for loads in [false, true] {
         let model = strategy.scope_seeded(flags.seed, |vb| Classifier::new(flags, &passages.pieces, &vb))?;
         if loads {
-            load(strategy, &model, path)?;
+            checkpoint.load(strategy, &model)?;
         }
         let (loss, accuracy) = fit(strategy, flags, &model, (&few, &test))?;
         if strategy.is_chief() {
@@ -349,23 +368,6 @@ fn fine_tune(strategy: &Strategy, flags: &Flags, passages: &Passages, path: &Pat
         }
     }
     Ok(())
-}
-
-/// Loads all but the head. In older checkpoints, normalisations have the names that TensorFlow gave them.
-fn load(strategy: &Strategy, model: &Model<Classifier>, path: &Path) -> distribute::Result<()> {
-    let older = |name: &str| {
-        let name = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta");
-        name.starts_with("bert.").then_some(name)
-    };
-    let newer = |name: &str| name.starts_with("bert.").then(|| name.to_owned());
-    let mut loaded = model.load_safetensors_as(strategy, path, newer)?;
-    if loaded.unused.iter().any(|name| name.ends_with("LayerNorm.gamma")) {
-        loaded = model.load_safetensors_as(strategy, path, older)?;
-    }
-    match loaded.missing.first() {
-        Some(name) => Err(Error::program(format!("{}: {name} is missing; give a checkpoint of BERT", path.display()))),
-        None => Ok(()),
-    }
 }
 
 /// Trains a classifier; returns the loss of its last pass, and the percentage of passages that it then classifies

@@ -194,8 +194,8 @@ fn run(flags: &Flags) -> distribute::Result<()> {
 
 fn train(strategy: &Strategy, flags: &Flags, text: &Text) -> distribute::Result<()> {
     let (batch, context) = (flags.batch, flags.context as usize);
-    let windows = text.windows(&text.train, context, context / 2)?;
-    let validation = text.windows(&text.validation, context, context)?;
+    let windows = text.windows(&text.train, context, context / 2, batch)?;
+    let validation = text.windows(&text.validation, context, context, 1)?;
     let data = Dataset::from_tensor_slices(windows.clone()).shuffle(windows.shape()[0], flags.seed).batch_exact(batch);
     let data = strategy.distribute_dataset(&data.take(flags.steps.unwrap_or(usize::MAX)).prefetch(AUTOTUNE))?;
     // Batches of one size, which compiled steps need.

@@ -157,7 +157,7 @@ fn run(flags: &Flags) -> distribute::Result<()> {
 
 fn train(strategy: &Strategy, flags: &Flags, text: &Text) -> distribute::Result<()> {
     let (batch, context) = (flags.batch, flags.context as usize);
-    let windows = text.windows(&text.train, context, context / 2)?;
+    let windows = text.windows(&text.train, context, context / 2, batch)?;
     let data = Dataset::from_tensor_slices(windows.clone()).shuffle(windows.shape()[0], flags.seed);
     let data = strategy.distribute_dataset(&data.batch_exact(batch).repeat_forever().take(flags.steps))?;
     let model = strategy.scope(|device| {

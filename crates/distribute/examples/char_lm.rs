@@ -233,8 +233,8 @@ fn run(flags: &Flags) -> distribute::Result<()> {
 
 fn train(strategy: &Strategy, flags: &Flags, text: &Text) -> distribute::Result<()> {
     let (batch, context) = (flags.batch, flags.context as usize);
-    let windows = tensor(&text.windows(&text.train, context, context / 2)?)?;
-    let validation = tensor(&text.windows(&text.validation, context, context)?)?;
+    let windows = tensor(&text.windows(&text.train, context, context / 2, batch)?)?;
+    let validation = tensor(&text.windows(&text.validation, context, context, 1)?)?;
     let data = Dataset::from_tensor_slices(windows.clone()).shuffle(windows.dim(0)?, flags.seed).batch_exact(batch);
     let data = strategy.distribute_dataset(&data.take(flags.steps.unwrap_or(usize::MAX)).prefetch(AUTOTUNE))?;
     let validation = strategy.distribute_dataset(&Dataset::from_tensor_slices(validation).batch(batch))?;

@@ -168,7 +168,8 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
     let optimizer = Sgd::new(flags.learning_rate).momentum(0.9).nesterov().build(&model)?;
 
     let title = format!("densenet-bc-{depth} · {} · {} params", strategy.describe(), model.num_parameters());
-    let (epochs, steps_per_epoch) = (flags.epochs, Some(pictures.steps(flags.batch)));
+    let batches = pictures.batches(flags.batch);
+    let (epochs, steps_per_epoch) = (flags.epochs, Some(batches.ceil() as u64));
     let mut progress = Progress::from_env(Options { title, epochs, steps_per_epoch, ..Options::of(strategy) })?;
     let (began, mut seen, mut test_accuracy) = (Instant::now(), 0, 0.0);
     strategy.declare("epochs", epochs);
@@ -187,7 +188,7 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
             })?;
             sum += f64::from(strategy.reduce(ReduceOp::Sum, &losses, Axis::None)?.to_scalar::<f32>()?);
             seen += flags.batch;
-            progress.step(step, flags.batch as u64, &[("loss", sum / step as f64)]);
+            progress.step(step, flags.batch as u64, &[("loss", sum / batches.min(step as f64))]);
         }
         test_accuracy = accuracy(strategy, &model, &test)?;
         progress.end_epoch(&[("test_accuracy", test_accuracy)]);

@@ -128,9 +128,11 @@ fn train(strategy: &Strategy, flags: &Flags, digits: &Digits) -> distribute::Res
     let data = strategy.distribute_dataset(&data)?;
     let model = strategy.scope(Mlp::new)?;
     let optimizer = Sgd::new(flags.learning_rate).momentum(0.9).build(&model)?;
+    // A last batch that is short is a part of one.
+    let batches = digits.train.len().max(1) as f32 / flags.batch as f32;
     let (mut steps, mut exchanges, mut loss) = (0, 0, 0.0);
     for _ in 0..flags.epochs {
-        let (mut sum, mut of_epoch) = (0.0, 0);
+        let mut sum = 0.0;
         for batch in &data {
             let losses = strategy.run((&model, &optimizer, batch?), |ctx, (model, optimizer, (x, y))| {
                 let per_example = cross_entropy_per_example(&model.forward(&x)?, &y)?;
@@ -139,11 +141,11 @@ fn train(strategy: &Strategy, flags: &Flags, digits: &Digits) -> distribute::Res
                 Ok(loss.detach())
             })?;
             sum += strategy.reduce(ReduceOp::Sum, &losses, Axis::None)?.to_scalar::<f32>()?;
-            (steps, of_epoch) = (steps + 1, of_epoch + 1);
+            steps += 1;
             let local = strategy.extended().local_updates();
             exchanges += u64::from(local.is_none_or(|local| local.is_due(steps)));
         }
-        loss = sum / of_epoch.max(1) as f32;
+        loss = sum / batches;
     }
     // Between two means there are several models.
     optimizer.synchronize(strategy)?;

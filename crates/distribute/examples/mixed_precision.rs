@@ -97,9 +97,10 @@ fn train(strategy: &Strategy, flags: &Flags, digits: &Digits, dtype: DType) -> d
     let model = strategy.scope_with(ScopeOptions::default().dtype(dtype), Mlp::new)?;
     let optimizer = Adam::new(1e-3).build(&model)?;
     let optimizer = if dtype == DType::F16 { optimizer.scale_losses(LossScale::dynamic())? } else { optimizer };
-    let mut loss = f32::NAN;
+    // A last batch that is short is a part of one.
+    let (mut loss, batches) = (f32::NAN, digits.train.len() as f32 / BATCH as f32);
     for _ in 0..flags.epochs {
-        let (mut sum, mut steps) = (0.0, 0);
+        let mut sum = 0.0;
         for batch in &data {
             let losses = strategy.run((&model, &optimizer, batch?), |ctx, (model, optimizer, (x, y))| {
                 let loss = ctx.average_loss(&cross_entropy_per_example(&model.forward(&x)?, &y)?, BATCH)?;
@@ -107,9 +108,8 @@ fn train(strategy: &Strategy, flags: &Flags, digits: &Digits, dtype: DType) -> d
                 Ok(loss.detach())
             })?;
             sum += strategy.reduce(ReduceOp::Sum, &losses, Axis::None)?.to_scalar::<f32>()?;
-            steps += 1;
         }
-        loss = sum / steps as f32;
+        loss = sum / batches;
     }
     let seconds = began.elapsed().as_secs_f64();
     let bytes = |tensor: &Tensor| tensor.elem_count() * tensor.dtype().size_in_bytes();

@@ -196,7 +196,9 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<Outcome> {
         None => None,
     };
     let mut progress = start_progress(strategy, flags, model.num_parameters(), train.steps())?;
-    let mut accuracy = 0.0;
+    // A last batch that is short is a part of one.
+    let batches_per_epoch = digits.train.len() as f64 / flags.batch as f64;
+    let mut accuracy = None;
     let (mut training_time, mut waited) = (Duration::ZERO, Duration::ZERO);
     strategy.declare("epochs", flags.epochs);
     for epoch in run.epochs_done + 1..=flags.epochs {
@@ -219,7 +221,8 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<Outcome> {
             run.steps += 1;
             run.loss_sum += f64::from(loss);
             steps_done += 1;
-            progress.step(run.steps, flags.batch as u64, &[("loss", run.loss_sum / run.steps as f64)]);
+            let mean = run.loss_sum / batches_per_epoch.min(run.steps as f64);
+            progress.step(run.steps, flags.batch as u64, &[("loss", mean)]);
             if let (Some(checkpoints), Some(preemption)) = (&mut checkpoints, &preemption) {
                 let stop = preemption.should_stop();
                 if stop || steps_done % flags.checkpoint_every == 0 {
@@ -232,14 +235,14 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<Outcome> {
                 }
             }
         }
-        let loss = run.loss_sum / run.steps.max(1) as f64;
+        let loss = run.loss_sum / batches_per_epoch;
         (run.epochs_done, run.steps, run.loss_sum, run.position) = (epoch, 0, 0.0, None);
         training_time += started.elapsed();
         waited += batches.waited();
         optimizer.synchronize(strategy)?;
         let measured = evaluate(strategy, &model, &test)?;
-        accuracy = measured[0].1;
-        progress.end_epoch(&[("test_accuracy", accuracy), ("test_loss", measured[1].1)]);
+        accuracy = Some(measured[0].1);
+        progress.end_epoch(&[("test_accuracy", measured[0].1), ("test_loss", measured[1].1)]);
         if let Some([train, validation]) = &mut boards {
             train.scalar("epoch_loss", u64::from(epoch), loss)?;
             for (name, value) in &measured {
@@ -256,22 +259,31 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<Outcome> {
     if let Some(checkpoints) = &mut checkpoints {
         checkpoints.finish()?;
     }
+    let accuracy = match accuracy {
+        Some(accuracy) => accuracy,
+        // No epoch was left.
+        None => {
+            optimizer.synchronize(strategy)?;
+            evaluate(strategy, &model, &test)?[0].1
+        }
+    };
     let (times, steps) = (optimizer.times(), steps_done - began_at);
-    let examples_per_s = steps as f64 * flags.batch as f64 / training_time.as_secs_f64();
+    let per_second = |amount: f64| (steps > 0).then(|| amount / training_time.as_secs_f64());
+    let examples_per_s = per_second(steps as f64 * flags.batch as f64);
     let kib = |bytes: usize| bytes.div_ceil(1024);
     let state = format!("{} KiB per replica, of {} KiB", kib(optimizer.state_bytes()), kib(whole_state));
     progress.finish(&Summary {
         test_accuracy: Some(accuracy),
-        examples_per_s: Some(examples_per_s),
-        training_time: Some(training_time),
-        communication: Some(times.communication.as_secs_f64() / training_time.as_secs_f64()),
-        input_wait: Some(waited.as_secs_f64() / training_time.as_secs_f64()),
+        examples_per_s,
+        training_time: (steps > 0).then_some(training_time),
+        communication: per_second(times.communication.as_secs_f64()),
+        input_wait: per_second(waited.as_secs_f64()),
         replicas: strategy.num_replicas_in_sync() as u32,
         extra: if flags.zero1 { vec![("optimizer state".to_owned(), state)] } else { Vec::new() },
         ..Summary::default()
     });
     write_losses(strategy, flags, &run.losses)?;
-    Ok(Outcome { steps, training_time, examples_per_s, accuracy })
+    Ok(Outcome { steps, training_time, examples_per_s: examples_per_s.unwrap_or(0.0), accuracy })
 }
 
 /// Measures loss and accuracy on the test digits; every replica evaluates its part of them.
@@ -287,7 +299,7 @@ fn evaluate(
             let mut sums = metrics.zeros();
             let logits = model.forward(&x)?.flatten_all()?.to_vec1::<f32>()?;
             let labels = y.to_vec1::<u32>()?;
-            metrics.update(&mut sums, &Predictions::new(&logits, CLASSES, Targets::Classes(&labels))?);
+            metrics.update(&mut sums, &Predictions::new(&logits, CLASSES, Targets::Classes(&labels))?)?;
             Ok(sums)
         })?;
         let of_batch = strategy.reduce(ReduceOp::Sum, &of_replicas, Axis::None)?;

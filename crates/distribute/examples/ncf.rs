@@ -90,6 +90,7 @@ fn train(strategy: &Strategy, flags: &Flags, interactions: &Arc<Interactions>) -
     let mut progress = start_progress(flags, interactions, &strategy.describe(), options)?;
     let mut measured = evaluate(strategy, &model, &test)?;
     strategy.declare("epochs", flags.epochs);
+    let batches = interactions.batches(flags.batch);
     for epoch in 1..=flags.epochs {
         progress.epoch(epoch);
         let mut sum = 0.0;
@@ -100,7 +101,7 @@ fn train(strategy: &Strategy, flags: &Flags, interactions: &Arc<Interactions>) -
                 Ok(loss.detach())
             })?;
             sum += f64::from(strategy.reduce(ReduceOp::Sum, &losses, Axis::None)?.to_scalar::<f32>()?);
-            progress.step(step, flags.batch as u64, &[("loss", sum / step as f64)]);
+            progress.step(step, flags.batch as u64, &[("loss", sum / batches.min(step as f64))]);
         }
         measured = evaluate(strategy, &model, &test)?;
         progress.end_epoch(&measured.named());
@@ -148,7 +149,7 @@ fn train_on_servers(flags: &Flags, interactions: &Arc<Interactions>) -> distribu
     let mut measured = judge()?;
     for epoch in 1..=flags.epochs {
         progress.epoch(epoch);
-        let steps = 0..interactions.steps(flags.batch);
+        let steps = 0..interactions.batches(flags.batch).ceil() as u64;
         let values: Vec<RemoteValue> = steps.map(|_| coordinator.schedule("step", &data)).collect::<Result<_, _>>()?;
         let mut sum = 0.0;
         for (step, value) in (1..).zip(&values) {
@@ -182,7 +183,9 @@ impl Quality {
     fn of(scores: &Tensor) -> distribute::Result<Quality> {
         let mut quality = Quality::default();
         for row in scores.to_vec2::<f32>()? {
-            let before = row[1..].iter().filter(|score| **score >= row[0]).count();
+            // A score that is not a number, of this item or of another, comes before it.
+            let behind = row[1..].iter().filter(|score| **score < row[0]).count();
+            let before = row.len() - 1 - behind;
             if before < LIST {
                 quality.hits += 1.0;
                 quality.gains += 1.0 / (before as f64 + 2.0).log2();
@@ -252,7 +255,7 @@ fn start_progress(
 ) -> distribute::Result<Progress> {
     let (users, items) = interactions.sizes();
     let title = format!("ncf · {users} users · {items} items · {place}");
-    let steps_per_epoch = Some(interactions.steps(flags.batch));
+    let steps_per_epoch = Some(interactions.batches(flags.batch).ceil() as u64);
     Ok(Progress::from_env(Options { title, epochs: flags.epochs, steps_per_epoch, ..options })?)
 }
 

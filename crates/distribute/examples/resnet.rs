@@ -150,7 +150,7 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
     let metrics = Metrics::new().with(Accuracy);
     let mut trainer = Trainer::of_model(strategy, model, sgd, SparseCategoricalCrossentropy, metrics)?
         .regularize(move |model| penalty(model.weights(), weight_decay));
-    let (rate, steps) = (flags.learning_rate, u64::from(flags.epochs) * pictures.steps(flags.batch));
+    let (rate, steps) = (flags.learning_rate, u64::from(flags.epochs) * pictures.batches(flags.batch).ceil() as u64);
     let stepped = LearningRateSchedule::by_step(move |step| match 4 * step {
         step if step >= 3 * steps => rate / 100.0,
         step if step >= 2 * steps => rate / 10.0,

@@ -331,7 +331,20 @@ fn read(flags: &Flags) -> distribute::Result<Pairs> {
 
 fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
     let pairs = read(flags)?;
-    let (count, batch) = (pairs.train.sources.dim(0)?, flags.batch);
+    let (count, batch, length) = (pairs.train.sources.dim(0)?, flags.batch, flags.length);
+    let (held_out, Pairs { beyond_limit, known, .. }) = (pairs.held_out.sources.dim(0)?, &pairs);
+    if strategy.is_chief() {
+        println!(
+            "pairs: {count} to train on, {held_out} held out; {beyond_limit} left out by --length {length}, {known} \
+             because a held-out pair has their source or target"
+        );
+    }
+    if count < batch {
+        return Err(Error::program(format!(
+            "{count} pairs are fewer than --batch {batch}, so that there is no step to train; give more pairs, a \
+             smaller --batch or --held-out, or a larger --length"
+        )));
+    }
     // Losses are sums over tokens, divided by the number of tokens in an average batch.
     let tokens = pairs.train.targets.gt(BEGIN)?.to_dtype(DType::F64)?.sum_all()?.to_scalar::<f64>()?;
     let tokens = (tokens / count as f64 * batch as f64).round() as usize;

@@ -28,7 +28,7 @@ pub(crate) struct Source {
 
 /// Interactions without their ratings: that a user has rated an item is what is learnt.
 pub(crate) struct Interactions {
-    /// The items of each user; items and users are numbered from 0.
+    /// The items of each user to learn from; items and users are numbered from 0.
     seen: Vec<BTreeSet<u32>>,
     items: u32,
     /// Users and items to learn from.
@@ -107,14 +107,16 @@ impl Interactions {
                 of_users[user as usize].push(item);
             }
         }
+        let most = seen.iter().map(BTreeSet::len).max().unwrap_or(0);
         let (mut train, mut latest) = (Vec::new(), Vec::new());
-        for (user, mut items) in (0..).zip(of_users) {
-            if items.len() > 1 {
-                latest.extend(items.pop().map(|item| (user, item)));
+        for ((user, mut items), seen) in (0..).zip(of_users).zip(&mut seen) {
+            if let Some(item) = items.pop_if(|_| seen.len() > 1) {
+                latest.push((user, item));
+                // Training must not tell it from the items that the user has not met.
+                seen.remove(&item);
             }
             train.extend(items.into_iter().map(|item| (user, item)));
         }
-        let most = seen.iter().map(BTreeSet::len).max().unwrap_or(0);
         if latest.is_empty() || most + TEST_NEGATIVES > item_numbers.len() {
             return Err(Error::program(format!(
                 "{} users have rated {} items, one of them {most}; expected a user with two, and {TEST_NEGATIVES} \
@@ -131,12 +133,12 @@ impl Interactions {
         (self.seen.len(), self.items as usize)
     }
 
-    /// Returns the number of steps of a pass over the interactions.
-    pub(crate) fn steps(&self, batch: usize) -> u64 {
-        self.train.len().div_ceil(batch.max(1)) as u64
+    /// Returns the number of batches of a pass over the interactions; a last one that is short is a part of one.
+    pub(crate) fn batches(&self, batch: usize) -> f64 {
+        self.train.len() as f64 / batch.max(1) as f64
     }
 
-    /// Returns an item that a user has met, and then others.
+    /// Returns an item that a user has met, and then others, which the user has not met in training.
     ///
     /// The others depend on a number alone, so that they are the same wherever they are drawn.
     fn candidates(&self, (user, item): (u32, u32), others: usize, number: u64) -> impl Iterator<Item = u32> {
@@ -145,14 +147,15 @@ impl Interactions {
         let mut chosen = vec![item];
         while chosen.len() <= others {
             let other = random.next_u32() % self.items;
-            if !self.seen[user as usize].contains(&other) && drawn.insert(other) {
+            if other != item && !self.seen[user as usize].contains(&other) && drawn.insert(other) {
                 chosen.push(other);
             }
         }
         chosen.into_iter()
     }
 
-    /// Returns the interactions for training, in a new order and with new negatives in each pass.
+    /// Returns the interactions for training, in a new order and with new negatives in each pass. The item to predict
+    /// may be among the negatives of its user.
     ///
     /// # Shapes
     /// Users: (examples); items: (examples, 5), of which the user has met the first.

@@ -120,14 +120,20 @@ pub(crate) struct Pairs {
     pub(crate) target: Vocabulary,
     pub(crate) train: Split,
     pub(crate) held_out: Split,
+    /// The number of pairs that are left out because a text is empty or longer than the limit.
+    pub(crate) beyond_limit: usize,
+    /// The number of pairs that are left out because a held-out pair has one of their texts.
+    pub(crate) known: usize,
 }
 
 impl Pairs {
     /// Holds out the first pairs.
     pub(crate) fn new(pairs: Vec<(String, String)>, limits: &Limits) -> distribute::Result<Pairs> {
-        let is_short = |text: &str| (1..=limits.length).contains(&limits.unit.split(text).len());
+        let (all, is_short) = (pairs.len(), |text: &str| (1..=limits.length).contains(&limits.unit.split(text).len()));
         let mut held_out: Vec<_> = pairs.into_iter().filter(|(from, to)| is_short(from) && is_short(to)).collect();
+        let beyond_limit = all - held_out.len();
         let rest = held_out.split_off(held_out.len().min(limits.held_out));
+        let of_rest = rest.len();
         let known: BTreeSet<&str> = held_out.iter().flat_map(|(from, to)| [from.as_str(), to.as_str()]).collect();
         let train: Vec<(String, String)> =
             rest.into_iter().filter(|(from, to)| !known.contains(&**from) && !known.contains(&**to)).collect();
@@ -140,6 +146,7 @@ impl Pairs {
                 held_out.len()
             )));
         }
+        let known = of_rest - train.len();
         let texts = |side: fn(&(String, String)) -> &str| train.iter().map(side);
         let source = Vocabulary::new(limits.unit, texts(|pair| &pair.0), limits.vocabulary);
         let target = Vocabulary::new(limits.unit, texts(|pair| &pair.1), limits.vocabulary);
@@ -149,7 +156,7 @@ impl Pairs {
             Ok(Split { sources: padded(sources)?, targets: padded(targets.map(Iterator::collect).collect())? })
         };
         let (train, held_out) = (split(&train)?, split(&held_out)?);
-        Ok(Pairs { source, target, train, held_out })
+        Ok(Pairs { source, target, train, held_out, beyond_limit, known })
     }
 }
 

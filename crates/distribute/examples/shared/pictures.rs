@@ -89,9 +89,9 @@ impl Pictures {
         CHANNELS * self.side * self.side
     }
 
-    /// Returns the number of steps of a pass over the training pictures.
-    pub(crate) fn steps(&self, batch: usize) -> u64 {
-        self.train.classes.len().div_ceil(batch.max(1)) as u64
+    /// Returns the number of batches of a pass over the training pictures; a last one that is short is a part of one.
+    pub(crate) fn batches(&self, batch: usize) -> f64 {
+        self.train.classes.len() as f64 / batch.max(1) as f64
     }
 
     /// Returns the training pictures in a new order in each pass, each shifted by up to an eighth of its side (four of

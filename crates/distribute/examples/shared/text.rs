@@ -34,17 +34,23 @@ impl Text {
         self.vocabulary.binary_search(&character).unwrap_or(0) as u32
     }
 
-    /// Returns windows, `stride` apart, of one character more than the context.
-    pub(crate) fn windows(&self, text: &[u32], context: usize, stride: usize) -> distribute::Result<Array<u32>> {
+    /// Returns windows, `stride` apart, of one character more than the context: as many as a batch, or more.
+    pub(crate) fn windows(
+        &self,
+        text: &[u32],
+        context: usize,
+        stride: usize,
+        batch: usize,
+    ) -> distribute::Result<Array<u32>> {
         let windows: Vec<u32> = text.windows(context + 1).step_by(stride).flatten().copied().collect();
-        if windows.is_empty() {
+        let (count, length, characters) = (windows.len() / (context + 1), context + 1, text.len());
+        if count < batch.max(1) {
             return Err(Error::program(format!(
-                "a part of {} characters has no window of {}; give more text, or a smaller --context",
-                text.len(),
-                context + 1
+                "a part of {characters} characters has {count} windows of {length} characters, of which a batch takes \
+                 {batch}; give more text, or a smaller --context or --batch"
             )));
         }
-        Ok(Array::new([windows.len() / (context + 1), context + 1], windows)?)
+        Ok(Array::new([count, length], windows)?)
     }
 
     /// Computes the cross-entropy of the validation text under the training text's character frequencies, in bits per

@@ -4,11 +4,15 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 
 use distribute::Error;
+use unicode_categories::UnicodeCategories;
+use unicode_normalization_alignments::UnicodeNormalization;
 
 /// A vocabulary of word pieces, as BERT's: pieces that continue a word begin with `##`.
 pub(crate) struct WordPieces {
     pieces: Vec<String>,
     indices: HashMap<String, u32>,
+    /// Whether it has upper case, so that texts keep theirs.
+    is_cased: bool,
     pub(crate) padding: u32,
     pub(crate) unknown: u32,
     /// The token before a text, whose last layer represents the whole.
@@ -25,7 +29,7 @@ impl WordPieces {
     /// Collects all characters, alone and as continuations, and the most frequent words.
     pub(crate) fn new(texts: &[String], limit: usize) -> distribute::Result<WordPieces> {
         let mut counts: BTreeMap<String, usize> = BTreeMap::new();
-        for word in texts.iter().flat_map(|text| words(text)) {
+        for word in texts.iter().flat_map(|text| words(text, false)) {
             *counts.entry(word).or_default() += 1;
         }
         let mut pieces: Vec<String> = SPECIAL.map(str::to_owned).to_vec();
@@ -62,7 +66,10 @@ impl WordPieces {
         };
         let [padding, unknown, class, separator, mask] = SPECIAL.map(find);
         let (padding, unknown, class, separator, mask) = (padding?, unknown?, class?, separator?, mask?);
-        Ok(WordPieces { pieces, indices, padding, unknown, class, separator, mask })
+        // Letters without lower case, such as ℝ, are in vocabularies without upper case too.
+        let is_cased = |piece: &String| !piece.starts_with('[') && piece.to_lowercase() != *piece;
+        let is_cased = pieces.iter().any(is_cased);
+        Ok(WordPieces { pieces, indices, is_cased, padding, unknown, class, separator, mask })
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -72,7 +79,7 @@ impl WordPieces {
     /// Divides a text into pieces, of each word always the longest that begins the rest.
     pub(crate) fn encode(&self, text: &str) -> Vec<u32> {
         let mut tokens = Vec::new();
-        for word in words(text) {
+        for word in words(text, self.is_cased) {
             let (mut rest, mut of_word) = (word.as_str(), Vec::new());
             while !rest.is_empty() {
                 let prefix = if of_word.is_empty() { "" } else { "##" };
@@ -88,17 +95,46 @@ impl WordPieces {
     }
 }
 
-/// Divides a text into words and punctuation marks, in lower case.
-fn words(text: &str) -> Vec<String> {
+/// Divides a text into words and punctuation marks, without accents and in lower case unless it is cased.
+///
+/// # Source
+/// `BasicTokenizer` of BERT.
+fn words(text: &str, is_cased: bool) -> Vec<String> {
+    let text: String = text.chars().filter(|character| !is_ignored(*character)).collect();
+    let text = if is_cased { text } else { without_accents(&text).to_lowercase() };
     let (mut words, mut is_inside) = (Vec::<String>::new(), false);
-    for character in text.chars().flat_map(char::to_lowercase) {
-        let is_part = character.is_alphanumeric();
+    for character in text.chars() {
+        let is_part = !character.is_whitespace() && !stands_alone(character);
         match words.last_mut() {
             Some(word) if is_part && is_inside => word.push(character),
-            _ if character.is_whitespace() || character.is_control() => {}
+            _ if character.is_whitespace() => {}
             _ => words.push(character.to_string()),
         }
         is_inside = is_part;
     }
     words
+}
+
+/// Returns whether a character is removed: a control or format character other than a space, or one that stands for
+/// text that could not be read.
+fn is_ignored(character: char) -> bool {
+    let is_space = matches!(character, '\t' | '\n' | '\r');
+    !is_space && (character.is_other_control() || character.is_other_format()) || character == '\u{fffd}'
+}
+
+/// Decomposes characters, and removes the marks above and below letters.
+fn without_accents(text: &str) -> String {
+    text.nfd().map(|(character, _)| character).filter(|character| !character.is_mark_nonspacing()).collect()
+}
+
+/// Returns whether a character is a word of its own: punctuation, with all symbols of ASCII, and Chinese characters.
+fn stands_alone(character: char) -> bool {
+    let is_chinese = matches!(character,
+        '\u{3400}'..='\u{4dbf}'
+        | '\u{4e00}'..='\u{9fff}'
+        | '\u{f900}'..='\u{faff}'
+        | '\u{20000}'..='\u{2a6df}'
+        | '\u{2a700}'..='\u{2ceaf}'
+        | '\u{2f800}'..='\u{2fa1f}');
+    is_chinese || character.is_ascii_punctuation() || character.is_punctuation()
 }

@@ -58,6 +58,26 @@ fn custom_loop_learns_the_same_on_two_replicas() {
 }
 
 #[test]
+fn the_loss_of_an_epoch_counts_the_examples_of_a_short_batch_once() {
+    // Untrained models among ten classes, or of an item that is met or not; the last batch is a fraction of the others.
+    let classes = 1.9..3.0;
+    for (name, args, label, expected) in [
+        ("mnist", "--batch 12000 --learning-rate 0", "loss=", &classes),
+        ("densenet", "--size 8 --images 20 --batch 16 --depth 10 --growth 4 --learning-rate 0", "loss=", &classes),
+        ("ncf", "--users 20 --items 200 --batch 600 --learning-rate 0", "loss=", &(0.68..0.7)),
+        ("mixed_precision", "--images 80", "loss of the last epoch", &classes),
+        ("local_sgd", "--images 80 --batch 64 --learning-rate 0", "loss ", &classes),
+    ] {
+        let args: Vec<&str> = args.split(' ').chain(["--epochs", "1"]).collect();
+        let outcome = run(example(name, &args)).remove(0);
+        let printed = format!("{}{}", outcome.stdout, outcome.stderr);
+        let after = printed.split(label).nth(1).unwrap_or_default();
+        let loss = after.split_whitespace().next().and_then(|loss| loss.trim_matches(',').parse::<f64>().ok());
+        assert!(loss.is_some_and(|loss| expected.contains(&loss)), "{name}: {loss:?} of {outcome:?}");
+    }
+}
+
+#[test]
 fn keras_mnist_learns_by_fit_and_logs_what_it_needs() {
     let outcome = run(example("keras_mnist", &[TWO])).remove(0);
     // It stops where the loss on the test data no longer falls, in the second epoch at the earliest.
@@ -245,6 +265,17 @@ fn char_lm_refuses_what_it_cannot_read_in_words() {
     let outcome = example("char_lm", &["--text", short.to_str().unwrap()]).start().unwrap().wait(0, DEADLINE).unwrap();
     assert_eq!(outcome.code, Some(1), "{outcome:?}");
     assert!(outcome.stderr.contains("give more text, or a smaller --context"), "{outcome:?}");
+}
+
+#[test]
+fn texts_with_fewer_windows_than_a_batch_are_refused() {
+    let text = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/clusters.md");
+    for name in ["char_lm", "burn_char_lm", "burn_fsdp_lm"] {
+        let args = ["--text", text, "--batch", "100000", "--context", "32"];
+        let outcome = example(name, &args).start().unwrap().wait(0, DEADLINE).unwrap();
+        let words = ["windows of 33 characters", "100000", "--batch"];
+        assert!(outcome.code == Some(1) && words.iter().all(|word| outcome.stderr.contains(word)), "{outcome:?}");
+    }
 }
 
 #[test]

@@ -67,6 +67,23 @@ fn one_replica_two_replicas_and_two_processes_learn_the_same() {
 }
 
 #[test]
+fn a_run_that_has_no_epochs_left_measures_what_it_has_restored() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = folder.path().join("checkpoints");
+    let run = |epochs: &str| {
+        let job = mnist(&["--epochs", epochs, "--checkpoints", checkpoints.to_str().unwrap()]);
+        let outcome = job.start().unwrap().wait(0, DEADLINE).unwrap();
+        assert!(outcome.success(), "{outcome:?}");
+        outcome
+    };
+    run("2");
+    let ended = run("1");
+    assert!(ended.stderr.contains("resuming after step 250"), "{ended:?}");
+    assert!(accuracy(&ended.stdout) > 85.0, "{ended:?}");
+    assert!(!ended.stdout.contains("NaN") && !ended.stdout.contains("samples/s"), "{ended:?}");
+}
+
+#[test]
 fn the_convolutional_model_trains_in_two_processes_too() {
     let outcomes = workers(&["--model", "cnn", "--epochs", "1"]).start().unwrap().wait_all(DEADLINE).unwrap();
     assert!(accuracy(&outcomes[0].stdout) > 85.0, "{outcomes:?}");

@@ -1,10 +1,19 @@
 //! The example ncf: the same in every arrangement, on servers, and from a file of ratings.
 
+use std::collections::BTreeSet;
 use std::fs;
+use std::sync::Arc;
 
+use candle_core::Tensor;
+use clap::Parser;
+use distribute::input::Dataset;
 use distribute_testkit::{Job, Outcome, Ports, target_binary};
 
-use super::examples::{DEADLINE, example, in_every_arrangement, numbers};
+use super::examples::{DEADLINE, example, in_every_arrangement, numbers, run};
+
+#[path = "../../examples/ncf/interactions.rs"]
+#[expect(dead_code, reason = "tests use a part of it")]
+mod interactions;
 
 const QUALITY: &str = "hit rate and NDCG at 10";
 
@@ -20,6 +29,44 @@ fn a_recommender_learns_the_same_in_every_arrangement() {
     assert!(of_one.iter().zip(&of_two).all(|(one, two)| (one - two).abs() < 1e-3), "{of_one:?} {of_two:?}");
     assert_eq!(of_two, losses(&workers));
     assert_eq!(numbers(&two, QUALITY), numbers(&workers, QUALITY));
+}
+
+/// The choice of interactions, as a user makes it.
+#[derive(Parser)]
+struct Flags {
+    #[command(flatten)]
+    source: interactions::Source,
+}
+
+#[test]
+fn an_item_to_predict_is_drawn_as_a_negative_in_training_and_what_was_learnt_from_never() {
+    let interactions = Arc::new(Flags::parse_from(["ncf", "--users", "20", "--items", "200"]).source.read().unwrap());
+    // The user of each row, the item that they have met, and the negatives.
+    let rows = |data: &Dataset<(Tensor, Tensor)>| -> Vec<(u32, u32, Vec<u32>)> {
+        let rows = data.iter().flat_map(|batch| {
+            let (users, items) = batch.unwrap();
+            users.to_vec1::<u32>().unwrap().into_iter().zip(items.to_vec2::<u32>().unwrap())
+        });
+        rows.map(|(user, items)| (user, items[0], items[1..].to_vec())).collect()
+    };
+    let data = interactions.train(128, 1).unwrap();
+    let train: Vec<_> = (0..20).flat_map(|_| rows(&data)).collect();
+    let test = rows(&interactions.test().unwrap());
+    assert_eq!(test.len(), 20);
+    for (user, item, others) in test {
+        let of_user = || train.iter().filter(|(other, ..)| *other == user);
+        let learnt: BTreeSet<u32> = of_user().map(|(_, item, _)| *item).collect();
+        let negatives: BTreeSet<u32> = of_user().flat_map(|(_, _, others)| others).copied().collect();
+        assert!(negatives.is_disjoint(&learnt), "user {user}");
+        assert!(!learnt.contains(&item) && negatives.contains(&item), "user {user}: {item} is told apart by training");
+        assert!(others.iter().all(|other| *other != item && !learnt.contains(other)), "user {user}");
+    }
+}
+
+#[test]
+fn scores_that_are_not_numbers_are_no_hits() {
+    let args = ["--users", "60", "--items", "200", "--epochs", "1", "--learning-rate", "1e30"];
+    assert_eq!(numbers(&run(example("ncf", &args))[0], QUALITY), [0.0, 0.0]);
 }
 
 #[test]

@@ -73,7 +73,12 @@ fn seq2seq_translates_pairs_of_a_file_and_writes_the_same_without_a_cache() {
     assert_eq!(written(&cached), written(&computed));
     assert!(written(&cached).contains(" , "), "{cached:?}");
     assert!(numbers(&cached, "exact matches")[0] > 80.0, "{cached:?}");
+    assert!(cached.stdout.contains("pairs: 113 to train on, 12 held out; 0 "), "{cached:?}");
 
+    let few = [&args[..6], &args[8..], &["--batch", "200"]].concat();
+    let refused = example("seq2seq", &few).start().unwrap().wait(0, DEADLINE).unwrap();
+    let words = ["113 pairs", "--batch 200", "--held-out", "--length"];
+    assert!(refused.code == Some(1) && words.iter().all(|word| refused.stderr.contains(word)), "{refused:?}");
     fs::write(&path, "a line without a tab\n").unwrap();
     let refused = example("seq2seq", &args).start().unwrap().wait(0, DEADLINE).unwrap();
     assert!(refused.code == Some(1) && refused.stderr.contains("line 1 has no tab"), "{refused:?}");
@@ -134,14 +139,58 @@ fn bert_learns_the_same_everywhere_and_its_checkpoint_has_the_names_of_hugging_f
     }
     assert_eq!(names.len(), 3 + 2 + 16 + 2 + 1 + 4 + 2, "{names:?}");
 
-    // A checkpoint of old, whose normalisations have the names that TensorFlow gave them.
-    let (older, vocabulary) = (path("older.safetensors"), path("vocab.txt"));
-    rename(Path::new(&saved), Path::new(&older));
-    let load = [&args[..], &["--dropout", "0", "--vocabulary", &vocabulary, "--load", &older]].concat();
-    let loaded = run(example("bert", &load)).remove(0);
-    assert!(!loaded.stdout.contains("pre-training"), "{loaded:?}");
-    let tuned = numbers(&loaded, "from the checkpoint");
-    near(&tuned, &numbers(&one, "from the checkpoint"), 0.02);
+    let config: serde_json::Value = serde_json::from_slice(&fs::read(path("config.json")).unwrap()).unwrap();
+    for (key, value) in [("num_hidden_layers", 1), ("num_attention_heads", 2), ("hidden_size", 16)] {
+        assert_eq!(config[key], value, "{config}");
+    }
+    assert_eq!(config["hidden_act"], "gelu");
+
+    // A checkpoint of old, whose normalisations have the names that TensorFlow gave them, and one of the encoder alone.
+    let (older, encoder, vocabulary) = (path("older.safetensors"), path("encoder.safetensors"), path("vocab.txt"));
+    rename(&saved, &older, &[("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")]);
+    rename(&saved, &encoder, &[("\"bert.", "\"")]);
+    for file in [&older, &encoder] {
+        let load = [&args[..], &["--dropout", "0", "--vocabulary", &vocabulary, "--load", file]].concat();
+        let loaded = run(example("bert", &load)).remove(0);
+        assert!(!loaded.stdout.contains("pre-training"), "{loaded:?}");
+        let tuned = numbers(&loaded, "from the checkpoint");
+        near(&tuned, &numbers(&one, "from the checkpoint"), 0.02);
+    }
+}
+
+#[test]
+fn checkpoints_of_another_bert_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let texts = pages(folder.path());
+    let texts: Vec<&str> = texts.iter().map(|path| path.to_str().unwrap()).collect();
+    let (saved, vocabulary, config) = (path("model.safetensors"), path("vocab.txt"), path("config.json"));
+    let brief = "--width 16 --batch 16 --length 12 --steps 1 --classes 3 --examples 2 --epochs 1".split(' ');
+    let args: Vec<&str> = brief.chain(["--text"]).chain(texts).collect();
+    run(example("bert", &args).args(["--heads", "2", "--layers", "1", "--save", &saved]));
+    let outcome = |flags: &str| {
+        let load = ["--vocabulary", &vocabulary, "--load", &saved];
+        let job = example("bert", &args).args(load).args(flags.split_whitespace());
+        job.start().unwrap().wait(0, DEADLINE).unwrap()
+    };
+    let refused = |flags: &str, words: &[&str]| {
+        let outcome = outcome(flags);
+        let says = words.iter().all(|word| outcome.stderr.contains(word));
+        assert!(outcome.code == Some(1) && says && outcome.stdout.is_empty(), "{flags} {words:?}: {outcome:?}");
+    };
+    refused("--layers 1", &["config.json", "num_attention_heads is 2", "give --heads 2"]);
+    refused("--layers 2 --heads 2", &["config.json", "num_hidden_layers is 1", "give --layers 1"]);
+    assert!(outcome("--layers 1 --heads 2").success());
+    let other = fs::read_to_string(&config).unwrap().replace("\"gelu\"", "\"relu\"");
+    fs::write(&config, other).unwrap();
+    refused("--layers 1 --heads 2", &["hidden_act is \"relu\""]);
+    // Names tell the number of layers, but no shape the number of heads.
+    fs::remove_file(&config).unwrap();
+    refused("--layers 1", &["config.json", "give --heads"]);
+    for layers in [0, 2] {
+        refused(&format!("--heads 2 --layers {layers}"), &["model.safetensors", "give --layers 1"]);
+    }
+    assert!(outcome("--layers 1 --heads 2").success());
 }
 
 #[test]
@@ -165,12 +214,12 @@ fn names(path: &Path) -> BTreeMap<String, serde_json::Value> {
     names
 }
 
-/// Copies a safetensors file with other names of normalisations.
-fn rename(from: &Path, to: &Path) {
+/// Copies a safetensors file with other names.
+fn rename(from: &str, to: &str, names: &[(&str, &str)]) {
     let bytes = fs::read(from).unwrap();
     let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-    let header = std::str::from_utf8(&bytes[8..8 + length]).unwrap();
-    let header = header.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta");
+    let header = std::str::from_utf8(&bytes[8..8 + length]).unwrap().to_owned();
+    let header = names.iter().fold(header, |header, (old, new)| header.replace(old, new));
     // Tensors begin at a multiple of eight bytes.
     let header = format!("{header:width$}", width = header.len().next_multiple_of(8));
     fs::write(to, [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &bytes[8 + length..]].concat()).unwrap();
@@ -276,4 +325,27 @@ fn words_are_divided_into_the_longest_pieces() {
     let read =
         |text: &str| -> Vec<&str> { again.encode(text).into_iter().map(|token| vocabulary[token as usize]).collect() };
     assert_eq!(read("SHARDED, shades: a"), ["sharded", ",", "s", "##h", "##a", "##d", "##e", "##s", "[UNK]", "a"]);
+}
+
+#[test]
+fn texts_are_divided_into_the_words_of_bert() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("vocab.txt");
+    let read = |words: &[&str], text: &str| -> Vec<String> {
+        let vocabulary = [&["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], words].concat();
+        fs::write(&path, vocabulary.join("\n")).unwrap();
+        let tokens = word_pieces::WordPieces::read(&path).unwrap().encode(text);
+        tokens.into_iter().map(|token| vocabulary[token as usize].to_owned()).collect()
+    };
+    // The blackboard letter has no lower case, and is in published vocabularies without upper case.
+    let uncased = ["cafe", "paris", "a", "b", "ab", "中", "文", "5", "##€", "+", "_", "ℝ"];
+    assert_eq!(read(&uncased, "Café CAFE\u{301} PARIS"), ["cafe", "cafe", "paris"]);
+    assert_eq!(read(&uncased, "a中文b"), ["a", "中", "文", "b"]);
+    // A byte order mark, a soft hyphen, a form feed, and the replacement character.
+    assert_eq!(read(&uncased, "\u{feff}a\u{ad}b a\u{c}b a\u{fffd}b"), ["ab", "ab", "ab"]);
+    assert_eq!(read(&uncased, "a\tb\nb\ra\u{2009}b"), ["a", "b", "b", "a", "b"]);
+    // ASCII's symbols are punctuation, others are parts of words.
+    assert_eq!(read(&uncased, "5€ a+b_a"), ["5", "##€", "a", "+", "b", "_", "a"]);
+    let cased = ["Paris", "paris", "Café", "cafe", "Cafe"];
+    assert_eq!(read(&cased, "Paris paris PARIS Café"), ["Paris", "paris", "[UNK]", "Café"]);
 }
