@@ -1,6 +1,6 @@
 //! The backend on which models run: burn's Flex, under its automatic differentiation.
 
-use burn::tensor::Device;
+use burn::tensor::{Device, Distribution, Tensor};
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::strategy::BalancedCheckpointing;
 use burn_backend::Shape;
@@ -9,6 +9,7 @@ use burn_flex::{Flex, FlexTensor, Layout};
 use distribute_device::DeviceKind;
 use distribute_strategy::Strategy;
 
+use crate::data::numbers;
 use crate::{Error, Result};
 
 /// A backend under automatic differentiation.
@@ -31,6 +32,16 @@ pub(crate) fn device_of(strategy: &Strategy, local: usize) -> Result<Device> {
         Some(_) => Err(Error::Device { device: spec.to_string() }),
     }
 }
+
+/// Draws a seed from burn's generator, which `Device::seed` sets.
+pub(crate) fn drawn_seed() -> Result<u64> {
+    let drawn = Tensor::<1>::random([4], Distribution::Uniform(0.0, 65536.0), &Device::flex());
+    let parts: Vec<f32> = numbers(drawn.into_data())?;
+    Ok(parts.iter().fold(0, |seed, part| (seed << 16) | u64::from(*part as u32 & 0xffff)))
+}
+
+/// The difference between the seeds of neighbouring replicas or workers: 2⁶⁴ over the golden ratio.
+pub(crate) const SEED_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Returns whether a tensor is contiguous and covers the whole of its buffer.
 pub(crate) fn is_whole(tensor: &FlexTensor) -> bool {

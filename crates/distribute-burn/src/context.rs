@@ -92,8 +92,9 @@ pub trait BurnContext {
     /// converted to the device's type of integers.
     ///
     /// # Errors
-    /// [`Error::Rank`](crate::Error::Rank) if the array does not have `D` dimensions, and the error of
-    /// [`burn_device`](BurnContext::burn_device).
+    /// [`Error::Rank`](crate::Error::Rank) if the array does not have `D` dimensions,
+    /// [`Error::NotWhole`](crate::Error::NotWhole) if it has floating-point numbers that are not whole, and the error
+    /// of [`burn_device`](BurnContext::burn_device).
     fn int_tensor<const D: usize>(&self, array: &Array<impl Element>) -> Result<Tensor<D, Int>>;
 }
 

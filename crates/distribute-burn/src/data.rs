@@ -27,7 +27,8 @@ pub trait FromElement<A>: Sized {
     /// numbers and of integers.
     ///
     /// # Errors
-    /// [`Error::Rank`] if an array does not have the tensor's number of dimensions.
+    /// [`Error::Rank`] if an array does not have the tensor's number of dimensions; [`Error::NotWhole`] if an array of
+    /// floating-point numbers is to become a tensor of integers, and an element is not a whole number.
     fn from_element(element: &A, device: &Device) -> Result<Self>;
 }
 
@@ -56,12 +57,13 @@ pub trait ToArray {
 }
 
 macro_rules! arrays_of {
-    ($($kind:ty, $element:ty);*) => {$(
+    ($($kind:ty, $element:ty, $check:path);*) => {$(
         impl<const D: usize, T: Element> FromElement<Array<T>> for Tensor<D, $kind> {
             fn from_element(array: &Array<T>, device: &Device) -> Result<Self> {
                 if array.shape().len() != D {
                     return Err(Error::Rank { shape: array.shape().to_vec(), expected: D });
                 }
+                $check(array.as_slice())?;
                 Ok(Tensor::from_data(TensorData::new(array.as_slice().to_vec(), array.shape().to_vec()), device))
             }
         }
@@ -77,7 +79,25 @@ macro_rules! arrays_of {
     )*};
 }
 
-arrays_of!(burn::tensor::Float, f32; Int, i64);
+arrays_of!(burn::tensor::Float, f32, any; Int, i64, whole_numbers);
+
+/// Floating-point numbers take every element.
+fn any<T>(_: &[T]) -> Result<()> {
+    Ok(())
+}
+
+/// Refuses floating-point numbers that burn would round towards zero.
+fn whole_numbers<T: Element>(elements: &[T]) -> Result<()> {
+    if !T::dtype().is_float() {
+        return Ok(());
+    }
+    // NaN, infinities and numbers beyond i64 do not come back from it either.
+    let is_whole = |value: f64| value as i64 as f64 == value;
+    match elements.iter().map(|element| element.elem::<f64>()).enumerate().find(|(_, value)| !is_whole(*value)) {
+        None => Ok(()),
+        Some((at, value)) => Err(Error::NotWhole { at, value }),
+    }
+}
 
 impl<A, B, X: FromElement<A>, Y: FromElement<B>> FromElement<(A, B)> for (X, Y) {
     fn from_element(element: &(A, B), device: &Device) -> Result<Self> {

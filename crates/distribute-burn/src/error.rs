@@ -120,7 +120,7 @@ pub enum Error {
         /// The variable's type.
         dtype: String,
     },
-    /// burn could not serialize or read the state of one of its optimizers.
+    /// burn could not serialize or read the state of one of its optimizers, or it is that of another kind of optimizer.
     #[error("the state of burn's optimizer cannot be {action}: {problem}")]
     OptimizerState {
         /// The operation.
@@ -153,6 +153,17 @@ pub enum Error {
         shape: Vec<usize>,
         /// The tensor's number of dimensions.
         expected: usize,
+    },
+    /// An array of floating-point numbers, some of which are not whole, was to become a tensor of integers.
+    #[error(
+        "element {at} of an array is {value}, and the array was to become a tensor of integers; give whole numbers, or \
+         use a tensor of floating-point numbers"
+    )]
+    NotWhole {
+        /// The position of the first such element, in row-major order.
+        at: usize,
+        /// The element.
+        value: f64,
     },
     /// An index of a dataset of burn does not exist.
     #[error("item {index} was asked for, but the dataset has {len} items; yield indices from 0 to below that")]

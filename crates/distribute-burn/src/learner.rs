@@ -17,6 +17,8 @@
 //! - **Initial state.** Parameters, and the states of optimizer and scheduler, are the chief's on all workers. After
 //!   equal gradients every replica makes the same step with the same learning rate, so all parameters remain equal bit
 //!   for bit.
+//! - **Random numbers,** such as those of dropout, are each process's own: of workers that have set equal seeds, each
+//!   but the chief sets another one when training begins, if the model has dropout.
 //! - **The number of steps.** Before each step workers exchange the number of their rows; an epoch ends when no replica
 //!   has any. A replica without rows contributes nothing to a step, and does not call the model.
 //! - **The optimizer's state,** under a strategy that shards: each large parameter is updated by one replica of a shard

@@ -13,7 +13,7 @@ use distribute_strategy::{Recoverable, ReplicaArgs, ReplicaContext, Strategy, co
 use distribute_types::{FNV64, fnv1a_64};
 use distribute_values::{PerReplica, TensorStorage};
 
-use crate::backend::device_of;
+use crate::backend::{SEED_STEP, device_of, drawn_seed};
 use crate::extract::extract;
 use crate::hook::{Attach, Copy, Uses, UsesOfReplicas, with_whole};
 use crate::precision::as_type_of;
@@ -28,6 +28,12 @@ pub trait BurnStrategy {
     ///
     /// `build` takes the replica's device, on which automatic differentiation is enabled, and returns the model. burn
     /// draws initial values from its device's generator, so [`Device::seed`] makes them reproducible.
+    ///
+    /// Dropout draws from the same generator, of which each process has one. So that workers which set equal seeds do
+    /// not drop the same elements, each worker but the chief sets another seed, drawn from its generator and mixed with
+    /// its rank, once a model with dropout, Gaussian noise or randomized ReLUs is built. A later [`Device::seed`]
+    /// undoes this, and random numbers that the forward pass of another model draws itself are equal on workers of
+    /// equal seeds. The replicas of one process draw in the order in which their threads come to it.
     ///
     /// # Errors
     /// [`Error::ReplicasDiffer`] or [`Error::Optim`] with [`ModelDiffers`](distribute_optim::Error::ModelDiffers) if
@@ -127,6 +133,7 @@ impl BurnStrategy for Strategy {
             let (first, variables, of_path) = extract(self, models.remove(0), &described)?;
             models.insert(0, first);
             check_and_share(self, &variables)?;
+            draw_apart(self, &models[0])?;
             let trained: Vec<Arc<AtomicBool>> =
                 variables.iter().map(|variable| Arc::new(AtomicBool::new(variable.is_trainable()))).collect();
             let tapes: Vec<Arc<Tape<BurnTensor>>> = (0..replicas).map(|_| Tape::new()).collect();
@@ -167,6 +174,16 @@ impl BurnStrategy for Strategy {
 
 #[cfg(feature = "pjrt")]
 mod step;
+
+/// Sets burn's generator to another seed on every worker but the chief if the model has layers that draw random
+/// numbers, so that they draw different ones on workers that have set the same seed. Called when initial values exist.
+pub(crate) fn draw_apart<M: Module>(strategy: &Strategy, model: &M) -> Result<()> {
+    let worker = strategy.topology().worker() as u64;
+    if worker > 0 && drawing_layer(model).is_some() {
+        Device::flex().seed(drawn_seed()?.wrapping_add(worker.wrapping_mul(SEED_STEP)));
+    }
+    Ok(())
+}
 
 /// Returns one replica's copies by variable, without those of running statistics, which layers hold themselves.
 fn copies(

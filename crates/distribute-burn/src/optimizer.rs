@@ -137,7 +137,24 @@ impl<M: Module + Sync + 'static> LibraryOptimizer<Burn> for OwnOptimizer<M> {
     fn load(&self, state: &[u8]) -> Result<()> {
         self.check_types("restored")?;
         let problem = |error| Error::OptimizerState { action: "restored", problem: format!("{error:?}") };
-        let restored = |bytes| self.replicas[0].lock().clone().from_bytes(bytes).map_err(problem);
+        let restored = |bytes: Bytes| {
+            let saved = state::names(bytes.clone())?;
+            let optimizer = self.replicas[0].lock().clone().from_bytes(bytes).map_err(problem)?;
+            // burn leaves out what the optimizer cannot use.
+            let kept = state::names(optimizer.into_bytes().map_err(problem)?)?;
+            match saved.symmetric_difference(&kept).next() {
+                None => Ok(optimizer),
+                Some(name) => {
+                    let has = if saved.contains(name) { "has" } else { "lacks" };
+                    let problem = format!(
+                        "it {has} {name}, as the state of another kind of optimizer than {} does; restore it with the \
+                         optimizer that saved it",
+                        self.description
+                    );
+                    Err(Error::OptimizerState { action: "restored", problem })
+                }
+            }
+        };
         let whole = Bytes::from_bytes_vec(state.to_vec());
         let restored: Vec<ModuleOptimizer> = if self.is_divided {
             let parts = State::read(whole)?.parts(self.replicas.len(), |id| self.divided(id))?;

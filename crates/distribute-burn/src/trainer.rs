@@ -23,7 +23,7 @@ mod examples;
 
 pub use examples::{Examples, HostTargets, Inputs, PredictionData, Targets, TensorMap, TrainingData};
 
-use examples::WithoutAutodiff;
+use examples::{WithoutAutodiff, shapes_of};
 
 /// The settings of a training run: its length, validation data and callbacks.
 pub type Fit<X, Y> = distribute_train::trainer::Fit<Examples<X, Y>, Error>;
@@ -232,8 +232,12 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainer<
         if sums.len() == LOSS_SUMS {
             return Ok(());
         }
+        let (shape, shapes) = (outputs.dims(), shapes_of(targets.clone()));
         let outputs: Vec<f32> = numbers(outputs.without_autodiff().into_data())?;
         let targets = targets.to_host()?;
+        if let (HostTargets::Classes(_), [of_targets]) = (&targets, &shapes[..]) {
+            check_classes_of_rows(&shape, of_targets)?;
+        }
         // Several predictions per example if it is a sequence of classes.
         let count = match &targets {
             HostTargets::Classes(classes) => classes.len(),
@@ -333,6 +337,19 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainee 
             Ok(sums)
         })
     }
+}
+
+/// Refuses classes of which it is not clear to which outputs they belong. There is one class for each row of the last
+/// axis, or one for each output; axes of length 1 do not matter, and outputs of two axes may have all positions in one.
+fn check_classes_of_rows(outputs: &[usize], targets: &[usize]) -> Result<()> {
+    let long = |shape: &[usize]| shape.iter().copied().filter(|len| *len != 1).collect::<Vec<_>>();
+    let rows = outputs.split_last().map_or(outputs, |(_, rows)| rows);
+    let is_flat = rows.len() == 1 && rows[0] == targets.iter().product::<usize>();
+    if is_flat || [long(rows), long(outputs)].contains(&long(targets)) {
+        return Ok(());
+    }
+    let (outputs, targets) = (outputs.to_vec(), targets.to_vec());
+    Err(Error::Shapes { outputs, targets, expected: "the shape of the outputs but the last axis" })
 }
 
 /// Multiplies losses by the weights of their examples.

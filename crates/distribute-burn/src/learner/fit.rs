@@ -25,6 +25,7 @@ use super::owners::Owners;
 use super::replica::{Reduction, Replica};
 use super::watch::Meanwhile;
 use super::{DataParallel, start};
+use crate::model::draw_apart;
 use crate::statistics::{set_values, values_of};
 use crate::visit::describe;
 use crate::{BurnTensor, Error, Result};
@@ -180,6 +181,7 @@ impl<'a, M: LearnerModel> Fit<'a, M> {
         }
         start::compare(strategy, &model, settings)?;
         start::equalise(strategy, &mut learner, &components.store)?;
+        draw_apart(strategy, &model)?;
         learner.fork(&device);
         if strategy.is_chief() {
             start::warn_of_clones(&learner.model());

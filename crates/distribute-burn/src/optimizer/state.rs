@@ -3,7 +3,7 @@
 //! burn keeps the state of a parameter as tensors and scalars, and writes all of them to bytes. Where the parameter is
 //! in parts, a tensor with as many elements as a part is a part itself, and everything else is equal on all replicas.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use burn::tensor::{Bytes, DType, Shape, TensorData};
 use burn_flex::FlexTensor;
@@ -165,6 +165,13 @@ impl State {
         }
         Ok(cut)
     }
+}
+
+/// Returns the names of all tensors and scalars of a state.
+pub(super) fn names(bytes: Bytes) -> Result<BTreeSet<String>> {
+    let reader = Reader::from_bytes(bytes).map_err(|error| refused("read", error))?;
+    let tensors = reader.tensor_names().into_iter().map(str::to_owned);
+    Ok(tensors.chain(reader.scalars().keys().cloned()).collect())
 }
 
 /// Returns the parts of a whole tensor, in the shapes in which burn's optimizers see the parameter's parts.

@@ -64,6 +64,28 @@ impl TensorMap for WithoutAutodiff {
     }
 }
 
+/// Returns the shape of each tensor.
+pub(super) fn shapes_of<X: Inputs>(inputs: X) -> Vec<Vec<usize>> {
+    let mut shapes = Shapes(Vec::new());
+    inputs.map_tensors(&mut shapes);
+    shapes.0
+}
+
+/// Collects the shapes of tensors.
+struct Shapes(Vec<Vec<usize>>);
+
+impl TensorMap for Shapes {
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        self.0.push(tensor.dims().to_vec());
+        tensor
+    }
+
+    fn int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int> {
+        self.0.push(tensor.dims().to_vec());
+        tensor
+    }
+}
+
 /// Targets of a model: a tensor whose rows are examples, of classes or of values.
 pub trait Targets: Inputs {
     /// Returns the number of examples.

@@ -95,6 +95,22 @@ fn arrays_of_any_type_become_tensors_of_the_devices_types() {
 }
 
 #[test]
+fn numbers_that_are_not_whole_are_no_integers() {
+    let device = Device::flex();
+    let whole = Array::from(vec![3.0f32, -2.0, 0.0]);
+    let read = Tensor::<1, Int>::from_element(&whole, &device).unwrap().to_array().unwrap();
+    assert_eq!(read.as_slice(), [3, -2, 0]);
+    for value in [0.9f32, -0.5, f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e30] {
+        let error = Tensor::<1, Int>::from_element(&Array::from(vec![1.0, value]), &device).unwrap_err();
+        assert!(matches!(error, Error::NotWhole { at: 1, .. }), "{error}");
+        assert!(Tensor::<1>::from_element(&Array::from(vec![1.0, value]), &device).is_ok());
+    }
+    let of_context = one().run_with((), |context, ()| context.int_tensor::<1>(&Array::from(vec![0.9f64])));
+    let told = of_context.unwrap_err().to_string();
+    assert!(told.contains("element 0 of an array is 0.9") && told.contains("give whole numbers"), "{told}");
+}
+
+#[test]
 fn a_wrong_rank_is_refused_in_words() {
     let array = Array::new([2, 3], vec![0.0f32; 6]).unwrap();
     let error = Tensor::<1>::from_element(&array, &Device::flex()).unwrap_err();

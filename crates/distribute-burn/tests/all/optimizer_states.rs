@@ -7,7 +7,7 @@ use burn::nn::LinearConfig;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdaGradConfig, AdamConfig, ModuleOptimizer, RmsPropConfig, SgdConfig};
 use burn::tensor::{Device, Tensor};
-use distribute_burn::{BurnContext, Model, Optimizer};
+use distribute_burn::{Adam, BurnContext, Model, Optimizer};
 use distribute_cluster::Membership;
 use distribute_strategy::{CommunicationOptions, FullyShardedStrategy, Strategy};
 use distribute_testkit::Ports;
@@ -164,4 +164,44 @@ fn the_state_of_another_model_and_what_is_none_are_refused_in_words() {
     // Neither has changed anything.
     let (other, undisturbed) = built::<Narrower>(&strategy, &config);
     assert_eq!(train(&strategy, &narrower, &optimizer, 2), train(&strategy, &other, &undisturbed, 2));
+}
+
+#[test]
+fn the_state_of_another_kind_of_optimizer_is_refused() {
+    let momentum = MomentumConfig { momentum: 0.9, dampening: 0.1, nesterov: false };
+    let with_momentum = || SgdConfig::new().with_momentum(Some(momentum.clone())).init();
+    let (adam, plain) = (|| AdamConfig::new().init(), || SgdConfig::new().init());
+    for strategy in [mirrored(2), sharded(2)] {
+        for (from, to) in [
+            (adam(), with_momentum()),
+            (with_momentum(), adam()),
+            (adam(), plain()),
+            (RmsPropConfig::new().init(), adam()),
+        ] {
+            let (model, optimizer) = built::<Mlp>(&strategy, &from);
+            train(&strategy, &model, &optimizer, 1);
+            let snapshot = saved(&strategy, &model, &optimizer);
+            let (model, optimizer) = built::<Mlp>(&strategy, &to);
+            let told = optimizer.load(&strategy, &snapshot).unwrap_err().to_string();
+            assert!(told.contains("cannot be restored") && told.contains("another kind of optimizer"), "{told}");
+            // Nothing has changed.
+            let (other, undisturbed) = built::<Mlp>(&strategy, &to);
+            assert_eq!(train(&strategy, &model, &optimizer, 1), train(&strategy, &other, &undisturbed, 1));
+        }
+        // An optimizer without a state restores what it has saved.
+        let (model, optimizer) = built::<Mlp>(&strategy, &plain());
+        train(&strategy, &model, &optimizer, 1);
+        optimizer.load(&strategy, &saved(&strategy, &model, &optimizer)).unwrap();
+    }
+}
+
+#[test]
+fn a_checkpoint_without_a_state_of_burns_is_refused() {
+    let strategy = mirrored(2);
+    let own = scope::<Mlp>(&strategy);
+    let of_crate = Adam::new(0.01).build(&own).unwrap();
+    let snapshot = saved(&strategy, &own, &of_crate);
+    let (_, optimizer) = built::<Mlp>(&strategy, &AdamConfig::new().init());
+    let told = optimizer.load(&strategy, &snapshot).unwrap_err().to_string();
+    assert!(told.contains("library") && told.contains("has none of this name"), "{told}");
 }

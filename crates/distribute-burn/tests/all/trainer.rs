@@ -1,6 +1,7 @@
 //! fit, evaluate and predict give the same results under every strategy, and after a restart.
 
 use std::path::Path;
+use std::time::Duration;
 
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::InMemDataset;
@@ -9,11 +10,12 @@ use burn::nn::{Dropout, DropoutConfig};
 use burn::optim::AdamConfig;
 use burn::tensor::{Device, Int, Tensor};
 use distribute_burn::{
-    Adam, BinaryCrossentropy, BurnStrategy, Error, Examples, Fit, Items, MeanSquaredError, Sgd,
+    Adam, BinaryCrossentropy, BurnContext, BurnStrategy, Error, Examples, Fit, Items, MeanSquaredError, Sgd,
     SparseCategoricalCrossentropy, ToArray, Trainer, cross_entropy_per_example,
 };
 use distribute_input::{Array, Dataset};
-use distribute_strategy::Strategy;
+use distribute_strategy::{MultiWorkerMirroredStrategy, Strategy};
+use distribute_testkit::Job;
 use distribute_train::callbacks::{BackupAndRestore, Callback, EarlyStopping, ModelCheckpoint, Training};
 use distribute_train::history::History;
 use distribute_train::metrics::{Accuracy, BinaryAccuracy, MeanAbsoluteError, Metrics, TopK};
@@ -313,4 +315,81 @@ fn what_does_not_fit_is_refused_in_words() {
     let outside = Array::from(vec![CLASSES as i32; EXAMPLES]);
     let error = trainer.evaluate(&Dataset::from_tensor_slices((x, outside)).batch(EXAMPLES)).unwrap_err().to_string();
     assert!(error.contains("there are 4 classes"), "{error}");
+}
+
+#[test]
+fn metrics_refuse_classes_that_do_not_belong_to_rows_of_outputs() {
+    let device = Device::flex();
+    let scores = [[0.0, 1.0, 2.0, 0.5], [0.0, 1.0, 0.5, 0.2], [0.0, 1.0, 2.0, 0.5], [0.0, 1.0, 2.0, 0.5]];
+    let x = Tensor::<2>::from_floats(scores, &device);
+    let forward = |_: &Mlp, x: Tensor<2>| x;
+    let sgd = |model: &_| Sgd::new(0.0).build(model);
+    let loss = |outputs: Tensor<2>, _: Tensor<2, Int>| outputs.mean_dim(1).squeeze_dim(1);
+    let metrics = Metrics::new().with(Accuracy);
+    let trainer = Trainer::new(&one(), Mlp::new, forward, sgd, loss, metrics).unwrap();
+    let column = Tensor::<2, Int>::from_ints([[2], [1], [2], [0]], &device);
+    assert_eq!(trainer.evaluate(&(x.clone(), column)).unwrap()[1].1, 0.75);
+    let two = Tensor::<2, Int>::from_ints([[1, 0], [1, 0], [1, 0], [1, 0]], &device);
+    let told = trainer.evaluate(&(x, two)).unwrap_err().to_string();
+    assert!(told.contains("[4, 4]") && told.contains("[4, 2]"), "{told}");
+
+    // One class for each output, in both shapes.
+    let x = Tensor::<2>::from_floats([[2.0], [-1.0], [1.0], [3.0]], &device);
+    let forward = |_: &Mlp, x: Tensor<2>| x;
+    let metrics = || Metrics::new().with(BinaryAccuracy { threshold: 0.0 });
+    let trainer = Trainer::new(&one(), Mlp::new, forward, sgd, loss, metrics()).unwrap();
+    let column = Tensor::<2, Int>::from_ints([[1], [0], [1], [0]], &device);
+    assert_eq!(trainer.evaluate(&(x.clone(), column.clone())).unwrap()[1].1, 0.75);
+    let loss = |outputs: Tensor<2>, _: Tensor<1, Int>| outputs.mean_dim(1).squeeze_dim(1);
+    let trainer = Trainer::new(&one(), Mlp::new, forward, sgd, loss, metrics()).unwrap();
+    assert_eq!(trainer.evaluate(&(x, column.squeeze_dim::<1>(1))).unwrap()[1].1, 0.75);
+}
+
+/// The variable that makes a process of this test a worker.
+const WORKER: &str = "DISTRIBUTE_TEST_DROPOUT_WORKER";
+
+/// Prints initial values, and what dropout leaves of ones.
+#[test]
+#[ignore = "a process that other tests start"]
+fn dropout_worker() {
+    if std::env::var_os(WORKER).is_none() {
+        return;
+    }
+    let strategy = MultiWorkerMirroredStrategy::builder().devices(["CPU:0"]).build().unwrap();
+    let build = |device: &Device| {
+        device.seed(7);
+        Dropping { dropout: DropoutConfig::new(0.5).init(), inner: Mlp::new(device) }
+    };
+    let model = strategy.scope(build).unwrap();
+    println!("values {:?}", model.to_module(&strategy).unwrap().inner.head.weight.val().to_array().unwrap().as_slice());
+    let kept = strategy.run_with(&model, |context, model| {
+        let ones = Tensor::<1>::ones([64], &context.burn_device()?);
+        Ok::<_, Error>(model.dropout.forward(ones).without_autodiff().to_array()?.as_slice().to_vec())
+    });
+    println!("kept {:?}", kept.unwrap().values());
+}
+
+#[test]
+fn workers_of_one_seed_drop_different_elements() {
+    let place = |rank: u32| {
+        // Nothing listens at the leader's address: they meet in a folder.
+        let place = [("RANK", rank.to_string()), ("WORLD_SIZE", "3".to_owned())];
+        let leader = [("MASTER_ADDR", "127.0.0.1".to_owned()), ("MASTER_PORT", "1".to_owned())];
+        place.into_iter().chain(leader).map(|(name, value)| (name.to_owned(), value)).collect()
+    };
+    let lines = || {
+        let folder = tempfile::tempdir().unwrap();
+        let job = Job::of_test("trainer::dropout_worker").unwrap().env(WORKER, "1");
+        let job = job.env("DISTRIBUTE_STORE", format!("file:{}", folder.path().display()));
+        let outcomes = job.tasks(3).task_env(place).start().unwrap().wait_all(Duration::from_secs(60)).unwrap();
+        let of = |begin: &str| {
+            let find = |printed: &str| printed.lines().find(|line| line.starts_with(begin)).map(str::to_owned);
+            outcomes.iter().map(|outcome| find(&outcome.stdout).unwrap()).collect::<Vec<String>>()
+        };
+        (of("values "), of("kept "))
+    };
+    let (values, kept) = lines();
+    assert_eq!([&values[1], &values[2]], [&values[0]; 2]);
+    assert!(kept[0] != kept[1] && kept[0] != kept[2] && kept[1] != kept[2], "{kept:?}");
+    assert_eq!(lines(), (values, kept), "the seed repeats them");
 }

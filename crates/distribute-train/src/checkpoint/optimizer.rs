@@ -11,7 +11,7 @@ use distribute_types::Classified;
 use distribute_values::{Host, HostTensor, TensorStorage};
 
 use super::{Checkpointed, OPTIMIZER, Snapshot};
-use crate::BoxError;
+use crate::{BoxError, Error};
 
 /// The name under which the state of a tensor library's own optimizer is saved.
 const LIBRARY: &str = "library";
@@ -64,8 +64,14 @@ impl<L: TensorLibrary> Checkpointed for Optimizer<L> {
             }
         }
         self.set_local_slots(of_strategy)?;
-        if let Some(state) = snapshot.bytes(OPTIMIZER, LIBRARY)? {
-            self.set_library_state(&state).map_err(Classified::new)?;
+        match snapshot.bytes(OPTIMIZER, LIBRARY)? {
+            Some(state) => self.set_library_state(&state).map_err(Classified::new)?,
+            // Only a tensor library's own optimizer does not report the size of its state.
+            None if self.memory().state_bytes.is_none() => {
+                let problem = format!("the checkpoint's {OPTIMIZER} has none of this name");
+                return Err(Error::Restore { name: LIBRARY.to_owned(), problem }.into());
+            }
+            None => {}
         }
         if let Some(state) = snapshot.get_state::<OptimizerState>(OPTIMIZER)? {
             self.set_state(&state);
