@@ -11,9 +11,10 @@ impl Lowering<'_> {
     /// Lowers the operations on which `outputs` depend, in order.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for an operation without a lowering; [`Error::Unbound`] if one reads a tensor that has no
-    /// value; [`Error::TypeDiffers`] if a bound value has another type than the graph says; [`Error::Hlo`] if the
-    /// builder refuses an operation.
+    /// [`Error::Unsupported`](crate::Error::Unsupported) for an operation without a lowering;
+    /// [`Error::Unbound`](crate::Error::Unbound) if one reads a tensor that has no value;
+    /// [`Error::TypeDiffers`](crate::Error::TypeDiffers) if a bound value has another type than the graph says;
+    /// [`Error::Hlo`](crate::Error::Hlo) if the builder refuses an operation.
     pub fn lower(&mut self, operations: &[OperationIr], outputs: &[TensorId]) -> Result<()> {
         let mut needed: HashSet<TensorId> = outputs.iter().copied().collect();
         let mut live: Vec<&OperationIr> = Vec::new();
