@@ -89,6 +89,8 @@ pub(crate) struct Facts {
     pub(crate) shares: Shares,
     /// The seeds of the shuffles, in pipeline order.
     pub(crate) seeds: Vec<u64>,
+    /// The sizes of their buffers.
+    pub(crate) shuffle_sizes: Vec<usize>,
     /// The number of stages that hold elements and take part in a memory budget.
     pub(crate) buffers: usize,
 }
@@ -273,8 +275,9 @@ impl<T> fmt::Debug for DatasetIter<T> {
 
 impl Facts {
     pub(crate) fn of(cardinality: Cardinality) -> Facts {
-        let (shares, seeds) = (Shares::None, Vec::new());
-        Facts { cardinality, batch_size: None, prefetch: 0, error: None, shares, seeds, buffers: 0 }
+        let (seeds, shuffle_sizes) = (Vec::new(), Vec::new());
+        let shares = Shares::None;
+        Facts { cardinality, batch_size: None, prefetch: 0, error: None, shares, seeds, shuffle_sizes, buffers: 0 }
     }
 
     /// Keeps the first error.

@@ -127,9 +127,7 @@ where
         lanes: vec![lane],
         cardinality,
         depth: Depth::new(options.per_replica_buffer_size.max(dataset.facts.prefetch)),
-        plan: DataPlan::new(topology, Division::Global { rebatch, reads }, cardinality)
-            .with_seeds(&dataset.facts.seeds)
-            .with_splits(&dataset.facts.shares),
+        plan: DataPlan::new(topology, Division::Global { rebatch, reads }, cardinality).with_sources(&dataset.facts),
         unequal_data: options.unequal_data,
         passes: Arc::default(),
         stand_ins: false,
@@ -355,10 +353,10 @@ impl<T: Send + 'static> WorkerDataset<T> {
         WorkerIterator::new(steps, start, only_full)
     }
 
-    /// Returns whether the passes of all workers end after the same number of steps, so that the workers need not agree
-    /// on it.
-    pub fn ends_together(&self) -> bool {
-        self.topology().workers() == 1 || self.read_mode == ReadMode::Walk
+    /// Returns whether passes of all workers that continue from this position, also that of a dataset which was read
+    /// otherwise, end after the same number of steps, so that the workers need not agree on it.
+    pub fn ends_together(&self, position: &InputPosition) -> bool {
+        self.topology().workers() == 1 || position.read_mode == ReadMode::Walk
     }
 
     /// Returns what happens when some replicas have no data left.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::{fmt, ops::Range};
 
-use crate::dataset::{Share, Shares, divide};
+use crate::dataset::{Facts, Share, Shares, divide};
 use crate::distributed::Reads;
 use crate::{Cardinality, FileShard, Topology, rebatch::Rebatch};
 
@@ -33,8 +33,10 @@ pub struct DataPlan {
     steps: Cardinality,
     /// The seeds of the shuffles before the distribution.
     seeds: Vec<u64>,
-    /// The numbers of splits of the sources that have any.
-    splits: Vec<usize>,
+    /// The sizes of their buffers.
+    shuffle_sizes: Vec<usize>,
+    /// The sources, if they are files or have splits.
+    sources: Option<Shares>,
 }
 
 /// How the data are divided between replicas.
@@ -48,18 +50,13 @@ pub(crate) enum Division {
 
 impl DataPlan {
     pub(crate) fn new(topology: Topology, division: Division, steps: Cardinality) -> DataPlan {
-        DataPlan { topology, division, steps, seeds: Vec::new(), splits: Vec::new() }
+        DataPlan { topology, division, steps, seeds: Vec::new(), shuffle_sizes: Vec::new(), sources: None }
     }
 
-    pub(crate) fn with_seeds(self, seeds: &[u64]) -> DataPlan {
-        DataPlan { seeds: seeds.to_vec(), ..self }
-    }
-
-    pub(crate) fn with_splits(self, shares: &Shares) -> DataPlan {
-        match shares {
-            Shares::Splits(splits) => DataPlan { splits: splits.clone(), ..self },
-            _ => self,
-        }
+    pub(crate) fn with_sources(self, facts: &Facts) -> DataPlan {
+        let sources =
+            Some(facts.shares.clone()).filter(|shares| matches!(shares, Shares::Splits(_) | Shares::Files(_)));
+        DataPlan { seeds: facts.seeds.clone(), shuffle_sizes: facts.shuffle_sizes.clone(), sources, ..self }
     }
 
     /// Returns the named settings that must be equal on all workers for the plan to hold; empty if each worker chooses
@@ -88,8 +85,14 @@ impl DataPlan {
             ("reading", policy.to_owned()),
             ("seeds of shuffles", format!("{:?}", self.seeds)),
         ];
-        if !self.splits.is_empty() {
-            settings.push(("splits of the source", format!("{:?}", self.splits)));
+        match (&self.sources, reads) {
+            (Some(Shares::Splits(splits)), _) => settings.push(("splits of the source", format!("{splits:?}"))),
+            // Without a share a worker may have files of its own.
+            (Some(Shares::Files(_)), Reads::Own { share: None, .. }) | (None, _) => {}
+            (Some(files), _) => settings.push(("files", files.to_string())),
+        }
+        if *reads == Reads::Walk {
+            settings.push(("buffers of shuffles", format!("{:?}", self.shuffle_sizes)));
         }
         settings
     }

@@ -211,7 +211,18 @@ fn workers_read_files_of_their_own_and_divide_what_is_left() {
     assert_eq!(steps_of(1, 4), steps_of(2, 2));
     // A dataset that is no longer a list of files is read by all workers together.
     let taken = worker(&numbers(&paths, 1).take(6).batch(4), (2, 1, 1), InputOptions::default());
-    assert!(taken.ends_together());
+    assert!(taken.ends_together(taken.iter().position()));
+    // A pass that began with files for each worker continues with them, whatever is asked for then.
+    let begun = worker(&data, (2, 0, 1), InputOptions::default());
+    let later = worker(&data, (2, 0, 1), deterministic);
+    assert!(later.ends_together(later.iter().position()) && !later.ends_together(begun.iter().position()));
+    // Workers compare their files, and the buffers of shuffles if all read them.
+    let differ = |one: &WorkerDataset<_>, other: &WorkerDataset<_>| one.plan().settings() != other.plan().settings();
+    let others = numbers(&[&paths[..2], &paths[..1]].concat(), 1).batch(4);
+    assert!(differ(&begun, &worker(&others, (2, 1, 1), InputOptions::default())));
+    assert!(!differ(&begun, &worker(&data, (2, 1, 1), InputOptions::default())));
+    let shuffled = |size| worker(&Dataset::range(0..20).shuffle(size, 1).batch(4), (2, 1, 1), InputOptions::default());
+    assert!(differ(&shuffled(4), &shuffled(8)) && !differ(&shuffled(4), &shuffled(4)));
 }
 
 #[test]

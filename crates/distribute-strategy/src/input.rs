@@ -69,11 +69,11 @@ impl<T: Clone + Send + 'static> DistributedDataset<T> {
         for (name, value) in dataset.plan().settings() {
             self.strategy.declare(&format!("{INPUT}{name}"), value);
         }
-        let unequal = if dataset.ends_together() { None } else { Some(dataset.unequal_data()) };
         let (steps, failure) = match begun {
             Ok(steps) => (steps, None),
             Err(error) => (dataset.iter_epoch(0), Some(error.into())),
         };
+        let unequal = (!dataset.ends_together(steps.position())).then(|| dataset.unequal_data());
         DistributedIterator {
             steps: Arc::new(Mutex::new(steps)),
             dataset,

@@ -33,8 +33,8 @@ impl<T: Element> SparseRows<T> {
     ///
     /// # Errors
     /// [`Error::Length`](crate::Error::Length) on all ranks if `row_len` differs,
-    /// [`Error::UnfitType`](crate::Error::UnfitType) for bitwise operations on floats, and the errors of every
-    /// operation: see [`ProcessGroup`].
+    /// [`Error::Mismatch`](crate::Error::Mismatch) if `op` does, [`Error::UnfitType`](crate::Error::UnfitType) for
+    /// bitwise operations on floats, and the errors of every operation: see [`ProcessGroup`].
     ///
     /// # Examples
     /// ```
@@ -67,8 +67,8 @@ impl<T: Element> SparseRows<T> {
     ///
     /// # Errors
     /// [`Error::Length`](crate::Error::Length) on all ranks if `row_len` differs,
-    /// [`Error::UnfitType`](crate::Error::UnfitType) for bitwise operations on floats, and the errors of every
-    /// operation: see [`ProcessGroup`].
+    /// [`Error::Mismatch`](crate::Error::Mismatch) if `op` does, [`Error::UnfitType`](crate::Error::UnfitType) for
+    /// bitwise operations on floats, and the errors of every operation: see [`ProcessGroup`].
     ///
     /// # Examples
     /// ```
@@ -90,7 +90,9 @@ impl<T: Element> SparseRows<T> {
         op.check(T::DTYPE)?;
         self.check("values of a sparse all_reduce", row_len)?;
         let mut shapes = vec![0u64; 2 * group.world_size()];
-        group.all_gather(&[indices.len() as u64, row_len as u64], &mut shapes)?;
+        let counts = vec![2; group.world_size()];
+        // Only gathers follow, which do not tell of the operator.
+        group.parts(&counts).tag(op as u32).all_gather(&[indices.len() as u64, row_len as u64], &mut shapes)?;
         for shape in shapes.chunks_exact(2) {
             let remedy = "rows are equally long on all ranks";
             check_len("row of a sparse all_reduce", shape[1] as usize, shapes[1] as usize, remedy)?;
@@ -191,6 +193,19 @@ mod tests {
             assert_eq!(one.indices, [3, 5]);
             Ok(one.values)
         })
+    }
+
+    #[test]
+    fn ranks_with_other_operators_are_told() {
+        let groups = ProcessGroup::local(2).unwrap();
+        std::thread::scope(|scope| {
+            for (group, op) in groups.iter().zip([ReduceOp::Sum, ReduceOp::Mean]) {
+                scope.spawn(move || {
+                    let rows = SparseRows { indices: vec![1], values: vec![1.0f32] };
+                    assert!(matches!(rows.all_reduce(group, 1, op), Err(Error::Mismatch { .. })));
+                });
+            }
+        });
     }
 
     #[test]

@@ -344,7 +344,7 @@ fn numbers_of_rows_that_no_memory_holds_are_an_error() {
         each(&groups(1, 2, &quick()), |group| {
             if group.rank() == Rank(1) {
                 // In place of its own number of rows, and their length.
-                group.all_gather(&[told, 2], &mut [0; 4]).unwrap();
+                group.parts(&[2, 2]).tag(ReduceOp::Sum as u32).all_gather(&[told, 2], &mut [0; 4]).unwrap();
                 return;
             }
             let rows = SparseRows { indices: vec![1], values: vec![1.0, 2.0] };

@@ -52,6 +52,7 @@ impl<T: Send + 'static> Dataset<T> {
     pub fn shuffle(mut self, buffer_size: usize, seed: u64) -> Dataset<T> {
         self.facts.positive("shuffle", "buffer size", buffer_size);
         self.facts.seeds.push(seed);
+        self.facts.shuffle_sizes.push(buffer_size);
         self.select(Selection::Shuffle { buffer_size, seed, each_pass: true })
     }
 
@@ -65,6 +66,7 @@ impl<T: Send + 'static> Dataset<T> {
     pub fn shuffle_once(mut self, buffer_size: usize, seed: u64) -> Dataset<T> {
         self.facts.positive("shuffle_once", "buffer size", buffer_size);
         self.facts.seeds.push(seed);
+        self.facts.shuffle_sizes.push(buffer_size);
         self.select(Selection::Shuffle { buffer_size, seed, each_pass: false })
     }
 
