@@ -75,13 +75,14 @@ impl Module for Embedding {
     fn forward(&self, indices: &Tensor) -> Result<Tensor> {
         let (vocabulary, width) = self.table.dims2()?;
         let shape = [indices.dims(), &[width]].concat();
-        let given = match indices.device().is_cpu() {
-            true => Some(check_classes("index", indices, vocabulary)?),
-            false => None,
-        };
-        let rows = match (&self.gate, given) {
-            (Some(gate), Some(given)) => gate.select(&self.table, given)?,
-            _ => self.table.index_select(&as_indices(indices)?.flatten_all()?.contiguous()?, 0)?,
+        let rows = match &self.gate {
+            Some(gate) => gate.select(&self.table, check_classes("index", indices, vocabulary)?)?,
+            None => {
+                if indices.device().is_cpu() {
+                    check_classes("index", indices, vocabulary)?;
+                }
+                self.table.index_select(&as_indices(indices)?.flatten_all()?.contiguous()?, 0)?
+            }
         };
         rows.reshape(shape)
     }

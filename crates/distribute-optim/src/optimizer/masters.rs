@@ -52,8 +52,8 @@ impl<L: TensorLibrary> super::program::ProgramOptimizer<L> {
     /// # Errors
     /// The library's error if a parameter cannot be read, or a copy written.
     pub fn renew_masters(&self) -> Result<(), L::Error> {
-        let replicas = 0..self.states.each.len();
-        replicas.into_iter().try_for_each(|local| renew_masters(&self.parameters, &self.slots, &self.states, local))
+        let renew = |local| renew_masters(&self.parameters, &self.slots, &self.states, local);
+        (0..self.states.each.len()).try_for_each(renew)
     }
 }
 

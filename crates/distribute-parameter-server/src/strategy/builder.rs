@@ -118,7 +118,7 @@ impl ParameterServerStrategyBuilder {
     }
 
     /// Sends parameters and gradients of training in this 16-bit type, which halves the bytes and rounds the values.
-    /// What [`ShardedVariable`](crate::ShardedVariable) reads and writes otherwise keeps its own type.
+    /// Other reads and writes of a [`ShardedVariable`](crate::ShardedVariable) keep its own type.
     pub fn wire(self, dtype: DType) -> Self {
         self.with(|options| options.wire = Some(dtype))
     }
