@@ -8,7 +8,7 @@ use distribute_device::{Device, DeviceSpec};
 use distribute_input::InputOptions;
 use distribute_values::{
     Axis, CallContext, DistributedVariable, Mirrored, PerReplica, Structure, Synchronization, TensorStorage,
-    VariableOptions, broadcast_value, gather_structure, reduce_structure, weighed, with_rows,
+    VariableOptions, broadcast_value, gather_structure, reduce_examples, reduce_structure, with_rows,
 };
 
 use crate::context::{self, Frame};
@@ -391,8 +391,7 @@ impl Strategy {
         if values.examples().is_none() {
             return Ok(reduce_structure(&groups, op, &values.iter().collect::<Vec<_>>(), &axis)?);
         }
-        let weighed = weighed(&groups, op, values, &axis)?;
-        Ok(reduce_structure(&groups, op, &weighed.iter().collect::<Vec<_>>(), &axis)?)
+        Ok(reduce_examples(&groups, op, values, &axis)?)
     }
 
     /// Concatenates the values of all replicas of all processes along an axis: tensors, or nests of them, leaf by leaf.

@@ -63,18 +63,20 @@ pub fn reduce_values<L, T: TensorStorage<L>>(
     values: &PerReplica<T>,
     axis: &Axis,
 ) -> Result<T> {
-    begin_reduce(groups, op, &values.iter().collect::<Vec<_>>(), axis)?()
+    begin_reduce(groups, op, &values.iter().collect::<Vec<_>>(), axis, None)?()
 }
 
 /// Waits for an operation that was started, and returns its result.
 pub(crate) type Pending<T> = Box<dyn FnOnce() -> Result<T>>;
 
-/// Starts the reduction of [`reduce_values`].
+/// Starts the reduction of [`reduce_values`]; a mean without an axis divides by `with_examples` if given, and by the
+/// number of replicas otherwise.
 pub(crate) fn begin_reduce<L, T: TensorStorage<L>>(
     groups: &[ProcessGroup],
     op: ReduceOp,
     values: &[&T],
     axis: &Axis,
+    with_examples: Option<f64>,
 ) -> Result<Pending<T>> {
     let first = check_components(groups, values)?;
     check_op(op, first.dtype()?)?;
@@ -85,9 +87,10 @@ pub(crate) fn begin_reduce<L, T: TensorStorage<L>>(
             return Err(Error::Axis { axis: *axis, shape });
         }
     }
-    with_dtype!(first.dtype()?, E => match axes.is_empty() {
+    let divisor = with_examples.filter(|_| op == ReduceOp::Mean);
+    with_dtype!(first.dtype()?, E => match axes.is_empty() && divisor.is_none() {
         true => reduce_whole::<E, L, T>(groups, op, values, first.clone()),
-        false => reduce_over::<E, L, T>(groups, op, values, &axes, first.clone()),
+        false => reduce_over::<E, L, T>(groups, op, values, &axes, first.clone(), divisor),
     })
 }
 
@@ -129,13 +132,15 @@ fn reduce_whole<E: Arithmetic, L, T: TensorStorage<L>>(
     }))
 }
 
-/// Reduces values over axes in the wide type, and rounds once.
+/// Reduces values over axes in the wide type, and rounds once. A mean divides by `divisor`, or by the number of
+/// elements.
 fn reduce_over<E: Arithmetic, L, T: TensorStorage<L>>(
     groups: &[ProcessGroup],
     op: ReduceOp,
     values: &[&T],
     axes: &[usize],
     first: T,
+    divisor: Option<f64>,
 ) -> Result<Pending<T>> {
     let mut folded = Vec::with_capacity(values.len());
     let mut counts = Vec::new();
@@ -150,7 +155,7 @@ fn reduce_over<E: Arithmetic, L, T: TensorStorage<L>>(
     let (mut works, mut counted) = (Vec::new(), Vec::new());
     for ((group, (_, partial)), count) in groups.iter().zip(folded).zip(counts) {
         works.push(group.start().all_reduce(partial, over_replicas)?);
-        if op == ReduceOp::Mean {
+        if op == ReduceOp::Mean && divisor.is_none() {
             counted.push(group.start().all_reduce(vec![count], ReduceOp::Sum)?);
         }
     }
@@ -159,7 +164,7 @@ fn reduce_over<E: Arithmetic, L, T: TensorStorage<L>>(
         for work in works {
             result = work.wait()?;
         }
-        let mut total = None;
+        let mut total = divisor;
         for count in counted {
             total = count.wait()?.first().copied();
         }

@@ -30,10 +30,6 @@ pub(crate) trait Arithmetic: Element + PartialOrd {
     fn share(self, n: usize, index: usize) -> Self;
     /// Divides a sum by a count.
     fn ratio(self, count: u64) -> Self;
-    /// Returns a value that does not change the result of a reduction.
-    fn neutral(op: ReduceOp) -> Self;
-    /// Multiplies a floating-point value by a factor; returns an integer unchanged.
-    fn times(self, factor: f64) -> Self;
 }
 
 /// The type in which elements are reduced, over axes and over replicas, before they are rounded once.
@@ -98,15 +94,6 @@ macro_rules! floats {
             fn div(self, other: Self) -> Option<Self> { Some(self / other) }
             fn share(self, n: usize, _: usize) -> Self { $from($to(self) / n as f64) }
             fn ratio(self, count: u64) -> Self { $from($to(self) / count as f64) }
-            fn neutral(op: ReduceOp) -> Self {
-                $from(match op {
-                    ReduceOp::Product => 1.0,
-                    ReduceOp::Max => f64::NEG_INFINITY,
-                    ReduceOp::Min => f64::INFINITY,
-                    _ => 0.0,
-                })
-            }
-            fn times(self, factor: f64) -> Self { $from($to(self) * factor) }
         }
     )*};
 }
@@ -157,15 +144,6 @@ macro_rules! integers {
                 (each + i128::from((index as i128) < rest)) as $type
             }
             fn ratio(self, count: u64) -> Self { (i128::from(self) / i128::from(count)) as $type }
-            fn neutral(op: ReduceOp) -> Self {
-                match op {
-                    ReduceOp::Product => 1,
-                    ReduceOp::Max => <$type>::MIN,
-                    ReduceOp::Min => <$type>::MAX,
-                    _ => 0,
-                }
-            }
-            fn times(self, _: f64) -> Self { self }
         }
     )*};
 }

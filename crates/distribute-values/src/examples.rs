@@ -4,44 +4,40 @@ use distribute_collectives::{ProcessGroup, ReduceOp, on_local_ranks};
 use distribute_device::BufferRef;
 use distribute_types::with_dtype;
 
-use crate::elements::Arithmetic;
+use crate::elements::{Arithmetic, Wide};
+use crate::structure::reduce_leaves;
 use crate::{Axis, IndexedRows, Leaves, PerReplica, Result, Structure, TensorStorage};
 
-/// Returns the values to pass to [`reduce_structure`](crate::reduce_structure), one per replica of this process, so
-/// that those of replicas without examples do not change the result. If one process of the group calls this, every
-/// process must.
+/// Reduces the structures of all replicas of all processes, one for each local replica, without those of replicas that
+/// have no examples. If one process of the group calls this, every process must.
 ///
-/// A mean over replicas becomes one over the replicas that have examples.
+/// A mean over replicas is one over the replicas that have examples; it is computed in f64 if any has none.
 ///
 /// # Errors
-/// [`Error::Axis`](crate::Error::Axis) if a value does not have the axis;
-/// [`Error::Collective`](crate::Error::Collective) if a replica is missing or fails;
-/// [`Error::Tensor`](crate::Error::Tensor) or [`Error::Device`](crate::Error::Device) if a value cannot be read or a
-/// new one cannot be created.
-pub fn weighed<M, S: Structure<M>>(
+/// The errors of [`reduce_structure`](crate::reduce_structure).
+pub fn reduce_examples<M, S: Structure<M>>(
     groups: &[ProcessGroup],
     op: ReduceOp,
     values: &PerReplica<S>,
     axis: &Axis,
-) -> Result<Vec<S>> {
-    let mut factor = 1.0;
+) -> Result<S> {
+    let mut counted = None;
     if op == ReduceOp::Mean && *axis == Axis::None {
         let with = on_local_ranks(groups, |local, group| {
             group.start().all_reduce(vec![u32::from(values.has_examples(local))], ReduceOp::Sum)
         })?;
         let all = groups.first().map_or(1, ProcessGroup::world_size);
-        factor = all as f64 / f64::from(with.map_or(1, |with| with[0]).max(1));
+        counted = with.map(|with| with[0].max(1)).filter(|with| *with as usize != all).map(f64::from);
     }
-    let change = |local: usize, value: &S| match (op, axis) {
-        (ReduceOp::Mean, Axis::None) if values.has_examples(local) => S::combine(&[value], &mut Times(factor)),
-        // Not a product with 0, which is NaN for a value that is.
+    let change = |(local, value): (usize, &S)| match (op, axis) {
+        _ if values.has_examples(local) => S::combine(&[value], &mut Same),
         (ReduceOp::Mean, Axis::None) => S::combine(&[value], &mut Neutral(ReduceOp::Sum)),
-        _ if values.has_examples(local) => S::combine(&[value], &mut Times(1.0)),
         // A mean over an axis counts rows.
         (ReduceOp::Mean, axis) => S::combine(&[value], &mut Without(axis.axes())),
         _ => S::combine(&[value], &mut Neutral(op)),
     };
-    values.iter().enumerate().map(|(local, value)| change(local, value)).collect()
+    let values = values.iter().enumerate().map(change).collect::<Result<Vec<S>>>()?;
+    reduce_leaves(groups, op, &values.iter().collect::<Vec<_>>(), axis, counted)
 }
 
 /// Returns the values to pass to [`gather_structure`](crate::gather_structure), so that replicas without examples add
@@ -52,14 +48,14 @@ pub fn weighed<M, S: Structure<M>>(
 /// new one cannot be created.
 pub fn with_rows<M, S: Structure<M>>(values: &PerReplica<S>, axis: usize) -> Result<Vec<S>> {
     let change = |(local, value): (usize, &S)| match values.has_examples(local) {
-        true => S::combine(&[value], &mut Times(1.0)),
+        true => S::combine(&[value], &mut Same),
         false => S::combine(&[value], &mut Without(vec![axis])),
     };
     values.iter().enumerate().map(change).collect()
 }
 
-/// Multiplies every leaf.
-struct Times(f64);
+/// Keeps every leaf.
+struct Same;
 
 /// Replaces every element by a value that does not change the reduction.
 struct Neutral(ReduceOp);
@@ -67,21 +63,13 @@ struct Neutral(ReduceOp);
 /// Removes all rows from every leaf, along some axes.
 struct Without(Vec<usize>);
 
-impl Leaves for Times {
+impl Leaves for Same {
     fn combine<L, T: TensorStorage<L>>(&mut self, parts: &[&T]) -> Result<T> {
-        let value = parts[0];
-        if self.0.to_bits() == 1f64.to_bits() {
-            return Ok(value.clone());
-        }
-        with_dtype!(value.dtype()?, E => {
-            let elements: Vec<E> = value.to_elements::<E>()?.into_iter().map(|element| element.times(self.0)).collect();
-            value.beside(&value.shape(), BufferRef::from(&elements[..]))
-        })
+        Ok(parts[0].clone())
     }
 
     fn combine_rows<L, T: TensorStorage<L>>(&mut self, parts: &[&IndexedRows<T>]) -> Result<IndexedRows<T>> {
-        let rows = self.combine::<L, T>(&[&parts[0].rows])?;
-        Ok(IndexedRows { indices: parts[0].indices.clone(), rows })
+        Ok(parts[0].clone())
     }
 }
 
@@ -89,7 +77,7 @@ impl Leaves for Neutral {
     fn combine<L, T: TensorStorage<L>>(&mut self, parts: &[&T]) -> Result<T> {
         let value = parts[0];
         with_dtype!(value.dtype()?, E => {
-            let elements = vec![<E as Arithmetic>::neutral(self.0); value.shape().iter().product()];
+            let elements = vec![E::narrow(<E as Arithmetic>::Wide::identity(self.0)); value.shape().iter().product()];
             value.beside(&value.shape(), BufferRef::from(&elements[..]))
         })
     }
@@ -122,7 +110,8 @@ impl Leaves for Without {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{HostTensor, gather_structure, reduce_structure};
+    use crate::elements::F16;
+    use crate::{HostTensor, gather_structure};
 
     /// Returns the values of three replicas, of which the last has no examples.
     fn values() -> PerReplica<(HostTensor, f64)> {
@@ -136,9 +125,7 @@ mod tests {
         let numbers = values()
             .map(|(_, number)| HostTensor::new(&[1], vec![*number]).unwrap())
             .with_examples(&[true, true, false]);
-        let weighed = weighed(&groups, op, &numbers, &axis).unwrap();
-        let result = reduce_structure(&groups, op, &weighed.iter().collect::<Vec<_>>(), &axis).unwrap();
-        result.to_elements::<f64>().unwrap()[0]
+        reduce_examples(&groups, op, &numbers, &axis).unwrap().to_elements::<f64>().unwrap()[0]
     }
 
     #[test]
@@ -157,6 +144,27 @@ mod tests {
     }
 
     #[test]
+    fn integers_are_combined_bit_by_bit_without_replicas_that_have_no_examples() {
+        let groups = ProcessGroup::local(3).unwrap();
+        for (op, expected) in [(ReduceOp::BitAnd, 0b0100), (ReduceOp::BitOr, 0b1110), (ReduceOp::BitXor, 0b1010)] {
+            let values = PerReplica::new(vec![0b1100_u32, 0b0110, 0b0001]).with_examples(&[true, true, false]);
+            assert_eq!(reduce_examples(&groups, op, &values, &Axis::None).unwrap(), expected, "{op}");
+        }
+    }
+
+    #[test]
+    fn a_mean_in_16_bits_without_some_replicas_neither_overflows_nor_rounds_twice() {
+        let groups = ProcessGroup::local(3).unwrap();
+        let half = |value: f64| HostTensor::new(&[1], vec![F16::from_f64(value)]).unwrap();
+        for (first, second, mean) in [(60000.0, 60000.0, 60000.0), (1.0, 1.0, 1.0), (50000.0, 30000.0, 40000.0)] {
+            let values =
+                PerReplica::new(vec![half(first), half(second), half(7.0)]).with_examples(&[true, true, false]);
+            let got = reduce_examples(&groups, ReduceOp::Mean, &values, &Axis::None).unwrap();
+            assert_eq!(got.to_elements::<F16>().unwrap(), [F16::from_f64(mean)]);
+        }
+    }
+
+    #[test]
     fn replicas_without_examples_add_no_rows() {
         let groups = ProcessGroup::local(3).unwrap();
         let rows = PerReplica::new(values().into_values().into_iter().map(|(rows, _)| rows).collect::<Vec<_>>())
@@ -170,9 +178,7 @@ mod tests {
     fn a_value_that_is_no_number_is_left_out_too() {
         let groups = ProcessGroup::local(3).unwrap();
         for (op, expected) in [(ReduceOp::Sum, (vec![4.0, 6.0], 6.0)), (ReduceOp::Mean, (vec![2.0, 3.0], 3.0))] {
-            let weighed = weighed(&groups, op, &values(), &Axis::None).unwrap();
-            let (rows, number) =
-                reduce_structure(&groups, op, &weighed.iter().collect::<Vec<_>>(), &Axis::None).unwrap();
+            let (rows, number) = reduce_examples(&groups, op, &values(), &Axis::None).unwrap();
             assert_eq!((rows.to_elements::<f64>().unwrap(), number), expected, "{op}");
         }
     }

@@ -76,12 +76,14 @@ impl<T> IndexedRows<T> {
     }
 }
 
-/// Starts the reduction of the rows of all replicas; shapes are exchanged at once.
+/// Starts the reduction of the rows of all replicas; shapes are exchanged at once. A mean divides by `with_examples` if
+/// given, and by the number of replicas otherwise.
 pub(crate) fn begin_reduce_rows<L, T: TensorStorage<L>>(
     groups: &[ProcessGroup],
     op: ReduceOp,
     values: &[&IndexedRows<T>],
     axis: &Axis,
+    with_examples: Option<f64>,
 ) -> Result<Pending<IndexedRows<T>>> {
     if !matches!(op, ReduceOp::Sum | ReduceOp::Mean) {
         let problem = format!("{op} has no meaning for rows that some replicas do not have; use Sum or Mean");
@@ -101,7 +103,7 @@ pub(crate) fn begin_reduce_rows<L, T: TensorStorage<L>>(
             return Err(Error::Reduction { op, dtype: value.rows.dtype()?, remedy });
         }
     }
-    let replicas = groups.first().map_or(1, ProcessGroup::world_size);
+    let replicas = with_examples.unwrap_or(groups.first().map_or(1, ProcessGroup::world_size) as f64);
     let indices: Vec<HostTensor<i64>> = values
         .iter()
         .map(|value| HostTensor::new(&[value.indices.len()], value.indices.clone()))
@@ -110,7 +112,7 @@ pub(crate) fn begin_reduce_rows<L, T: TensorStorage<L>>(
     let rows: Pending<T> = begin_gather(groups, &values.iter().map(|value| &value.rows).collect::<Vec<_>>(), 0)?;
     Ok(Box::new(move || {
         let (indices, rows) = (indices()?.to_elements::<i64>()?, rows()?);
-        let divisor = if op == ReduceOp::Mean { Some(replicas as f64) } else { None };
+        let divisor = if op == ReduceOp::Mean { Some(replicas) } else { None };
         with_dtype!(rows.dtype()?, E => combined::<E, L, T>(&indices, &rows, divisor))
     }))
 }
@@ -146,7 +148,7 @@ fn combined<E: Arithmetic, L, T: TensorStorage<L>>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{PerReplica, gather_structure, reduce_structure, weighed};
+    use crate::{PerReplica, gather_structure, reduce_examples, reduce_structure};
 
     fn rows(indices: &[i64], elements: &[f32]) -> IndexedRows<HostTensor<f32>> {
         let rows = HostTensor::new(&[indices.len(), 2], elements.to_vec()).unwrap();
@@ -192,8 +194,7 @@ mod tests {
         let values = PerReplica::new(of_three().to_vec()).with_examples(&[true, true, false]);
         let groups = ProcessGroup::local(3).unwrap();
         for (op, of_row_1) in [(ReduceOp::Sum, 3.0), (ReduceOp::Mean, 1.5)] {
-            let weighed = weighed(&groups, op, &values, &Axis::None).unwrap();
-            let sum = reduce_structure(&groups, op, &weighed.iter().collect::<Vec<_>>(), &Axis::None).unwrap();
+            let sum = reduce_examples(&groups, op, &values, &Axis::None).unwrap();
             assert_eq!(sum.indices, [1, 5], "{op}");
             assert_eq!(sum.rows.to_elements::<f32>().unwrap()[0], of_row_1, "{op}");
         }

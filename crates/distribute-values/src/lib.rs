@@ -34,7 +34,7 @@ mod variable;
 
 pub use combine::{Axis, broadcast_value, gather_values, reduce_values};
 pub use error::{Error, Result};
-pub use examples::{weighed, with_rows};
+pub use examples::{reduce_examples, with_rows};
 pub use indexed_rows::{Indexed, IndexedRows};
 pub use per_replica::{Mirrored, PerReplica};
 pub use per_worker::PerWorkerVariable;

@@ -202,7 +202,18 @@ pub fn reduce_structure<M, S: Structure<M>>(
     values: &[&S],
     axis: &Axis,
 ) -> Result<S> {
-    structure(groups, values, Reduce { groups, op, axis, begun: VecDeque::new() })
+    reduce_leaves(groups, op, values, axis, None)
+}
+
+/// Reduces structures as [`reduce_structure`] does; a mean over replicas divides by `with_examples` if given.
+pub(crate) fn reduce_leaves<M, S: Structure<M>>(
+    groups: &[ProcessGroup],
+    op: ReduceOp,
+    values: &[&S],
+    axis: &Axis,
+    with_examples: Option<f64>,
+) -> Result<S> {
+    structure(groups, values, Reduce { groups, op, axis, with_examples, begun: VecDeque::new() })
 }
 
 /// Concatenates the structures of all replicas of all processes, leaf by leaf, as
@@ -233,6 +244,7 @@ struct Reduce<'a> {
     groups: &'a [ProcessGroup],
     op: ReduceOp,
     axis: &'a Axis,
+    with_examples: Option<f64>,
     begun: Queue,
 }
 
@@ -244,13 +256,14 @@ struct Gather<'a> {
 
 impl Leaves for Reduce<'_> {
     fn combine<L, T: TensorStorage<L>>(&mut self, parts: &[&T]) -> Result<T> {
-        let pending: Pending<T> = begin_reduce(self.groups, self.op, parts, self.axis)?;
+        let pending: Pending<T> = begin_reduce(self.groups, self.op, parts, self.axis, self.with_examples)?;
         self.begun.push_back(Box::new(pending));
         Ok(parts[0].clone())
     }
 
     fn combine_rows<L, T: TensorStorage<L>>(&mut self, parts: &[&IndexedRows<T>]) -> Result<IndexedRows<T>> {
-        let pending: Pending<IndexedRows<T>> = begin_reduce_rows(self.groups, self.op, parts, self.axis)?;
+        let pending: Pending<IndexedRows<T>> =
+            begin_reduce_rows(self.groups, self.op, parts, self.axis, self.with_examples)?;
         self.begun.push_back(Box::new(pending));
         Ok(parts[0].clone())
     }
