@@ -89,8 +89,8 @@ pub(crate) struct Facts {
     pub(crate) shares: Shares,
     /// The seeds of the shuffles, in pipeline order.
     pub(crate) seeds: Vec<u64>,
-    /// The sizes of their buffers.
-    pub(crate) shuffle_sizes: Vec<usize>,
+    /// The stages that choose and order elements, and memory budgets, in pipeline order.
+    pub(crate) stages: Vec<String>,
     /// The number of stages that hold elements and take part in a memory budget.
     pub(crate) buffers: usize,
 }
@@ -275,9 +275,9 @@ impl<T> fmt::Debug for DatasetIter<T> {
 
 impl Facts {
     pub(crate) fn of(cardinality: Cardinality) -> Facts {
-        let (seeds, shuffle_sizes) = (Vec::new(), Vec::new());
+        let (seeds, stages) = (Vec::new(), Vec::new());
         let shares = Shares::None;
-        Facts { cardinality, batch_size: None, prefetch: 0, error: None, shares, seeds, shuffle_sizes, buffers: 0 }
+        Facts { cardinality, batch_size: None, prefetch: 0, error: None, shares, seeds, stages, buffers: 0 }
     }
 
     /// Keeps the first error.

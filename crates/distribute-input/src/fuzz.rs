@@ -44,7 +44,7 @@ fn with_file<R>(bytes: &[u8], read: impl FnOnce(&Path) -> R) -> R {
 /// Reads a file whole and in three parts. Without bad records, the parts have as many together.
 fn records<R: RecordReader>(reader: &R, path: &Path) -> Option<Vec<R::Record>> {
     let part = |part, parts| {
-        let shard = FileShard { path: path.to_owned(), part, parts };
+        let shard = FileShard::part(path, part, parts);
         let (mut good, mut bad) = (Vec::new(), false);
         for record in reader.open(&shard).ok()?.take(MOST_RECORDS) {
             match record {

@@ -33,8 +33,8 @@ pub struct DataPlan {
     steps: Cardinality,
     /// The seeds of the shuffles before the distribution.
     seeds: Vec<u64>,
-    /// The sizes of their buffers.
-    shuffle_sizes: Vec<usize>,
+    /// The stages that choose and order elements, and memory budgets.
+    stages: Vec<String>,
     /// The sources, if they are files or have splits.
     sources: Option<Shares>,
 }
@@ -50,13 +50,13 @@ pub(crate) enum Division {
 
 impl DataPlan {
     pub(crate) fn new(topology: Topology, division: Division, steps: Cardinality) -> DataPlan {
-        DataPlan { topology, division, steps, seeds: Vec::new(), shuffle_sizes: Vec::new(), sources: None }
+        DataPlan { topology, division, steps, seeds: Vec::new(), stages: Vec::new(), sources: None }
     }
 
     pub(crate) fn with_sources(self, facts: &Facts) -> DataPlan {
         let sources =
             Some(facts.shares.clone()).filter(|shares| matches!(shares, Shares::Splits(_) | Shares::Files(_)));
-        DataPlan { seeds: facts.seeds.clone(), shuffle_sizes: facts.shuffle_sizes.clone(), sources, ..self }
+        DataPlan { seeds: facts.seeds.clone(), stages: facts.stages.clone(), sources, ..self }
     }
 
     /// Returns the named settings that must be equal on all workers for the plan to hold; empty if each worker chooses
@@ -92,7 +92,7 @@ impl DataPlan {
             (Some(files), _) => settings.push(("files", files.to_string())),
         }
         if *reads == Reads::Walk {
-            settings.push(("buffers of shuffles", format!("{:?}", self.shuffle_sizes)));
+            settings.push(("choice and order of elements", self.stages.join(", ")));
         }
         settings
     }

@@ -93,7 +93,7 @@ pub use tfrecord::{Compression, Example, Feature, TfRecordWriter, TfRecords};
 ///     type Records = std::vec::IntoIter<Result<u16, BadRecord>>;
 ///
 ///     fn open(&self, file: &FileShard) -> std::io::Result<Self::Records> {
-///         let bytes = std::fs::read(&file.path)?;
+///         let bytes = std::fs::read(file.content())?;
 ///         let pairs = (0..).zip(bytes.chunks(2)).filter(|(record, _)| file.has(*record));
 ///         let number = |(record, pair): (u64, &[u8])| match pair {
 ///             [low, high] => Ok(u16::from_le_bytes([*low, *high])),
@@ -323,7 +323,7 @@ fn open<R: RecordReader>(
     let Some(cache) = cache else { return Ok((reader.open(file)?, None)) };
     for _ in 0..LOOKS {
         let Some(copy) = store::copy(cache, &file.path)? else { break };
-        match reader.open(&FileShard { path: copy.path().to_owned(), ..file.clone() }) {
+        match reader.open(&file.with_copy(copy.path())) {
             // Another process that shares the cache has removed it meanwhile.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             outcome => return Ok((outcome?, Some(copy))),

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use distribute_input::read::{Lines, ReadOptions, TfRecordWriter, TfRecords};
 use distribute_input::{
-    Array, AutoShardPolicy, Cardinality, Dataset, InputOptions, InputPosition, InputReplicationMode, Topology,
+    Array, AutoShardPolicy, Cardinality, Dataset, InputOptions, InputPosition, InputReplicationMode, Sizes, Topology,
     UnequalData, WorkerDataset, WorkerIterator, distribute_dataset, distribute_datasets_from_function,
 };
 use proptest::prelude::*;
@@ -216,13 +216,23 @@ fn workers_read_files_of_their_own_and_divide_what_is_left() {
     let begun = worker(&data, (2, 0, 1), InputOptions::default());
     let later = worker(&data, (2, 0, 1), deterministic);
     assert!(later.ends_together(later.iter().position()) && !later.ends_together(begun.iter().position()));
-    // Workers compare their files, and the buffers of shuffles if all read them.
+    // Workers compare their files, and how elements are chosen and ordered if all read them.
     let differ = |one: &WorkerDataset<_>, other: &WorkerDataset<_>| one.plan().settings() != other.plan().settings();
     let others = numbers(&[&paths[..2], &paths[..1]].concat(), 1).batch(4);
     assert!(differ(&begun, &worker(&others, (2, 1, 1), InputOptions::default())));
     assert!(!differ(&begun, &worker(&data, (2, 1, 1), InputOptions::default())));
-    let shuffled = |size| worker(&Dataset::range(0..20).shuffle(size, 1).batch(4), (2, 1, 1), InputOptions::default());
-    assert!(differ(&shuffled(4), &shuffled(8)) && !differ(&shuffled(4), &shuffled(4)));
+    let range = || Dataset::range(0..20);
+    let of = |data: Dataset<Array<i64>>| worker(&data.batch(4), (2, 1, 1), InputOptions::default());
+    for (one, other) in [
+        (range().shuffle(4, 1), range().shuffle(8, 1)),
+        (range().shuffle(4, 1), range().shuffle_once(4, 1)),
+        (range().skip(4), range().take(16)),
+        (range().shard(2, 0), range().shard(2, 1)),
+        (range().shuffle(4, 1).memory_budget(64, Sizes::default()), range().shuffle(4, 1)),
+    ] {
+        let (one, same, other) = (of(one.clone()), of(one), of(other));
+        assert!(differ(&one, &other) && !differ(&one, &same));
+    }
 }
 
 #[test]

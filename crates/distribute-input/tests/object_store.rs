@@ -44,6 +44,20 @@ fn read(data: Dataset<FileShard>, options: ReadOptions) -> Result<Vec<Vec<u8>>, 
     data.read(TfRecords, options).iter().collect()
 }
 
+/// Returns a black picture.
+fn png() -> Vec<u8> {
+    let mut png = std::io::Cursor::new(Vec::new());
+    image::RgbImage::new(2, 2).write_to(&mut png, image::ImageFormat::Png).unwrap();
+    png.into_inner()
+}
+
+/// Returns the classes in a folder, and the class of each image.
+fn labels(root: PathBuf, options: ReadOptions) -> (Vec<String>, Vec<i64>) {
+    let images = ImageFolder::open(root).unwrap();
+    let labels = images.dataset().read(images.images([2, 2]), options);
+    (images.classes().to_vec(), labels.iter().map(|image| image.unwrap().1.as_slice()[0]).collect())
+}
+
 #[test]
 fn record_files_in_a_store_equal_those_on_a_disk() {
     with_object_server(LIMIT, |relay| {
@@ -64,7 +78,7 @@ fn record_files_in_a_store_equal_those_on_a_disk() {
         // Parts of a file.
         relay.set(RelayFault::None);
         let path = PathBuf::from(folder.join("0.tfrecord").url());
-        let part = |path: PathBuf| FileShard { path, part: 1, parts: 3 };
+        let part = |path: PathBuf| FileShard::part(path, 1, 3);
         let records = |file: FileShard| -> Vec<Vec<u8>> {
             use distribute_input::read::RecordReader;
             TfRecords.open(&file).unwrap().map(Result::unwrap).collect()
@@ -76,7 +90,13 @@ fn record_files_in_a_store_equal_those_on_a_disk() {
         assert!(read(there(), cycle().cache(cache.clone())).unwrap() == expected);
         let copies = fs::read_dir(cached.path()).unwrap().count();
         assert_eq!(copies, 3);
-        assert!(read(there(), cycle().cache(cache)).unwrap() == expected);
+        assert!(read(there(), cycle().cache(cache.clone())).unwrap() == expected);
+        // Classes are the folders in the store, whatever the names of the copies.
+        let flowers = Location::open("s3://bucket/flowers").unwrap();
+        flowers.join("daisy/1.png").write(png()).unwrap();
+        flowers.join("rose/1.png").write(png()).unwrap();
+        assert_eq!(labels(flowers.url().into(), cycle().cache(cache)).1, [0, 1]);
+        assert_eq!(fs::read_dir(cached.path()).unwrap().count(), copies + 2);
         // No copy fits, and objects are streamed.
         let small = tempfile::tempdir().unwrap();
         let cache = Cache::new(small.path(), 10).unwrap();
@@ -190,23 +210,13 @@ fn every_format_is_read_from_a_store_as_from_a_disk() {
     let (here, there) = put("digits.idx", &[0, 0, 8, 1, 0, 0, 0, 3, 7, 8, 9]);
     assert_eq!(read_idx(there).unwrap().as_slice(), read_idx(here).unwrap().as_slice());
 
-    let mut png = std::io::Cursor::new(Vec::new());
-    image::RgbImage::new(2, 2).write_to(&mut png, image::ImageFormat::Png).unwrap();
-    put("images/rose/1.png", png.get_ref());
-    put("images/daisy/1.png", png.get_ref());
+    put("images/rose/1.png", &png());
+    put("images/daisy/1.png", &png());
     put("images/daisy/notes.txt", b"");
-    let cached = tempfile::tempdir().unwrap();
-    let cache = Cache::new(cached.path(), 1 << 20).unwrap();
-    let images = |root: PathBuf, options: ReadOptions| -> (Vec<String>, Vec<i64>) {
-        let images = ImageFolder::open(root).unwrap();
-        let labels = images.dataset().read(images.images([2, 2]), options);
-        (images.classes().to_vec(), labels.iter().map(|image| image.unwrap().1.as_slice()[0]).collect())
-    };
     let there = || PathBuf::from(folder.join("images").url());
-    let expected = images(local.path().join("images"), ReadOptions::default());
+    let expected = labels(local.path().join("images"), ReadOptions::default());
     assert_eq!(expected, (vec!["daisy".to_owned(), "rose".to_owned()], vec![0, 1]));
-    assert_eq!(images(there(), ReadOptions::default()), expected);
-    assert_eq!(images(there(), ReadOptions::default().cache(cache)), expected);
+    assert_eq!(labels(there(), ReadOptions::default()), expected);
 }
 
 #[test]

@@ -10,8 +10,9 @@ impl<T: Clone + Send + 'static> Dataset<T> {
     /// Keeps the elements in memory as they are read; later passes, and clones, read them from there.
     ///
     /// The cache holds pass 0 of the preceding pipeline: the order of a shuffle before `cache` is fixed, that of a
-    /// shuffle after it changes with each pass. The source is read once, even if passes end early or overlap. An error
-    /// empties the cache, and the next pass reads the source again.
+    /// shuffle after it changes with each pass, and results of an [unordered](crate::Parallel::unordered) map are kept
+    /// in order. The source is read once, even if passes end early or overlap. An error empties the cache, and the next
+    /// pass reads the source again.
     ///
     /// # Source
     /// `tf.data.Dataset.cache`.
@@ -32,7 +33,7 @@ impl<T: Clone + Send + 'static> Dataset<T> {
                     let new = || {
                         Arc::new(Cache {
                             open: Arc::clone(&upstream),
-                            pass: pass.clone().first(),
+                            pass: pass.clone().first().in_order(),
                             state: Mutex::default(),
                         })
                     };

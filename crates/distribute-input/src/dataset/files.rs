@@ -12,18 +12,38 @@ use crate::{BoxError, Error, store};
 /// Readers return the records whose number modulo `parts` is `part`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct FileShard {
-    /// The file.
+    /// The file, by the path or URL that was listed.
     pub path: PathBuf,
     /// The index of the part; 0 for a whole file.
     pub part: usize,
     /// The number of parts; 1 for a whole file.
     pub parts: usize,
+    /// A copy of the file in a cache.
+    copy: Option<PathBuf>,
 }
 
 impl FileShard {
     /// Creates the shard of a whole file.
     pub fn whole(path: impl Into<PathBuf>) -> FileShard {
-        FileShard { path: path.into(), part: 0, parts: 1 }
+        FileShard::part(path, 0, 1)
+    }
+
+    /// Creates one of `parts` equal parts of a file.
+    pub fn part(path: impl Into<PathBuf>, part: usize, parts: usize) -> FileShard {
+        FileShard { path: path.into(), part, parts, copy: None }
+    }
+
+    /// Returns the same shard, whose content is read from a copy of the file.
+    pub(crate) fn with_copy(&self, copy: &Path) -> FileShard {
+        FileShard { copy: Some(copy.to_owned()), ..self.clone() }
+    }
+
+    /// Returns where to read the content: the copy of a file in a store if [`ReadOptions::cache`] has made one, which
+    /// has another name, and the file itself otherwise.
+    ///
+    /// [`ReadOptions::cache`]: crate::read::ReadOptions::cache
+    pub fn content(&self) -> &Path {
+        self.copy.as_deref().unwrap_or(&self.path)
     }
 
     /// Returns whether a record belongs to this part.
@@ -109,7 +129,7 @@ pub(crate) fn divide(paths: &[PathBuf], share: Share) -> Vec<FileShard> {
     let count = share.count.max(1);
     let (whole, rest) = paths.split_at(paths.len() / count * count);
     let whole = whole.iter().skip(share.index).step_by(count).map(FileShard::whole);
-    let rest = rest.iter().map(|path| FileShard { path: path.clone(), part: share.index, parts: count });
+    let rest = rest.iter().map(|path| FileShard::part(path, share.index, count));
     whole.chain(rest).collect()
 }
 

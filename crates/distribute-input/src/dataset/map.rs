@@ -69,7 +69,7 @@ impl<T: Send + 'static> Dataset<T> {
         facts.batch_size = self.facts.batch_size.filter(|size| other.facts.batch_size == Some(*size));
         facts.buffers = self.facts.buffers + other.facts.buffers;
         facts.seeds = [self.facts.seeds, other.facts.seeds].concat();
-        facts.shuffle_sizes = [self.facts.shuffle_sizes, other.facts.shuffle_sizes].concat();
+        facts.stages = [self.facts.stages, other.facts.stages].concat();
         facts.note(self.facts.error.or(other.facts.error));
         Dataset::new(open, facts)
     }
@@ -86,7 +86,7 @@ impl<T: Send + 'static> Dataset<T> {
         facts.note(self.facts.error.or(other.facts.error));
         facts.buffers = self.facts.buffers + other.facts.buffers;
         facts.seeds = [self.facts.seeds, other.facts.seeds].concat();
-        facts.shuffle_sizes = [self.facts.shuffle_sizes, other.facts.shuffle_sizes].concat();
+        facts.stages = [self.facts.stages, other.facts.stages].concat();
         facts.shares = self.facts.shares.both(other.facts.shares);
         Dataset::new(open, facts)
     }

@@ -52,7 +52,6 @@ impl<T: Send + 'static> Dataset<T> {
     pub fn shuffle(mut self, buffer_size: usize, seed: u64) -> Dataset<T> {
         self.facts.positive("shuffle", "buffer size", buffer_size);
         self.facts.seeds.push(seed);
-        self.facts.shuffle_sizes.push(buffer_size);
         self.select(Selection::Shuffle { buffer_size, seed, each_pass: true })
     }
 
@@ -66,7 +65,6 @@ impl<T: Send + 'static> Dataset<T> {
     pub fn shuffle_once(mut self, buffer_size: usize, seed: u64) -> Dataset<T> {
         self.facts.positive("shuffle_once", "buffer size", buffer_size);
         self.facts.seeds.push(seed);
-        self.facts.shuffle_sizes.push(buffer_size);
         self.select(Selection::Shuffle { buffer_size, seed, each_pass: false })
     }
 
@@ -108,6 +106,7 @@ impl<T: Send + 'static> Dataset<T> {
             facts.shares = Shares::None;
         }
         facts.cardinality = selection.cardinality(facts.cardinality);
+        facts.stages.push(selection.to_string());
         // Moving row numbers would bypass the thread of a preceding prefetch.
         let prefetched = std::mem::take(&mut facts.prefetch) > 0;
         match self.picks.filter(|_| !prefetched) {

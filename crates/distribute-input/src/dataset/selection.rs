@@ -1,5 +1,6 @@
 //! Selections, repetitions and orders of elements or of row numbers.
 
+use std::fmt;
 use std::sync::Arc;
 
 use rand::RngExt;
@@ -18,6 +19,24 @@ pub(crate) enum Selection {
     Shard { count: usize, index: usize },
     Repeat(Option<usize>),
     Shuffle { buffer_size: usize, seed: u64, each_pass: bool },
+}
+
+impl fmt::Display for Selection {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Selection::Take(count) => write!(formatter, "take {count}"),
+            Selection::Skip(count) => write!(formatter, "skip {count}"),
+            Selection::Shard { count, index } => write!(formatter, "shard {index} of {count}"),
+            Selection::Repeat(Some(times)) => write!(formatter, "repeat {times}"),
+            Selection::Repeat(None) => formatter.write_str("repeat forever"),
+            Selection::Shuffle { buffer_size, seed, each_pass: true } => {
+                write!(formatter, "shuffle {buffer_size} {seed}")
+            }
+            Selection::Shuffle { buffer_size, seed, each_pass: false } => {
+                write!(formatter, "shuffle once {buffer_size} {seed}")
+            }
+        }
+    }
 }
 
 impl Selection {

@@ -55,8 +55,8 @@ impl<T: Send + 'static> Dataset<T> {
             }
             match Writer::create(&folder, path) {
                 Ok(writer) => {
-                    Box::new(Written { items: open(pass.first()), writer: Some(writer), encode: Arc::clone(&encode) })
-                        as Items<T>
+                    let items = open(pass.first().in_order());
+                    Box::new(Written { items, writer: Some(writer), encode: Arc::clone(&encode) }) as Items<T>
                 }
                 Err(error) => Box::new(std::iter::once(Err(error))),
             }

@@ -237,8 +237,17 @@ mod tests {
         assert_eq!(values(data.iter_share(0, 1, 0)), (0..6).collect::<Vec<_>>());
         // Also in a pass that workers share and that can be resumed.
         let topology = Topology::new(1, 0, 1).unwrap();
-        let steps = distribute_dataset(&data.batch(1), topology, InputOptions::default()).unwrap();
+        let steps = distribute_dataset(&data.clone().batch(1), topology, InputOptions::default()).unwrap();
         let rows: Vec<i64> = steps.iter_epoch(0).flat_map(|step| step.unwrap()[0].as_slice().to_vec()).collect();
         assert_eq!(rows, (0..6).collect::<Vec<_>>());
+        // A cache that any pass has filled is read by passes that workers share.
+        assert_eq!(values(data.clone().cache().iter()), (0..6).collect::<Vec<_>>());
+        #[cfg(feature = "tfrecord")]
+        {
+            let folder = tempfile::tempdir().unwrap();
+            let encode = |x: &Array<i64>| x.item().unwrap().to_le_bytes().to_vec();
+            let decode = |bytes: &[u8]| Ok(Array::scalar(i64::from_le_bytes(bytes.try_into()?)));
+            assert_eq!(values(data.snapshot(folder.path(), encode, decode).iter()), (0..6).collect::<Vec<_>>());
+        }
     }
 }

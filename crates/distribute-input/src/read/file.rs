@@ -77,7 +77,7 @@ impl FileShard {
     /// # Errors
     /// The error of the operating system or the store if the file cannot be opened.
     pub fn open(&self) -> io::Result<InputFile> {
-        InputFile::open(&self.path)
+        InputFile::open(self.content())
     }
 }
 

@@ -47,7 +47,7 @@ impl FileShard {
     /// an error of the kind [`Unsupported`](io::ErrorKind::Unsupported) if it is compressed in another format (bzip2,
     /// lz4 and xz are recognized), or if the program was built without the feature.
     pub fn open_stream(&self) -> io::Result<InputStream> {
-        InputStream::open(&self.path, Packing::of)
+        InputStream::open(self.content(), Packing::of)
     }
 }
 

@@ -17,7 +17,7 @@ fn all<T: Send + 'static>(data: &Dataset<T>) -> Result<Vec<T>> {
 /// Reads a file whole and in three parts, and checks that the parts have as many records together.
 fn whole_and_parts<R: RecordReader + Clone>(path: &Path, reader: R) -> (Vec<R::Record>, Vec<Vec<R::Record>>) {
     let read = |part, parts| -> Vec<R::Record> {
-        let file = FileShard { path: path.to_owned(), part, parts };
+        let file = FileShard::part(path, part, parts);
         reader.open(&file).unwrap().map(|record| record.unwrap()).collect()
     };
     (read(0, 1), (0..3).map(|part| read(part, 3)).collect())
@@ -91,7 +91,7 @@ fn lengths_that_no_file_can_have_are_sentences() {
         let words = format!("record 1 at byte 24: a record of {length} bytes was promised, more than a file can have");
         assert!(text.ends_with(&words), "{text}");
         // Skipped as the record of another part.
-        let file = FileShard { path: path.clone(), part: 0, parts: 2 };
+        let file = FileShard::part(&path, 0, 2);
         let read: Vec<_> = TfRecords.open(&file).unwrap().collect();
         assert!(read.len() == 2 && read[0].is_ok() && read[1].is_err(), "{read:?}");
     }

@@ -43,7 +43,7 @@ impl RecordReader for TfRecords {
     type Records = TfRecordRecords;
 
     fn open(&self, file: &FileShard) -> io::Result<TfRecordRecords> {
-        let reader = InputStream::open(&file.path, packing)?;
+        let reader = InputStream::open(file.content(), packing)?;
         let failure = reader.failure();
         Ok(TfRecordRecords { file: file.clone(), reader, failure, record: 0, offset: 0, ended: false })
     }

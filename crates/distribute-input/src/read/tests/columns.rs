@@ -43,8 +43,7 @@ fn columns_of_parquet_files_become_arrays() {
     writer.write(&batch).unwrap();
     writer.close().unwrap();
     let rows = |part, parts| -> Vec<f32> {
-        let batches =
-            Parquet::new().batch_size(3).columns(["x", "n"]).open(&FileShard { path: path.clone(), part, parts });
+        let batches = Parquet::new().batch_size(3).columns(["x", "n"]).open(&FileShard::part(&path, part, parts));
         let arrays = batches.unwrap().map(|batch| columns(&batch.unwrap(), &["n", "x"]).unwrap());
         arrays.flat_map(|array| array.as_slice().to_vec()).collect()
     };

@@ -106,7 +106,7 @@ fn truncated_and_damaged_compressed_files_are_named_with_record_and_byte() {
     let text = records_of(&path).unwrap_err().to_string();
     assert!(text.contains("the file is truncated: 4 of the"), "{text}");
     // One that promises more than is there, of a record of another part, ends the part.
-    let part = FileShard { path: path.clone(), part: 1, parts: 2 };
+    let part = FileShard::part(&path, 1, 2);
     assert_eq!(TfRecords.open(&part).unwrap().count(), 0);
 }
 
