@@ -326,7 +326,7 @@ impl<B: OwnedBuffers> Launched<B> {
         match bucketed {
             None => Ok(Launched::Plain(group.start().all_reduce(Batch { tensors, dtype }, op)?)),
             Some(mut bucketed) => {
-                let message = Message::send(group, bucketed.begin(&mut tensors))?;
+                let message = Message::send(group, bucketed.begin(&mut tensors), op)?;
                 Ok(Launched::Compressed { tensors, message })
             }
         }
@@ -345,7 +345,7 @@ impl<B: OwnedBuffers> Launched<B> {
             (Launched::Compressed { mut tensors, mut message }, Some(mut bucketed)) => {
                 let divisor = (op == ReduceOp::Mean).then(|| u32::try_from(group.world_size()).unwrap_or(u32::MAX));
                 while let Some(next) = bucketed.go_on(message.receive()?, &mut tensors, divisor) {
-                    message = Message::send(group, next)?;
+                    message = Message::send(group, next, op)?;
                 }
                 Ok(tensors)
             }
@@ -354,14 +354,16 @@ impl<B: OwnedBuffers> Launched<B> {
 }
 
 impl Message {
-    fn send(group: &ProcessGroup, payload: Payload) -> Result<Message> {
+    /// Sends a part of a reduction by `op`, which is a sum or a concatenation itself, to ranks with the same `op`.
+    fn send(group: &ProcessGroup, payload: Payload, op: ReduceOp) -> Result<Message> {
+        let (start, tag) = (group.start(), op as u32);
         Ok(match payload {
-            Payload::SumF32(values) => Message::F32(group.start().all_reduce(values, ReduceOp::Sum)?),
-            Payload::SumF16(values) => Message::F16(group.start().all_reduce(values, ReduceOp::Sum)?),
-            Payload::SumBf16(values) => Message::Bf16(group.start().all_reduce(values, ReduceOp::Sum)?),
+            Payload::SumF32(values) => Message::F32(start.all_reduce_tagged(values, ReduceOp::Sum, tag)?),
+            Payload::SumF16(values) => Message::F16(start.all_reduce_tagged(values, ReduceOp::Sum, tag)?),
+            Payload::SumBf16(values) => Message::Bf16(start.all_reduce_tagged(values, ReduceOp::Sum, tag)?),
             Payload::Gather(words) => {
-                let all = vec![0; words.len() * group.world_size()];
-                Message::Gather(group.start().all_gather(words, all)?)
+                let (counts, all) = (vec![words.len(); group.world_size()], vec![0; words.len() * group.world_size()]);
+                Message::Gather(group.parts(&counts).tag(tag).start().all_gather(words, all)?)
             }
         })
     }

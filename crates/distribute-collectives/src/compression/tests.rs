@@ -125,6 +125,27 @@ fn infinities_are_sent_once() {
 }
 
 #[test]
+fn ranks_with_other_operators_are_told() {
+    let tensors = [FusedTensor::new(DType::F32, [ROWS, COLUMNS])];
+    for compression in all() {
+        let groups = ProcessGroup::local(2).expect("a group");
+        thread::scope(|scope| {
+            for (group, op) in groups.iter().zip([ReduceOp::Sum, ReduceOp::Mean]) {
+                let (compression, tensors) = (compression.clone(), &tensors);
+                scope.spawn(move || {
+                    let options = FusionOptions { op, compression, ..FusionOptions::default() };
+                    let fused = FusedAllReduce::new(tensors, &options).expect("options");
+                    let mut begun = fused.begin();
+                    let pushed = begun.push(group, 0, vec![1.0f32; ROWS * COLUMNS]);
+                    let outcome = pushed.and_then(|()| begun.finish(group).map(drop));
+                    assert!(matches!(outcome, Err(Error::Mismatch { .. })), "{outcome:?}");
+                });
+            }
+        });
+    }
+}
+
+#[test]
 fn settings_that_make_no_sense_are_refused() {
     let refused = |compression, op| {
         let options = FusionOptions { compression, op, ..FusionOptions::default() };

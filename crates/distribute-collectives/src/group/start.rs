@@ -55,7 +55,12 @@ impl Start<'_> {
     /// # Errors
     /// The errors of every asynchronous operation: see [`Start`].
     pub fn all_reduce<B: OwnedBuffers>(self, buffers: B, op: ReduceOp) -> Result<Work<B>> {
-        self.group.begin_in_place(Kind::AllReduce, buffers, Some(op.into()), None)
+        self.all_reduce_tagged(buffers, op, 0)
+    }
+
+    /// Starts an all-reduce of ranks that have the same tag.
+    pub(crate) fn all_reduce_tagged<B: OwnedBuffers>(self, buffers: B, op: ReduceOp, tag: u32) -> Result<Work<B>> {
+        self.group.begin_in_place(Kind::AllReduce, buffers, (Some(op.into()), None), tag)
     }
 
     /// Starts [`ProcessGroup::broadcast`].
@@ -63,7 +68,7 @@ impl Start<'_> {
     /// # Errors
     /// The errors of every asynchronous operation: see [`Start`].
     pub fn broadcast<B: OwnedBuffers>(self, buffers: B, root: Rank) -> Result<Work<B>> {
-        self.group.begin_in_place(Kind::Broadcast, buffers, None, Some(root))
+        self.group.begin_in_place(Kind::Broadcast, buffers, (None, Some(root)), 0)
     }
 
     /// Starts [`ProcessGroup::reduce`].
@@ -71,7 +76,7 @@ impl Start<'_> {
     /// # Errors
     /// The errors of every asynchronous operation: see [`Start`].
     pub fn reduce<B: OwnedBuffers>(self, buffers: B, op: ReduceOp, root: Rank) -> Result<Work<B>> {
-        self.group.begin_in_place(Kind::Reduce, buffers, Some(op.into()), Some(root))
+        self.group.begin_in_place(Kind::Reduce, buffers, (Some(op.into()), Some(root)), 0)
     }
 
     /// Starts [`ProcessGroup::all_gather`]; `wait` returns input and output.
@@ -125,7 +130,7 @@ impl Start<'_> {
     /// # Errors
     /// The errors of every asynchronous operation: see [`Start`].
     pub fn barrier(self) -> Result<Work<Vec<u8>>> {
-        self.group.begin_in_place(Kind::Barrier, Vec::new(), None, None)
+        self.group.begin_in_place(Kind::Barrier, Vec::new(), (None, None), 0)
     }
 
     /// Starts [`ProcessGroup::send`]; `wait` returns the values as the first element.
@@ -154,15 +159,15 @@ impl ProcessGroup {
         &self,
         kind: Kind,
         mut owned: B,
-        op: Option<Reducing>,
-        root: Option<Rank>,
+        (op, root): (Option<Reducing>, Option<Rank>),
+        tag: u32,
     ) -> Result<Work<B>> {
         let dtype = owned.dtype().unwrap_or(DType::U8);
         let mut outputs = Vec::new();
         owned.visit(&mut |bytes| outputs.push(RawSlice::of_mut(bytes)));
         let elements = |slice: &RawSlice| slice.len_bytes() / dtype.size_bytes();
         let count = outputs.iter().map(elements).sum();
-        let layout = Call::layout_of(outputs.iter().map(elements));
+        let layout = Call::layout_of(outputs.iter().map(elements)) ^ tag;
         let request = Request { layout, op, root, ..Request::new(kind, dtype, count) };
         self.begin(request, Buffers { outputs, ..Buffers::default() }, owned)
     }
