@@ -20,6 +20,7 @@ use crate::{Result, ScopeOptions};
 mod backends;
 mod embedding;
 mod replicas;
+mod running_statistics;
 mod served;
 mod worker_model;
 

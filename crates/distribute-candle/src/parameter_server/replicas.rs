@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 
 use super::backends::{self, Copied};
 use super::embedding::{RowsGradient, Table, add_rows};
+use super::running_statistics;
 use crate::device::candle_device;
 use crate::statistics::{self, Statistics};
 use crate::{Candle, Clip, Error, Result, Variable};
@@ -222,7 +223,8 @@ impl<'a, M> ReplicatedModel<'a, M> {
         Ok(counted)
     }
 
-    /// Sends the mean of the changes that layers have made to their statistics, over replicas and contributions.
+    /// Sends the mean over replicas of the changes that layers have made to their statistics, divided for contributions
+    /// and many workers.
     fn add_statistics(&self, computed: &[Computed]) -> Result<()> {
         let with_examples: Vec<&Replica<M>> = self
             .kept
@@ -234,7 +236,8 @@ impl<'a, M> ReplicatedModel<'a, M> {
             .collect();
         let before = self.kept.state.lock().statistics.clone();
         let (first, _) = self.kept.of_first()?;
-        let contributions = self.worker.contributions(self.kept.optimizer) as f64;
+        let contributions = self.worker.contributions(self.kept.optimizer);
+        let divisor = running_statistics::divisor(contributions, self.worker.num_workers());
         for (index, (copied, before)) in first.statistics().zip(before).enumerate() {
             let of_replicas: Vec<Tensor> = with_examples
                 .iter()
@@ -242,7 +245,7 @@ impl<'a, M> ReplicatedModel<'a, M> {
                 .map(|copied| copied.copy.as_tensor().to_device(before.device()))
                 .collect::<Result<_, _>>()?;
             if let Some(sum) = sum(of_replicas.iter())? {
-                let change = (((sum / of_replicas.len() as f64)? - before)? / contributions)?;
+                let change = (((sum / of_replicas.len() as f64)? - before)? / divisor)?;
                 self.worker.assign_add::<Candle, _>(&copied.variable, &change)?;
             }
         }

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 
 use super::backends::{Copied, Registry};
 use super::embedding::Table;
+use super::running_statistics;
 use crate::{Candle, Clip, Result};
 
 /// A model on a worker of a parameter-server cluster. It dereferences to the model itself.
@@ -137,13 +138,14 @@ impl<'a, M> WorkerModel<'a, M> {
         Ok(counted)
     }
 
-    /// Sends the changes that layers have made to their statistics; of several contributions to a step, their mean.
+    /// Sends the changes that layers have made to their statistics, divided for contributions and many workers.
     fn add_statistics(&self) -> Result<()> {
         let now = self.kept.copied_statistics()?;
         let before = std::mem::replace(&mut self.kept.state.lock().statistics, now.clone());
-        let contributions = self.worker.contributions(self.kept.optimizer) as f64;
+        let contributions = self.worker.contributions(self.kept.optimizer);
+        let divisor = running_statistics::divisor(contributions, self.worker.num_workers());
         for ((copied, now), before) in self.kept.statistics().zip(now).zip(before) {
-            let change = ((now - before)? / contributions)?;
+            let change = ((now - before)? / divisor)?;
             self.worker.assign_add::<Candle, _>(&copied.variable, &change)?;
         }
         Ok(())
