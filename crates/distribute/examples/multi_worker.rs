@@ -105,16 +105,18 @@ fn train_under(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
             // The pass is chosen by its number, so that a resumed run reads the same data.
             None => train.iter_epoch(u64::from(epoch) - 1),
         };
-        let (mut sum, mut steps) = (0.0, 0);
+        let (mut sum, mut examples, mut steps) = (0.0, 0, 0);
         while let Some(batch) = batches.next() {
-            let losses = strategy.run((&model, &optimizer, batch?), |ctx, (model, optimizer, (x, y))| {
+            let seen = strategy.run((&model, &optimizer, batch?), |ctx, (model, optimizer, (x, y))| {
                 let loss = ctx.average_loss(&cross_entropy_per_example(&model.forward(&x)?, &y)?, global_batch)?;
                 optimizer.minimize(ctx, &loss)?;
-                Ok(loss.detach())
+                Ok((loss.detach(), x.dim(0)? as u64))
             })?;
-            sum += f64::from(strategy.reduce(ReduceOp::Sum, &losses, Axis::None)?.to_scalar::<f32>()?);
-            (step, steps) = (step + 1, steps + 1);
-            progress.step(steps, global_batch as u64, &[("loss", sum / steps as f64)]);
+            // Each example counts once, also in a short last batch.
+            let (loss, rows) = strategy.reduce(ReduceOp::Sum, &seen, Axis::None)?;
+            sum += f64::from(loss.to_scalar::<f32>()?) * global_batch as f64;
+            (step, steps, examples) = (step + 1, steps + 1, examples + rows);
+            progress.step(steps, global_batch as u64, &[("loss", sum / examples as f64)]);
             // The answer is the same on all workers.
             let stop = preemption.should_stop();
             if let Some(checkpoints) = checkpoints.as_mut().filter(|_| stop || step % 50 == 0) {

@@ -172,7 +172,9 @@ impl Categorical {
             Kind::Bucketized { boundaries, .. } if boundaries.is_empty() => {
                 Some("it has no boundaries; give at least one".to_owned())
             }
-            Kind::Bucketized { boundaries, .. } if !boundaries.is_sorted_by(|one, two| one < two) => {
+            Kind::Bucketized { boundaries, .. }
+                if !boundaries.is_sorted_by(|one, two| one < two) || boundaries[0].is_nan() =>
+            {
                 Some(format!("its boundaries are {boundaries:?}; give them in ascending order, each once"))
             }
             Kind::Vocabulary { words, .. } if words.given == 0 => {

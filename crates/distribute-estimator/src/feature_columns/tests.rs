@@ -128,6 +128,7 @@ fn mistakes_are_answered_by_a_sentence() {
     let x = Numeric::new("x");
     for (column, words) in [
         (x.clone().bucketized([1.0, 0.0]).into(), "boundaries are [1.0, 0.0]; give them in ascending order"),
+        (x.clone().bucketized([f32::NAN]).into(), "boundaries are [NaN]"),
         (x.clone().bucketized([]).into(), "no boundaries"),
         (x.clone().shape([0]).into(), "holds nothing"),
         (Categorical::vocabulary("w", Vec::<String>::new()).into(), "its vocabulary is empty"),
