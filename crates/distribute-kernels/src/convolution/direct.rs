@@ -1,11 +1,11 @@
 //! Convolution without a matrix of columns.
 
 use distribute_rows::Float;
-use pulp::{Arch, NullaryFnOnce};
+use pulp::NullaryFnOnce;
 
 use super::filters::Filters;
 use super::padded::{Frame, Padded};
-use super::vectors::{MOST_SUMS, Tiles, finished, lanes, write};
+use super::vectors::{MOST_SUMS, Tiles, dispatch, finished, lanes, write};
 
 /// A convolution that sums up tiles of the result in registers, some vectors of a plane for some filters each, from a
 /// padded copy of the image.
@@ -32,9 +32,9 @@ impl<'a, T: Float> Direct<'a, T> {
     /// Computes the results of all images.
     pub(crate) fn run(&self, x: &[T]) -> Vec<T> {
         match lanes::<T>(self.frame.output[1]) {
+            _ if const { size_of::<T>() == 8 } => self.run_by::<4>(x),
             16 => self.run_by::<16>(x),
-            8 => self.run_by::<8>(x),
-            _ => self.run_by::<4>(x),
+            _ => self.run_by::<8>(x),
         }
     }
 
@@ -44,7 +44,7 @@ impl<'a, T: Float> Direct<'a, T> {
         let state = || (vec![T::default(); self.filters.channels * padded.plane], [[T::default(); LANES]; MOST_SUMS]);
         self.filters.results(&self.frame, x, state, |(copy, sums), x, first, out| {
             let (padded, vectors) = (&padded, &vectors);
-            Arch::new().dispatch(Part::<T, LANES> { of: self, padded, vectors, x, first, copy, sums, out });
+            dispatch::<T, LANES>(Part::<T, LANES> { of: self, padded, vectors, x, first, copy, sums, out });
         })
     }
 

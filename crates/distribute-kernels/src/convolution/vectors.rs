@@ -2,7 +2,7 @@
 
 use distribute_rows::Float;
 use distribute_rows::relu::rectified;
-use pulp::Arch;
+use pulp::{Arch, NullaryFnOnce};
 
 use super::filters::WIDEST;
 
@@ -25,6 +25,18 @@ pub(super) fn is_wide() -> bool {
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) fn is_wide() -> bool {
     false
+}
+
+/// Runs a function whose vectors have `LANES` elements with the processor's widest instructions. For vectors of 512
+/// bits, which [`lanes`] gives for no other processors, it is not compiled for others.
+#[inline(always)]
+pub(super) fn dispatch<T, const LANES: usize>(f: impl NullaryFnOnce<Output = ()>) {
+    #[cfg(target_arch = "x86_64")]
+    if const { LANES * size_of::<T>() == 64 } {
+        let Arch::V4(simd) = Arch::new() else { unreachable!("rows were given vectors of 512 bits") };
+        return pulp::Simd::vectorize(simd, f);
+    }
+    Arch::new().dispatch(f);
 }
 
 /// Writes as many elements as there is room for.

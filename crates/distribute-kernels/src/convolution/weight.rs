@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use distribute_rows::Float;
-use pulp::{Arch, NullaryFnOnce};
+use pulp::NullaryFnOnce;
 
 use super::Convolution;
 use super::padded::{Frame, Padded};
-use super::vectors::lanes;
+use super::vectors::{dispatch, lanes};
 use crate::parallel::sum_of_parts;
 
 /// The gradient of a weight: sums over all places of the result, made in registers for several elements of the kernel
@@ -65,7 +65,7 @@ impl<T: Float> OfWeight<T> for WeightGradient<'_, T> {
         let in_group = self.filters.div_ceil(VECTORS * LANES) * of_block * VECTORS * LANES;
         let sums = sum_of_parts(self.groups * in_group, self.x.len() / image, |images, sums| {
             let elements = &elements;
-            Arch::new().dispatch(Part::<T, LANES, VECTORS, ELEMENTS> { of: self, elements, images, sums });
+            dispatch::<T, LANES>(Part::<T, LANES, VECTORS, ELEMENTS> { of: self, elements, images, sums });
         });
         let mut out = vec![T::default(); self.groups * self.filters * depth];
         let groups = out.chunks_exact_mut(self.filters * depth).zip(sums.chunks_exact(in_group));
@@ -88,12 +88,12 @@ pub(crate) trait OfWeight<T> {
     fn run(&self) -> Vec<T> {
         let lanes = lanes::<T>(self.filters());
         match (lanes, self.filters() > lanes) {
+            (_, false) if const { size_of::<T>() == 8 } => self.run_by::<4, 1, 12>(),
+            (_, true) if const { size_of::<T>() == 8 } => self.run_by::<4, 2, 6>(),
             (16, false) => self.run_by::<16, 1, 12>(),
             (16, true) => self.run_by::<16, 2, 6>(),
-            (8, false) => self.run_by::<8, 1, 12>(),
-            (8, true) => self.run_by::<8, 2, 6>(),
-            (_, false) => self.run_by::<4, 1, 12>(),
-            (_, true) => self.run_by::<4, 2, 6>(),
+            (_, false) => self.run_by::<8, 1, 12>(),
+            (_, true) => self.run_by::<8, 2, 6>(),
         }
     }
 

@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use distribute_rows::Float;
-use pulp::{Arch, NullaryFnOnce};
+use pulp::NullaryFnOnce;
 
 use super::filters::Filters;
 use super::padded::{COPY, Frame};
-use super::vectors::{MOST_SUMS, Tiles, finished, is_wide, lanes, write};
+use super::vectors::{MOST_SUMS, Tiles, dispatch, finished, is_wide, lanes, write};
 
 pub(super) mod gradient;
 
@@ -40,9 +40,9 @@ impl<'a, T: Float> Winograd<'a, T> {
     /// Computes the results of all images.
     pub(crate) fn run(&self, x: &[T]) -> Vec<T> {
         match lanes::<T>(self.frame.output[1]) {
+            _ if const { size_of::<T>() == 8 } => self.run_by::<4>(x),
             16 => self.run_by::<16>(x),
-            8 => self.run_by::<8>(x),
-            _ => self.run_by::<4>(x),
+            _ => self.run_by::<8>(x),
         }
     }
 
@@ -54,7 +54,7 @@ impl<'a, T: Float> Winograd<'a, T> {
         };
         self.filters.results(&self.frame, x, state, |(copy, products), x, first, out| {
             let (tall, vectors) = (&tall, &vectors);
-            Arch::new().dispatch(Part::<T, LANES> { of: self, tall, vectors, x, first, copy, products, out });
+            dispatch::<T, LANES>(Part::<T, LANES> { of: self, tall, vectors, x, first, copy, products, out });
         })
     }
 

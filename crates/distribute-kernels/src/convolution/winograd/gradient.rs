@@ -3,11 +3,12 @@
 use std::ops::Range;
 
 use distribute_rows::Float;
-use pulp::{Arch, NullaryFnOnce};
+use pulp::NullaryFnOnce;
 
 use super::{ELEMENTS, ROWS, TAPS, Tall};
 use crate::convolution::Convolution;
 use crate::convolution::padded::Frame;
+use crate::convolution::vectors::dispatch;
 use crate::convolution::weight::{Numbers, OfWeight, RUN, add, chunks, of_filter, turn};
 use crate::parallel::sum_of_parts;
 
@@ -56,7 +57,7 @@ impl<T: Float> OfWeight<T> for WinogradGradient<'_, T> {
         let in_group = self.filters.div_ceil(VECTORS * LANES) * of_block * VECTORS * LANES;
         let sums = sum_of_parts(self.groups * in_group, self.x.len() / image, |images, sums| {
             let elements = &elements;
-            Arch::new().dispatch(Part::<T, LANES, VECTORS, SUMS> { of: self, elements, images, sums });
+            dispatch::<T, LANES>(Part::<T, LANES, VECTORS, SUMS> { of: self, elements, images, sums });
         });
         let mut of_kernels = vec![T::default(); of_block];
         let mut out = vec![T::default(); self.groups * self.filters * self.channels * 9];
