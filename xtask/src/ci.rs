@@ -35,6 +35,8 @@ pub(crate) fn run() -> Result<(), String> {
     test()?;
     // In the workspace no other crate turns this feature on.
     cargo(&["test", "--package", "distribute-cli", "--features", "pjrt", "--locked", "pjrt"])?;
+    println!("cargo xtask conformance");
+    conformance(&[])?;
     long()?;
     benches()?;
     loom()?;

@@ -17,6 +17,8 @@ pub(crate) struct Arrangement {
     tensor: usize,
     /// The number of processes, if the strategy spans several or could.
     pub(crate) workers: Option<u32>,
+    /// Whether another arrangement of the same kind has as many things that can go wrong.
+    pub(crate) is_extra: bool,
 }
 
 enum Kind {
@@ -37,17 +39,25 @@ enum Kind {
 
 impl Arrangement {
     const fn alone(name: &'static str, short: &'static str, kind: Kind, ranks: usize) -> Arrangement {
-        Arrangement { name, short, kind, ranks, tensor: 1, workers: None }
+        Arrangement { name, short, kind, ranks, tensor: 1, workers: None, is_extra: false }
     }
 
     const fn workers(name: &'static str, short: &'static str, workers: u32, ranks: usize) -> Arrangement {
-        Arrangement { name, short, kind: Kind::MultiWorkerMirrored, ranks, tensor: 1, workers: Some(workers) }
+        Arrangement {
+            kind: Kind::MultiWorkerMirrored,
+            workers: Some(workers),
+            ..Arrangement::alone(name, short, Kind::Default, ranks)
+        }
     }
 
     /// Makes each two neighbouring ranks a tensor group. The models of the suite have no layers that are split, so all
     /// promises hold for the replicas, whose ranks compute the same.
     const fn in_pairs(self) -> Arrangement {
         Arrangement { tensor: 2, ..self }
+    }
+
+    const fn extra(self) -> Arrangement {
+        Arrangement { is_extra: true, ..self }
     }
 
     const fn sharded(self) -> Arrangement {
@@ -57,17 +67,17 @@ impl Arrangement {
     pub(crate) const ALL: [Arrangement; 21] = [
         Arrangement::alone("Default", "default", Kind::Default, 1),
         Arrangement::alone("OneDevice", "one device", Kind::OneDevice, 1),
-        Arrangement::alone("Mirrored 1", "mirrored 1", Kind::Mirrored, 1),
+        Arrangement::alone("Mirrored 1", "mirrored 1", Kind::Mirrored, 1).extra(),
         Arrangement::alone("Mirrored 2", "mirrored 2", Kind::Mirrored, 2),
-        Arrangement::alone("Mirrored 4", "mirrored 4", Kind::Mirrored, 4),
+        Arrangement::alone("Mirrored 4", "mirrored 4", Kind::Mirrored, 4).extra(),
         Arrangement::alone("Mirrored 2 of 2 tensor ranks", "mesh 2×2", Kind::Mirrored, 4).in_pairs(),
         Arrangement::alone("CentralStorage 2", "central 2", Kind::CentralStorage, 2),
-        Arrangement::workers("MultiWorkerMirrored 1x1", "workers 1×1", 1, 1),
+        Arrangement::workers("MultiWorkerMirrored 1x1", "workers 1×1", 1, 1).extra(),
         Arrangement::workers("MultiWorkerMirrored 2x1", "workers 2×1", 2, 1),
-        Arrangement::workers("MultiWorkerMirrored 2x2", "workers 2×2", 2, 2),
+        Arrangement::workers("MultiWorkerMirrored 2x2", "workers 2×2", 2, 2).extra(),
         Arrangement::workers("MultiWorkerMirrored 2x1 of 2 tensor ranks", "workers 2×1×2", 2, 2).in_pairs(),
         Arrangement::alone("FullySharded 2", "sharded 2", Kind::FullySharded, 2),
-        Arrangement::alone("FullySharded 4", "sharded 4", Kind::FullySharded, 4),
+        Arrangement::alone("FullySharded 4", "sharded 4", Kind::FullySharded, 4).extra(),
         Arrangement::workers("FullySharded 2x1", "sharded 2×1", 2, 1).sharded(),
         Arrangement::alone("ParameterServer 1x1", "servers 1×1", Kind::ParameterServer { workers: 1 }, 1),
         Arrangement::alone("ParameterServer 1x2", "servers 1×2", Kind::ParameterServer { workers: 1 }, 2),

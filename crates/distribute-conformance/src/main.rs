@@ -33,6 +33,9 @@ struct Flags {
     /// Only strategies whose names contain this
     #[arg(long)]
     strategy: Option<String>,
+    /// Leave out a second arrangement of the same kind, such as four replicas in place of two
+    #[arg(long)]
+    brief: bool,
     /// One process of an arrangement of several; started by the suite
     #[arg(long, hide = true, num_args = 2, value_names = ["ARRANGEMENT", "SCENARIO"])]
     member: Vec<String>,
@@ -49,8 +52,10 @@ fn main() -> ExitCode {
     let chosen = |part: &Option<String>, name: &str| part.as_ref().is_none_or(|part| name.contains(part.as_str()));
     let scenarios: Vec<(String, &Scenario)> =
         Suite::scenarios().filter(|(name, _)| chosen(&flags.filter, name)).collect();
-    let arrangements: Vec<&Arrangement> =
-        Arrangement::ALL.iter().filter(|arrangement| chosen(&flags.strategy, arrangement.name)).collect();
+    let arrangements: Vec<&Arrangement> = Arrangement::ALL
+        .iter()
+        .filter(|arrangement| chosen(&flags.strategy, arrangement.name) && !(flags.brief && arrangement.is_extra))
+        .collect();
     if scenarios.is_empty() || arrangements.is_empty() {
         println!("nothing to run: no scenario or strategy has a name that contains what was given");
         return ExitCode::from(2);

@@ -60,15 +60,18 @@ pub(crate) fn wide(dtype: DType, bytes: &[u8]) -> Vec<f64> {
 
 /// Rounds to elements of a floating-point type; to 16 bits, by way of f32.
 pub(crate) fn from_wide(dtype: DType, values: &[f64]) -> Vec<u8> {
-    values
-        .iter()
-        .flat_map(|value| match dtype {
-            DType::F64 => value.to_le_bytes().to_vec(),
-            DType::F16 => f16::from_f32(*value as f32).to_le_bytes().to_vec(),
-            DType::BF16 => bf16::from_f32(*value as f32).to_le_bytes().to_vec(),
-            _ => (*value as f32).to_le_bytes().to_vec(),
-        })
-        .collect()
+    let mut bytes = Vec::with_capacity(values.len() * dtype.size_bytes());
+    match dtype {
+        DType::F64 => values.iter().for_each(|value| bytes.extend_from_slice(&value.to_le_bytes())),
+        DType::F16 => {
+            values.iter().for_each(|value| bytes.extend_from_slice(&f16::from_f32(*value as f32).to_le_bytes()))
+        }
+        DType::BF16 => {
+            values.iter().for_each(|value| bytes.extend_from_slice(&bf16::from_f32(*value as f32).to_le_bytes()))
+        }
+        _ => values.iter().for_each(|value| bytes.extend_from_slice(&(*value as f32).to_le_bytes())),
+    }
+    bytes
 }
 
 /// Reads integer elements.
@@ -142,14 +145,14 @@ pub(crate) fn compare_terms(what: &str, dtype: DType, result: &[u8], reference: 
 
 /// Compares bytes.
 pub(crate) fn same(what: &str, result: &[u8], expected: &[u8]) -> Result<()> {
-    let place = result.iter().zip(expected).position(|(a, b)| a != b);
-    match (place, result.len() == expected.len()) {
-        (None, true) => Ok(()),
-        (None, false) => Err(Error::Wrong(format!("{what}: {} bytes came, not {}", result.len(), expected.len()))),
-        (Some(at), _) => {
-            Err(Error::Wrong(format!("{what}: byte {at} is {:#04x}, not {:#04x}", result[at], expected[at])))
-        }
+    if result == expected {
+        return Ok(());
     }
+    let place = result.iter().zip(expected).position(|(a, b)| a != b);
+    Err(Error::Wrong(match place {
+        Some(at) => format!("{what}: byte {at} is {:#04x}, not {:#04x}", result[at], expected[at]),
+        None => format!("{what}: {} bytes came, not {}", result.len(), expected.len()),
+    }))
 }
 
 fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
