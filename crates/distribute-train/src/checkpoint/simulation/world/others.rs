@@ -1,4 +1,4 @@
-//! What others do to the folder of a run: other runs, another process of the same one, and decay.
+//! Changes to the folder of a run that others make: other runs, another process of the same one, and decay.
 
 use super::super::super::draft::SaveOptions;
 use super::super::super::run::{RunId, act_as};
