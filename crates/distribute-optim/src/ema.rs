@@ -64,9 +64,12 @@ impl<L: TensorLibrary> Ema<L> {
     /// Updates the averages with the current values. Every process calls this, outside `run`.
     ///
     /// # Errors
-    /// [`Error::Torn`] or [`Error::Apart`] if replicas do not have equal variables; the library's error if a variable
-    /// cannot be read.
+    /// [`Error::Swapped`] while the averages are in the variables; [`Error::Torn`] or [`Error::Apart`] if replicas do
+    /// not have equal variables; the library's error if a variable cannot be read.
     pub fn update(&mut self, model: &impl Trainable<Library = L>) -> Result<(), L::Error> {
+        if self.held.is_some() {
+            return Err(Error::Swapped.into());
+        }
         model.parameters().check_equal()?;
         let n = self.updates as f64;
         let decay = self.decay.min((1.0 + n) / (10.0 + n));
@@ -89,7 +92,7 @@ impl<L: TensorLibrary> Ema<L> {
     }
 
     /// Swaps averages and values: puts the averages into the variables of all replicas of this process, or, on the
-    /// second call, the values back. Call outside `run`.
+    /// second call, the values back. Training continues from what the variables have. Call outside `run`.
     ///
     /// # Errors
     /// The library's error if a variable cannot be read or written.
@@ -118,6 +121,7 @@ impl<L: TensorLibrary> Ema<L> {
             }
         }
         self.held = held;
+        model.parameters().note_written();
         Ok(())
     }
 }

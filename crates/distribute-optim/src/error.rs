@@ -180,6 +180,9 @@ pub enum Error {
          checkpoint of model and optimizer, or build them anew"
     )]
     Torn,
+    /// Averages were to be updated while they are in the model's variables.
+    #[error("the averages are in the model's variables since swap; call it once more before update")]
+    Swapped,
     /// No variable of the model got a gradient.
     #[error("no variable of the model got a gradient on any replica; compute the loss from the model's own variables")]
     NoGradient,

@@ -38,6 +38,8 @@ pub struct Parameters<L: TensorLibrary> {
     pub(crate) local_slots: Vec<LocalSlot>,
     /// The number of times that values were loaded into all replicas.
     loads: AtomicU64,
+    /// How often values were written into the variables of all replicas: loaded, or swapped by [`Ema`](crate::Ema).
+    writes: AtomicU64,
     /// An object that must live as long as the model.
     #[expect(dead_code, reason = "held for its owner only")]
     held: Option<Arc<dyn Any + Send + Sync>>,
@@ -198,7 +200,7 @@ impl<L: TensorLibrary> Parameters<L> {
         let (tensor_ranks, sharding) = (strategy.tensor_parallel(), strategy.sharding());
         let updates = strategy.extended().local_updates();
         let local_slots = updates.map_or_else(Vec::new, |updates| LocalUpdates::slots(updates).to_vec());
-        let (local_updates, loads) = (updates.is_some(), AtomicU64::new(0));
+        let (local_updates, loads, writes) = (updates.is_some(), AtomicU64::new(0), AtomicU64::new(0));
         let elastic = strategy.elastic().is_some();
         let apart = tapes.iter().map(|_| AtomicBool::new(false)).collect();
         let torn = AtomicBool::new(false);
@@ -215,6 +217,7 @@ impl<L: TensorLibrary> Parameters<L> {
             elastic,
             local_slots,
             loads,
+            writes,
             held,
         }
     }
@@ -264,6 +267,17 @@ impl<L: TensorLibrary> Parameters<L> {
     /// updates](distribute_strategy::LocalUpdates::slots) are created again.
     pub fn note_loaded(&self) {
         self.loads.fetch_add(1, Ordering::AcqRel);
+        self.note_written();
+    }
+
+    /// Notes that values were written into the variables of all replicas; f32 copies of 16-bit ones follow them.
+    pub(crate) fn note_written(&self) {
+        self.writes.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Returns the number of times that values were written into the variables of all replicas.
+    pub(crate) fn writes(&self) -> u64 {
+        self.writes.load(Ordering::Acquire)
     }
 
     /// Returns the number of times that values were loaded into all replicas.

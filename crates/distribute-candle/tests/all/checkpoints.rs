@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{BatchNorm, BatchNormConfig, Linear, ModuleT, VarBuilder, batch_norm, linear};
 use distribute_candle::{
-    Adam, CandleContext, CandleStrategy, LossScale, Model, Optimizer, ScopeOptions, cross_entropy_per_example,
+    Adam, CandleContext, CandleStrategy, Ema, LossScale, Model, Optimizer, ScopeOptions, cross_entropy_per_example,
 };
 use distribute_strategy::{CentralStorageStrategy, MirroredStrategy, Strategy};
 use distribute_train::checkpoint::CheckpointManager;
@@ -131,6 +131,27 @@ fn another_number_of_replicas_takes_what_was_saved() {
     assert_eq!(statistic(&loaded.0, 2), mean);
     train(&three, &loaded, 5..8);
     loaded.0.audit(&three).unwrap();
+}
+
+#[test]
+fn a_model_of_16_bits_trains_on_from_its_averages() {
+    let builds: [Build; 2] = [|model| Adam::new(0.05).build(model), |model| Adam::new(0.05).build(model)?.zero1()];
+    for build in builds {
+        let strategy = mirrored(2);
+        let trained = make(&strategy, DType::BF16, build);
+        let mut averages = Ema::new(&trained.0, 0.9).unwrap();
+        train(&strategy, &trained, 0..5);
+        averages.update(&trained.0).unwrap();
+        averages.swap(&trained.0).unwrap();
+        assert!(averages.update(&trained.0).unwrap_err().to_string().contains("once more before update"));
+        let averaged = values(&trained.0, 0);
+        // A step that changes nothing.
+        trained.1.set_learning_rate(0.0);
+        train(&strategy, &trained, 5..6);
+        for replica in 0..2 {
+            assert_eq!(values(&trained.0, replica), averaged);
+        }
+    }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Copies in f32 of parameters of 16 bits, after values have been loaded into the model.
+//! Copies in f32 of parameters of 16 bits, after values have been written into the model.
 
 use distribute_collectives::ProcessGroup;
 use distribute_collectives::schedule::part;
@@ -14,7 +14,7 @@ use crate::plan::Plan;
 use crate::{Parameters, TensorLibrary, is_short};
 
 impl<L: TensorLibrary> Optimizer<L> {
-    /// Gives the copies of a replica's parameters the values that have been loaded into the model since its last step;
+    /// Gives the copies of a replica's parameters the values that have been written into the model since its last step;
     /// an update would overwrite these otherwise. Where a copy is rounded to the parameter, as in a checkpoint of both,
     /// it stays.
     pub(super) fn renew_masters(&self, local: usize) -> Result<(), L::Error> {
@@ -46,7 +46,7 @@ impl<L: TensorLibrary> Optimizer<L> {
 
 #[cfg(feature = "hlo")]
 impl<L: TensorLibrary> super::program::ProgramOptimizer<L> {
-    /// Gives the f32 copies of parameters of 16 bits the values that have been loaded into the model since the last
+    /// Gives the f32 copies of parameters of 16 bits the values that have been written into the model since the last
     /// step. Call it before the slots are passed to a program that makes a step.
     ///
     /// # Errors
@@ -63,8 +63,8 @@ fn renew_masters<L: TensorLibrary>(
     states: &States<L>,
     local: usize,
 ) -> Result<(), L::Error> {
-    let loads = parameters.loads();
-    if states.each[local].lock().loads == loads {
+    let writes = parameters.writes();
+    if states.each[local].lock().writes == writes {
         return Ok(());
     }
     // The first replica writes what all share.
@@ -81,7 +81,7 @@ fn renew_masters<L: TensorLibrary>(
         }
     }
     let mut state = states.each[local].lock();
-    (state.loads, state.has_old_shards) = (loads, true);
+    (state.writes, state.has_old_shards) = (writes, true);
     Ok(())
 }
 

@@ -54,8 +54,8 @@ pub(super) struct ReplicaState<L: TensorLibrary> {
     pub(super) shards: Vec<SlotShard>,
     /// Whole slots of a checkpoint, until this replica takes its parts from them.
     pub(super) restored: Option<Arc<HashMap<String, L::Tensor>>>,
-    /// The number of times that values had been loaded into the model at the last step.
-    pub(super) loads: u64,
+    /// The number of times that values had been written into the model at the last step.
+    pub(super) writes: u64,
     /// Whether parts of slots may be older than values that have been loaded since.
     pub(super) has_old_shards: bool,
     pub(super) times: StepTimes,
@@ -111,7 +111,7 @@ impl<L: TensorLibrary> Default for ReplicaState<L> {
             on_device: None,
             shards: Vec::new(),
             restored: None,
-            loads: 0,
+            writes: 0,
             has_old_shards: false,
             times: StepTimes::default(),
             local: LocalSlots::default(),
