@@ -217,6 +217,9 @@ fn every_format_is_read_from_a_store_as_from_a_disk() {
     let expected = labels(local.path().join("images"), ReadOptions::default());
     assert_eq!(expected, (vec!["daisy".to_owned(), "rose".to_owned()], vec![0, 1]));
     assert_eq!(labels(there(), ReadOptions::default()), expected);
+    let cached = tempfile::tempdir().unwrap();
+    let cache = Cache::new(cached.path(), 1 << 20).unwrap();
+    assert_eq!(labels(there(), ReadOptions::default().cache(cache)), expected);
 }
 
 #[test]

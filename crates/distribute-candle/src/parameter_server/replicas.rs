@@ -236,8 +236,7 @@ impl<'a, M> ReplicatedModel<'a, M> {
             .collect();
         let before = self.kept.state.lock().statistics.clone();
         let (first, _) = self.kept.of_first()?;
-        let contributions = self.worker.contributions(self.kept.optimizer);
-        let divisor = running_statistics::divisor(contributions, self.worker.num_workers());
+        let divisor = running_statistics::divisor(self.worker, self.kept.optimizer);
         for (index, (copied, before)) in first.statistics().zip(before).enumerate() {
             let of_replicas: Vec<Tensor> = with_examples
                 .iter()

@@ -1,11 +1,17 @@
 //! How far one worker moves running statistics, which all workers do.
 
+use distribute_parameter_server::WorkerContext;
+
 /// Returns by what the change is divided that a worker's layers have made to running statistics.
 ///
 /// Contributions to one step are averaged. Workers that do not wait for each other compute changes from values that the
 /// others are changing: with each whole, those of more than 15 workers and a momentum of 0.1 overshoot further and
 /// further. So all workers together move statistics as far as four at most.
-pub(super) fn divisor(contributions: usize, workers: usize) -> f64 {
+pub(super) fn divisor(worker: &WorkerContext, optimizer: u32) -> f64 {
+    divisor_of(worker.contributions(optimizer), worker.num_workers())
+}
+
+fn divisor_of(contributions: usize, workers: usize) -> f64 {
     (contributions as f64).max(workers as f64 / MOST_AT_ONCE)
 }
 
@@ -29,7 +35,7 @@ mod tests {
     #[test]
     fn statistics_of_many_workers_become_those_of_the_data() {
         for workers in [1, 2, 4, 16, 64, 256] {
-            let statistic = moved(workers, 100, divisor(1, workers));
+            let statistic = moved(workers, 100, divisor_of(1, workers));
             assert!((statistic - 1.0).abs() < 1e-3, "{workers} workers: {statistic}");
         }
         assert!(moved(64, 100, 1.0).abs() > 10.0);
@@ -37,6 +43,6 @@ mod tests {
 
     #[test]
     fn few_workers_and_contributions_to_one_step_move_them_as_before() {
-        assert_eq!([divisor(1, 1), divisor(1, 4), divisor(3, 3), divisor(20, 20)], [1.0, 1.0, 3.0, 20.0]);
+        assert_eq!([divisor_of(1, 1), divisor_of(1, 4), divisor_of(3, 3), divisor_of(20, 20)], [1.0, 1.0, 3.0, 20.0]);
     }
 }

@@ -142,8 +142,7 @@ impl<'a, M> WorkerModel<'a, M> {
     fn add_statistics(&self) -> Result<()> {
         let now = self.kept.copied_statistics()?;
         let before = std::mem::replace(&mut self.kept.state.lock().statistics, now.clone());
-        let contributions = self.worker.contributions(self.kept.optimizer);
-        let divisor = running_statistics::divisor(contributions, self.worker.num_workers());
+        let divisor = running_statistics::divisor(self.worker, self.kept.optimizer);
         for ((copied, now), before) in self.kept.statistics().zip(now).zip(before) {
             let change = ((now - before)? / divisor)?;
             self.worker.assign_add::<Candle, _>(&copied.variable, &change)?;

@@ -129,12 +129,14 @@ fn cut_connections_are_repeated_and_never_make_a_wrong_checkpoint() {
         let found = CheckpointManager::new(root).read_newest().map(|found| found.map(|found| found.step()));
         let error = found.unwrap_err();
         assert!(error.is_retryable() && error.to_string().contains(root), "{error}");
-        relay.set(RelayFault::CutRequests { after_bytes: 3_000_000, times: usize::MAX });
-        let error = save(&mut manager, 4).unwrap_err();
-        assert!(error.is_retryable() && error.to_string().contains(root), "{error}");
-        assert!(!error.to_string().contains("test-secret"));
-        relay.set(RelayFault::None);
-        assert_eq!(newest(root), Some(3));
+        for after_bytes in [1000, 3_000_000] {
+            relay.set(RelayFault::CutRequests { after_bytes, times: usize::MAX });
+            let error = save(&mut manager, 4).unwrap_err();
+            assert!(error.is_retryable() && error.to_string().contains(root), "{error}");
+            assert!(!error.to_string().contains("test-secret"));
+            relay.set(RelayFault::None);
+            assert_eq!(newest(root), Some(3));
+        }
         save(&mut manager, 4).unwrap();
         assert_eq!(newest(root), Some(4));
         // A slow connection is waited for.
