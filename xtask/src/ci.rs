@@ -37,6 +37,9 @@ pub(crate) fn run() -> Result<(), String> {
     cargo(&["test", "--package", "distribute-cli", "--features", "pjrt", "--locked", "pjrt"])?;
     println!("cargo xtask conformance");
     conformance(&[])?;
+    // The comparisons that GPUs are to pass, on parts of the CPU.
+    let agreement = ["--package", "distribute-gpu-training", "--", "--device", "cpu", "--check"];
+    cargo(&[&["run", "--quiet", "--locked"], &agreement[..]].concat())?;
     long()?;
     benches()?;
     loom()?;

@@ -18,3 +18,9 @@ pub(crate) fn path(name: &str) -> Option<PathBuf> {
 pub(crate) fn raw(name: &str) -> OsString {
     std::env::var_os(name).unwrap_or_default()
 }
+
+/// Returns whether NCCL was told to accept several ranks on one GPU, which it does since version 2.30.
+#[cfg(feature = "cuda")]
+pub(crate) fn nccl_shares_gpus() -> bool {
+    std::env::var_os("NCCL_MULTI_RANK_GPU_ENABLE").is_some_and(|value| value == "1")
+}

@@ -35,14 +35,17 @@ pub struct Effort {
     pub sizes: &'static [usize],
     /// How often each operation is repeated.
     pub repeats: usize,
+    /// How many operations of a GPU alone are enqueued between two times of the clock, so that it does not wait for the
+    /// host.
+    pub in_row: usize,
 }
 
 impl Effort {
     /// For a GPU: buffers of 64 MiB to 1 GiB.
-    pub const FULL: Effort = Effort { sizes: &[64 << 20, 256 << 20, 1 << 30], repeats: 30 };
+    pub const FULL: Effort = Effort { sizes: &[64 << 20, 256 << 20, 1 << 30], repeats: 30, in_row: 10 };
 
     /// For a simulated GPU, on which the figures are meaningless: everything once, small.
-    pub const TINY: Effort = Effort { sizes: &[1 << 20], repeats: 3 };
+    pub const TINY: Effort = Effort { sizes: &[1 << 20], repeats: 3, in_row: 1 };
 }
 
 impl Measurement {
@@ -82,16 +85,20 @@ pub fn measure(gpus: &Gpus, effort: Effort) -> Result<Vec<Measurement>> {
     Ok(all)
 }
 
-/// Returns the median time of the work that `enqueue` enqueues; it is passed its number of previous calls, to rotate
-/// buffers.
-fn median(stream: &CudaStream, repeats: usize, mut enqueue: impl FnMut(usize) -> Result<()>) -> Result<Duration> {
+/// Returns the median time of the work that one call of `enqueue` enqueues; it is passed its number of previous calls,
+/// to rotate buffers. `in_row` calls are timed together.
+fn median(
+    stream: &CudaStream,
+    (repeats, in_row): (usize, usize),
+    mut enqueue: impl FnMut(usize) -> Result<()>,
+) -> Result<Duration> {
     let mut times = Vec::with_capacity(repeats);
     // The first calls compile kernels and wake the GPU.
-    for turn in 0..repeats + 3 {
+    for round in 0..repeats + 3 {
         let before = stream.time()?;
-        enqueue(turn)?;
+        (round * in_row..(round + 1) * in_row).try_for_each(&mut enqueue)?;
         let after = stream.time()?;
-        times.push(before.until(&after, deadline())?);
+        times.push(before.until(&after, deadline())? / in_row as u32);
     }
     let mut times = times.split_off(3);
     times.sort();

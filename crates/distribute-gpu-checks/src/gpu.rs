@@ -1,6 +1,6 @@
 //! The GPUs that checks run on.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use distribute_device::cuda::{CudaDevice, CudaStream, GpuInfo, gpus};
@@ -15,6 +15,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Gpus {
     infos: Vec<GpuInfo>,
+    /// Kept open: a GPU that is opened again takes tenths of a second.
+    first: OnceLock<Arc<CudaDevice>>,
 }
 
 impl Gpus {
@@ -23,7 +25,7 @@ impl Gpus {
     /// # Errors
     /// [`Error::Missing`] with the reason if there are none.
     pub fn find() -> Result<Gpus> {
-        Ok(Gpus { infos: gpus().map_err(Error::Missing)? })
+        Ok(Gpus { infos: gpus().map_err(Error::Missing)?, first: OnceLock::new() })
     }
 
     /// Returns the driver's descriptions of them.
@@ -39,8 +41,13 @@ impl Gpus {
     /// Returns `count` logical devices, all on the first GPU.
     pub(crate) fn on_first(&self, count: usize, limit_bytes: Option<u64>) -> Result<Vec<Arc<CudaDevice>>> {
         let devices = Devices::local().split(DeviceKind::Gpu, 0, &vec![limit_bytes; count])?;
-        let first = devices.of_kind(DeviceKind::Gpu).take(count);
-        first.map(|logical| Ok(Arc::new(CudaDevice::new(logical.clone())?))).collect()
+        let parts = devices.of_kind(DeviceKind::Gpu).take(count);
+        let parts = parts.map(|logical| Ok(Arc::new(CudaDevice::new(logical.clone())?)));
+        let parts = parts.collect::<Result<Vec<Arc<CudaDevice>>>>()?;
+        if let Some(part) = parts.first() {
+            self.first.get_or_init(|| Arc::clone(part));
+        }
+        Ok(parts)
     }
 
     /// Returns one device for each of the first `count` GPUs; `None` if there are fewer.

@@ -22,6 +22,9 @@ const SCENARIO: &str = "DEVICE_SCENARIO";
 /// The variable for the number of ranks of each process, each with a part of the one GPU that the process sees.
 const LOCAL: &str = "DEVICE_LOCAL_RANKS";
 
+/// The variable that is `nccl` if NCCL is asked for.
+const ASKED: &str = "DEVICE_IMPLEMENTATION";
+
 /// The body of the processes of the other tests.
 #[test]
 #[ignore = "a process that other tests start"]
@@ -58,7 +61,9 @@ fn act(
     device: CudaDevice,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let device = Arc::new(device);
-    let group = DeviceGroup::new(group, device.clone() as Arc<dyn Device>, DeviceImplementation::Auto)?;
+    let by_nccl = std::env::var(ASKED).is_ok_and(|asked| asked == "nccl");
+    let asked = if by_nccl { DeviceImplementation::Nccl } else { DeviceImplementation::Auto };
+    let group = DeviceGroup::new(group, device.clone() as Arc<dyn Device>, asked)?;
     println!("chosen: {}", group.chosen());
     let (stream, deadline) = (device.stream()?, || Instant::now() + Duration::from_secs(20));
     let (me, ranks) = (group.rank().index(), group.world_size());
@@ -112,10 +117,20 @@ fn act(
     }
 }
 
-/// Builds a job of two processes, each with a GPU of its own and this many ranks.
-fn job(scenario: &str, local: usize, folder: &Path, nccl: bool) -> Job {
+/// The GPUs and the NCCL of two processes.
+#[derive(Clone, Copy, PartialEq)]
+enum Gpus {
+    /// Each has its own, and there is no NCCL.
+    OwnWithoutNccl,
+    Own,
+    /// One for both, which NCCL is set to accept.
+    Shared,
+}
+
+/// Builds a job of two processes with this many ranks each.
+fn job(scenario: &str, local: usize, folder: &Path, gpus: Gpus) -> Job {
     simulated_cuda::install(folder).unwrap();
-    if nccl {
+    if gpus != Gpus::OwnWithoutNccl {
         simulated_nccl::install(folder).unwrap();
     }
     let port = Ports::reserve(1).unwrap().release()[0];
@@ -132,8 +147,12 @@ fn job(scenario: &str, local: usize, folder: &Path, nccl: bool) -> Job {
         .env("MASTER_ADDR", "127.0.0.1")
         .env("MASTER_PORT", "1")
         .env("DISTRIBUTE_PORT", port.to_string())
-        .task_env(|rank| {
-            let place = [("RANK", rank.to_string()), ("CUDA_VISIBLE_DEVICES", rank.to_string())];
+        .env("NCCL_MULTI_RANK_GPU_ENABLE", if gpus == Gpus::Shared { "1" } else { "0" })
+        .env("SIMULATED_NCCL_VERSION", "23003")
+        .env(ASKED, if gpus == Gpus::Shared { "nccl" } else { "auto" })
+        .task_env(move |rank| {
+            let gpu = if gpus == Gpus::Shared { 0 } else { rank };
+            let place = [("RANK", rank.to_string()), ("CUDA_VISIBLE_DEVICES", gpu.to_string())];
             place.map(|(name, value)| (name.to_owned(), value)).to_vec()
         })
         .tasks(2)
@@ -141,9 +160,9 @@ fn job(scenario: &str, local: usize, folder: &Path, nccl: bool) -> Job {
         .unwrap()
 }
 
-fn finishes(local: usize, nccl: bool, chosen: &str) {
+fn finishes(local: usize, gpus: Gpus, chosen: &str) {
     let folder = tempfile::tempdir().unwrap();
-    let mut job = job("all", local, folder.path(), nccl);
+    let mut job = job("all", local, folder.path(), gpus);
     for outcome in job.wait_all(DEADLINE).unwrap() {
         assert!(outcome.success(), "{outcome:?}");
     }
@@ -155,27 +174,32 @@ fn finishes(local: usize, nccl: bool, chosen: &str) {
 
 #[test]
 fn nccl_takes_gpus_of_several_processes() {
-    finishes(1, true, "by NCCL: every rank has a GPU of its own");
+    finishes(1, Gpus::Own, "by NCCL: every rank has a GPU of its own");
+}
+
+#[test]
+fn nccl_takes_one_gpu_of_several_processes_if_it_may() {
+    finishes(1, Gpus::Shared, "by NCCL: it was asked for");
 }
 
 #[test]
 fn without_nccl_processes_go_through_the_host() {
-    finishes(1, false, "by kernels in the GPUs' memory: no NCCL for GPU:0");
+    finishes(1, Gpus::OwnWithoutNccl, "by kernels in the GPUs' memory: no NCCL for GPU:0");
 }
 
 #[test]
 fn parts_of_gpus_reduce_within_their_process_first() {
     finishes(
         2,
-        true,
+        Gpus::Own,
         "GPU:0 and GPU:1 are on one GPU, which NCCL does not take twice; between processes through the host",
     );
 }
 
 /// Kills one of two processes, and checks the other one's error and its delay.
-fn killed(scenario: &str, nccl: bool) {
+fn killed(scenario: &str, gpus: Gpus) {
     let folder = tempfile::tempdir().unwrap();
-    let mut job = job(scenario, 1, folder.path(), nccl);
+    let mut job = job(scenario, 1, folder.path(), gpus);
     let line = if scenario == "enqueued" { "enqueued" } else { "ready" };
     for rank in 0..2 {
         job.wait_for_line(rank, line, DEADLINE).unwrap();
@@ -193,15 +217,15 @@ fn killed(scenario: &str, nccl: bool) {
 
 #[test]
 fn a_killed_peer_is_an_error_under_nccl() {
-    killed("endless", true);
+    killed("endless", Gpus::Own);
 }
 
 #[test]
 fn a_killed_peer_is_an_error_for_work_that_nccl_has_enqueued() {
-    killed("enqueued", true);
+    killed("enqueued", Gpus::Own);
 }
 
 #[test]
 fn a_killed_peer_is_an_error_through_the_host() {
-    killed("endless", false);
+    killed("endless", Gpus::OwnWithoutNccl);
 }

@@ -99,6 +99,19 @@ fn nccl_is_not_taken_for_parts_of_one_gpu() {
 }
 
 #[test]
+fn nccl_reduces_on_parts_of_one_gpu_if_it_may() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = simulated_nccl::install(folder.path()).unwrap().to_string_lossy().into_owned();
+    let settings = [
+        ("SIMULATED_CUDA_DEVICES", "1"),
+        ("NCCL_MULTI_RANK_GPU_ENABLE", "1"),
+        ("SIMULATED_NCCL_VERSION", "23003"),
+        ("DISTRIBUTE_NCCL_LIBRARY", library.as_str()),
+    ];
+    holds("nccl_reduces_on_parts_of_one_gpu_if_it_may", "nccl", &settings);
+}
+
+#[test]
 fn nccl_reduces_on_gpus_of_their_own() {
     let folder = tempfile::tempdir().unwrap();
     let library = simulated_nccl::install(folder.path()).unwrap().to_string_lossy().into_owned();

@@ -2,6 +2,7 @@
 //! each.
 #![expect(clippy::print_stdout, reason = "a command prints its results")]
 
+mod agreement;
 mod models;
 
 use std::process::ExitCode;
@@ -11,7 +12,9 @@ use candle_core::{DType, Device, Module, Result as CandleResult};
 use candle_nn::{Optimizer as _, ParamsAdamW, VarBuilder, VarMap};
 use clap::{Parser, ValueEnum};
 use distribute::candle::ScopeOptions;
+use distribute::device::DeviceKind;
 use distribute::prelude::*;
+use distribute::strategy::Implementation;
 use serde::Serialize;
 
 use self::models::{Kind, Size};
@@ -31,6 +34,13 @@ struct Flags {
     /// Small models and few steps, to see that it works.
     #[arg(long)]
     tiny: bool,
+    /// Compares trainings on parts of the device, or in the processes of a job, with those on one CPU. Nothing is
+    /// measured.
+    #[arg(long)]
+    check: bool,
+    /// Lets `--check` ask for NCCL.
+    #[arg(long, requires = "check")]
+    nccl: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -64,7 +74,8 @@ struct Row<'a> {
 
 fn main() -> ExitCode {
     match run(&Flags::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("error: {error}");
             ExitCode::FAILURE
@@ -72,15 +83,20 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(flags: &Flags) -> distribute::Result<()> {
-    let device = match flags.device {
-        Where::Cpu => Device::Cpu,
+/// Returns whether nothing failed.
+fn run(flags: &Flags) -> distribute::Result<bool> {
+    let (device, kind) = match flags.device {
+        Where::Cpu => (Device::Cpu, DeviceKind::Cpu),
         Where::Cuda if !candle_core::utils::cuda_is_available() => {
             println!("skipped: this program was built without candle's CUDA");
-            return Ok(());
+            return Ok(true);
         }
-        Where::Cuda => Device::new_cuda(0)?,
+        Where::Cuda => (Device::new_cuda(0)?, DeviceKind::Gpu),
     };
+    if flags.check {
+        let implementation = if flags.nccl { Implementation::Nccl } else { Implementation::Auto };
+        return agreement::check(kind, implementation);
+    }
     let replicas = match (flags.replicas.is_empty(), flags.device) {
         (false, _) => flags.replicas.clone(),
         (true, Where::Cuda) => vec!["GPU:0".to_owned()],
@@ -98,7 +114,7 @@ fn run(flags: &Flags) -> distribute::Result<()> {
             show("distribute", name, &task, replicas.len(), task.under_strategy(&replicas));
         }
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Prints a line; a failure is reported in it, and the program continues.

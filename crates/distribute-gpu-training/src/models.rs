@@ -121,6 +121,17 @@ impl Kind {
     }
 }
 
+impl Model {
+    /// Returns the type in which it computes.
+    pub(crate) fn dtype(&self) -> DType {
+        match self {
+            Model::Mlp([first, ..]) => first.weight().dtype(),
+            Model::Cnn([first, _], _) => first.weight().dtype(),
+            Model::Transformer(encoder) => encoder.positions.dtype(),
+        }
+    }
+}
+
 impl Module for Model {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         match self {

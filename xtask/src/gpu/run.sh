@@ -3,23 +3,30 @@
 
 usage() {
     cat <<'END'
-usage: run.sh [--limit SECONDS] [FOLDER]
+usage: run.sh [--limit SECONDS] [--only PART,PART] [FOLDER]
   FOLDER            where the reports and logs go [default: $OUT, or ./report]
   --limit SECONDS   for everything together; each part has its own limit too [default: 570]
+  --only PART,PART  of doctor, checks, nccl, bench, agreement, processes, training, torch [default: all]
 The exit status is 0 when nothing failed; what could not be tried is named, and fails nothing.
 DISTRIBUTE_NVRTC_LIBRARY and DISTRIBUTE_NCCL_LIBRARY name those libraries; otherwise the packages of PYTHON (python3) are asked.
 END
 }
 
 limit=570
+all=doctor,checks,nccl,bench,agreement,processes,training,torch
+only=$all
 folder=${OUT:-report}
 while [ $# -gt 0 ]; do
     case $1 in
     --limit) limit=${2:?--limit needs seconds}; shift 2 ;;
+    --only) only=${2:?--only needs names of parts}; shift 2 ;;
     -h | --help) usage; exit 0 ;;
     -*) usage >&2; exit 2 ;;
     *) folder=$1; shift ;;
     esac
+done
+for name in $(printf '%s' "$only" | tr ',' ' '); do
+    case ,$all, in *",$name,"*) ;; *) echo "run.sh: $name is none of $all" >&2; exit 2 ;; esac
 done
 here=$(cd "$(dirname "$0")" && pwd) || exit 2
 mkdir -p "$folder" && folder=$(cd "$folder" && pwd) || exit 2
@@ -65,11 +72,12 @@ end() {
         "$1" "$2" "$3" "$(escaped "$4")" >>"$work/parts.json"
 }
 
-skip() { end "$1" skipped 0 "$2"; }
+skip() { case ,$only, in *",$1,"*) end "$1" skipped 0 "$2" ;; esac; }
 
 # Runs a part: its name, its limit in seconds, its command. What it prints goes to its log.
 part() {
     name=$1
+    case ,$only, in *",$name,"*) ;; *) return ;; esac
     own=$2
     shift 2
     log=$folder/$name.log
@@ -92,7 +100,7 @@ part() {
     124 | 137) end "$name" FAILED "$took" "stopped at its limit of $own s, behind: $last" ;;
     *)
         missing=$(sed -n 's/.*error while loading shared libraries: //p' "$log" | head -n 1)
-        wrong=$(sed -n '/^FAILED\|^PROBLEM\|^error/p' "$log" | head -n 1)
+        wrong=$(sed -n 's/^worker-[0-9]* │ //; /^FAILED\|^PROBLEM\|^error/p' "$log" | head -n 1)
         if [ "$code" = 127 ] && [ -n "$missing" ]; then
             end "$name" skipped "$took" "this machine lacks a library: $missing"
         else
@@ -146,17 +154,27 @@ fi
 
 part doctor 60 "$here/bin/distribute" doctor --verbose
 part checks 240 "$here/bin/distribute-gpu-checks" --no-bench --report "$work/checks"
+# Lets several ranks use one GPU, with few blocks each, since all of them must run at once.
+shared="NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_NVLS_ENABLE=0 NCCL_MAX_CTAS=4 CUDA_DEVICE_MAX_CONNECTIONS=32"
 nothing=$(sed -n 's/^skipped: //p' "$folder/checks.log" 2>/dev/null | head -n 1)
 if [ -n "$nothing" ]; then
-    for name in bench training torch; do skip "$name" "no GPU: see checks"; done
+    for name in nccl bench agreement processes training torch; do skip "$name" "no GPU: see checks"; done
 else
+    # shellcheck disable=SC2086
+    part nccl 90 env $shared "$here/bin/distribute-gpu-checks" --only nccl
     part bench 180 "$here/bin/distribute-gpu-checks" --bench-only --report "$work/bench"
     if [ -x "$here/bin/distribute-gpu-training" ]; then
         more=$(printf '%s' "$libraries" | tr '\n' ':')
-        part training 180 env "LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}${LD_LIBRARY_PATH:+:}$more" \
-            "$here/bin/distribute-gpu-training"
+        path=LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}${LD_LIBRARY_PATH:+:}$more
+        part agreement 120 env "$path" "$here/bin/distribute-gpu-training" --check
+        # shellcheck disable=SC2086
+        part processes 120 env "$path" $shared "$here/bin/distribute" run --workers 2 -- \
+            "$here/bin/distribute-gpu-training" --check --nccl
+        part training 180 env "$path" "$here/bin/distribute-gpu-training"
     else
-        skip training "not in this bundle, which was made without --candle"
+        for name in agreement processes training; do
+            skip "$name" "not in this bundle, which was made without --candle"
+        done
     fi
     if ! command -v "$python" >/dev/null 2>&1; then
         skip torch "$python is not installed"
@@ -202,7 +220,9 @@ whole() { if [ -s "$1" ]; then cat "$1"; else printf null; fi; }
     sed -n '/ SMs, driver for CUDA /p' "$folder/checks.log" 2>/dev/null
     echo
     cat "$work/parts.txt"
-    sed -n '/^FAILED\|^PROBLEM/p' "$folder"/checks.log "$folder"/bench.log 2>/dev/null | sort -u | head -n 20 | cut -c1-400
+    for name in checks nccl bench agreement processes; do
+        sed -n 's/^worker-[0-9]* │ //; /^FAILED\|^PROBLEM/p' "$folder/$name.log" 2>/dev/null
+    done | sort -u | head -n 20 | cut -c1-400
     sed -n '/ time µs/,/^$/p' "$folder/bench.log" 2>/dev/null
     kernels
     rows=$(training)

@@ -31,8 +31,16 @@ pub(super) struct Facts {
     process: usize,
     /// The physical GPU of the device; `None` for other devices.
     gpu: Option<String>,
-    /// NCCL's version on this rank, or why it is not available.
-    nccl: std::result::Result<String, String>,
+    /// This rank's NCCL, or why it is not available.
+    nccl: std::result::Result<Nccl, String>,
+}
+
+/// The NCCL of a rank.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Nccl {
+    pub(super) version: String,
+    /// Whether it accepts several ranks on one GPU.
+    pub(super) shares_gpus: bool,
 }
 
 impl Facts {
@@ -41,7 +49,7 @@ impl Facts {
         device: &dyn Device,
         group: &ProcessGroup,
         gpu: Option<String>,
-        nccl: impl FnOnce() -> std::result::Result<String, String>,
+        nccl: impl FnOnce() -> std::result::Result<Nccl, String>,
     ) -> Facts {
         let nccl = match &gpu {
             Some(_) => nccl(),
@@ -82,7 +90,7 @@ pub(super) fn choose(asked: DeviceImplementation, ranks: &[Facts]) -> Choice {
     if let Some(other) = ranks.iter().find(|rank| rank.gpu.is_none()) {
         return host(asked, format!("{} is not a GPU", other.device));
     }
-    let no_nccl = obstacle(ranks);
+    let no_nccl = obstacle(asked, ranks);
     let one_process = ranks.iter().all(|rank| rank.process == ranks[0].process);
     let kernels =
         |because: String, instead_of: Option<String>| Choice { kind: BackendKind::Kernels, because, instead_of };
@@ -90,8 +98,14 @@ pub(super) fn choose(asked: DeviceImplementation, ranks: &[Facts]) -> Choice {
         (DeviceImplementation::Host, _) => host(asked, "it was asked for".to_owned()),
         (DeviceImplementation::Kernels, _) => kernels("they were asked for".to_owned(), None),
         (DeviceImplementation::Auto | DeviceImplementation::Nccl, None) if ranks.len() > 1 => {
-            let version = ranks[0].nccl.clone().unwrap_or_default();
-            let because = format!("every rank has a GPU of its own and NCCL {version}");
+            let version = ranks[0].nccl.as_ref().map_or("", |nccl| nccl.version.as_str());
+            let because = match twins(ranks) {
+                None => format!("every rank has a GPU of its own and NCCL {version}"),
+                Some([twin, rank]) => format!(
+                    "it was asked for, and NCCL {version} is set to accept {} and {} on one GPU",
+                    twin.device, rank.device
+                ),
+            };
             Choice { kind: BackendKind::Nccl, because, instead_of: None }
         }
         (asked, obstacle) => {
@@ -112,20 +126,26 @@ fn host(asked: DeviceImplementation, because: String) -> Choice {
     Choice { kind: BackendKind::Host, because, instead_of }
 }
 
+/// Returns the first two ranks that share a GPU.
+fn twins(ranks: &[Facts]) -> Option<[&Facts; 2]> {
+    let mut pairs = ranks.iter().enumerate().map(|(place, rank)| (rank, &ranks[..place]));
+    pairs.find_map(|(rank, before)| Some([before.iter().find(|other| other.gpu == rank.gpu)?, rank]))
+}
+
 /// Returns the reason why NCCL cannot be used, if there is one.
-fn obstacle(ranks: &[Facts]) -> Option<String> {
-    for (place, rank) in ranks.iter().enumerate() {
-        if let Some(twin) = ranks[..place].iter().find(|other| other.gpu == rank.gpu) {
-            return Some(format!("{} and {} are on one GPU, which NCCL does not take twice", twin.device, rank.device));
-        }
+fn obstacle(asked: DeviceImplementation, ranks: &[Facts]) -> Option<String> {
+    let shares_gpus = |rank: &Facts| rank.nccl.as_ref().is_ok_and(|nccl| nccl.shares_gpus);
+    // Ranks of a GPU wait for each other on it, so kernels are better unless NCCL was asked for.
+    let may_share = asked == DeviceImplementation::Nccl && ranks.iter().all(shares_gpus);
+    if let Some([twin, rank]) = twins(ranks).filter(|_| !may_share) {
+        return Some(format!("{} and {} are on one GPU, which NCCL does not take twice", twin.device, rank.device));
     }
-    let versions: Vec<(&Facts, &String)> =
-        ranks.iter().filter_map(|rank| rank.nccl.as_ref().ok().map(|version| (rank, version))).collect();
     if let Some((rank, reason)) = ranks.iter().find_map(|rank| rank.nccl.as_ref().err().map(|reason| (rank, reason))) {
         return Some(format!("no NCCL for {}: {reason}", rank.device));
     }
-    let (first, version) = versions.first()?;
-    let (other, differs) = versions.iter().find(|(_, other)| other != version)?;
+    let mut versions = ranks.iter().filter_map(|rank| Some((rank, &rank.nccl.as_ref().ok()?.version)));
+    let (first, version) = versions.next()?;
+    let (other, differs) = versions.find(|(_, other)| *other != version)?;
     Some(format!("{} has NCCL {version}, but {} has {differs}", first.device, other.device))
 }
 
@@ -149,7 +169,8 @@ mod tests {
     use super::*;
 
     fn rank(device: &str, process: usize, gpu: Option<&str>, nccl: Option<&str>) -> Facts {
-        let nccl = nccl.map(str::to_owned).ok_or_else(|| "libnccl.so.2 was not found".to_owned());
+        let nccl = nccl.map(|version| Nccl { version: version.to_owned(), shares_gpus: false });
+        let nccl = nccl.ok_or_else(|| "libnccl.so.2 was not found".to_owned());
         Facts { device: device.to_owned(), process, gpu: gpu.map(str::to_owned), nccl }
     }
 
@@ -172,6 +193,16 @@ mod tests {
         let choice = choose(DeviceImplementation::Nccl, &shared);
         let said = choice.to_string();
         assert!(choice.kind == BackendKind::Kernels && said.contains("GPU:0 and GPU:1 are on one GPU"), "{said}");
+        let sharing = shared.clone().map(|mut rank| {
+            rank.nccl = Ok(Nccl { version: "2.31.2".to_owned(), shares_gpus: true });
+            rank
+        });
+        assert_eq!(choose(DeviceImplementation::Auto, &sharing).kind, BackendKind::Kernels);
+        let choice = choose(DeviceImplementation::Nccl, &sharing);
+        let said = choice.to_string();
+        assert!(choice.kind == BackendKind::Nccl && said.contains("GPU:0 and GPU:1 on one GPU"), "{said}");
+        let half = [shared[0].clone(), sharing[1].clone()];
+        assert_eq!(choose(DeviceImplementation::Nccl, &half).kind, BackendKind::Kernels);
         let mixed = [rank("GPU:0", 0, Some("a"), Some("2.28.9")), rank("GPU:1", 1, Some("b"), Some("2.21.5"))];
         let said = choose(DeviceImplementation::Auto, &mixed).to_string();
         assert!(said.contains("has NCCL 2.28.9, but GPU:1 has 2.21.5") && said.contains("through the host"), "{said}");

@@ -12,22 +12,25 @@ use std::sync::Arc;
 
 use distribute_device::cuda::{CudaDevice, CudaStream};
 use distribute_device::{DType, Device, DeviceBuffer, Stream};
+use nccl_sys::Version;
 
 use self::kernels::KernelBackend;
 use self::nccl::NcclBackend;
-use super::choice::BackendKind;
+use super::choice::{BackendKind, Nccl};
 use super::host::HostBackend;
 use super::{Backend, device_error};
-use crate::{ProcessGroup, Result};
+use crate::{ProcessGroup, Result, environment};
 
 /// Returns the identity of a device's physical GPU.
 pub(super) fn gpu(device: &dyn Device) -> Option<String> {
     cuda(device).map(|device| device.info().uuid.clone())
 }
 
-/// Returns NCCL's version, or why it is not available.
-pub(super) fn nccl() -> std::result::Result<String, String> {
-    nccl_sys::Library::load().map(|library| library.version().to_string()).map_err(|error| error.to_string())
+/// Returns this process's NCCL, or why it is not available.
+pub(super) fn nccl() -> std::result::Result<Nccl, String> {
+    let version = nccl_sys::Library::load().map_err(|error| error.to_string())?.version();
+    let shares_gpus = version >= Version::new(2, 30, 0) && environment::nccl_shares_gpus();
+    Ok(Nccl { version: version.to_string(), shares_gpus })
 }
 
 /// Opens the backend that was chosen.

@@ -8,7 +8,8 @@ pub enum DeviceImplementation {
     /// one process, otherwise the host.
     #[default]
     Auto,
-    /// NVIDIA's collectives. If they cannot be used, this is logged once, and `Auto` chooses.
+    /// NVIDIA's collectives. If they cannot be used, this is logged once, and `Auto` chooses. Ranks that share a GPU
+    /// need NCCL 2.30 or newer and `NCCL_MULTI_RANK_GPU_ENABLE=1` in every process.
     Nccl,
     /// Kernels that read and write the memory of all GPUs of a process; between processes, the host.
     Kernels,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use distribute_device::{DType, Device, DeviceBuffer, Stream};
 
 use super::Backend;
-use super::choice::BackendKind;
+use super::choice::{BackendKind, Nccl};
 use super::host::HostBackend;
 use crate::{ProcessGroup, Result};
 
@@ -15,7 +15,7 @@ pub(super) fn gpu(_: &dyn Device) -> Option<String> {
 }
 
 /// Returns why NCCL is not available.
-pub(super) fn nccl() -> std::result::Result<String, String> {
+pub(super) fn nccl() -> std::result::Result<Nccl, String> {
     Err("this build has no NCCL (Cargo feature cuda)".to_owned())
 }
 

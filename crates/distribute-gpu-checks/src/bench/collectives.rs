@@ -63,8 +63,9 @@ fn all_reduce(
             let group = DeviceGroup::new(group, device.clone() as Arc<dyn Device>, asked)?;
             let stream = device.stream()?;
             let values = device.allocate(size)?;
-            let time =
-                median(&stream, repeats, |_| Ok(group.all_reduce(&values, DType::F32, ReduceOp::Sum, &stream)?))?;
+            let time = median(&stream, (repeats, 1), |_| {
+                Ok(group.all_reduce(&values, DType::F32, ReduceOp::Sum, &stream)?)
+            })?;
             stream.synchronize(deadline())?;
             Ok(time)
         };

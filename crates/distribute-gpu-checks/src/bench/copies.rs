@@ -25,7 +25,7 @@ pub(super) fn measure(gpus: &Gpus, effort: Effort) -> Result<(Vec<Measurement>, 
                 Ok((from, device.allocate(*size)?))
             })
             .collect::<Result<Vec<_>>>()?;
-        let time = median(&stream, effort.repeats, |turn| {
+        let time = median(&stream, (effort.repeats, effort.in_row), |turn| {
             let (from, to) = &sets[turn % sets.len()];
             Ok(stream.copy(from, to)?)
         })?;
@@ -43,12 +43,12 @@ pub(super) fn measure(gpus: &Gpus, effort: Effort) -> Result<(Vec<Measurement>, 
         let mut held = take()?;
         held.as_bytes_mut().fill(7);
         let mut slot = Some(held);
-        let to = median(&stream, effort.repeats, |_| {
+        let to = median(&stream, (effort.repeats, 1), |_| {
             let held = slot.take().map_or_else(|| HostBuffer::zeroed(size), Ok)?;
             slot = Some(stream.copy_from_host(held, 0, &buffer)?.wait(deadline())?);
             Ok(())
         })?;
-        let from = median(&stream, effort.repeats, |_| {
+        let from = median(&stream, (effort.repeats, 1), |_| {
             let held = slot.take().map_or_else(|| HostBuffer::zeroed(size), Ok)?;
             slot = Some(stream.copy_to_host(&buffer, held, 0)?.wait(deadline())?);
             Ok(())

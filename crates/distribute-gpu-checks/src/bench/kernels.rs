@@ -53,7 +53,7 @@ impl Bench<'_> {
     }
 
     fn note(&mut self, what: String, bytes: usize, enqueue: impl FnMut(usize) -> Result<()>) -> Result<()> {
-        let time = median(self.stream, self.effort.repeats, enqueue)?;
+        let time = median(self.stream, (self.effort.repeats, self.effort.in_row), enqueue)?;
         self.all.push(Measurement::new(what, bytes as u64, time, Some(self.ceiling)));
         Ok(())
     }

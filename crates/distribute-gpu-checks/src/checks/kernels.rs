@@ -18,8 +18,9 @@ pub(super) const CHECKS: [Entry; 4] = [
 /// The initial contents of outputs, by which elements that are not written are detected.
 const POISON: u8 = 0xa5;
 
-fn sizes(gpus: &Gpus) -> Vec<usize> {
-    let large = if gpus.are_simulated() { 40_000 } else { 8 << 20 };
+/// Numbers of elements; the last has more bytes than all threads of a GPU's first round read.
+fn sizes(gpus: &Gpus, dtype: DType) -> Vec<usize> {
+    let large = if gpus.are_simulated() { 40_000 } else { (18 << 20) / dtype.size_bytes() };
     vec![1, 7, 4099, large + 3]
 }
 
@@ -29,7 +30,7 @@ fn reduce(gpus: &Gpus) -> Result<Outcome> {
     let mut tried = 0;
     for dtype in DType::ALL {
         for combine in [Combine::Sum, Combine::Product, Combine::Min, Combine::Max] {
-            for (count, divisor) in sizes(gpus).into_iter().zip([1, 3, 1, 3]) {
+            for (count, divisor) in sizes(gpus, dtype).into_iter().zip([1, 3, 1, 3]) {
                 let sources = [1, 2, 3, 8, MAX_BUFFERS][random.below(5)];
                 let destinations = 1 + random.below(3);
                 // Every other buffer starts unaligned to 16 bytes.
@@ -107,7 +108,7 @@ fn scale(gpus: &Gpus) -> Result<Outcome> {
     let (device, stream) = gpus.first()?;
     let mut random = Random::fresh();
     for dtype in FLOATS {
-        for count in sizes(gpus) {
+        for count in sizes(gpus, dtype) {
             let bytes = random.elements(dtype, count);
             let buffer = put(&device, &stream, &bytes)?;
             stream.scale(dtype, &buffer, 0.37)?;
@@ -128,7 +129,7 @@ fn cast(gpus: &Gpus) -> Result<Outcome> {
     let mut random = Random::fresh();
     for from in FLOATS {
         for to in FLOATS {
-            for count in sizes(gpus) {
+            for count in sizes(gpus, from) {
                 let bytes = random.elements(from, count);
                 let source = put(&device, &stream, &bytes)?;
                 let target = put(&device, &stream, &vec![POISON; count * to.size_bytes()])?;
@@ -167,7 +168,7 @@ fn finite(gpus: &Gpus) -> Result<Outcome> {
     let mut random = Random::fresh();
     let flag = device.allocate(4)?;
     for dtype in FLOATS {
-        for count in sizes(gpus) {
+        for count in sizes(gpus, dtype) {
             let mut values = wide(dtype, &random.elements(dtype, count));
             let buffer = put(&device, &stream, &from_wide(dtype, &values))?;
             stream.fill(&flag, 0)?;

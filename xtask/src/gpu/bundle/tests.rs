@@ -107,7 +107,8 @@ fn without_a_gpu_the_rest_is_skipped_and_nothing_fails() {
     let nothing = ("bin/distribute-gpu-checks", "echo 'skipped: no NVIDIA driver is loaded'");
     let ended = Fake::new(&[DOCTOR, nothing, NO_PYTHON]).run(&[]);
     assert_eq!(ended.code, Some(0), "{}", ended.printed);
-    let skipped = ["checks", "bench", "training", "torch"].map(|name| (name, "skipped"));
+    let skipped = ["checks", "nccl", "bench", "agreement", "processes", "training", "torch"];
+    let skipped = skipped.map(|name| (name, "skipped"));
     assert_eq!(ended.parts(), [&[("doctor", "passed")], &skipped[..]].concat());
     assert_eq!(ended.report["parts"][1]["detail"], "no NVIDIA driver is loaded");
     assert!(ended.printed.contains("nothing failed"), "{}", ended.printed);
@@ -131,7 +132,7 @@ fn all_parts_are_in_the_report() {
     let ended = fake.run(&[]);
     assert_eq!(ended.code, Some(0), "{}", ended.printed);
     assert!(ended.parts().iter().all(|(_, status)| *status == "passed"), "{}", ended.printed);
-    assert_eq!(ended.parts().len(), 5);
+    assert_eq!(ended.parts().len(), 8);
     assert!(ended.report["checks"]["checks"].is_array() && ended.report["bench"].is_object());
     assert_eq!(ended.report["training"][0]["step_ms"], 6.78901);
     assert_eq!(ended.report["torch"].as_array().map(Vec::len), Some(2));
@@ -155,11 +156,24 @@ fn what_fails_is_named_and_the_rest_goes_on() {
     );
     let ended = Fake::new(&[DOCTOR, checks, training, NO_PYTHON]).run(&[]);
     assert_eq!(ended.code, Some(1), "{}", ended.printed);
-    let statuses = [("doctor", "passed"), ("checks", "FAILED"), ("bench", "FAILED"), ("training", "skipped")];
-    assert_eq!(ended.parts()[..4], statuses);
+    let statuses = ["doctor", "checks", "nccl", "bench", "agreement", "processes", "training"]
+        .into_iter()
+        .zip(["passed", "FAILED", "FAILED", "FAILED", "skipped", "passed", "skipped"]);
+    assert_eq!(ended.parts()[..7], statuses.collect::<Vec<_>>());
     assert_eq!(ended.report["parts"][1]["detail"], "exit status 1: FAILED   kernels: \"seed\" 7");
-    assert_eq!(ended.report["parts"][3]["detail"], "this machine lacks a library: libcublas.so.13: none");
-    assert!(ended.printed.contains("2 of the parts failed"), "{}", ended.printed);
+    assert_eq!(ended.report["parts"][4]["detail"], "this machine lacks a library: libcublas.so.13: none");
+    assert!(ended.printed.contains("3 of the parts failed"), "{}", ended.printed);
+}
+
+#[test]
+fn parts_are_run_alone_if_they_are_named() {
+    let fake = Fake::new(&[DOCTOR, CHECKS, NO_PYTHON]);
+    let ended = fake.run(&["--only", "torch,checks"]);
+    assert_eq!(ended.parts(), [("checks", "passed"), ("torch", "skipped")]);
+    let mut script = Command::new("sh");
+    let output = script.arg(fake.folder.path().join("run.sh")).args(["--only", "check"]).output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(2) && told.starts_with("run.sh: check is none of doctor,checks,"), "{told}");
 }
 
 #[test]
@@ -182,5 +196,5 @@ fn the_end_of_the_output_is_short() {
     let checks = ("bin/distribute-gpu-checks", &*format!("{lines}\n{table}\nexit 1"));
     let ended = Fake::new(&[DOCTOR, checks, NO_PYTHON]).run(&[]);
     assert!(ended.printed.len() < 12_000, "{} bytes", ended.printed.len());
-    assert!(ended.printed.contains("2 of the parts failed"), "{}", ended.printed);
+    assert!(ended.printed.contains("3 of the parts failed"), "{}", ended.printed);
 }
