@@ -449,6 +449,9 @@ pub struct FragmentState {
     /// Outer steps so far.
     #[prost(uint64, tag = "2")]
     pub version: u64,
+    /// The island's inner steps when it sent the last changes that are here; 0: none are.
+    #[prost(uint64, tag = "3")]
+    pub sent_after: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CreateFragment {
@@ -480,6 +483,9 @@ pub struct Changes {
     /// Whether the next message has more of the payload.
     #[prost(bool, tag = "6")]
     pub more: bool,
+    /// The island's inner steps when it sends them.
+    #[prost(uint64, tag = "7")]
+    pub steps: u64,
     #[prost(bytes = "bytes", tag = "15")]
     pub payload: ::prost::bytes::Bytes,
 }

@@ -1,7 +1,7 @@
 //! Building the strategy of an island.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 use distribute_cluster::{ClusterResolver, Membership, SimpleResolver, Task};
@@ -206,6 +206,7 @@ impl DecoupledDilocoBuilder {
             servers: self.servers.len(),
             island,
             has_begun: AtomicBool::new(false),
+            resumed_after: AtomicU64::new(0),
             progress: Mutex::new(vec![Progress::default(); self.schedule.fragments]),
             on_exchange: self.on_exchange,
         }))

@@ -29,6 +29,9 @@ const MOMENTUM: &str = "/outer_momentum";
 struct About {
     version: u64,
     variables: Vec<(String, u64)>,
+    /// By island. Checkpoints of earlier versions do not have it.
+    #[serde(default)]
+    sent_after: BTreeMap<String, u64>,
 }
 
 /// The checkpoints of one server.
@@ -88,7 +91,8 @@ impl Checkpointed for Part {
                 }
                 begin = range.end;
             }
-            all.insert(*number, About { version: kept.version, variables: kept.variables.clone() });
+            let sent_after = kept.sent_after.iter().map(|(island, steps)| (island.to_string(), *steps)).collect();
+            all.insert(*number, About { version: kept.version, variables: kept.variables.clone(), sent_after });
         }
         snapshot.put_state(FRAGMENTS, &all)?;
         Ok(())
@@ -96,8 +100,10 @@ impl Checkpointed for Part {
 
     fn load(&self, _: &Strategy, snapshot: &Snapshot) -> Result<(), BoxError> {
         let all: BTreeMap<u32, About> = snapshot.get_state(FRAGMENTS)?.unwrap_or_default();
-        for (number, About { version, variables }) in all {
-            let mut kept = Kept { version, ..Kept::default() };
+        for (number, About { version, variables, sent_after }) in all {
+            // Islands of another cluster do not come back.
+            let islands = sent_after.iter().filter_map(|(island, steps)| Some((island.parse().ok()?, *steps)));
+            let mut kept = Kept { version, sent_after: islands.collect(), ..Kept::default() };
             for (name, len) in &variables {
                 let values = read(snapshot, MODEL, name, *len)?;
                 kept.values.extend(values.ok_or_else(|| missing(name))?);

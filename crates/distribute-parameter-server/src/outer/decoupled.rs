@@ -1,7 +1,7 @@
 //! Islands that train apart and exchange parameters with servers: the strategy of one of them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use distribute_cluster::{SimpleResolver, Task};
 use distribute_input::InputOptions;
@@ -40,11 +40,13 @@ use super::island::Island;
 /// not made by then, the island gets the newest outer parameters that it does not have; if there are none, it trains on
 /// with its own, and sends next the changes since. Changes that were sent are never sent a second time.
 ///
-/// An island that joins makes one step, gets the outer parameters, and adds its step to them. An island that is lost is
-/// no longer waited for: at once if its process has ended, after the server's `silence` if it is frozen. While a server
-/// cannot be reached, its islands train on by themselves, with a warning, for [`server_timeout`]. If the connection is
-/// lost after changes were sent, they may have counted or not; the island takes them for counted. The outcome of each
-/// exchange is passed to [`on_exchange`].
+/// An island that joins makes one step, gets the outer parameters, and adds its step to them; a process that resumes
+/// from a checkpoint adds what had changed and was not sent. If the process before it has sent changes after that
+/// checkpoint was saved, it adds nothing, with a warning, and continues from the outer parameters. An island that is
+/// lost is no longer waited for: at once if its process has ended, after the server's `silence` if it is frozen. While
+/// a server cannot be reached, its islands train on by themselves, with a warning, for [`server_timeout`]. If the
+/// connection is lost after changes were sent, they may have counted or not; the island takes them for counted. The
+/// outcome of each exchange is passed to [`on_exchange`].
 ///
 /// Islands train at their own speeds, so runs do not repeat bit for bit.
 ///
@@ -102,6 +104,8 @@ pub struct DecoupledDilocoStrategy {
     pub(super) island: Island,
     /// Whether fragments were joined, or at least tried to be.
     pub(super) has_begun: AtomicBool,
+    /// The number of inner steps before the first of this process.
+    pub(super) resumed_after: AtomicU64,
     /// By fragment.
     pub(super) progress: Mutex<Vec<Progress>>,
     pub(super) on_exchange: Option<OnExchange>,

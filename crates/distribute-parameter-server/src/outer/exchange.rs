@@ -25,10 +25,12 @@ enum Adoption {
     Dropped,
     /// The outer parameters are others, and what has changed since is added to them.
     Moved,
+    /// The outer parameters are others, and what has changed since was sent before.
+    Replaced,
 }
 
 impl Adoption {
-    const ALL: [Adoption; 4] = [Adoption::Keep, Adoption::Sent, Adoption::Dropped, Adoption::Moved];
+    const ALL: [Adoption; 5] = [Adoption::Keep, Adoption::Sent, Adoption::Dropped, Adoption::Moved, Adoption::Replaced];
 }
 
 impl DecoupledDilocoStrategy {
@@ -40,6 +42,9 @@ impl DecoupledDilocoStrategy {
         let mut placer = Placer::new(Placement::ByteBalanced, self.servers);
         let due = self.schedule.due(steps);
         let is_first = !self.has_begun.load(Ordering::Acquire);
+        if is_first {
+            self.resumed_after.store(steps.saturating_sub(1), Ordering::Release);
+        }
         for (index, range) in ranges.into_iter().enumerate() {
             let server = placer.place(bytes[range.clone()].iter().map(|bytes| *bytes as u64).sum());
             if is_first || due == Some(index) {
@@ -81,20 +86,18 @@ impl DecoupledDilocoStrategy {
                 }
                 Err(Failure::Error(error)) => return Err(error),
             };
-            Ok(self.joined(fragment, steps, joined, began, progress.known.is_some()))
+            Ok(self.joined(fragment, steps, joined, began))
         })?;
         self.adopt(replica, fragment, adoption, values.as_deref(), None)
     }
 
-    fn joined(
-        &self,
-        fragment: &Fragment,
-        steps: u64,
-        joined: Joined,
-        began: Instant,
-        is_again: bool,
-    ) -> (Adoption, Option<Vec<f32>>) {
-        let Joined { incarnation, version, values } = joined;
+    fn joined(&self, fragment: &Fragment, steps: u64, joined: Joined, began: Instant) -> (Adoption, Option<Vec<f32>>) {
+        let Joined { incarnation, version, sent_after, values } = joined;
+        let progress = self.progress.lock()[fragment.index];
+        let is_again = progress.known.is_some();
+        // This process may have begun with a state that is older than what an earlier one has sent.
+        let resumed_after = self.resumed_after.load(Ordering::Acquire);
+        let was_sent = !is_again && resumed_after < sent_after;
         if is_again {
             let from = match &values {
                 Some(_) => format!("it has the outer parameters of outer step {version}"),
@@ -103,12 +106,21 @@ impl DecoupledDilocoStrategy {
             let (task, server, index) = (self.place.task, fragment.server, fragment.index);
             distribute_notice::warn!("{task}: ps:{server} was started again; of fragment {index} {from}");
         }
-        {
-            let progress = &mut self.progress.lock()[fragment.index];
-            // The first step is among what is sent next.
-            let sent_after = if is_again { progress.sent_after } else { steps.saturating_sub(1) };
-            *progress = Progress { known: Some((incarnation, version)), sent_after };
+        if was_sent {
+            let (task, index) = (self.place.task, fragment.index);
+            distribute_notice::warn!(
+                "{task} resumed after step {resumed_after}, and its changes of fragment {index} were sent after step \
+                 {sent_after} before: it sends none of them again, and begins with the outer parameters"
+            );
         }
+        // The steps behind what is sent next.
+        let sent_after = match (is_again, was_sent) {
+            (true, _) => progress.sent_after,
+            (false, true) => steps,
+            (false, false) if sent_after > 0 => sent_after,
+            (false, false) => resumed_after,
+        };
+        self.progress.lock()[fragment.index] = Progress { known: Some((incarnation, version)), sent_after };
         let received_bytes = values.as_ref().map_or(0, |values| size_of_val(&values[..]) as u64);
         let sent_bytes = if values.is_some() { 0 } else { (fragment.len * size_of::<f32>()) as u64 };
         self.tell(&OuterExchange {
@@ -118,7 +130,7 @@ impl DecoupledDilocoStrategy {
             received_bytes,
             ..self.event(fragment, steps, OuterOutcome::Joined, began)
         });
-        (Adoption::Moved, values)
+        (if was_sent { Adoption::Replaced } else { Adoption::Moved }, values)
     }
 
     /// Sends this island's changes of a fragment, and continues from the newest outer parameters.
@@ -149,7 +161,7 @@ impl DecoupledDilocoStrategy {
         };
         let examples = steps.saturating_sub(sent_after).max(1).saturating_mul(self.examples_per_step);
         let (sent_bytes, payload) = (payload.len() as u64, numbers::to_bytes(payload));
-        let sent = Contribution { incarnation, version, examples, int8: self.is_int8(), payload };
+        let sent = Contribution { incarnation, version, examples, steps, int8: self.is_int8(), payload };
         let answer = match self.island.exchange(fragment.server, (fragment.number(), fragment.len), &sent) {
             Ok(answer) => answer,
             Err(Failure::Away(why)) => {
@@ -217,7 +229,8 @@ impl DecoupledDilocoStrategy {
         values: Option<&[f32]>,
         left: Option<&[f32]>,
     ) -> Result<(), StrategyError> {
-        if matches!((adoption, values), (Adoption::Keep, _) | (Adoption::Moved | Adoption::Dropped, None)) {
+        let has_none = values.is_none();
+        if adoption == Adoption::Keep || has_none && adoption != Adoption::Sent {
             return Ok(());
         }
         let mut begin = 0;
@@ -225,7 +238,8 @@ impl DecoupledDilocoStrategy {
             let range = begin..begin + inner.len();
             begin = range.end;
             let values = values.map(|values| &values[range.clone()]);
-            if let (Adoption::Sent | Adoption::Dropped, Some(residual)) = (adoption, slots.get_mut(RESIDUAL)) {
+            let is_over = adoption != Adoption::Moved;
+            if let (true, Some(residual)) = (is_over, slots.get_mut(RESIDUAL)) {
                 match left.filter(|_| adoption == Adoption::Sent) {
                     Some(left) => residual.copy_from_slice(&left[range]),
                     None => residual.fill(0.0),
@@ -233,7 +247,7 @@ impl DecoupledDilocoStrategy {
             }
             let outer = &mut slots[OUTER];
             match (adoption, values) {
-                (Adoption::Keep, _) | (Adoption::Moved | Adoption::Dropped, None) => {}
+                (Adoption::Keep, _) | (Adoption::Moved | Adoption::Dropped | Adoption::Replaced, None) => {}
                 // What this island sends next begins here.
                 (Adoption::Sent, None) => outer.copy_from_slice(inner),
                 (Adoption::Moved, Some(values)) => {
@@ -244,6 +258,10 @@ impl DecoupledDilocoStrategy {
                             *outer = *value;
                         }
                     }
+                }
+                (Adoption::Replaced, Some(values)) => {
+                    outer.copy_from_slice(values);
+                    inner.copy_from_slice(values);
                 }
                 (Adoption::Sent | Adoption::Dropped, Some(values)) => {
                     outer.copy_from_slice(values);

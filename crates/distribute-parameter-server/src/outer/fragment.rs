@@ -29,6 +29,8 @@ pub(crate) struct OuterFragment {
     /// The number of outer steps.
     version: u64,
     round: BTreeMap<Task, Contribution>,
+    /// For each island its inner steps at the last changes that have counted in an outer step, or were refused.
+    sent_after: BTreeMap<Task, u64>,
     /// Instant at which the quorum was reached, if it is.
     quorum_at: Option<Instant>,
 }
@@ -38,6 +40,22 @@ pub(crate) struct OuterFragment {
 struct Contribution {
     changes: Vec<f32>,
     examples: u64,
+    /// The island's inner steps.
+    steps: u64,
+    process: u64,
+}
+
+/// Where changes come from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Origin {
+    pub(crate) island: Task,
+    /// The outer step that they begin at.
+    pub(crate) version: u64,
+    pub(crate) examples: u64,
+    /// The island's inner steps.
+    pub(crate) steps: u64,
+    /// The island's process.
+    pub(crate) process: u64,
 }
 
 /// The fate of an island's changes.
@@ -67,7 +85,25 @@ impl OuterFragment {
         if rules.outer.momentum > 0.0 {
             momentum.resize(values.len(), 0.0);
         }
-        OuterFragment { values, momentum, version, round: BTreeMap::new(), quorum_at: None }
+        let (round, sent_after) = (BTreeMap::new(), BTreeMap::new());
+        OuterFragment { values, momentum, version, round, sent_after, quorum_at: None }
+    }
+
+    /// Continues with what islands had sent when a checkpoint was saved.
+    pub(crate) fn sent_after(mut self, sent_after: BTreeMap<Task, u64>) -> OuterFragment {
+        self.sent_after = sent_after;
+        self
+    }
+
+    /// Returns the inner steps of each island at the last changes that the values contain, or that were refused.
+    pub(crate) fn contained(&self) -> &BTreeMap<Task, u64> {
+        &self.sent_after
+    }
+
+    /// Returns an island's inner steps at the last changes that it has sent; 0 if there are none.
+    pub(crate) fn steps_of(&self, island: Task) -> u64 {
+        let waiting = self.round.get(&island).map(|contribution| contribution.steps);
+        waiting.or_else(|| self.sent_after.get(&island).copied()).unwrap_or(0)
     }
 
     /// Returns the outer parameters.
@@ -105,30 +141,35 @@ impl OuterFragment {
         &mut self,
         now: Instant,
         rules: &Rules,
-        (island, version, examples): (Task, u64, u64),
+        from: Origin,
         changes: Vec<f32>,
     ) -> Result<Taken, Unfit> {
+        let Origin { island, version, examples, steps, process } = from;
         let Some(late) = self.version.checked_sub(version) else {
             return Err(Unfit::FromTheFuture { version: self.version });
         };
         if changes.len() != self.values.len() {
             return Err(Unfit::OtherLength);
         }
-        let earlier = self.round.get(&island).map(|earlier| &earlier.changes[..]);
+        // A process continues from where it was; another one that takes its place begins with the outer parameters.
+        let own = self.round.get(&island).filter(|earlier| earlier.process == process);
+        let earlier = own.map(|earlier| &earlier.changes[..]);
         let is_finite = |at: usize| (changes[at] + earlier.map_or(0.0, |earlier| earlier[at])).is_finite();
         if let Some(at) = (0..changes.len()).find(|at| !is_finite(*at)) {
             return Err(Unfit::NotFinite { at });
         }
         if late > rules.staleness {
+            self.sent_after.insert(island, steps);
             return Ok(Taken::TooLate { late });
         }
-        match self.round.get_mut(&island) {
+        match self.round.get_mut(&island).filter(|earlier| earlier.process == process) {
             // One after another, so that together they are how far the island has moved.
             Some(earlier) => {
                 earlier.changes.iter_mut().zip(&changes).for_each(|(sum, change)| *sum += change);
                 earlier.examples = earlier.examples.saturating_add(examples);
+                earlier.steps = steps;
             }
-            None => drop(self.round.insert(island, Contribution { changes, examples })),
+            None => drop(self.round.insert(island, Contribution { changes, examples, steps, process })),
         }
         if self.quorum_at.is_none() && self.round.len() >= rules.quorum {
             self.quorum_at = Some(now);
@@ -145,6 +186,7 @@ impl OuterFragment {
             return false;
         }
         let round = std::mem::take(&mut self.round);
+        self.sent_after.extend(round.iter().map(|(island, contribution)| (*island, contribution.steps)));
         self.quorum_at = None;
         let gradient = weighted_mean(self.values.len(), round.into_values());
         let momentum = (!self.momentum.is_empty()).then_some(&mut self.momentum[..]);

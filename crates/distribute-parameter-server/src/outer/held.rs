@@ -1,5 +1,6 @@
 //! A fragment as islands send and get it.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -22,6 +23,8 @@ pub(crate) struct Kept {
     /// Empty if there is none.
     pub(crate) momentum: Vec<f32>,
     pub(crate) version: u64,
+    /// For each island its inner steps at the last changes that the values contain, or that were refused.
+    pub(crate) sent_after: BTreeMap<Task, u64>,
 }
 
 /// A fragment that islands have joined.
@@ -70,7 +73,8 @@ impl Held {
         let variables = self.variables.iter().map(|variable| (variable.name.clone(), variable.len)).collect();
         let fragment = self.state.lock();
         let (values, momentum) = (fragment.values().to_vec(), fragment.momentum().to_vec());
-        Kept { variables, values, momentum, version: fragment.version() }
+        let sent_after = fragment.contained().clone();
+        Kept { variables, values, momentum, version: fragment.version(), sent_after }
     }
 
     fn len(&self) -> usize {

@@ -78,6 +78,8 @@ pub(crate) enum Failure {
 pub(crate) struct Joined {
     pub(crate) incarnation: u64,
     pub(crate) version: u64,
+    /// This island's inner steps at the last changes that the server has of it; 0 if there are none.
+    pub(crate) sent_after: u64,
     /// The outer parameters; `None` if they are this island's.
     pub(crate) values: Option<Vec<f32>>,
 }
@@ -88,6 +90,8 @@ pub(crate) struct Contribution {
     /// The outer step that it begins at.
     pub(crate) version: u64,
     pub(crate) examples: u64,
+    /// The inner steps so far.
+    pub(crate) steps: u64,
     pub(crate) int8: bool,
     pub(crate) payload: Bytes,
 }
@@ -174,14 +178,15 @@ impl Island {
             };
             (incarnation, state) = self.call(&mut server, "Create", Some(incarnation), create)?;
             if !state.held {
-                return Ok(Joined { incarnation, version: state.version, values: None });
+                return Ok(Joined { incarnation, version: state.version, sent_after: 0, values: None });
             }
         }
         drop(server);
-        let nothing = Contribution { incarnation, version: 0, examples: 0, int8: false, payload: Bytes::new() };
+        let payload = Bytes::new();
+        let nothing = Contribution { incarnation, version: 0, examples: 0, steps: 0, int8: false, payload };
         let len = variables.iter().map(|variable| variable.len as usize).sum();
         let Answer { version, values, .. } = self.exchange(index, (fragment, len), &nothing)?;
-        Ok(Joined { incarnation, version, values })
+        Ok(Joined { incarnation, version, sent_after: state.sent_after, values })
     }
 
     /// Sends changes of a fragment with this number of elements, or without examples asks for the newest values.
@@ -200,6 +205,7 @@ impl Island {
                 fragment,
                 version: sent.version,
                 examples: sent.examples,
+                steps: sent.steps,
                 int8: sent.int8,
                 ..Changes::default()
             };

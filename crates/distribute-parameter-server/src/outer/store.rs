@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tonic::Status;
 
-use super::fragment::{OuterFragment, Rules, Taken};
+use super::fragment::{Origin, OuterFragment, Rules, Taken};
 use super::held::{Held, Kept, check_variables, invalid, len_bytes, not_finite, read_values};
 use crate::wire::Parts;
 use crate::wire::proto::{
@@ -193,13 +193,14 @@ impl OuterStore {
             let kept = state.restored.remove(&request.fragment).unwrap_or_default();
             let variables = kept.known();
             let fragment = OuterFragment::new(&settings.rules, kept.values, kept.momentum, kept.version);
-            let held = Held::new(variables, settings.rules, fragment);
+            let held = Held::new(variables, settings.rules, fragment.sent_after(kept.sent_after));
             state.held.insert(request.fragment, Arc::new(held));
         }
         match state.held.get(&request.fragment) {
             Some(held) => {
                 check_variables(request.fragment, island, &held.variables, &request.variables)?;
-                Ok(FragmentState { held: true, version: held.state.lock().version() })
+                let fragment = held.state.lock();
+                Ok(FragmentState { held: true, version: fragment.version(), sent_after: fragment.steps_of(island) })
             }
             None => Ok(FragmentState::default()),
         }
@@ -244,7 +245,7 @@ impl OuterStore {
         // Another island may have been faster by now; the first one's values count.
         let held = self.state.lock().held.entry(number).or_insert_with(|| created.clone()).clone();
         let version = held.state().0;
-        Ok(Some(FragmentState { held: !Arc::ptr_eq(&held, &created), version }))
+        Ok(Some(FragmentState { held: !Arc::ptr_eq(&held, &created), version, sent_after: 0 }))
     }
 
     /// Receives an island's changes, or a part of them; returns what becomes of them once all have arrived.
@@ -277,6 +278,7 @@ impl OuterStore {
             return Ok(Some(Received { island, held, version, taken: None }));
         }
         let changes = held.decode(&about, parts)?;
+        let process = self.state.lock().processes.get(&island).copied().unwrap_or_default();
         let taken = {
             let mut fragment = held.state.lock();
             if !fragment.is_finite() {
@@ -287,7 +289,7 @@ impl OuterStore {
                     fragment.version()
                 )));
             }
-            let from = (island, version, about.examples);
+            let from = Origin { island, version, examples: about.examples, steps: about.steps, process };
             fragment.take(now, &held.rules, from, changes).map_err(|unfit| held.describe(about.fragment, island, unfit))
         }?;
         if let Taken::TooLate { late } = taken {

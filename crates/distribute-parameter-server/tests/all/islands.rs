@@ -15,6 +15,7 @@ use distribute_parameter_server::{
 };
 use distribute_strategy::{MirroredStrategy, OneDeviceStrategy, OuterNesterov, Strategy, Wire};
 use distribute_testkit::Ports;
+use distribute_train::checkpoint::CheckpointManager;
 use distribute_types::{ErrorClass, FailureKind};
 use distribute_values::{Host, HostTensor, TensorStorage};
 
@@ -248,6 +249,42 @@ fn an_island_that_joins_continues_from_the_outer_parameters() {
     // From 1 half of the way to 2, which is as far from 3.
     assert!(second.values().iter().all(|value| (value - 3.5).abs() < 1e-3), "{:?}", second.values());
     drop((first, second));
+    server.join().unwrap();
+}
+
+#[test]
+fn an_island_that_resumes_sends_nothing_a_second_time() {
+    let (spec, folder) = (cluster(1, 2), tempfile::tempdir().unwrap());
+    let server = server(&spec, 0);
+    let options = |index| builder(&spec, index).inner_steps(4).outer(MEAN).quorum(1).grace(Duration::ZERO);
+    let other = options(1).over(one_device()).unwrap();
+    let mut checkpoints = CheckpointManager::new(folder.path());
+    // The checkpoint has changes of two steps that are sent after it.
+    let saved = {
+        let island = Quadratic::new(options(0).over(one_device()).unwrap(), 0.5);
+        (0..6).for_each(|_| island.step(|_, _| 3.0).unwrap());
+        checkpoints.save(&island.strategy, 6, &[&island.optimizer], &()).unwrap();
+        checkpoints.finish().unwrap();
+        let saved = island.model.values().unwrap();
+        (0..2).for_each(|_| island.step(|_, _| 3.0).unwrap());
+        saved
+    };
+    let (builder, seen) = watched(options(0));
+    let restored = LENS.iter().zip(saved);
+    let restored: Vec<(&str, HostTensor<f32>)> =
+        restored.map(|((name, len), values)| (*name, HostTensor::new(&[*len], values).unwrap())).collect();
+    let island = Quadratic::of::<3>(builder.over(one_device()).unwrap(), 0.5, restored.try_into().unwrap());
+    checkpoints.restore::<()>(&island.strategy, &[&island.optimizer]).unwrap().unwrap();
+    island.step(|_, _| 3.0).unwrap();
+    assert_eq!(seen.lock().unwrap()[0].outcome, OuterOutcome::Joined);
+    // Those after eight steps, half of the way from 1 to 3 in each.
+    let expected = 3.0 - 2.0 * 0.5f32.powi(8);
+    assert!(island.values().iter().all(|value| *value == expected), "{:?}, not {expected}", island.values());
+    // What it does from here on counts.
+    (0..1).for_each(|_| island.step(|_, _| 3.0).unwrap());
+    let expected = 3.0 - 2.0 * 0.5f32.powi(9);
+    assert!(island.values().iter().all(|value| *value == expected), "{:?}, not {expected}", island.values());
+    drop((island, other));
     server.join().unwrap();
 }
 

@@ -7,6 +7,10 @@ fn island(index: u32) -> Task {
     Task::new(TaskType::Worker, index)
 }
 
+fn from(index: u32, version: u64, examples: u64) -> Origin {
+    Origin { island: island(index), version, examples, steps: 0, process: 0 }
+}
+
 fn known(count: u32) -> BTreeSet<Task> {
     (0..count).map(island).collect()
 }
@@ -25,11 +29,11 @@ fn a_step_is_made_when_the_window_after_the_quorum_closes() {
     let (rules, all, start) = (rules(2, 100, 0), known(3), Instant::now());
     let at = |ms| start + Duration::from_millis(ms);
     let mut fragment = fragment(&rules, &[8.0]);
-    fragment.take(at(0), &rules, (island(0), 0, 1), vec![4.0]).unwrap();
+    fragment.take(at(0), &rules, from(0, 0, 1), vec![4.0]).unwrap();
     assert!(!fragment.advance(at(0), &rules, &all) && fragment.closes_at(&rules).is_none());
     // No number of contributions of one island is a quorum, and no time makes up for it.
     assert!(!fragment.advance(at(100_000), &rules, &all));
-    let taken = fragment.take(at(100_000), &rules, (island(1), 0, 1), vec![2.0]).unwrap();
+    let taken = fragment.take(at(100_000), &rules, from(1, 0, 1), vec![2.0]).unwrap();
     assert_eq!(taken, Taken::Counted { step: 1, late: 0 });
     assert_eq!(fragment.closes_at(&rules), Some(at(100_100)));
     assert!(!fragment.advance(at(100_099), &rules, &all));
@@ -43,23 +47,35 @@ fn a_step_is_made_at_once_when_all_known_islands_have_contributed() {
     let (rules, now) = (rules(2, 1_000_000, 0), Instant::now());
     let mut fragment = fragment(&rules, &[8.0]);
     for (index, changes) in [(0, 4.0), (1, 2.0)] {
-        fragment.take(now, &rules, (island(index), 0, 1), vec![changes]).unwrap();
+        fragment.take(now, &rules, from(index, 0, 1), vec![changes]).unwrap();
         assert!(!fragment.advance(now, &rules, &known(3)), "one is missing");
     }
     // The third has left.
     assert!(fragment.advance(now, &rules, &known(2)));
     // All that are left are fewer than the quorum.
-    fragment.take(now, &rules, (island(0), 1, 1), vec![1.0]).unwrap();
+    fragment.take(now, &rules, from(0, 1, 1), vec![1.0]).unwrap();
     assert!(!fragment.advance(now, &rules, &known(1)));
+}
+
+#[test]
+fn changes_of_a_process_that_was_replaced_are_not_added_to_those_of_the_next() {
+    let (rules, now) = (rules(2, 0, 0), Instant::now());
+    let mut fragment = fragment(&rules, &[16.0]);
+    fragment.take(now, &rules, Origin { steps: 8, ..from(0, 0, 10) }, vec![3.0]).unwrap();
+    fragment.take(now, &rules, Origin { steps: 7, process: 1, ..from(0, 0, 20) }, vec![2.0]).unwrap();
+    assert_eq!(fragment.steps_of(island(0)), 7);
+    fragment.take(now, &rules, from(1, 0, 20), vec![8.0]).unwrap();
+    assert!(fragment.advance(now, &rules, &known(2)));
+    assert_eq!(fragment.values(), [16.0 - 5.0]);
 }
 
 #[test]
 fn changes_of_one_island_are_added_and_weighted_as_one() {
     let (rules, now) = (rules(2, 0, 0), Instant::now());
     let mut fragment = fragment(&rules, &[16.0]);
-    fragment.take(now, &rules, (island(0), 0, 10), vec![1.0]).unwrap();
-    fragment.take(now, &rules, (island(0), 0, 20), vec![3.0]).unwrap();
-    fragment.take(now, &rules, (island(1), 0, 10), vec![8.0]).unwrap();
+    fragment.take(now, &rules, from(0, 0, 10), vec![1.0]).unwrap();
+    fragment.take(now, &rules, from(0, 0, 20), vec![3.0]).unwrap();
+    fragment.take(now, &rules, from(1, 0, 10), vec![8.0]).unwrap();
     assert!(fragment.advance(now, &rules, &known(2)));
     // (30 * 4 + 10 * 8) / 40
     assert_eq!(fragment.values(), [16.0 - 5.0]);
@@ -70,13 +86,13 @@ fn late_changes_count_up_to_the_staleness() {
     let (rules, now) = (rules(1, 0, 2), Instant::now());
     let mut fragment = fragment(&rules, &[0.0]);
     for step in 0..3 {
-        fragment.take(now, &rules, (island(0), step, 1), vec![1.0]).unwrap();
+        fragment.take(now, &rules, from(0, step, 1), vec![1.0]).unwrap();
         assert!(fragment.advance(now, &rules, &known(2)));
     }
-    let taken = fragment.take(now, &rules, (island(1), 0, 1), vec![100.0]).unwrap();
+    let taken = fragment.take(now, &rules, from(1, 0, 1), vec![100.0]).unwrap();
     assert_eq!(taken, Taken::TooLate { late: 3 });
     assert!(!fragment.advance(now, &rules, &known(2)));
-    let taken = fragment.take(now, &rules, (island(1), 1, 1), vec![100.0]).unwrap();
+    let taken = fragment.take(now, &rules, from(1, 1, 1), vec![100.0]).unwrap();
     assert_eq!(taken, Taken::Counted { step: 4, late: 2 });
     assert!(fragment.advance(now, &rules, &known(2)));
     assert_eq!(fragment.values(), [-103.0]);
@@ -86,7 +102,7 @@ fn late_changes_count_up_to_the_staleness() {
 fn what_cannot_count_changes_nothing() {
     let (rules, now) = (rules(1, 0, 9), Instant::now());
     let mut fragment = fragment(&rules, &[0.0, 1.0]);
-    let mut told = |version, changes: Vec<f32>| fragment.take(now, &rules, (island(0), version, 1), changes);
+    let mut told = |version, changes: Vec<f32>| fragment.take(now, &rules, from(0, version, 1), changes);
     assert_eq!(told(1, vec![0.0; 2]), Err(Unfit::FromTheFuture { version: 0 }));
     assert_eq!(told(0, vec![0.0; 3]), Err(Unfit::OtherLength));
     for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
@@ -94,8 +110,8 @@ fn what_cannot_count_changes_nothing() {
     }
     assert!(!fragment.advance(now, &rules, &known(1)));
     let slow = Rules { quorum: 2, ..rules };
-    fragment.take(now, &slow, (island(0), 0, 1), vec![f32::MAX, 0.0]).unwrap();
-    let sum = fragment.take(now, &slow, (island(0), 0, 1), vec![f32::MAX, 0.0]);
+    fragment.take(now, &slow, from(0, 0, 1), vec![f32::MAX, 0.0]).unwrap();
+    let sum = fragment.take(now, &slow, from(0, 0, 1), vec![f32::MAX, 0.0]);
     assert_eq!(sum, Err(Unfit::NotFinite { at: 0 }), "a sum that is not finite");
 }
 
@@ -152,7 +168,7 @@ proptest! {
             let version = model.version.saturating_sub(lag);
             let late = model.version - version;
             let changes = [f32::from(change) / 4.0, f32::from(change) / -8.0];
-            let taken = fragment.take(now, &rules, (island(index), version, examples), changes.to_vec()).unwrap();
+            let taken = fragment.take(now, &rules, from(index, version, examples), changes.to_vec()).unwrap();
             if late > staleness {
                 prop_assert_eq!(taken, Taken::TooLate { late });
             } else {
@@ -190,7 +206,7 @@ proptest! {
         let mut fragment = fragment(&rules, &[exact(outer)]);
         for index in 0..islands {
             let change = exact(outer) - exact(inner[index as usize]);
-            fragment.take(now, &rules, (island(index), 0, 7), vec![change]).unwrap();
+            fragment.take(now, &rules, from(index, 0, 7), vec![change]).unwrap();
         }
         prop_assert!(fragment.advance(now, &rules, &known(islands)));
         let mean = inner[..islands as usize].iter().map(|inner| exact(*inner)).sum::<f32>() / islands as f32;

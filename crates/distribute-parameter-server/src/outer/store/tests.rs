@@ -199,14 +199,41 @@ fn a_server_ends_when_all_have_come_and_gone() {
 #[test]
 fn a_fragment_of_a_checkpoint_continues() {
     let variables = vec![("w".to_owned(), 2), ("b".to_owned(), 1)];
-    let kept = Kept { variables, values: vec![1.0, 2.0, 3.0], momentum: vec![0.5; 3], version: 7 };
+    let sent_after = BTreeMap::from([(Task::new(TaskType::Worker, 0), 40)]);
+    let kept = Kept { variables, values: vec![1.0, 2.0, 3.0], momentum: vec![0.5; 3], version: 7, sent_after };
     let store = store(2, BTreeMap::from([(1, kept.clone())]));
     assert_eq!((store.kept()[&1].clone(), store.outer_steps()), (kept, 7));
     let first = attend(&store, 0).unwrap();
     told(store.join(&fragment(&first, &[("w", 3)])), "build the same model");
-    assert_eq!(store.join(&fragment(&first, &MODEL)).unwrap(), FragmentState { held: true, version: 7 });
+    let joined = store.join(&fragment(&first, &MODEL)).unwrap();
+    assert_eq!(joined, FragmentState { held: true, version: 7, sent_after: 40 });
     assert!(create(&store, &first, &[9.0; 3]).unwrap().held);
     // The optimizer of these islands has no momentum.
     assert_eq!(store.kept()[&1].momentum, Vec::<f32>::new());
     assert_eq!(store.kept()[&1].values.len() * DType::F32.size_bytes(), 12);
+}
+
+#[test]
+fn an_island_is_told_what_it_has_sent_and_a_checkpoint_says_what_has_counted() {
+    let (store, now) = (store(2, BTreeMap::new()), Instant::now());
+    let (first, second) = (attend(&store, 0).unwrap(), attend(&store, 1).unwrap());
+    create(&store, &first, &[1.0; 3]).unwrap();
+    let sent_after = |caller| store.join(&fragment(caller, &MODEL)).unwrap().sent_after;
+    assert_eq!([sent_after(&first), sent_after(&second)], [0, 0]);
+    send(&store, &first, Changes { steps: 30, ..in_f32(0, &[1.0; 3]) }, now).unwrap();
+    send(&store, &first, Changes { steps: 40, ..in_f32(0, &[1.0; 3]) }, now).unwrap();
+    assert_eq!([sent_after(&first), sent_after(&second)], [40, 0]);
+    // A server that continues from this checkpoint does not have these changes.
+    assert!(store.kept()[&1].sent_after.is_empty());
+    send(&store, &second, Changes { steps: 7, ..in_f32(0, &[1.0; 3]) }, now).unwrap();
+    let islands = [0, 1].map(|index| Task::new(TaskType::Worker, index));
+    assert_eq!(store.kept()[&1].sent_after, BTreeMap::from([(islands[0], 40), (islands[1], 7)]));
+    // Refused changes are not sent again either.
+    for _ in 0..2 {
+        let version = store.outer_steps();
+        send(&store, &first, Changes { steps: 50, ..in_f32(version, &[1.0; 3]) }, now).unwrap();
+        send(&store, &second, Changes { steps: 17, ..in_f32(version, &[1.0; 3]) }, now).unwrap();
+    }
+    let late = send(&store, &second, Changes { steps: 27, ..in_f32(0, &[1.0; 3]) }, now).unwrap();
+    assert_eq!((late.taken, sent_after(&second)), (Some(Taken::TooLate { late: 3 }), 27));
 }
