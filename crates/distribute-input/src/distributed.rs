@@ -9,7 +9,7 @@ use crate::dataset::{Depth, Items, Opener, Order, Picks, Share, Shares, prefetch
 use crate::element::Operations;
 use crate::feed::Feed;
 use crate::plan::Division;
-use crate::position::{Lane, ReadMode};
+use crate::position::{Lane, ReadMode, Taken};
 use crate::rebatch::Rebatch;
 use crate::{
     AutoShardPolicy, BoxError, Cardinality, DataPlan, Dataset, Element, ElementSpec, Error, InputContext, InputOptions,
@@ -131,6 +131,7 @@ where
         unequal_data: options.unequal_data,
         passes: Arc::default(),
         stand_ins: false,
+        taken: None,
     })
 }
 
@@ -279,6 +280,8 @@ pub struct WorkerDataset<T> {
     unequal_data: UnequalData,
     passes: Arc<AtomicU64>,
     stand_ins: bool,
+    /// The share of each step in the data of an input function, if one chooses the data.
+    taken: Option<Taken>,
 }
 
 impl<T: Send + 'static> WorkerDataset<T> {
@@ -336,9 +339,11 @@ impl<T: Send + 'static> WorkerDataset<T> {
     /// The part of the pass that was seen before is read again, unless the tensors are in memory.
     ///
     /// # Errors
-    /// [`Error::Position`] if an input function chose the data and the number of workers has changed.
+    /// [`Error::Position`] if an input function chose the data, and the number of workers or what a step takes has
+    /// changed, or if only one of both datasets is of an input function.
     pub fn iter_from(&self, position: &InputPosition) -> Result<WorkerIterator<T>> {
         let lanes = position.lanes_of(self.topology())?;
+        position.check(self.read_mode, self.taken, self.plan.global_batch())?;
         self.passes.fetch_max(position.epoch.saturating_add(1), Ordering::Relaxed);
         let InputPosition { epoch, steps, read_mode, .. } = *position;
         Ok(self.begin(Start { epoch, steps, read_mode, lanes, stand_ins: self.stand_ins }))
@@ -350,7 +355,7 @@ impl<T: Send + 'static> WorkerDataset<T> {
         // Workers that read data of their own agree on the end instead.
         let is_decided_here = start.read_mode == ReadMode::Walk || self.topology().workers() == 1;
         let only_full = self.unequal_data == UnequalData::Drop && is_decided_here;
-        WorkerIterator::new(steps, start, only_full)
+        WorkerIterator::new(steps, start, self.taken, only_full)
     }
 
     /// Returns whether passes of all workers that continue from this position, also that of a dataset which was read
@@ -466,6 +471,7 @@ impl<T: Send + 'static> WorkerDataset<T> {
             unequal_data: self.unequal_data,
             passes: self.passes,
             stand_ins: self.stand_ins,
+            taken: self.taken,
         }
     }
 
@@ -504,6 +510,7 @@ impl<T> Clone for WorkerDataset<T> {
             unequal_data: self.unequal_data,
             passes: Arc::clone(&self.passes),
             stand_ins: self.stand_ins,
+            taken: self.taken,
         }
     }
 }

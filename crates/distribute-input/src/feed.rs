@@ -33,7 +33,7 @@ impl<B> Feed<B> {
             open: open.clone(),
             operations,
             // Rows are divided among workers, and skipped in a resumed pass, by their places.
-            pass: Pass::epoch(epoch).in_order(),
+            pass: Pass::epoch(epoch).in_order().cut_again(),
             lanes,
             reading: 0,
             batches: None,

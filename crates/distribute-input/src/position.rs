@@ -30,6 +30,31 @@ pub struct InputPosition {
     pub(crate) steps: u64,
     pub(crate) read_mode: ReadMode,
     pub(crate) lanes: Vec<Lane>,
+    /// The share of each step in the data of an input function. Positions of older versions have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) taken: Option<Taken>,
+}
+
+/// The data of an input function that one step of a worker takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Taken {
+    /// The number of datasets that the function has returned.
+    pub(crate) pipelines: u64,
+    /// Elements of each of them.
+    pub(crate) batches: u64,
+    /// Rows of each of them, if batches have a known size.
+    pub(crate) rows: Option<u64>,
+}
+
+impl Taken {
+    /// Returns whether as many steps have taken equally many rows.
+    fn is_as_much_as(self, other: Taken) -> bool {
+        let of_each = match (self.rows, other.rows) {
+            (Some(rows), Some(others)) => rows == others,
+            _ => self.batches == other.batches,
+        };
+        self.pipelines == other.pipelines && of_each
+    }
 }
 
 /// How the lanes of a position are read.
@@ -104,6 +129,42 @@ impl InputPosition {
             }
         }
         Ok(all)
+    }
+
+    /// Checks that a dataset that is read in this way counts steps as this position does; `global_batch` is the number
+    /// of rows of a step, if all steps of all workers have one.
+    pub(crate) fn check(&self, read_mode: ReadMode, taken: Option<Taken>, global_batch: Option<usize>) -> Result<()> {
+        let refuse = |problem: String| Err(Error::Position { problem });
+        // At its beginning a pass is the same, however it is counted.
+        if self.lanes.iter().all(|lane| lane.seen == 0 && lane.cuts.iter().all(|cut| cut.skip == 0)) {
+            return Ok(());
+        }
+        let of_function = |mode| if mode == ReadMode::Function { "of an input function" } else { "of a dataset" };
+        // Positions of functions count steps, others rows, which is the same if a step has one.
+        let passed = |lane: &Lane| lane.cuts.iter().fold(lane.seen, |passed, cut| passed.saturating_add(cut.skip));
+        let is_the_same = match self.read_mode {
+            ReadMode::Function => global_batch == Some(1),
+            ReadMode::Walk | ReadMode::Lanes => self.lanes.iter().all(|lane| passed(lane) == self.steps),
+        };
+        if (self.read_mode == ReadMode::Function) != (read_mode == ReadMode::Function) && !is_the_same {
+            let (saved, now) = (of_function(self.read_mode), of_function(read_mode));
+            return refuse(format!("it is one {saved}, and the data is that {now}; distribute it as before"));
+        }
+        match (self.taken, taken) {
+            (Some(saved), Some(now)) if !saved.is_as_much_as(now) => {
+                let told = |of: Taken| {
+                    let rows = of.rows.map_or_else(|| "unknown".to_owned(), |rows| rows.to_string());
+                    format!("{} batches, {rows} rows of each of {} datasets", of.batches, of.pipelines)
+                };
+                refuse(format!(
+                    "its steps took {} of the input function, and now a step takes {}; use as many replicas in each \
+                     process, or as many rows in all",
+                    told(saved),
+                    told(now)
+                ))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Returns the lanes that a worker reads when it resumes.

@@ -229,10 +229,62 @@ fn workers_read_files_of_their_own_and_divide_what_is_left() {
         (range().skip(4), range().take(16)),
         (range().shard(2, 0), range().shard(2, 1)),
         (range().shuffle(4, 1).memory_budget(64, Sizes::default()), range().shuffle(4, 1)),
+        (numbers(&paths, 1).take(6), numbers(&paths, 2).take(6)),
     ] {
+        assert_ne!(one.settings(), other.settings());
         let (one, same, other) = (of(one.clone()), of(one), of(other));
         assert!(differ(&one, &other) && !differ(&one, &same));
     }
+}
+
+#[test]
+fn exact_batches_of_files_lose_only_what_fills_no_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let (paths, _) = files(folder.path(), &[7, 8]);
+    let data = numbers(&paths, 1).batch_exact(4);
+    let two = workers(&data, 2, 1, InputOptions::default());
+    assert_eq!(flat(&two[0]), [[0, 1], [2, 3], [4, 5]]);
+    assert_eq!(flat(&two[1]), [[7, 8], [9, 10], [11, 12], [13, 14]]);
+    // One worker reads whole batches, as do those that read all by themselves.
+    assert_eq!(flat(&workers(&data, 1, 1, InputOptions::default())[0]).concat(), (0..12).collect::<Rows>());
+    assert_eq!(workers(&data, 2, 1, with(AutoShardPolicy::Off))[0].len(), 6);
+    // Parts of unequal sizes need whole batches.
+    let odd = workers(&numbers(&paths, 1).batch_exact(5), 2, 1, InputOptions::default());
+    assert!(odd.iter().all(|steps| flat(steps).concat().len() == 5), "{odd:?}");
+}
+
+#[test]
+fn a_function_of_batches_that_are_short_at_the_end_drops_them_too() {
+    let options = InputOptions::default().unequal_data(UnequalData::Drop);
+    let make = |_| Ok(Dataset::range(0..13).batch(4));
+    let data = distribute_datasets_from_function(Topology::local(2).unwrap(), options, make).unwrap();
+    assert_eq!(steps(data.iter()), [[[0, 1, 2, 3], [4, 5, 6, 7]]]);
+}
+
+#[test]
+fn positions_are_taken_by_data_that_is_read_as_it_was() {
+    let function = |replicas: usize, batch: usize| {
+        let make = move |_| Ok(Dataset::range(0..48).batch(batch));
+        let topology = Topology::local(replicas).unwrap();
+        distribute_datasets_from_function(topology, InputOptions::default(), make).unwrap()
+    };
+    let dataset = worker(&Dataset::range(0..48).batch(4), (1, 0, 2), InputOptions::default());
+    let (mut of_function, mut of_dataset) = (function(2, 4).iter(), dataset.iter());
+    of_function.next();
+    of_dataset.next();
+    let told = |outcome: distribute_input::Result<WorkerIterator<_>>| outcome.err().unwrap().to_string();
+    let other = told(dataset.iter_from(of_function.position()));
+    assert!(other.contains("one of an input function, and the data is that of a dataset"), "{other}");
+    let other = told(function(2, 4).iter_from(of_dataset.position()));
+    assert!(other.contains("one of a dataset, and the data is that of an input function"), "{other}");
+    let more = told(function(4, 4).iter_from(of_function.position()));
+    assert!(more.contains("took 2 batches, 8 rows of each of 1 datasets"), "{more}");
+    // A pass that has not begun is the same.
+    function(4, 4).iter_from(function(2, 4).iter().position()).unwrap();
+    dataset.iter_from(function(2, 4).iter().position()).unwrap();
+    // As many rows in all, in other parts.
+    let rest = steps(function(4, 2).iter_from(of_function.position()).unwrap());
+    assert_eq!(rest[0], [[8, 9], [10, 11], [12, 13], [14, 15]]);
 }
 
 #[test]

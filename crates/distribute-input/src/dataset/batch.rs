@@ -67,9 +67,11 @@ impl<T: Send + 'static> Dataset<T> {
     }
 }
 
-/// Collects every `size` items. The last list may be shorter, unless `exact` is set, which drops it.
+/// Collects every `size` items. The last list may be shorter, unless `exact` is set, which drops what is left over: see
+/// [`Pass::exact_rows`].
 pub(crate) fn chunked<X: Send + 'static>(open: Opener<X>, size: usize, exact: bool) -> Opener<Vec<X>> {
     Arc::new(move |pass| {
+        let multiple = if exact { pass.exact_rows(size).max(1) } else { 1 };
         let mut items = open(pass);
         Box::new(std::iter::from_fn(move || {
             let mut chunk = Vec::with_capacity(size.min(MAX_RESERVED));
@@ -80,8 +82,8 @@ pub(crate) fn chunked<X: Send + 'static>(open: Opener<X>, size: usize, exact: bo
                     None => break,
                 }
             }
-            let wanted = if exact { chunk.len() == size } else { !chunk.is_empty() };
-            wanted.then_some(Ok(chunk))
+            chunk.truncate(chunk.len() / multiple * multiple);
+            (!chunk.is_empty()).then_some(Ok(chunk))
         })) as Items<Vec<X>>
     })
 }

@@ -115,9 +115,11 @@ pub(crate) fn list(folder: &Path) -> io::Result<Vec<(PathBuf, bool)>> {
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
-        if path.is_dir() || path.is_file() {
-            let is_folder = path.is_dir();
-            paths.push((path, is_folder));
+        // A link to nothing is an error: a file that is left out in silence is missed in training.
+        let about = std::fs::metadata(&path)
+            .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
+        if about.is_dir() || about.is_file() {
+            paths.push((path, about.is_dir()));
         }
     }
     paths.sort();
@@ -156,5 +158,14 @@ mod tests {
         assert!(text.contains("no file"), "{text}");
         let text = Dataset::list_files("/nowhere/at/all", "").iter().next().unwrap().unwrap_err().to_string();
         assert!(text.contains("/nowhere/at/all"), "{text}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_to_nothing_is_not_left_out() {
+        let folder = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("/nowhere/at/all", folder.path().join("lost.txt")).unwrap();
+        let text = Dataset::list_files(folder.path(), ".txt").iter().next().unwrap().unwrap_err().to_string();
+        assert!(text.contains("lost.txt"), "{text}");
     }
 }

@@ -66,6 +66,7 @@ impl<T: Send + 'static> Dataset<T> {
         let mut facts = Facts { cardinality: Cardinality::Unknown, batch_size: None, prefetch: 0, ..self.facts };
         facts.positive("interleave", "cycle", cycle);
         facts.positive("interleave", "block", block);
+        facts.stages.push(format!("interleave {cycle} {block}"));
         let (open, function) = (self.open, Arc::new(function));
         let open: Opener<U> = Arc::new(move |pass| {
             let (function, outer) = (Arc::clone(&function), pass.clone());

@@ -23,6 +23,8 @@ pub(crate) struct Pass {
     budget: Option<Arc<Budget>>,
     /// Whether stages that may yield elements in any order must yield them in the order of the pipeline.
     in_order: bool,
+    /// Whether batches are cut again, each worker taking its part of a global batch from its own share.
+    is_cut_again: bool,
 }
 
 /// One of several equal shares of a source. The stages that can divide apply it: lists of files, and `shard_hint`.
@@ -34,7 +36,7 @@ pub(crate) struct Share {
 
 impl Pass {
     pub(crate) fn epoch(epoch: u64) -> Pass {
-        Pass { epoch, share: None, budget: None, in_order: false }
+        Pass { epoch, share: None, budget: None, in_order: false, is_cut_again: false }
     }
 
     pub(crate) fn of_share(self, share: Option<Share>) -> Pass {
@@ -57,6 +59,20 @@ impl Pass {
 
     pub(crate) fn is_in_order(&self) -> bool {
         self.in_order
+    }
+
+    /// Returns the same pass for a reader that takes its rows of a global batch from the batches of its share.
+    pub(crate) fn cut_again(self) -> Pass {
+        Pass { is_cut_again: true, ..self }
+    }
+
+    /// Returns of which number of rows the last of several batches of `size` is a multiple, where a smaller one is to
+    /// be dropped: of the rows of one worker in a step, if a worker reads a share.
+    pub(crate) fn exact_rows(&self, size: usize) -> usize {
+        match self.share {
+            Some(Share { count, .. }) if self.is_cut_again && size.is_multiple_of(count.max(1)) => size / count.max(1),
+            _ => size,
+        }
     }
 
     pub(crate) fn with_budget(self, budget: Option<Arc<Budget>>) -> Pass {

@@ -64,10 +64,12 @@ where
     }
     let batch = made[0].facts.batch_size;
     let per_step = replicas / made.len();
+    let rows = batch.map(|batch| (batch * per_step) as u64);
+    let taken = Taken { pipelines: made.len() as u64, batches: per_step as u64, rows };
     let cardinality = made.iter().map(|dataset| dataset.facts.cardinality.map(|elements| elements.div_ceil(per_step)));
     let cardinality = of_steps(cardinality.reduce(Cardinality::longer).unwrap_or(Cardinality::Unknown), options);
     let firsts: Vec<Opener<T>> = made.iter().map(|dataset| Arc::clone(&dataset.open)).collect();
-    let slice = Operations::of::<L>().slice;
+    let Operations { slice, rows, .. } = Operations::of::<L>();
     let chunks: Vec<Opener<Vec<T>>> = made.into_iter().map(|dataset| chunked(dataset.open, per_step, false)).collect();
     let open: StepOpener<T> = Arc::new(move |start| {
         let pass = crate::dataset::Pass::epoch(start.epoch).in_order();
@@ -85,7 +87,11 @@ where
                 parts.extend((0..missing).map(|_| None));
             }
             let Some(some) = parts.iter().flatten().next_back().cloned() else { return Ok(None) };
-            let full = parts.iter().all(Option::is_some);
+            let is_full = |part: &Option<T>| match (part, batch) {
+                (Some(part), Some(batch)) => Ok(rows(part)? >= batch),
+                (part, _) => Ok(part.is_some()),
+            };
+            let full = parts.iter().map(is_full).collect::<Result<Vec<bool>>>()?.iter().all(|is_full| *is_full);
             let examples = parts.iter().map(Option::is_some).collect();
             // Replicas without data get zero rows or a stand-in row.
             let part = |part: Option<T>| part.map_or_else(|| slice(&some, 0..usize::from(start.stand_ins)), Ok);
@@ -112,6 +118,7 @@ where
         unequal_data: options.unequal_data,
         passes: Arc::default(),
         stand_ins: false,
+        taken: Some(taken),
     })
 }
 

@@ -2,6 +2,7 @@
 
 use super::{Start, Step};
 use crate::dataset::Items;
+use crate::position::Taken;
 use crate::{InputPosition, Result};
 
 /// The kind of item that a pass yields next.
@@ -29,9 +30,9 @@ pub struct WorkerIterator<T> {
 }
 
 impl<T> WorkerIterator<T> {
-    pub(super) fn new(steps: Items<Step<T>>, start: Start, only_full: bool) -> WorkerIterator<T> {
+    pub(super) fn new(steps: Items<Step<T>>, start: Start, taken: Option<Taken>, only_full: bool) -> WorkerIterator<T> {
         let Start { epoch, steps: before, read_mode, lanes, .. } = start;
-        let position = InputPosition { epoch, steps: before, read_mode, lanes };
+        let position = InputPosition { epoch, steps: before, read_mode, lanes, taken };
         WorkerIterator { steps: Some(steps), next: None, position, only_full, examples: Vec::new() }
     }
 

@@ -98,7 +98,9 @@ impl<T: DeserializeOwned> Iterator for CsvRecords<T> {
             self.record += 1;
             match read {
                 Ok(false) => self.ended = true,
-                _ if !self.file.has(record) => {}
+                Ok(true) if !self.file.has(record) => {}
+                // Other parts of the file report what is wrong with their records, but the way to it is everyone's.
+                Err(error) if !self.file.has(record) && !error.is_io_error() => {}
                 Ok(true) => {
                     let row = self.row.deserialize(self.headers.as_ref());
                     return Some(row.map_err(|error| BadRecord::new(record, offset, error.to_string())));

@@ -57,6 +57,23 @@ fn parts_of_a_file_have_its_records_once() {
 }
 
 #[test]
+fn every_part_of_a_table_learns_that_it_cannot_be_read_further() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rows.csv.gz");
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    let rows: String = (0..20_000u64).map(|row| format!("{row},{}\n", row.wrapping_mul(0x9e37_79b9_7f4a))).collect();
+    std::io::Write::write_all(&mut gzip, rows.as_bytes()).unwrap();
+    let whole = gzip.finish().unwrap();
+    fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+    for part in 0..5 {
+        let file = FileShard::part(&path, part, 5);
+        let read: Vec<_> = Csv::<(u64, u64)>::new().has_headers(false).open(&file).unwrap().collect();
+        let failed = read.iter().filter(|record| record.is_err()).count();
+        assert!(failed == 1 && read.len() > 1000, "part {part}: {failed} of {} records", read.len());
+    }
+}
+
+#[test]
 fn a_truncated_record_file_is_named_with_record_and_byte() {
     let folder = tempfile::tempdir().unwrap();
     let path = records(folder.path(), 3);
