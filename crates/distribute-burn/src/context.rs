@@ -93,8 +93,8 @@ pub trait BurnContext {
     ///
     /// # Errors
     /// [`Error::Rank`](crate::Error::Rank) if the array does not have `D` dimensions,
-    /// [`Error::NotWhole`](crate::Error::NotWhole) if it has floating-point numbers that are not whole, and the error
-    /// of [`burn_device`](BurnContext::burn_device).
+    /// [`Error::NotWhole`](crate::Error::NotWhole) if it has numbers that are not whole or not in this type, and the
+    /// error of [`burn_device`](BurnContext::burn_device).
     fn int_tensor<const D: usize>(&self, array: &Array<impl Element>) -> Result<Tensor<D, Int>>;
 }
 

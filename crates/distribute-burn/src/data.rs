@@ -3,7 +3,7 @@
 //! The rank of burn's tensors is a part of their type, so a row of a tensor has another type than the tensor, and a
 //! tensor cannot be an element of a dataset. Datasets hold [`Array`]s, which become tensors on each replica.
 
-use burn::tensor::{Device, Element, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Element, Int, Tensor, TensorData};
 use distribute_input::Array;
 
 use crate::tensor::refused;
@@ -27,8 +27,8 @@ pub trait FromElement<A>: Sized {
     /// numbers and of integers.
     ///
     /// # Errors
-    /// [`Error::Rank`] if an array does not have the tensor's number of dimensions; [`Error::NotWhole`] if an array of
-    /// floating-point numbers is to become a tensor of integers, and an element is not a whole number.
+    /// [`Error::Rank`] if an array does not have the tensor's number of dimensions; [`Error::NotWhole`] if an array is
+    /// to become a tensor of integers, and an element is not a whole number that the device's type of integers has.
     fn from_element(element: &A, device: &Device) -> Result<Self>;
 }
 
@@ -63,7 +63,7 @@ macro_rules! arrays_of {
                 if array.shape().len() != D {
                     return Err(Error::Rank { shape: array.shape().to_vec(), expected: D });
                 }
-                $check(array.as_slice())?;
+                $check(array.as_slice(), device)?;
                 Ok(Tensor::from_data(TensorData::new(array.as_slice().to_vec(), array.shape().to_vec()), device))
             }
         }
@@ -82,20 +82,50 @@ macro_rules! arrays_of {
 arrays_of!(burn::tensor::Float, f32, any; Int, i64, whole_numbers);
 
 /// Floating-point numbers take every element.
-fn any<T>(_: &[T]) -> Result<()> {
+fn any<T>(_: &[T], _: &Device) -> Result<()> {
     Ok(())
 }
 
-/// Refuses floating-point numbers that burn would round towards zero.
-fn whole_numbers<T: Element>(elements: &[T]) -> Result<()> {
-    if !T::dtype().is_float() {
+/// Refuses numbers that the device's type of integers does not have, with which burn would panic.
+fn whole_numbers<T: Element>(elements: &[T], device: &Device) -> Result<()> {
+    let dtype = Tensor::<1, Int>::empty([0], device).dtype();
+    let (least, most) = range(dtype);
+    let given = T::dtype();
+    let fits = |element: &T| match given {
+        DType::U64 => i128::from(element.elem::<u64>()) <= most,
+        given if given.is_float() => {
+            let value = element.elem::<f64>();
+            // The number after the last is a power of two, and as such exact.
+            value.trunc() == value && value >= least as f64 && value < (most + 1) as f64
+        }
+        _ => (least..=most).contains(&i128::from(element.elem::<i64>())),
+    };
+    let (given_least, given_most) = range(given);
+    if !given.is_float() && given_least >= least && given_most <= most {
         return Ok(());
     }
-    // NaN, infinities and numbers beyond i64 do not come back from it either.
-    let is_whole = |value: f64| value as i64 as f64 == value;
-    match elements.iter().map(|element| element.elem::<f64>()).enumerate().find(|(_, value)| !is_whole(*value)) {
+    match elements.iter().position(|element| !fits(element)) {
         None => Ok(()),
-        Some((at, value)) => Err(Error::NotWhole { at, value }),
+        Some(at) => Err(Error::NotWhole { at, value: elements[at].elem(), integers: dtype.name() }),
+    }
+}
+
+/// Returns the least and the greatest number of a type of integers.
+fn range(dtype: DType) -> (i128, i128) {
+    let of = |bits: u32, is_signed: bool| match is_signed {
+        true => (-(1i128 << (bits - 1)), (1i128 << (bits - 1)) - 1),
+        false => (0, (1i128 << bits) - 1),
+    };
+    match dtype {
+        DType::I8 => of(8, true),
+        DType::I16 => of(16, true),
+        DType::I32 => of(32, true),
+        DType::U8 => of(8, false),
+        DType::U16 => of(16, false),
+        DType::U32 => of(32, false),
+        DType::U64 => of(64, false),
+        DType::Bool(_) => (0, 1),
+        _ => of(64, true),
     }
 }
 

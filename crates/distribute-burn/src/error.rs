@@ -154,16 +154,19 @@ pub enum Error {
         /// The tensor's number of dimensions.
         expected: usize,
     },
-    /// An array of floating-point numbers, some of which are not whole, was to become a tensor of integers.
+    /// An array was to become a tensor of integers, and has numbers that are not whole, or that the device's type of
+    /// integers does not have.
     #[error(
-        "element {at} of an array is {value}, and the array was to become a tensor of integers; give whole numbers, or \
-         use a tensor of floating-point numbers"
+        "element {at} of an array is {value}, and the array was to become a tensor of {integers}; give whole numbers \
+         that this type has, or use a tensor of floating-point numbers"
     )]
     NotWhole {
         /// The position of the first such element, in row-major order.
         at: usize,
         /// The element.
         value: f64,
+        /// The device's type of integers.
+        integers: &'static str,
     },
     /// An index of a dataset of burn does not exist.
     #[error("item {index} was asked for, but the dataset has {len} items; yield indices from 0 to below that")]

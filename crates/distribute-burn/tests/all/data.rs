@@ -105,6 +105,21 @@ fn numbers_that_are_not_whole_are_no_integers() {
         assert!(matches!(error, Error::NotWhole { at: 1, .. }), "{error}");
         assert!(Tensor::<1>::from_element(&Array::from(vec![1.0, value]), &device).is_ok());
     }
+    // The integers of this device are i32.
+    let end = f64::from(i32::MAX) + 1.0;
+    for value in [end, -end - 1.0, 1e300] {
+        let error = Tensor::<1, Int>::from_element(&Array::from(vec![value]), &device).unwrap_err();
+        assert!(matches!(error, Error::NotWhole { at: 0, integers: "i32", .. }), "{error}");
+    }
+    let beyond = Tensor::<1, Int>::from_element(&Array::from(vec![7, 1u64 << 63]), &device).unwrap_err();
+    assert!(matches!(beyond, Error::NotWhole { at: 1, .. }), "{beyond}");
+    let below = Tensor::<1, Int>::from_element(&Array::from(vec![7, i64::from(i32::MIN) - 1]), &device).unwrap_err();
+    assert!(matches!(below, Error::NotWhole { at: 1, .. }), "{below}");
+    // The first and the last.
+    let first = Tensor::<1, Int>::from_element(&Array::from(vec![-end]), &device).unwrap().to_array().unwrap();
+    let last = Tensor::<1, Int>::from_element(&Array::from(vec![(1u32 << 31) - 1]), &device).unwrap();
+    let last = last.to_array().unwrap();
+    assert_eq!([first.as_slice(), last.as_slice()].concat(), [i64::from(i32::MIN), i64::from(i32::MAX)]);
     let of_context = one().run_with((), |context, ()| context.int_tensor::<1>(&Array::from(vec![0.9f64])));
     let told = of_context.unwrap_err().to_string();
     assert!(told.contains("element 0 of an array is 0.9") && told.contains("give whole numbers"), "{told}");
