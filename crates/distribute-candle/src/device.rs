@@ -10,6 +10,7 @@ use distribute_strategy::Strategy;
 #[cfg(feature = "candle-cuda")]
 use parking_lot::Mutex;
 
+use crate::tensor::is_whole;
 use crate::{Error, Result};
 
 /// Returns the candle device of a strategy's local replica.
@@ -28,7 +29,16 @@ pub(crate) fn candle_device(strategy: &Strategy, local: usize) -> Result<Device>
 
 /// Returns a tensor on a replica's device: a copy, or the same tensor if it is on the device already.
 pub(crate) fn moved(tensor: &Tensor, strategy: &Strategy, local: usize) -> Result<Tensor> {
-    Ok(tensor.to_device(&candle_device(strategy, local)?)?)
+    Ok(on_device(tensor, &candle_device(strategy, local)?)?)
+}
+
+/// Returns a tensor on a device: a copy of its elements, or the same tensor if it is on the device already. candle
+/// alone would copy the storage of the view, such as a whole dataset for each of its batches.
+pub(crate) fn on_device(tensor: &Tensor, device: &Device) -> candle_core::Result<Tensor> {
+    if tensor.device().same_device(device) || is_whole(tensor) {
+        return tensor.to_device(device);
+    }
+    tensor.force_contiguous()?.to_device(device)
 }
 
 /// Returns candle's device for a GPU that is open.

@@ -8,7 +8,7 @@ use distribute_device::Device;
 use distribute_input::{BoxError, Element, ElementSpec, Pad};
 
 use crate::Candle;
-use crate::device::candle_device_of;
+use crate::device::{candle_device_of, on_device};
 
 impl Element<Candle> for Tensor {
     fn stack(items: &[Tensor]) -> distribute_input::Result<Tensor> {
@@ -42,7 +42,7 @@ impl Element<Candle> for Tensor {
     }
 
     fn fetch_to_device(self, device: &Arc<dyn Device>) -> Result<Tensor, BoxError> {
-        Ok(self.to_device(&candle_device_of(device)?)?)
+        Ok(on_device(&self, &candle_device_of(device)?)?)
     }
 }
 

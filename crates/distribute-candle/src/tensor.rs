@@ -82,7 +82,7 @@ pub(crate) fn dtype_of(dtype: CandleType) -> candle_core::Result<DType> {
     })
 }
 
-/// Returns whether a tensor on the CPU, of floats, has all elements of its storage, in order.
+/// Returns whether a tensor on the CPU has all elements of its storage, in order.
 pub(crate) fn is_whole(tensor: &Tensor) -> bool {
     let (storage, layout) = tensor.storage_and_layout();
     let len = match &*storage {
@@ -90,6 +90,10 @@ pub(crate) fn is_whole(tensor: &Tensor) -> bool {
         Storage::Cpu(CpuStorage::F64(all)) => all.len(),
         Storage::Cpu(CpuStorage::F16(all)) => all.len(),
         Storage::Cpu(CpuStorage::BF16(all)) => all.len(),
+        Storage::Cpu(CpuStorage::U8(all)) => all.len(),
+        Storage::Cpu(CpuStorage::U32(all)) => all.len(),
+        Storage::Cpu(CpuStorage::I32(all)) => all.len(),
+        Storage::Cpu(CpuStorage::I64(all)) => all.len(),
         _ => return false,
     };
     layout.is_contiguous() && layout.start_offset() == 0 && len == layout.shape().elem_count()

@@ -128,7 +128,11 @@ impl DeviceExchange<Candle> for Gpus {
         plan: &Plan,
         compression: &Compression,
     ) -> Result<Option<Gpus>> {
-        let Some(gpu) = Gpu::of(context.strategy(), context.local_replica_id())? else { return Ok(None) };
+        let gpu = Gpu::of(context.strategy(), context.local_replica_id())?;
+        // All replicas reduce in the same way: one that is not on a GPU has the others go through the host.
+        let mut all_have_one = [u32::from(gpu.is_some())];
+        context.group().all_reduce(&mut all_have_one, ReduceOp::Min)?;
+        let Some(gpu) = gpu.filter(|_| all_have_one == [1]) else { return Ok(None) };
         let group = context.device_group()?;
         let tensors = &plan.buckets().tensors()[..parameters.variables().len()];
         let members = plan.buckets().buckets().iter().flat_map(|bucket| bucket.members.iter().copied());

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use super::blocks::Gathered;
 use super::recompute::Recomputed;
+use crate::gpu::copied;
 
 /// Returns the storage of a parameter that is not in memory. It has a type that no operation of candle computes with,
 /// so that reading the parameter is an error in all of them, whatever its shape is.
@@ -50,7 +51,11 @@ impl InplaceOp1 for Swap {
     }
 
     fn cuda_fwd(&self, storage: &mut CudaStorage, _: &Layout) -> Result<()> {
-        let new = std::mem::replace(&mut *self.0.lock(), resting());
+        let new = match std::mem::replace(&mut *self.0.lock(), resting()) {
+            // A GPU has no such types. Its kernels compute with next to no integers of 16 bits.
+            CpuStorage::F8E8M0(_) | CpuStorage::F4(_) => CpuStorage::I16(Vec::new()),
+            new => new,
+        };
         *storage = storage.device().storage_from_cpu_storage_owned(new)?;
         Ok(())
     }
@@ -108,7 +113,7 @@ impl CustomOp1 for Output {
     }
 
     fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
-        Ok((storage.try_clone(layout)?, layout.shape().clone()))
+        Ok((copied(storage, layout)?, layout.shape().clone()))
     }
 
     fn bwd(&self, _: &Tensor, result: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {

@@ -13,6 +13,7 @@ use distribute_collectives::{ProcessGroup, ReduceOp};
 use distribute_optim::backend::Pieces;
 
 use crate::all_reduce::reduced;
+use crate::gpu::copied;
 
 /// Returns a copy of `x`, which is equal on all ranks of the group, for operations in which each rank computes a part.
 /// Backward sums the ranks' gradients, each of which comes from one rank's part.
@@ -223,7 +224,7 @@ impl CustomOp1 for Copy {
     }
 
     fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
-        Ok((storage.try_clone(layout)?, layout.shape().clone()))
+        Ok((copied(storage, layout)?, layout.shape().clone()))
     }
 
     fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
