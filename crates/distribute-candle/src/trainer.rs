@@ -20,7 +20,7 @@ use crate::{CandleContext, CandleStrategy, Error, Model, Optimizer, Result};
 mod examples;
 mod measures;
 
-pub(crate) use measures::{Measures, weighted_by_class};
+pub(crate) use measures::{Measures, of_examples, weighted_by_class};
 
 pub use examples::{Examples, PredictionData, TrainingData};
 
@@ -267,7 +267,7 @@ impl<M: ModuleT + Sync> Trainee for Trainer<M> {
                 if !class_weights.is_empty() {
                     losses = weighted_by_class(&losses, class_weights, &examples.targets)?;
                 }
-                let mut loss = context.average_loss(&losses, batch_size)?;
+                let mut loss = context.average_loss(&of_examples(&losses)?, batch_size)?;
                 if let Some(term) = &self.regularization {
                     loss = (loss + context.scale_regularization_loss(&term(model)?)?)?;
                 }

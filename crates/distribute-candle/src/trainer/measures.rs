@@ -5,7 +5,7 @@ use distribute_train::metrics::Metrics;
 use distribute_train::trainer::{LOSS_SUMS, class_of};
 
 use super::Examples;
-use crate::losses::Loss;
+use crate::losses::{Loss, at_least_32_bits};
 use crate::{Error, Result, sums};
 
 /// A loss and metrics.
@@ -51,6 +51,16 @@ impl Measures {
             self.metrics.update(&mut sums[LOSS_SUMS..], predictions)
         })
     }
+}
+
+/// Returns one loss for each example, of at least 32 bits: the mean of those of its positions, if it has several. The
+/// sum of these, divided by the number of examples, is the mean that [`Measures::add`] reports.
+pub(crate) fn of_examples(losses: &Tensor) -> Result<Tensor> {
+    let losses = at_least_32_bits(losses)?;
+    if losses.rank() < 2 || losses.elem_count() == 0 {
+        return Ok(losses);
+    }
+    Ok(losses.flatten_from(1)?.mean(1)?)
 }
 
 /// Multiplies losses by the weights of their examples' classes.

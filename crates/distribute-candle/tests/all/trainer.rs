@@ -331,6 +331,34 @@ fn weights_of_examples_and_classes_count_as_often_as_they_say() {
     assert!(text.contains("50") && text.contains('3'), "{text}");
 }
 
+/// A classifier of each of several positions.
+struct Positions(Linear);
+
+impl Module for Positions {
+    fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        self.0.forward(x)
+    }
+}
+
+#[test]
+fn the_loss_of_sequences_is_trained_as_it_is_reported() {
+    let (x, y) = examples();
+    let fit = |x: Tensor, y: Tensor, batch: usize| {
+        let build = |vb: VarBuilder<'_>| Ok(Positions(linear(8, 3, vb.pp("out"))?));
+        let sgd = |model: &_| Sgd::new(0.5).build(model);
+        let mut trainer =
+            Trainer::new(&mirrored(2), build, sgd, SparseCategoricalCrossentropy, Metrics::new()).unwrap();
+        let history = trainer.fit(&(x, y), Fit::epochs(3).batch_size(batch)).unwrap();
+        let weights = trainer.model().variables()[0].components()[0].flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        (history.of("loss").to_vec(), weights)
+    };
+    // Ten examples of five positions are trained as fifty of one.
+    let sequences = fit(x.reshape((10, 5, 8)).unwrap(), y.reshape((10, 5)).unwrap(), 10);
+    let rows = fit(x, y, EXAMPLES);
+    assert!(sequences.0.iter().zip(&rows.0).all(|(a, b)| (a - b).abs() < 1e-6), "{sequences:?} {rows:?}");
+    assert!(sequences.1.iter().zip(&rows.1).all(|(a, b)| (a - b).abs() < 1e-5), "{sequences:?} {rows:?}");
+}
+
 #[test]
 fn epochs_of_so_many_steps_and_several_steps_at_once_change_nothing() {
     // Four steps per pass: six steps are a pass and a half.

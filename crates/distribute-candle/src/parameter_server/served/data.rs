@@ -34,13 +34,17 @@ impl NamedData {
             Ok(dataset.map(|batch| Ok(batch.into())))
         };
         let distribute = move |strategy: &Strategy| {
-            let mut batch_size = None;
+            let (mut batch_size, mut cardinality) = (None, None);
             let batches = strategy.distribute_datasets_from_function(|context| {
                 let dataset = here(&context).map_err(Into::into)?;
-                batch_size = dataset.batch_size();
+                (batch_size, cardinality) = (dataset.batch_size(), Some(dataset.cardinality()));
                 Ok(dataset)
             })?;
             let batches = batches.map_replicas(|_, batch: T| Ok(ServedBatch(Kind::Examples(batch.into()))));
+            // A mean over examples needs their number.
+            if let (None, Some(cardinality)) = (batch_size, cardinality) {
+                return Err(distribute_input::Error::NotBatched { cardinality }.into());
+            }
             Ok((batches, batch_size.unwrap_or(1) * strategy.num_replicas_in_sync()))
         };
         NamedData { open: Arc::new(open), distribute: Arc::new(distribute) }

@@ -10,8 +10,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::ServedTraining;
-use crate::losses::at_least_32_bits;
-use crate::trainer::weighted_by_class;
+use crate::trainer::{of_examples, weighted_by_class};
 use crate::{CandleContext, CandleWorker, Error, Examples, ReplicatedModel, Result, WorkerModel};
 
 pub(super) const STEP: &str = "served.step";
@@ -67,7 +66,7 @@ impl<M: ModuleT + Send + Sync + 'static> ServedTraining<M> {
         let mut sums = trainer::sums(self.measures.metrics());
         let losses = self.losses(&*model, &examples, step, true, &mut sums)?;
         let count = examples.inputs.dim(0)?.max(1);
-        model.minimize(&(at_least_32_bits(&losses)?.sum_all()? / count as f64)?)?;
+        model.minimize(&(of_examples(&losses)?.sum_all()? / count as f64)?)?;
         Ok(Some(sums))
     }
 
@@ -79,7 +78,7 @@ impl<M: ModuleT + Send + Sync + 'static> ServedTraining<M> {
         let of_replicas = strategy.run_with((&model, split(&model, examples)?), |context, (model, examples)| {
             let mut sums = trainer::sums(self.measures.metrics());
             let losses = self.losses(&*model, &examples, step, context.has_examples(), &mut sums)?;
-            model.backward(context, &context.average_loss(&losses, count)?)?;
+            model.backward(context, &context.average_loss(&of_examples(&losses)?, count)?)?;
             Ok::<_, Error>(sums)
         })?;
         model.push_gradients()?;
