@@ -200,6 +200,15 @@ pub enum Error {
          sum_gradients before, or use apply_gradients, which does"
     )]
     UnequalSums,
+    /// A variable got a second gradient in one step, which would have replaced the first.
+    #[error(
+        "variable {name} got two gradients in one step, as from two backward passes or two graphs that were alive at \
+         once; add the losses and run one backward, or finish one graph before the next begins"
+    )]
+    SecondGradient {
+        /// The variable's name.
+        name: String,
+    },
     /// A gradient was given for something that the optimizer does not train.
     #[error("a gradient was given for {name:?}, {problem}")]
     Gradient {

@@ -172,6 +172,8 @@ impl<L: TensorLibrary> Reducer<L> {
         let is_sharded = variable.layout().is_some();
         if !variable.is_trainable() {
             // Frozen.
+        } else if self.has(index) {
+            self.fail(Error::SecondGradient { name: variable.name().to_owned() }.into());
         } else if !is_sharded && !self.is_summed && !self.plan.buckets.contains(index) {
             self.unplanned[index] = Some(gradient);
         } else if self.failure.is_none() {

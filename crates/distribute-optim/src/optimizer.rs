@@ -109,7 +109,8 @@ impl<L: TensorLibrary> Optimizer<L> {
     ) -> Result<Optimizer<L>, L::Error> {
         let description =
             OptimizerDescription { learning_rate, rule: UpdateRule::Sgd { momentum: 0.0, nesterov: false } };
-        Optimizer::build_with(description, Some(library), model, StateMemory::OfVariables)
+        let parameters = model.parameters().clone();
+        Optimizer::of_parameters(description, Some(library), parameters, StateMemory::OfVariables)
     }
 
     /// Builds the optimizer of a description for a model, as `build` of its builder does.
@@ -142,18 +143,17 @@ impl<L: TensorLibrary> Optimizer<L> {
         model: &impl Trainable<Library = L>,
         memory: StateMemory,
     ) -> Result<Optimizer<L>, L::Error> {
-        Optimizer::build_with(description, None, model, memory)
+        Optimizer::of_parameters(description, None, model.parameters().clone(), memory)
     }
 
-    fn build_with(
+    fn of_parameters(
         description: OptimizerDescription,
         library: Option<Arc<dyn LibraryOptimizer<L>>>,
-        model: &impl Trainable<Library = L>,
+        parameters: Arc<Parameters<L>>,
         memory: StateMemory,
     ) -> Result<Optimizer<L>, L::Error> {
         description.check().map_err(Error::from)?;
         let OptimizerDescription { learning_rate, rule } = description;
-        let parameters = model.parameters().clone();
         if !rule.is_elementwise() && parameters.variables().iter().any(|variable| variable.tensor_split().is_some()) {
             let (what, other) = ("this optimizer", "variables that are split among tensor ranks");
             let why = "it looks at the norms of whole variables; use AdamW";
@@ -506,7 +506,9 @@ impl<L: TensorLibrary> Optimizer<L> {
             standing.steps = state.steps;
             let names = self.parameters.variables().iter().map(Variable::name);
             standing.counts = StepCounts::restored(names, state.steps, &state.counts);
-            if let (Some(scaling), Some(scale)) = (&mut standing.scaling, state.loss_scale) {
+            // A fixed scale is that of this program.
+            let dynamic = standing.scaling.as_mut().filter(|scaling| scaling.changes());
+            if let (Some(scaling), Some(scale)) = (dynamic, state.loss_scale) {
                 (scaling.scale, scaling.good_steps) = (scale, state.good_steps);
             }
         }

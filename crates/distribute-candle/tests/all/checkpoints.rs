@@ -106,6 +106,46 @@ fn training_goes_on_as_if_it_had_not_stopped() {
 }
 
 #[test]
+fn what_is_restored_is_saved_again_before_the_next_step() {
+    let builds: [Build; 2] = [|model| Adam::new(0.01).build(model), |model| Adam::new(0.01).build(model)?.zero1()];
+    for (build, dtype) in builds.into_iter().flat_map(|build| [DType::F32, DType::BF16].map(|dtype| (build, dtype))) {
+        let (folders, strategy) = ([(); 2].map(|()| tempfile::tempdir().unwrap()), mirrored(2));
+        let [mut first, mut second] = [0, 1].map(|at: usize| CheckpointManager::new(folders[at].path()));
+        let trained = make(&strategy, dtype, build);
+        train(&strategy, &trained, 0..5);
+        first.save(&strategy, 5, &[&trained.0, &trained.1], &()).unwrap();
+        first.finish().unwrap();
+        // In another process, and in this one, which has made steps since.
+        train(&strategy, &trained, 5..7);
+        for resumed in [make(&strategy, dtype, build), trained] {
+            first.restore::<()>(&strategy, &[&resumed.0, &resumed.1]).unwrap().unwrap();
+            second.save(&strategy, 5, &[&resumed.0, &resumed.1], &()).unwrap();
+            second.finish().unwrap();
+            let [from_first, from_second] = [&mut first, &mut second].map(|checkpoints| {
+                let loaded = make(&strategy, dtype, build);
+                checkpoints.restore::<()>(&strategy, &[&loaded.0, &loaded.1]).unwrap().unwrap();
+                train(&strategy, &loaded, 5..8);
+                values(&loaded.0, 0)
+            });
+            assert_eq!(from_first, from_second, "{dtype:?}");
+        }
+    }
+}
+
+#[test]
+fn a_fixed_loss_scale_is_the_programs() {
+    let (folder, strategy) = (tempfile::tempdir().unwrap(), mirrored(2));
+    let saved = make(&strategy, DType::F16, |model| Adam::new(0.01).build(model)?.scale_losses(LossScale::dynamic()));
+    train(&strategy, &saved, 0..1);
+    let mut checkpoints = CheckpointManager::new(folder.path());
+    checkpoints.save(&strategy, 1, &[&saved.0, &saved.1], &()).unwrap();
+    checkpoints.finish().unwrap();
+    let fixed = make(&strategy, DType::F16, |model| Adam::new(0.01).build(model)?.scale_losses(LossScale::fixed(64.0)));
+    checkpoints.restore::<()>(&strategy, &[&fixed.0, &fixed.1]).unwrap().unwrap();
+    assert_eq!((saved.1.loss_scale(), fixed.1.loss_scale()), (32768.0, 64.0));
+}
+
+#[test]
 fn another_number_of_replicas_takes_what_was_saved() {
     let folder = tempfile::tempdir().unwrap();
     let saved = make(&mirrored(2), DType::F32, |model| Adam::new(0.01).build(model)?.zero1());

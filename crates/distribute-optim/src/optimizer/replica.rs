@@ -227,6 +227,33 @@ mod tests {
     }
 
     #[test]
+    fn a_second_gradient_of_a_variable_does_not_replace_the_first() {
+        let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build().unwrap();
+        let tensor = |value: f32| HostTensor::new(&[1], vec![value]).unwrap();
+        for is_sharded in [false, true] {
+            let model = HostModel::new(&strategy, [("w", tensor(0.5)), ("b", tensor(0.5))]).unwrap();
+            let optimizer = Adam::new(0.1).build(&model).unwrap();
+            let optimizer = if is_sharded { optimizer.zero1().unwrap() } else { optimizer };
+            let step = |times: usize| {
+                strategy.run_with(&optimizer, |context, optimizer| {
+                    let tape = &model.parameters().tapes[context.local_replica_id()];
+                    optimizer.minimize_by(context, || {
+                        (0..times).for_each(|_| tape.gradient(0, tensor(1.0)));
+                        tape.gradient(1, tensor(1.0));
+                        Ok(())
+                    })
+                })
+            };
+            // The first step decides on the order of later ones.
+            step(1).unwrap();
+            let before = model.values().unwrap();
+            let told = step(2).unwrap_err().to_string();
+            assert!(told.contains("variable w got two gradients in one step"), "{told}");
+            assert_eq!(model.values().unwrap(), before);
+        }
+    }
+
+    #[test]
     fn reported_gradients_are_not_scaled() {
         let strategy = MirroredStrategy::builder().build().unwrap();
         let model = HostModel::new(&strategy, [("w", HostTensor::new(&[1], vec![0.5]).unwrap())]).unwrap();

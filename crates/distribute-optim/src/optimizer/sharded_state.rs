@@ -99,8 +99,10 @@ impl<L: TensorLibrary> Optimizer<L> {
             }
             Ok(ControlFlow::Continue(()))
         };
+        // Of a checkpoint, until a step divides them: the same in all processes.
+        let restored = self.states.each.first().and_then(|replica| replica.lock().restored.clone());
         let mut seen = HashSet::new();
-        if let Some(plan) = self.states.plan() {
+        if let Some(plan) = self.states.plan().filter(|_| restored.is_none()) {
             for (index, bucket) in plan.gradients().iter().enumerate() {
                 let slots = match bucket.dtype {
                     DType::F64 => self.gather_bucket::<f64>(groups, &plan, index)?,
@@ -117,8 +119,17 @@ impl<L: TensorLibrary> Optimizer<L> {
         }
         let variables = self.parameters.variables().iter().enumerate();
         let flat = variables.filter(|(_, variable)| variable.is_trainable() && variable.layout().is_none());
-        // Those that have not got a gradient.
+        // Those that are restored, or have not got a gradient.
         for (_, variable) in flat.filter(|(index, _)| !seen.contains(index)) {
+            if let Some(whole) = &restored {
+                let names = self.slot_names(variable)?;
+                let slots: Option<Slots<L>> = names.iter().map(|name| whole.get(name).cloned()).collect();
+                let visited = visit_all(variable, slots.ok_or(Error::NoGradient)?)?;
+                if visited.is_break() {
+                    return Ok(visited);
+                }
+                continue;
+            }
             let component = &tensor_split::whole::<L, _>(variable.components(), variable.tensor_split())?;
             let slot = |slot: &&str| filled_like::<L>(component, self.rule.initial(slot));
             let master = is_short(dtype::<L>(component)?).then(|| wide::<L>(component));
