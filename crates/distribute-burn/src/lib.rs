@@ -49,6 +49,9 @@ mod error;
 mod extract;
 mod gather;
 mod hook;
+// Optimised crates share nothing.
+#[cfg(all(debug_assertions, not(test)))]
+mod instances;
 mod items;
 #[cfg(feature = "learner")]
 pub mod learner;

@@ -67,6 +67,9 @@ mod gpu;
 mod hook;
 mod host;
 mod initial;
+// Optimised crates share nothing.
+#[cfg(all(debug_assertions, not(test)))]
+mod instances;
 mod library;
 mod linear;
 mod losses;

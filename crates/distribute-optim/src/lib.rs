@@ -46,6 +46,9 @@ mod exchange;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod gradient;
+// Optimised crates share nothing.
+#[cfg(all(debug_assertions, not(test)))]
+mod instances;
 mod layer_options;
 mod library;
 mod optimizer;
