@@ -128,7 +128,7 @@ fn the_convolutional_model_of_burn_trains_on_files_with_compressed_gradients() {
 fn burn_char_lm_learns_more_than_frequencies_in_one_process_and_in_two() {
     let text = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/clusters.md");
     let mut brief = vec!["--text", text, "--width", "32", "--layers", "1", "--context", "32", "--sample", "40"];
-    brief.extend(["--epochs", "2", "--steps", "40"]);
+    brief.extend(["--epochs", "2", "--steps", "24"]);
     let one = run(example("burn_char_lm", &brief));
     let two = run(example("burn_char_lm", &brief).args(["--devices", TWO]));
     let processes = run(workers("burn_char_lm", &brief));

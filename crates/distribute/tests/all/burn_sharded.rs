@@ -91,7 +91,7 @@ fn a_model_that_does_not_fit_one_process_trains_on_four() {
     let limited = || {
         let shell = Job::builder("/bin/sh").args(["-c", "ulimit -d $0 && exec \"$@\"", LIMIT_KIB]).arg(&program);
         shell
-            .args(["--width", "512", "--layers", "4", "--context", "16", "--steps", "2", "--text", TEXT])
+            .args(["--width", "512", "--layers", "4", "--context", "16", "--steps", "1", "--text", TEXT])
             .env("RAYON_NUM_THREADS", "1")
     };
     let one = limited().arg("--mirrored").start().unwrap().wait_all(DEADLINE).unwrap();
