@@ -15,7 +15,8 @@ pub use probabilities::FromProbabilities;
 /// A loss function that returns one value per example. Functions of outputs and targets are losses too.
 ///
 /// # Shapes
-/// Outputs and targets have one example per row; the result has one number per example.
+/// Outputs and targets have one example per row; the result has one number per example, or one for each of its
+/// positions, as of sequences. Trainings minimise the mean over all of them, which they report.
 pub trait Loss: Send + Sync {
     /// Computes the loss of each example.
     ///

@@ -23,7 +23,8 @@ impl<T: Send + 'static> Dataset<T> {
         self.batch_by("batch", size, false, T::stack)
     }
 
-    /// Batches like [`batch`](Dataset::batch), and drops the last batch if it would be smaller.
+    /// Batches like [`batch`](Dataset::batch), and drops the last batch if it would be smaller. Where each worker reads
+    /// files or splits of its own, it drops what does not fill its part of a step.
     ///
     /// # Errors
     /// The errors of [`batch`](Dataset::batch).
