@@ -76,27 +76,31 @@ pub(crate) fn check(kind: DeviceKind, implementation: Implementation) -> distrib
         }
     };
     let places = places(kind, implementation)?;
+    let limited = Some(0.5);
     for which in Which::ALL {
         let cpu = OneDeviceStrategy::builder("CPU:0").build()?;
         let expected = train(&cpu, which, DType::F32, None)?;
+        let expected_limited = train(&cpu, which, DType::F32, limited)?;
         for (place, strategy) in &places {
-            for (dtype, clip) in [(DType::F32, None), (DType::F32, Some(0.5)), (DType::BF16, None), (DType::F16, None)]
-            {
-                // candle's convolutions on CPUs do not take bf16.
-                let has_cpu = strategy.devices().iter().any(|device| device.kind() == Some(DeviceKind::Cpu));
+            // candle's convolutions on CPUs do not take bf16.
+            let has_cpu = strategy.devices().iter().any(|device| device.kind() == Some(DeviceKind::Cpu));
+            for (dtype, clip, expected) in [
+                (DType::F32, None, &expected),
+                (DType::F32, limited, &expected_limited),
+                (DType::BF16, None, &expected),
+                (DType::F16, None, &expected),
+            ] {
                 if has_cpu && dtype == DType::BF16 {
                     continue;
                 }
                 let began = Instant::now();
-                let limited = clip.map_or(String::new(), |norm| format!(", norm limited to {norm}"));
-                let name = format!("{place}: {} in {}{limited}", which.name(), dtype.as_str());
-                let outcome = match clip {
-                    None => train(strategy, which, dtype, None).and_then(|found| compare(&expected, &found, dtype)),
-                    Some(_) => train(&cpu, which, dtype, clip).and_then(|expected| {
-                        train(strategy, which, dtype, clip).and_then(|found| compare(&expected, &found, dtype))
-                    }),
-                };
-                told(name, began, outcome);
+                let by = clip.map_or(String::new(), |norm| format!(", norm limited to {norm}"));
+                let name = format!("{place}: {} in {}{by}", which.name(), dtype.as_str());
+                told(
+                    name,
+                    began,
+                    train(strategy, which, dtype, clip).and_then(|found| compare(expected, &found, dtype)),
+                );
             }
         }
     }
