@@ -93,6 +93,11 @@ impl Lane {
         Lane { share, cuts: Vec::new(), seen: 0, ended: false }
     }
 
+    /// Returns the number of rows that were passed.
+    pub(crate) fn passed(&self) -> u64 {
+        self.cuts.iter().fold(self.seen, |passed, cut| passed.saturating_add(cut.skip))
+    }
+
     /// Returns the unseen rows of the lane, or one of `count` equal parts of them.
     fn rest(&self, count: u64, index: u64) -> Lane {
         let mut cuts = self.cuts.clone();
@@ -136,15 +141,14 @@ impl InputPosition {
     pub(crate) fn check(&self, read_mode: ReadMode, taken: Option<Taken>, global_batch: Option<usize>) -> Result<()> {
         let refuse = |problem: String| Err(Error::Position { problem });
         // At its beginning a pass is the same, however it is counted.
-        if self.lanes.iter().all(|lane| lane.seen == 0 && lane.cuts.iter().all(|cut| cut.skip == 0)) {
+        if self.lanes.iter().all(|lane| lane.passed() == 0) {
             return Ok(());
         }
         let of_function = |mode| if mode == ReadMode::Function { "of an input function" } else { "of a dataset" };
         // Positions of functions count steps, others rows, which is the same if a step has one.
-        let passed = |lane: &Lane| lane.cuts.iter().fold(lane.seen, |passed, cut| passed.saturating_add(cut.skip));
         let is_the_same = match self.read_mode {
             ReadMode::Function => global_batch == Some(1),
-            ReadMode::Walk | ReadMode::Lanes => self.lanes.iter().all(|lane| passed(lane) == self.steps),
+            ReadMode::Walk | ReadMode::Lanes => self.lanes.iter().all(|lane| lane.passed() == self.steps),
         };
         if (self.read_mode == ReadMode::Function) != (read_mode == ReadMode::Function) && !is_the_same {
             let (saved, now) = (of_function(self.read_mode), of_function(read_mode));

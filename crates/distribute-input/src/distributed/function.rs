@@ -74,8 +74,8 @@ where
     let open: StepOpener<T> = Arc::new(move |start| {
         let pass = crate::dataset::Pass::epoch(start.epoch).in_order();
         let mut lane = start.lanes.first().cloned().unwrap_or_else(|| Lane::of(None));
-        let passed = lane.cuts.iter().fold(0_u64, |passed, cut| passed.saturating_add(cut.skip));
-        let passed = usize::try_from(passed).unwrap_or(usize::MAX);
+        // Nothing is seen after the cuts yet.
+        let passed = usize::try_from(lane.passed()).unwrap_or(usize::MAX);
         let mut pipelines: Vec<Items<Vec<T>>> =
             chunks.iter().map(|open| skipping(open(pass.clone()), passed)).collect();
         let mut next = move || -> Result<Option<Step<T>>> {
