@@ -87,6 +87,8 @@ pub(crate) struct Facts {
     pub(crate) prefetch: usize,
     pub(crate) error: Option<Error>,
     pub(crate) shares: Shares,
+    /// The files of the sources, or their numbers of splits, in pipeline order.
+    pub(crate) sources: Vec<String>,
     /// The seeds of the shuffles, in pipeline order.
     pub(crate) seeds: Vec<u64>,
     /// The stages that choose and order elements, and memory budgets, in pipeline order.
@@ -275,9 +277,17 @@ impl<T> fmt::Debug for DatasetIter<T> {
 
 impl Facts {
     pub(crate) fn of(cardinality: Cardinality) -> Facts {
-        let (seeds, stages) = (Vec::new(), Vec::new());
-        let shares = Shares::None;
-        Facts { cardinality, batch_size: None, prefetch: 0, error: None, shares, seeds, stages, buffers: 0 }
+        Facts {
+            cardinality,
+            batch_size: None,
+            prefetch: 0,
+            error: None,
+            shares: Shares::None,
+            sources: Vec::new(),
+            seeds: Vec::new(),
+            stages: Vec::new(),
+            buffers: 0,
+        }
     }
 
     /// Keeps the first error.

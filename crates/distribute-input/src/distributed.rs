@@ -339,11 +339,13 @@ impl<T: Send + 'static> WorkerDataset<T> {
     /// The part of the pass that was seen before is read again, unless the tensors are in memory.
     ///
     /// # Errors
-    /// [`Error::Position`] if an input function chose the data, and the number of workers or what a step takes has
-    /// changed, or if only one of both datasets is of an input function.
+    /// [`Error::Position`] if the rows have another order: files were added, renamed or removed, or a seed of a shuffle
+    /// or a stage has changed. Also if an input function chose the data, and the number of workers or what a step takes
+    /// has changed, or if only one of both datasets is of an input function. At the beginning of a pass all of this may
+    /// change.
     pub fn iter_from(&self, position: &InputPosition) -> Result<WorkerIterator<T>> {
         let lanes = position.lanes_of(self.topology())?;
-        position.check(self.read_mode, self.taken, self.plan.global_batch())?;
+        position.check(self.read_mode, self.taken, &self.plan)?;
         self.passes.fetch_max(position.epoch.saturating_add(1), Ordering::Relaxed);
         let InputPosition { epoch, steps, read_mode, .. } = *position;
         Ok(self.begin(Start { epoch, steps, read_mode, lanes, stand_ins: self.stand_ins }))
@@ -355,7 +357,9 @@ impl<T: Send + 'static> WorkerDataset<T> {
         // Workers that read data of their own agree on the end instead.
         let is_decided_here = start.read_mode == ReadMode::Walk || self.topology().workers() == 1;
         let only_full = self.unequal_data == UnequalData::Drop && is_decided_here;
-        WorkerIterator::new(steps, start, self.taken, only_full)
+        let Start { epoch, steps: before, read_mode, lanes, .. } = start;
+        let (taken, order) = (self.taken, self.plan.order());
+        WorkerIterator::new(steps, InputPosition { epoch, steps: before, read_mode, lanes, taken, order }, only_full)
     }
 
     /// Returns whether passes of all workers that continue from this position, also that of a dataset which was read

@@ -36,7 +36,9 @@ pub struct DataPlan {
     /// The stages that choose and order elements, and memory budgets.
     stages: Vec<String>,
     /// The sources, if they are files or have splits.
-    sources: Option<Shares>,
+    divided: Option<Shares>,
+    /// All sources, in words.
+    sources: Vec<String>,
 }
 
 /// How the data are divided between replicas.
@@ -50,13 +52,22 @@ pub(crate) enum Division {
 
 impl DataPlan {
     pub(crate) fn new(topology: Topology, division: Division, steps: Cardinality) -> DataPlan {
-        DataPlan { topology, division, steps, seeds: Vec::new(), stages: Vec::new(), sources: None }
+        DataPlan {
+            topology,
+            division,
+            steps,
+            seeds: Vec::new(),
+            stages: Vec::new(),
+            divided: None,
+            sources: Vec::new(),
+        }
     }
 
     pub(crate) fn with_sources(self, facts: &Facts) -> DataPlan {
-        let sources =
+        let divided =
             Some(facts.shares.clone()).filter(|shares| matches!(shares, Shares::Splits(_) | Shares::Files(_)));
-        DataPlan { seeds: facts.seeds.clone(), stages: facts.stages.clone(), sources, ..self }
+        let Facts { seeds, stages, sources, .. } = facts.clone();
+        DataPlan { seeds, stages, divided, sources, ..self }
     }
 
     /// Returns the named settings that must be equal on all workers for the plan to hold; empty if each worker chooses
@@ -85,7 +96,7 @@ impl DataPlan {
             ("reading", policy.to_owned()),
             ("seeds of shuffles", format!("{:?}", self.seeds)),
         ];
-        match (&self.sources, reads) {
+        match (&self.divided, reads) {
             (Some(Shares::Splits(splits)), _) => settings.push(("splits of the source", format!("{splits:?}"))),
             // Without a share a worker may have files of its own.
             (Some(Shares::Files(_)), Reads::Own { share: None, .. }) | (None, _) => {}
@@ -95,6 +106,18 @@ impl DataPlan {
             settings.push(("choice and order of elements", self.stages.join(", ")));
         }
         settings
+    }
+
+    /// Describes what the order of the rows depends on, as far as a dataset knows it; `None` if each worker may have
+    /// data of its own.
+    pub(crate) fn order(&self) -> Option<String> {
+        match &self.division {
+            Division::PerWorker { .. } | Division::Global { reads: Reads::Own { share: None, .. }, .. } => None,
+            Division::Global { .. } => {
+                let (sources, stages) = (self.sources.join(", "), self.stages.join(", "));
+                Some(format!("{sources}; seeds {:?}; stages [{stages}]", self.seeds))
+            }
+        }
     }
 
     /// Returns the workers and replicas that read.

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::dataset::Share;
+use crate::plan::DataPlan;
 use crate::{Error, Result, Topology};
 
 /// The position of a pass over a distributed dataset, for checkpoints.
@@ -33,6 +34,10 @@ pub struct InputPosition {
     /// The share of each step in the data of an input function. Positions of older versions have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) taken: Option<Taken>,
+    /// What the order of the rows depends on: files, seeds of shuffles and stages. `None` if workers may have data of
+    /// their own, and in positions of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) order: Option<String>,
 }
 
 /// The data of an input function that one step of a worker takes.
@@ -126,6 +131,9 @@ impl InputPosition {
             if (other.epoch, other.read_mode) != (all.epoch, all.read_mode) {
                 return refuse("workers are in different passes, or read in different ways");
             }
+            if other.order != all.order {
+                return refuse("workers have other files, seeds of shuffles or stages than the first one");
+            }
             all.steps = all.steps.max(other.steps);
             match all.read_mode {
                 ReadMode::Walk if other.lanes != all.lanes => return refuse("workers have not walked equally far"),
@@ -136,9 +144,9 @@ impl InputPosition {
         Ok(all)
     }
 
-    /// Checks that a dataset that is read in this way counts steps as this position does; `global_batch` is the number
-    /// of rows of a step, if all steps of all workers have one.
-    pub(crate) fn check(&self, read_mode: ReadMode, taken: Option<Taken>, global_batch: Option<usize>) -> Result<()> {
+    /// Checks that a dataset that is read in this way has its rows in the order of this position, and counts steps as
+    /// it does.
+    pub(crate) fn check(&self, read_mode: ReadMode, taken: Option<Taken>, plan: &DataPlan) -> Result<()> {
         let refuse = |problem: String| Err(Error::Position { problem });
         // At its beginning a pass is the same, however it is counted.
         if self.lanes.iter().all(|lane| lane.passed() == 0) {
@@ -147,12 +155,20 @@ impl InputPosition {
         let of_function = |mode| if mode == ReadMode::Function { "of an input function" } else { "of a dataset" };
         // Positions of functions count steps, others rows, which is the same if a step has one.
         let is_the_same = match self.read_mode {
-            ReadMode::Function => global_batch == Some(1),
+            ReadMode::Function => plan.global_batch() == Some(1),
             ReadMode::Walk | ReadMode::Lanes => self.lanes.iter().all(|lane| lane.passed() == self.steps),
         };
         if (self.read_mode == ReadMode::Function) != (read_mode == ReadMode::Function) && !is_the_same {
             let (saved, now) = (of_function(self.read_mode), of_function(read_mode));
             return refuse(format!("it is one {saved}, and the data is that {now}; distribute it as before"));
+        }
+        if let (Some(saved), Some(now)) = (&self.order, plan.order())
+            && *saved != now
+        {
+            return refuse(format!(
+                "it counts rows in the order of <{saved}>, and the data has that of <{now}>: others would be skipped \
+                 than were seen; read the files, seeds and stages that it was saved with"
+            ));
         }
         match (self.taken, taken) {
             (Some(saved), Some(now)) if !saved.is_as_much_as(now) => {

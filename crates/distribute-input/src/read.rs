@@ -131,7 +131,7 @@ pub struct BadRecord {
     record: u64,
     offset: u64,
     problem: String,
-    /// The store's error that has ended the reading of the file, if it is not the record that is bad.
+    /// The error of the store or the operating system that has ended the reading of the file, if it is not the record that is bad.
     cause: Option<Cause>,
 }
 
@@ -197,8 +197,8 @@ pub enum BadRecords {
     /// The pass ends with an error that names file, record and byte.
     #[default]
     Fail,
-    /// They are skipped and counted, and the first ones are logged. Files of a store that cannot be asked are not: the
-    /// pass ends with its error.
+    /// They are skipped and counted, and the first ones are logged. Files of a store that cannot be asked, or of a disk
+    /// that fails, are not: the pass ends with its error.
     Skip(Skipped),
 }
 

@@ -64,9 +64,16 @@ pub(crate) fn class(error: &io::Error) -> Option<Class> {
     StoreError::of(error).map(ErrorClass::class)
 }
 
-/// Returns whether the error is of a store that could not be asked, and says nothing of the file.
+/// Returns whether the error is of a store or a disk that could not be asked, and says nothing of the file.
 pub(crate) fn is_unanswered(error: &Arc<io::Error>) -> bool {
-    StoreError::of(error).is_some_and(|error| !matches!(error, StoreError::NotFound { .. }))
+    use io::ErrorKind::{InvalidFilename, IsADirectory, NotADirectory, NotFound, PermissionDenied};
+    let is_of_file =
+        || matches!(error.kind(), NotFound | PermissionDenied | IsADirectory | NotADirectory | InvalidFilename);
+    match StoreError::of(error) {
+        Some(error) => !matches!(error, StoreError::NotFound { .. }),
+        // An error of the operating system, such as too many open files or a broken disk.
+        None => error.raw_os_error().is_some() && !is_of_file(),
+    }
 }
 
 impl Object {

@@ -326,6 +326,43 @@ fn a_position_survives_json_and_functions_keep_their_workers() {
     assert!(other.unwrap_err().to_string().contains("different passes"));
 }
 
+#[test]
+fn a_position_is_refused_by_rows_in_another_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let (paths, _) = files(folder.path(), &[4, 4, 3]);
+    let shuffled = |paths: &[PathBuf], seed| worker(&numbers(paths, 1).shuffle(4, seed).batch(2), (1, 0, 1), plain());
+    let mut pass = shuffled(&paths, 7).iter();
+    let beginning = pass.position().clone();
+    pass.next();
+    let position = pass.position();
+    let refused = |data: WorkerDataset<Array<i64>>| data.iter_from(position).unwrap_err().to_string();
+    // A file that comes before the others, a seed, and a selection.
+    let grown: Vec<PathBuf> = [folder.path().join("00.txt")].into_iter().chain(paths.clone()).collect();
+    let text = refused(shuffled(&grown, 7));
+    assert!(text.contains("<3 files") && text.contains("<4 files"), "{text}");
+    assert!(refused(shuffled(&paths, 8)).contains("seeds [8]"));
+    let fewer = numbers(&paths, 1).take(9).shuffle(4, 7).batch(2);
+    assert!(refused(worker(&fewer, (1, 0, 1), plain())).contains("take"));
+    // Rows in memory, of which there are more now.
+    let range = |to| worker(&Dataset::range(0..to).shuffle(9, 1).batch(2), (1, 0, 1), plain());
+    let mut pass = range(9).iter();
+    pass.next();
+    assert!(range(10).iter_from(pass.position()).unwrap_err().to_string().contains("of 10"));
+    // Without a shuffle they follow.
+    let range = |to| worker(&Dataset::range(0..to).batch(2), (1, 0, 1), plain());
+    let mut pass = range(4).iter();
+    pass.next();
+    assert_eq!(steps(range(5).iter_from(pass.position()).unwrap()), [vec![vec![2, 3]], vec![vec![4]]]);
+    // Another batch is not another order, and at the beginning nothing was seen.
+    let larger = numbers(&paths, 1).shuffle(4, 7).batch(3);
+    assert!(worker(&larger, (1, 0, 1), plain()).iter_from(position).is_ok());
+    assert!(shuffled(&grown, 8).iter_from(&beginning).is_ok());
+}
+
+fn plain() -> InputOptions {
+    InputOptions::default()
+}
+
 /// How the data of a case are made.
 #[derive(Clone, Debug)]
 struct Case {

@@ -4,6 +4,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use distribute_types::{FNV64, fnv1a_64};
+
 use super::{Cardinality, Dataset, Facts, Items, Opener, Share, Shares};
 use crate::{BoxError, Error, store};
 
@@ -67,6 +69,7 @@ impl Dataset<FileShard> {
     pub fn from_files<P: Into<PathBuf>>(paths: impl IntoIterator<Item = P>) -> Dataset<FileShard> {
         let paths: Arc<[PathBuf]> = paths.into_iter().map(Into::into).collect();
         let mut facts = Facts::of(Cardinality::Unknown);
+        facts.sources.push(names(paths.iter()));
         facts.shares = Shares::Files(vec![Arc::clone(&paths)]);
         facts.note(paths.is_empty().then_some(Error::NoFiles));
         let open: Opener<FileShard> = Arc::new(move |pass| {
@@ -104,6 +107,17 @@ impl Dataset<FileShard> {
             }
         }
     }
+}
+
+/// Describes a list of files by their names: the folder may differ between machines.
+pub(super) fn names<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> String {
+    let (mut count, mut digest) = (0, FNV64);
+    for path in paths {
+        count += 1;
+        let name = path.file_name().unwrap_or_default();
+        digest = fnv1a_64(digest, name.as_encoded_bytes().iter().copied().chain([0]));
+    }
+    format!("{count} files, whose names have the digest {digest:016x}")
 }
 
 /// Returns the files and folders in a folder of a disk or a store, sorted by name, each with whether it is a folder.

@@ -68,6 +68,7 @@ impl<T: Send + 'static> Dataset<T> {
         let mut facts = Facts::of(self.facts.cardinality.shorter(other.facts.cardinality));
         facts.batch_size = self.facts.batch_size.filter(|size| other.facts.batch_size == Some(*size));
         facts.buffers = self.facts.buffers + other.facts.buffers;
+        facts.sources = [self.facts.sources, other.facts.sources].concat();
         facts.seeds = [self.facts.seeds, other.facts.seeds].concat();
         facts.stages = [self.facts.stages, other.facts.stages].concat();
         facts.note(self.facts.error.or(other.facts.error));
@@ -85,6 +86,7 @@ impl<T: Send + 'static> Dataset<T> {
         facts.batch_size = self.facts.batch_size.filter(|size| other.facts.batch_size == Some(*size));
         facts.note(self.facts.error.or(other.facts.error));
         facts.buffers = self.facts.buffers + other.facts.buffers;
+        facts.sources = [self.facts.sources, other.facts.sources].concat();
         facts.seeds = [self.facts.seeds, other.facts.seeds].concat();
         facts.stages = [self.facts.stages, other.facts.stages].concat();
         facts.shares = self.facts.shares.both(other.facts.shares);

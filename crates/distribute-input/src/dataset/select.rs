@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::limited::is_counted;
 use super::selection::Selection;
-use super::{Dataset, Facts, Items, Opener, Share, Shares};
+use super::{Cardinality, Dataset, Facts, Items, Opener, Share, Shares};
 use crate::{Error, Result};
 
 impl<T: Send + 'static> Dataset<T> {
@@ -105,8 +105,12 @@ impl<T: Send + 'static> Dataset<T> {
             // The positions of these selections refer to the whole dataset, not to a share of it.
             facts.shares = Shares::None;
         }
+        facts.stages.push(match (&selection, facts.cardinality) {
+            // The order of a shuffle depends on the number of its elements.
+            (Selection::Shuffle { .. }, Cardinality::Known(count)) => format!("{selection} of {count}"),
+            _ => selection.to_string(),
+        });
         facts.cardinality = selection.cardinality(facts.cardinality);
-        facts.stages.push(selection.to_string());
         // Moving row numbers would bypass the thread of a preceding prefetch.
         let prefetched = std::mem::take(&mut facts.prefetch) > 0;
         match self.picks.filter(|_| !prefetched) {

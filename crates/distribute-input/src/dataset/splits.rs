@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use distribute_types::{FNV64, fnv1a_64};
-
+use super::files::names;
 use super::{Cardinality, Dataset, DatasetIter, Facts, Items, Opener, Pass, Share, Shares};
 use crate::Error;
 
@@ -49,6 +48,7 @@ impl Dataset<Split> {
     /// ```
     pub fn from_splits(count: usize) -> Dataset<Split> {
         let mut facts = Facts::of(Cardinality::Unknown);
+        facts.sources.push(format!("{count} splits"));
         facts.shares = Shares::Splits(vec![count]);
         facts.positive("from_splits", "count", count);
         let open: Opener<Split> = Arc::new(move |pass: Pass| {
@@ -136,12 +136,7 @@ impl std::fmt::Display for Shares {
             Shares::Hint => formatter.write_str("at shard_hint"),
             Shares::Splits(counts) => write!(formatter, "by splits, {counts:?}"),
             Shares::Files(lists) => {
-                let paths = || lists.iter().flat_map(|list| list.iter());
-                // The folder may differ between machines.
-                let names = paths().filter_map(|path| path.file_name());
-                let digest = names
-                    .fold(FNV64, |digest, name| fnv1a_64(digest, name.as_encoded_bytes().iter().copied().chain([0])));
-                write!(formatter, "by {} files, whose names have the digest {digest:016x}", paths().count())
+                write!(formatter, "by {}", names(lists.iter().flat_map(|list| list.iter())))
             }
         }
     }

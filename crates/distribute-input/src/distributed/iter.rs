@@ -1,8 +1,7 @@
 //! One pass over a distributed dataset.
 
-use super::{Start, Step};
+use super::Step;
 use crate::dataset::Items;
-use crate::position::Taken;
 use crate::{InputPosition, Result};
 
 /// The kind of item that a pass yields next.
@@ -30,9 +29,7 @@ pub struct WorkerIterator<T> {
 }
 
 impl<T> WorkerIterator<T> {
-    pub(super) fn new(steps: Items<Step<T>>, start: Start, taken: Option<Taken>, only_full: bool) -> WorkerIterator<T> {
-        let Start { epoch, steps: before, read_mode, lanes, .. } = start;
-        let position = InputPosition { epoch, steps: before, read_mode, lanes, taken };
+    pub(super) fn new(steps: Items<Step<T>>, position: InputPosition, only_full: bool) -> WorkerIterator<T> {
         WorkerIterator { steps: Some(steps), next: None, position, only_full, examples: Vec::new() }
     }
 

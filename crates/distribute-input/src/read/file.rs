@@ -38,18 +38,18 @@ enum Source {
     Object(Object),
 }
 
-/// The error of a store that has interrupted the reading of a file, for a reader whose format's library passes on its
+/// The error of a store or the operating system that has interrupted the reading of a file, for a reader whose format's library passes on its
 /// text alone. A record after it is not damaged, and not to be skipped.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Failure(Arc<Mutex<Option<Arc<io::Error>>>>);
 
 impl Failure {
-    /// Creates the error of a record, with the store's error if that is its cause.
+    /// Creates the error of a record, with this error if that is its cause.
     pub(super) fn bad(&self, record: u64, offset: u64, problem: impl Into<String>) -> BadRecord {
         BadRecord { cause: self.0.lock().clone().map(super::Cause), ..BadRecord::new(record, offset, problem) }
     }
 
-    /// Returns the store's error if there is one, in place of the error of a library that has passed it on as a text.
+    /// Returns this error if there is one, in place of the error of a library that has passed it on as a text.
     pub(super) fn cause(&self, error: io::Error) -> io::Error {
         match self.0.lock().take().map(Arc::try_unwrap) {
             Some(Ok(cause)) => cause,
@@ -57,7 +57,7 @@ impl Failure {
         }
     }
 
-    /// Returns whether a store has interrupted the reading.
+    /// Returns whether the reading was interrupted.
     pub(super) fn is_noted(&self) -> bool {
         self.0.lock().is_some()
     }
@@ -121,7 +121,11 @@ impl InputFile {
 impl Read for InputFile {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match &mut self.source {
-            Source::File(file) => file.read(buffer),
+            // Whoever reads tries again.
+            Source::File(file) => match file.read(buffer) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => Err(error),
+                outcome => self.failure.note(outcome),
+            },
             Source::Object(object) => self.failure.note(object.read(buffer)),
         }
     }
@@ -165,7 +169,14 @@ mod ranges {
 
         fn get_bytes(&self, start: u64, length: usize) -> Result<bytes::Bytes> {
             match &self.source {
-                Source::File(file) => file.get_bytes(start, length),
+                Source::File(_) => {
+                    let mut bytes = Vec::new();
+                    self.get_read(start)?.take(length as u64).read_to_end(&mut bytes)?;
+                    if bytes.len() < length {
+                        return Err(ParquetError::EOF(format!("{length} bytes at {start} are {}", bytes.len())));
+                    }
+                    Ok(bytes.into())
+                }
                 Source::Object(object) => {
                     let range = start..start.saturating_add(length as u64);
                     let read = self.failure.note(object.read_range(range));

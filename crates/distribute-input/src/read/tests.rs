@@ -318,3 +318,15 @@ fn arrays_of_every_type_of_safetensors_are_read() {
     assert_eq!(file.array::<u16>("u16").unwrap().as_slice(), [1, 0xfffe]);
     assert!(file.array::<i16>("u16").unwrap_err().to_string().contains("U16, and I16 was asked for"));
 }
+
+/// The system refuses to read the first bytes of a process's memory (EIO), as a broken disk would those of a file.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_disk_that_fails_is_not_a_damaged_record() {
+    let (skipped, options) = skipping();
+    let lines = Dataset::from_files(["/proc/self/mem"]).read(Lines, options.clone());
+    assert!(matches!(all(&lines), Err(Error::File { .. })), "{:?}", all(&lines));
+    let records = Dataset::from_files(["/proc/self/mem"]).read(TfRecords, options);
+    assert!(matches!(all(&records), Err(Error::File { .. })), "{:?}", all(&records));
+    assert_eq!(skipped.count(), 0, "{:?}", skipped.first());
+}
