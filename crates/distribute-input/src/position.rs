@@ -34,7 +34,7 @@ pub struct InputPosition {
     /// The share of each step in the data of an input function. Positions of older versions have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) taken: Option<Taken>,
-    /// What the order of the rows depends on: files, seeds of shuffles and stages. `None` if workers may have data of
+    /// The files, seeds of shuffles and stages that the order of the rows depends on. `None` if workers may have data of
     /// their own, and in positions of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) order: Option<String>,

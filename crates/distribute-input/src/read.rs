@@ -131,7 +131,8 @@ pub struct BadRecord {
     record: u64,
     offset: u64,
     problem: String,
-    /// The error of the store or the operating system that has ended the reading of the file, if it is not the record that is bad.
+    /// The error of the store or the operating system that has ended the reading of the file, if the record itself is
+    /// not bad.
     cause: Option<Cause>,
 }
 

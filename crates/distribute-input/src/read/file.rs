@@ -38,8 +38,8 @@ enum Source {
     Object(Object),
 }
 
-/// The error of a store or the operating system that has interrupted the reading of a file, for a reader whose format's library passes on its
-/// text alone. A record after it is not damaged, and not to be skipped.
+/// The error of a store or the operating system that has interrupted the reading of a file, for a reader whose format's
+/// library passes on its text alone. A record after it is not damaged, and not to be skipped.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Failure(Arc<Mutex<Option<Arc<io::Error>>>>);
 
@@ -121,7 +121,7 @@ impl InputFile {
 impl Read for InputFile {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match &mut self.source {
-            // Whoever reads tries again.
+            // The caller tries again.
             Source::File(file) => match file.read(buffer) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => Err(error),
                 outcome => self.failure.note(outcome),
