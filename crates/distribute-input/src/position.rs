@@ -34,8 +34,8 @@ pub struct InputPosition {
     /// The share of each step in the data of an input function. Positions of older versions have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) taken: Option<Taken>,
-    /// The files, seeds of shuffles and stages that the order of the rows depends on. `None` if workers may have data of
-    /// their own, and in positions of older versions.
+    /// The files, seeds of shuffles and stages that the order of the rows depends on. `None` if workers may have data
+    /// of their own, and in positions of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) order: Option<String>,
 }
