@@ -30,8 +30,6 @@ use half::{bf16, f16};
 use crate::number::Number;
 
 mod number;
-#[cfg(test)]
-mod tests;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
@@ -134,9 +132,22 @@ macro_rules! dispatched {
                 if x86::is_newer() {
                     return x86::$name($($arg),*);
                 }
-                $here($($arg),*);
+                portable::$name($($arg),*);
             }
         )*
+
+        /// The functions as every processor of the architecture can run them, with which those of newer ones are
+        /// compared.
+        pub mod portable {
+            use super::*;
+
+            $(
+                $(#[$doc])*
+                pub fn $name($($arg: $type),*) {
+                    $here($($arg),*);
+                }
+            )*
+        }
 
         #[cfg(target_arch = "x86_64")]
         mod x86 {

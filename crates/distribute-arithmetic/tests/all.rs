@@ -1,8 +1,14 @@
-use bytemuck::{bytes_of, cast_slice, cast_slice_mut};
-use proptest::prelude::*;
+//! Reductions against naive ones, conversions against those of `half`, and every processor's functions against the
+//! portable ones.
 
-use super::*;
-use crate::number::{narrow_bf16, narrow_f16, widen_bf16, widen_f16};
+use bytemuck::{bytes_of, cast_slice, cast_slice_mut};
+use distribute_arithmetic::{
+    Combine, Keep, Reduce, ShortFloat, accumulate_mean, combine, divide, finish_mean, mean_accumulator, portable,
+    reduce_in_place, reduce_to_one, round_off, widen,
+};
+use distribute_types::{DType, Element};
+use half::{bf16, f16};
+use proptest::prelude::*;
 
 const OPS: [Combine; 7] =
     [Combine::Sum, Combine::Min, Combine::Max, Combine::Product, Combine::BitAnd, Combine::BitOr, Combine::BitXor];
@@ -21,7 +27,7 @@ fn naive(reduce: Reduce, values: &[f64]) -> f64 {
 }
 
 /// Small integers are exact in every type, so results can be compared for equality.
-fn check<T: Number>(reduce: Reduce, ranks: usize, len: usize, make: impl Fn(u8) -> T, read: impl Fn(T) -> f64) {
+fn check<T: Element>(reduce: Reduce, ranks: usize, len: usize, make: impl Fn(u8) -> T, read: impl Fn(T) -> f64) {
     let mut data: Vec<Vec<T>> =
         (0..ranks).map(|r| (0..len).map(|i| make(((r * 7 + i * 3) % 5) as u8)).collect()).collect();
     let expected: Vec<f64> =
@@ -46,7 +52,7 @@ fn check<T: Number>(reduce: Reduce, ranks: usize, len: usize, make: impl Fn(u8) 
 }
 
 /// Combines one source after another, as between processes.
-fn pairwise<T: Number>(reduce: Reduce, data: &[Vec<T>]) -> Vec<T> {
+fn pairwise<T: Element>(reduce: Reduce, data: &[Vec<T>]) -> Vec<T> {
     let mut result = data[0].clone();
     let n = data.len() as u32;
     let (op, is_mean) = match reduce {
@@ -59,7 +65,7 @@ fn pairwise<T: Number>(reduce: Reduce, data: &[Vec<T>]) -> Vec<T> {
             let accumulate = |source: &Vec<T>| {
                 let mut memory = vec![0u64; words];
                 let len = source.len() * per_element * dtype.size_bytes();
-                super::accumulate_mean(T::DTYPE, n, &[cast_slice(source)], &mut cast_slice_mut(&mut memory)[..len]);
+                accumulate_mean(T::DTYPE, n, &[cast_slice(source)], &mut cast_slice_mut(&mut memory)[..len]);
                 memory
             };
             let len = data[0].len() * per_element * dtype.size_bytes();
@@ -84,7 +90,7 @@ fn pairwise<T: Number>(reduce: Reduce, data: &[Vec<T>]) -> Vec<T> {
 
 #[test]
 fn every_nan_has_the_same_bits() {
-    fn check<T: distribute_types::Element + PartialEq>([nan, negated]: [T; 2]) {
+    fn check<T: Element + PartialEq>([nan, negated]: [T; 2]) {
         for reduce in [Reduce::Combined(Combine::Sum), Reduce::Combined(Combine::Product), Reduce::Mean(2)] {
             let reduced = |first: T, second: T| {
                 let (first, second, mut target) = ([first; 9], [second; 9], [T::default(); 9]);
@@ -107,7 +113,7 @@ fn every_nan_has_the_same_bits() {
 
 #[test]
 fn means_of_the_greatest_integers_are_the_same_on_every_way() {
-    fn check<T: Number + PartialEq + std::fmt::Debug>(values: [T; 3], mean: T) {
+    fn check<T: Element + PartialEq + std::fmt::Debug>(values: [T; 3], mean: T) {
         let data = values.map(|value| vec![value; 3]);
         let mut one = vec![T::default(); 3];
         reduce_to_one(
@@ -172,16 +178,16 @@ proptest! {
         let buffers: Vec<Vec<u64>> = (0..3).map(|_| (0..len).map(|_| random()).collect()).collect();
         let sources: Vec<&[u8]> = buffers.iter().map(|buffer| cast_slice(buffer)).collect();
         let (mut plain, mut newer) = (vec![0u64; len], vec![0u64; len]);
-        reduce_to_one_here(dtype, Reduce::Mean(3), &sources, cast_slice_mut(&mut plain));
+        portable::reduce_to_one(dtype, Reduce::Mean(3), &sources, cast_slice_mut(&mut plain));
         reduce_to_one(dtype, Reduce::Mean(3), &sources, cast_slice_mut(&mut newer));
         prop_assert!(plain == newer);
-        combine_here(dtype, op, cast_slice_mut(&mut plain), sources[1]);
+        portable::combine(dtype, op, cast_slice_mut(&mut plain), sources[1]);
         combine(dtype, op, cast_slice_mut(&mut newer), sources[1]);
         prop_assert!(plain == newer);
         let mut all = [buffers.clone(), buffers.clone()];
         let [first, second] = &mut all;
         let mut views: Vec<&mut [u8]> = first.iter_mut().map(|buffer| cast_slice_mut(buffer)).collect();
-        reduce_in_place_here(dtype, Reduce::Combined(op), Keep::All, &mut views);
+        portable::reduce_in_place(dtype, Reduce::Combined(op), Keep::All, &mut views);
         let mut views: Vec<&mut [u8]> = second.iter_mut().map(|buffer| cast_slice_mut(buffer)).collect();
         reduce_in_place(dtype, Reduce::Combined(op), Keep::All, &mut views);
         prop_assert!(first == second);
@@ -190,18 +196,35 @@ proptest! {
 
 #[test]
 fn short_floats_are_converted_as_the_library_converts_them() {
-    for bits in (0..=u32::MAX).step_by(16_381) {
-        let x = f32::from_bits(bits);
-        let same = |ours: u16, theirs: u16, nan: bool| ours == theirs || (nan && x.is_nan());
-        let (ours, theirs) = (narrow_bf16(x), bf16::from_f32(x));
-        assert!(same(ours.to_bits(), theirs.to_bits(), ours.is_nan()), "bf16 of {bits:08x}");
-        let (ours, theirs) = (narrow_f16(x), f16::from_f32(x));
-        assert!(same(ours.to_bits(), theirs.to_bits(), ours.is_nan()), "f16 of {bits:08x}: {ours} {theirs}");
-    }
-    for bits in 0..=u16::MAX {
-        let same = |ours: f32, theirs: f32| ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan());
-        assert!(same(widen_f16(f16::from_bits(bits)), f16::from_bits(bits).to_f32()), "f16 {bits:04x}");
-        assert!(same(widen_bf16(bf16::from_bits(bits)), bf16::from_bits(bits).to_f32()), "bf16 {bits:04x}");
+    let bits: Vec<u32> = (0..=u32::MAX).step_by(16_381).collect();
+    let floats: Vec<f32> = bits.iter().map(|bits| f32::from_bits(*bits)).collect();
+    let every: Vec<u16> = (0..=u16::MAX).collect();
+    let float = |to: ShortFloat, bits: u16| match to {
+        ShortFloat::F16 => f16::from_bits(bits).to_f32(),
+        ShortFloat::Bf16 => bf16::from_bits(bits).to_f32(),
+    };
+    for to in [ShortFloat::F16, ShortFloat::Bf16] {
+        let mut short = vec![0u16; floats.len()];
+        for rounds in [round_off, portable::round_off] {
+            rounds(to, &mut floats.clone(), cast_slice_mut(&mut short));
+            for (x, ours) in floats.iter().zip(&short) {
+                let theirs = match to {
+                    ShortFloat::F16 => f16::from_f32(*x).to_bits(),
+                    ShortFloat::Bf16 => bf16::from_f32(*x).to_bits(),
+                };
+                let is_same = *ours == theirs || (x.is_nan() && float(to, *ours).is_nan());
+                assert!(is_same, "{to:?} of {:08x}: {ours:04x} {theirs:04x}", x.to_bits());
+            }
+        }
+        let mut wide = vec![0f32; every.len()];
+        for widens in [widen, portable::widen] {
+            widens(to, cast_slice(&every), &mut wide);
+            for (bits, ours) in every.iter().zip(&wide) {
+                let theirs = float(to, *bits);
+                let is_same = ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan());
+                assert!(is_same, "{to:?} {bits:04x}: {ours} {theirs}");
+            }
+        }
     }
 }
 
