@@ -65,6 +65,9 @@ impl Source {
     fn waits(&self) -> Vec<Wait> {
         let mut waits = Vec::new();
         for (place, (number, line)) in self.lines.iter().enumerate() {
+            if !line.as_bytes().contains(&b'(') && !line.contains(".await") {
+                continue;
+            }
             let next = self.lines.get(place + 1).map_or("", |(_, next)| next.trim_start());
             let wait = |call, is_limited| calls(line, call).then_some(Wait { line: *number, call, is_limited });
             // A condition variable's plain `wait` takes a guard, or returns a poisoned lock's error; none of ours does.
@@ -82,6 +85,9 @@ impl Source {
 
 /// Whether a line calls a function; a definition, or a longer name that contains this one, does not count.
 fn calls(line: &str, call: &str) -> bool {
+    if !line.contains(call) {
+        return false;
+    }
     let line = NO_WAITS.iter().fold(line.to_owned(), |line, other| line.replace(other, ""));
     let in_name = |next: char| next.is_alphanumeric() || next == '_';
     line.match_indices(call).any(|(at, _)| {

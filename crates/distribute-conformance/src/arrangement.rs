@@ -75,7 +75,7 @@ impl Arrangement {
         Arrangement::workers("MultiWorkerMirrored 1x1", "workers 1×1", 1, 1).extra(),
         Arrangement::workers("MultiWorkerMirrored 2x1", "workers 2×1", 2, 1),
         Arrangement::workers("MultiWorkerMirrored 2x2", "workers 2×2", 2, 2).extra(),
-        Arrangement::workers("MultiWorkerMirrored 2x1 of 2 tensor ranks", "workers 2×1×2", 2, 2).in_pairs(),
+        Arrangement::workers("MultiWorkerMirrored 2x1 of 2 tensor ranks", "workers 2×1×2", 2, 2).in_pairs().extra(),
         Arrangement::alone("FullySharded 2", "sharded 2", Kind::FullySharded, 2),
         Arrangement::alone("FullySharded 4", "sharded 4", Kind::FullySharded, 4).extra(),
         Arrangement::workers("FullySharded 2x1", "sharded 2×1", 2, 1).sharded(),

@@ -113,7 +113,7 @@ pub(crate) type FitOf<L> = trainer::Fit<ExamplesOf<L>, FitError<L>>;
 pub(crate) const INPUTS: usize = 16;
 pub(crate) const CLASSES: usize = 3;
 /// The number of words of [`Kind::Vocabulary`], and of the elements of each: more than a megabyte.
-pub(crate) const WORDS: [usize; 2] = [20_000, 16];
+pub(crate) const WORDS: [usize; 2] = [17_000, 16];
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Kind {

@@ -1,5 +1,7 @@
 //! Promises of optimizers besides their arithmetic.
 
+use std::any::type_name;
+
 use candle_core::{Device, Tensor, Var};
 use distribute::backend::TensorLibrary;
 use distribute::candle::{gather_over_replicas, mean_over_replicas, sum_over_replicas};
@@ -9,7 +11,7 @@ use distribute::optim::{Adagrad, Adam, AdamW, Clip, Ema, Ftrl, Lamb, LossScale, 
 use distribute::prelude::{Axis, CheckpointManager, CommunicationOptions, MirroredStrategy, ReduceOp, Strategy};
 use distribute::values::TensorStorage;
 
-use super::models::{TOLERANCE, UNEVEN, audit, built, minimize, parameters, parameters_with, train_by};
+use super::models::{TOLERANCE, UNEVEN, audit, built, minimize, on_one, parameters, parameters_with, train_by};
 use crate::check::{Fault, Stop, check, check_eq};
 use crate::conditions::{in_one_process, is_compiled, unless_whole};
 use crate::library::{Batch, Build, Kind, Library, elements, variables};
@@ -49,11 +51,13 @@ fn kinds<L: Library>(strategy: &Strategy) -> Result<Vec<(&'static str, Build<L>)
 }
 
 pub(crate) fn every_kind<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
-    let one = Strategy::default_strategy()?;
     for (name, build) in kinds::<L>(strategy)? {
-        let (model, _) = train_by::<L>(strategy, Kind::Dense, 20, |_| 16, build)?;
-        let (alone, _) = train_by::<L>(&one, Kind::Dense, 20, |_| 16, build)?;
-        let apart = apart(&parameters::<L>(strategy, &model, 0)?, &parameters::<L>(&one, &alone, 0)?);
+        let of = |strategy: &Strategy| {
+            let (model, _) = train_by::<L>(strategy, Kind::Dense, 20, |_| 16, build)?;
+            parameters::<L>(strategy, &model, 0)
+        };
+        let alone = on_one(format!("{} by {name}", type_name::<L>()), of)?;
+        let apart = apart(&of(strategy)?, &alone);
         // Where a gradient is nearly 0, adaptive steps amplify its rounding error.
         check!(apart < 10.0 * TOLERANCE, "{name}: parameters are {apart:e} apart after 20 steps");
     }
@@ -134,18 +138,19 @@ pub(crate) fn clipped<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
         |model| Sgd::new(0.2).build(model)?.clip(Clip::Norm(0.02)),
         |model| Sgd::new(0.2).build(model)?.clip(Clip::Value(0.003)),
     ];
-    let one = Strategy::default_strategy()?;
-    let (free, _) = train_by::<L>(strategy, Kind::Dense, 20, UNEVEN, |model| Sgd::new(0.2).build(model))?;
-    let free = parameters::<L>(strategy, &free, 0)?;
-    for build in limits {
+    let of = |strategy: &Strategy, build: Build<L>| {
+        let (model, _) = train_by::<L>(strategy, Kind::Dense, 20, UNEVEN, build)?;
+        parameters::<L>(strategy, &model, 0)
+    };
+    let free = of(strategy, |model| Sgd::new(0.2).build(model))?;
+    for (limit, build) in limits.into_iter().enumerate() {
         let model = built::<L>(strategy, Kind::Dense)?;
         if unless_whole(strategy, build(&model))?.is_none() {
             continue;
         }
-        let (model, _) = train_by::<L>(strategy, Kind::Dense, 20, UNEVEN, build)?;
-        let (alone, _) = train_by::<L>(&one, Kind::Dense, 20, UNEVEN, build)?;
-        let model = parameters::<L>(strategy, &model, 0)?;
-        let apart = apart(&model, &parameters::<L>(&one, &alone, 0)?);
+        let model = of(strategy, build)?;
+        let alone = on_one(format!("{} within limit {limit}", type_name::<L>()), |one| of(one, build))?;
+        let apart = apart(&model, &alone);
         check!(apart < TOLERANCE, "parameters are {apart:e} apart after 20 steps");
         check!(model != free, "the limit limits nothing");
     }

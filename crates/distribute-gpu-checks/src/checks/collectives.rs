@@ -49,9 +49,14 @@ pub(super) fn on_ranks<R: Send>(
 }
 
 /// All-reduces random values of every type and operation.
-pub(super) fn reduce(devices: &[Arc<CudaDevice>], asked: DeviceImplementation, way: &str) -> Result<()> {
-    // Through the host's memory, several chunks of each rank.
-    let large = if asked == DeviceImplementation::Host { LARGE } else { LARGE / devices.len() };
+pub(super) fn reduce(gpus: &Gpus, devices: &[Arc<CudaDevice>], asked: DeviceImplementation, way: &str) -> Result<()> {
+    let large = match asked {
+        // Several chunks of each rank.
+        DeviceImplementation::Host => LARGE,
+        // A simulated GPU works on elements one after another.
+        _ if gpus.are_simulated() => LARGE / 20 / devices.len(),
+        _ => LARGE / devices.len(),
+    };
     for (dtype, op, count) in [
         (DType::F32, ReduceOp::Sum, 1),
         (DType::F32, ReduceOp::Mean, 4099),
@@ -127,14 +132,14 @@ fn check(what: &str, dtype: DType, op: ReduceOp, inputs: &[Vec<u8>], result: &[u
 
 fn by_kernels(gpus: &Gpus) -> Result<Outcome> {
     for count in [1, 2, 4, 18] {
-        reduce(&gpus.on_first(count, None)?, DeviceImplementation::Auto, "kernels")?;
+        reduce(gpus, &gpus.on_first(count, None)?, DeviceImplementation::Auto, "kernels")?;
     }
     passed("1, 2, 4 and 18 ranks")
 }
 
 fn by_host(gpus: &Gpus) -> Result<Outcome> {
     for count in [1, 3] {
-        reduce(&gpus.on_first(count, None)?, DeviceImplementation::Host, "the host's memory")?;
+        reduce(gpus, &gpus.on_first(count, None)?, DeviceImplementation::Host, "the host's memory")?;
     }
     passed("1 and 3 ranks")
 }
@@ -144,7 +149,7 @@ fn several(gpus: &Gpus) -> Result<Outcome> {
         return Ok(Outcome::Skipped("there is one GPU; two are needed".to_owned()));
     };
     let all = gpus.on_each(gpus.infos().len())?.unwrap_or(devices);
-    reduce(&all, DeviceImplementation::Kernels, "kernels")?;
+    reduce(gpus, &all, DeviceImplementation::Kernels, "kernels")?;
     passed(format!("{} GPUs", all.len()))
 }
 

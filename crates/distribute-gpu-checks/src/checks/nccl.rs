@@ -25,7 +25,7 @@ fn several(gpus: &Gpus) -> Result<Outcome> {
         Some(all) if all.len() > 1 => all,
         _ => return Ok(Outcome::Skipped("there is one GPU; two are needed".to_owned())),
     };
-    reduce(&all, DeviceImplementation::Auto, "NCCL")?;
+    reduce(gpus, &all, DeviceImplementation::Auto, "NCCL")?;
     moves(&all, DeviceImplementation::Nccl)?;
     passed(format!("{} GPUs, NCCL {}", all.len(), library.version()))
 }
@@ -36,7 +36,7 @@ fn shared(gpus: &Gpus) -> Result<Outcome> {
     let is_told = std::env::var_os("NCCL_MULTI_RANK_GPU_ENABLE").is_some_and(|value| value == "1");
     if is_told && Library::load().is_ok_and(|library| library.version() >= Version::new(2, 30, 0)) {
         ensure(said.iter().all(|said| said.contains("by NCCL")), || said.concat())?;
-        reduce(&devices, DeviceImplementation::Nccl, "NCCL")?;
+        reduce(gpus, &devices, DeviceImplementation::Nccl, "NCCL")?;
         moves(&devices, DeviceImplementation::Nccl)?;
         let by_itself = chosen(&devices, DeviceImplementation::Auto)?;
         ensure(by_itself.iter().all(|said| said.contains("kernels")), || by_itself.concat())?;
