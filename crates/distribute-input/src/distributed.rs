@@ -344,7 +344,7 @@ impl<T: Send + 'static> WorkerDataset<T> {
     /// has changed, or if only one of both datasets is of an input function. At the beginning of a pass all of this may
     /// change.
     pub fn iter_from(&self, position: &InputPosition) -> Result<WorkerIterator<T>> {
-        let lanes = position.lanes_of(self.topology())?;
+        let lanes = position.lanes_of(self.topology(), self.unequal_data)?;
         position.check(self.read_mode, self.taken, &self.plan)?;
         self.passes.fetch_max(position.epoch.saturating_add(1), Ordering::Relaxed);
         let InputPosition { epoch, steps, read_mode, .. } = *position;

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::dataset::Share;
 use crate::plan::DataPlan;
-use crate::{Error, Result, Topology};
+use crate::{Error, Result, Topology, UnequalData};
 
 /// The position of a pass over a distributed dataset, for checkpoints.
 ///
@@ -187,8 +187,10 @@ impl InputPosition {
         }
     }
 
-    /// Returns the lanes that a worker reads when it resumes.
-    pub(crate) fn lanes_of(&self, topology: Topology) -> Result<Vec<Lane>> {
+    /// Returns the lanes that a worker reads when it resumes. Lanes that cannot be dealt evenly are divided by rows if
+    /// the pass ends with the worker that has the fewest, and else among as few workers as can be, since each of them
+    /// reads the whole lane.
+    pub(crate) fn lanes_of(&self, topology: Topology, unequal: UnequalData) -> Result<Vec<Lane>> {
         let (workers, worker) = (topology.workers(), topology.worker());
         match self.read_mode {
             ReadMode::Walk => Ok(self.lanes.iter().map(|lane| lane.rest(1, 0)).collect()),
@@ -202,6 +204,12 @@ impl InputPosition {
             ReadMode::Function => Ok(vec![self.lanes[worker].rest(1, 0)]),
             ReadMode::Lanes => {
                 let left: Vec<&Lane> = self.lanes.iter().filter(|lane| !lane.ended).collect();
+                if unequal != UnequalData::Pad {
+                    let (whole, shared) = left.split_at(left.len() / workers * workers);
+                    let whole = whole.iter().skip(worker).step_by(workers).map(|lane| lane.rest(1, 0));
+                    let shared = shared.iter().map(|lane| lane.rest(workers as u64, worker as u64));
+                    return Ok(whole.chain(shared).collect());
+                }
                 if left.len() >= workers || left.is_empty() {
                     return Ok(left.into_iter().skip(worker).step_by(workers).map(|lane| lane.rest(1, 0)).collect());
                 }

@@ -359,6 +359,22 @@ fn a_position_is_refused_by_rows_in_another_order() {
     assert!(shuffled(&grown, 8).iter_from(&beginning).is_ok());
 }
 
+/// A pass that ends with the worker that has the fewest rows loses none for how lanes are dealt.
+#[test]
+fn fewer_workers_resume_with_as_many_rows_each() {
+    let folder = tempfile::tempdir().unwrap();
+    let (paths, _) = files(folder.path(), &[6, 6, 6]);
+    let data = numbers(&paths, 1).batch(3);
+    for unequal in [UnequalData::Stop, UnequalData::Drop] {
+        let options = plain().unequal_data(unequal);
+        let mut passes: Vec<_> = (0..3).map(|at| worker(&data, (3, at, 1), options).iter()).collect();
+        let position = take(&mut passes, 2, &mut BTreeMap::new());
+        let rest = |at| worker(&data, (2, at, 1), options).iter_from(&position).unwrap();
+        let rows = [0, 1].map(|at| flat(&steps(rest(at))).concat().len());
+        assert_eq!(rows, [6, 6], "{unequal:?}");
+    }
+}
+
 fn plain() -> InputOptions {
     InputOptions::default()
 }
