@@ -9,6 +9,7 @@ use serde_json::Value;
 use crate::checkpoint::{CheckpointManager, Checkpointed, Snapshot};
 use crate::{Error, Result};
 
+mod best;
 mod csv_logger;
 #[cfg(feature = "kubeflow")]
 mod kubeflow;
@@ -18,8 +19,10 @@ mod model_checkpoint;
 mod profile;
 #[cfg(feature = "prometheus")]
 mod prometheus;
+mod state;
 #[cfg(feature = "status")]
 mod status_page;
+mod steps;
 mod stopping;
 #[cfg(feature = "tensorboard")]
 mod tensor_board;
@@ -237,7 +240,8 @@ pub trait Callback: Send {
         Value::Null
     }
 
-    /// Restores the state. A state of another callback is ignored.
+    /// Restores the state. A state of another callback, as it is given if the callbacks of a restarted program are
+    /// others or in another order, must be ignored: let a state name its callback.
     fn set_state(&mut self, state: &Value) {}
 }
 

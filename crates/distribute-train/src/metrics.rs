@@ -21,10 +21,12 @@
 //! `tf.keras.metrics` under `tf.distribute`, whose variables are on-read sums.
 
 mod classes;
+mod named;
 mod thresholds;
 mod values;
 
 pub use classes::{Accuracy, ConfusionMatrix, CrossEntropy, Perplexity, TopK};
+pub use named::Named;
 pub use thresholds::{Auc, BinaryAccuracy, F1, Precision, Recall};
 pub use values::{Mean, MeanAbsoluteError, MeanSquaredError};
 
@@ -220,10 +222,37 @@ impl Metrics {
         Metrics::default()
     }
 
-    /// Adds a metric.
+    /// Adds a metric, whose name must be its own: see [`check_names`](Metrics::check_names). [`Named`] gives it another
+    /// one.
     pub fn with(mut self, metric: impl Metric + 'static) -> Metrics {
         self.metrics.push(Box::new(metric));
         self
+    }
+
+    /// Checks that each metric has a name of its own, which is not that of the loss or of a value of the validation:
+    /// callbacks and tables would show only one of two with equal names. Training and evaluations begin with this.
+    ///
+    /// # Errors
+    /// [`Error::Metric`] for a name that is taken; [`Named`] gives a metric another one.
+    pub fn check_names(&self) -> Result<()> {
+        let names: Vec<String> = self.metrics.iter().map(|metric| metric.name()).collect();
+        for (at, name) in names.iter().enumerate() {
+            let of_training = name.strip_prefix("val_").unwrap_or(name);
+            let is_of_validation =
+                of_training != name && (of_training == "loss" || names.iter().any(|n| n == of_training));
+            let taken = if name == "loss" {
+                "the loss has it".to_owned()
+            } else if is_of_validation {
+                format!("the validation's {of_training} has it")
+            } else if let Some(first) = names[..at].iter().position(|other| other == name) {
+                format!("metrics {} and {} both have it", first + 1, at + 1)
+            } else {
+                continue;
+            };
+            let problem = format!("a name of its own, and {taken}; give it another one with metrics::Named");
+            return Err(Error::Metric { metric: name.clone(), problem });
+        }
+        Ok(())
     }
 
     /// Returns the sums before the first example.

@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 use distribute_strategy::{Request, Strategy};
 use parking_lot::Mutex;
 
+use self::signals::Taken;
 use self::watcher::Watching;
 use crate::{Error, Result};
 
 mod config;
+mod signals;
 mod watcher;
 
 pub use config::{ExitFunction, TerminationConfig, Watcher};
@@ -21,7 +23,11 @@ pub use signal_hook::consts::{SIGINT, SIGTERM};
 /// Turns a signal to any worker, or an event that its [`Watcher`] sees, into a step after which all of them stop.
 ///
 /// The request travels with the gradients, so it costs nothing while no worker is asked to stop. A second signal ends
-/// the process at once; the first one after an event does not.
+/// the process at once; the first one after an event does not. When the handler is dropped, as [`fit`] does at its end,
+/// signals have their default effect again, so that they end the process; on Linux unless the program had handled or
+/// ignored them before.
+///
+/// [`fit`]: crate::trainer::fit()
 ///
 /// # Examples
 /// ```
@@ -41,7 +47,7 @@ pub use signal_hook::consts::{SIGINT, SIGTERM};
 pub struct PreemptionHandler {
     strategy: Strategy,
     config: TerminationConfig,
-    handlers: Vec<signal_hook::SigId>,
+    taken: Vec<Taken>,
     /// Whether this process has received a signal.
     signalled: Arc<AtomicBool>,
     watching: Option<Watching>,
@@ -89,20 +95,11 @@ impl PreemptionHandler {
             None => strategy.request_flag(request),
         };
         let (strategy, signalled) = (strategy.clone(), Arc::default());
-        let (handlers, grace) = (Vec::new(), Mutex::default());
-        let mut handler = PreemptionHandler { strategy, config, handlers, signalled, watching: None, grace };
+        let (taken, grace) = (Vec::new(), Mutex::default());
+        let mut handler = PreemptionHandler { strategy, config, taken, signalled, watching: None, grace };
         for signal in handler.config.signals.clone() {
-            let failed = |source| Error::Signal { signal, source };
-            // Registered in this order, the first signal sets the flags, and the second one finds them set.
-            let signalled = &handler.signalled;
-            let ids = [
-                signal_hook::flag::register_conditional_default(signal, signalled.clone()),
-                signal_hook::flag::register(signal, signalled.clone()),
-                signal_hook::flag::register(signal, flag(&handler.strategy, first)),
-            ];
-            for id in ids {
-                handler.handlers.push(id.map_err(failed)?);
-            }
+            let taken = Taken::take(signal, &handler.signalled, flag(&handler.strategy, first));
+            handler.taken.push(taken.map_err(|source| Error::Signal { signal, source })?);
         }
         if let Some(watcher) = &handler.config.watcher {
             let request = flag(&handler.strategy, first);
@@ -186,14 +183,6 @@ impl PreemptionHandler {
     /// [`Strategy::leave_job`].
     pub fn is_told(&self) -> bool {
         self.signalled.load(Ordering::Relaxed) || self.watching.as_ref().is_some_and(Watching::has_event)
-    }
-}
-
-impl Drop for PreemptionHandler {
-    fn drop(&mut self) {
-        for handler in self.handlers.drain(..) {
-            signal_hook::low_level::unregister(handler);
-        }
     }
 }
 

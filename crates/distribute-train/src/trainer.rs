@@ -202,12 +202,14 @@ pub fn results(metrics: &Metrics, sums: &[f64]) -> Vec<(String, f64)> {
 /// Evaluates a model on data. Returns the loss and the metrics, in that order.
 ///
 /// # Errors
-/// [`Error::NoExamples`](crate::Error::NoExamples) if the data have none; the library's error if the model fails or the
+/// [`Error::NoExamples`](crate::Error::NoExamples) if the data have none; [`Error::Metric`](crate::Error::Metric) if
+/// metrics have equal names; the library's error if the model fails or the
 /// data cannot be read, and the strategy's if a replica is missing or fails.
 pub fn evaluate<T: Trainee>(
     trainer: &T,
     data: &dyn TrainingData<T::Examples, T::Error>,
 ) -> Result<Vec<(String, f64)>, T::Error> {
+    trainer.metrics().check_names()?;
     trainer.synchronize()?;
     let batching = Batching { batch_size: BATCH_SIZE, is_set: false, shuffle: false };
     evaluate_distributed(trainer, &data.distribute(trainer.strategy(), batching)?.0, None, 0)

@@ -8,6 +8,7 @@ use distribute_candle::{Loss, Model, Optimizer};
 use distribute_input::{Column, Features};
 use distribute_train::metrics::Metric;
 
+use super::spec::check_names;
 use super::{Estimator, EstimatorModel, EstimatorSpec, Labels, Mode, RunConfig};
 use crate::feature_columns::{FeatureColumns, InputLayer, Numeric};
 use crate::{Error, Result};
@@ -78,7 +79,8 @@ impl<M: ModuleT + Sync + 'static> LayersEstimator<M> {
         LayersEstimator { columns, build, loss, metrics: Vec::new(), weights: None }
     }
 
-    /// Adds a metric of the outputs, which evaluations compute.
+    /// Adds a metric of the outputs, which evaluations compute. Its name must be its own;
+    /// [`Named`](distribute_train::metrics::Named) gives it another one.
     pub fn metric(mut self, metric: impl Metric + 'static) -> LayersEstimator<M> {
         self.metrics.push(Arc::new(metric));
         self
@@ -95,13 +97,18 @@ impl<M: ModuleT + Sync + 'static> LayersEstimator<M> {
     ///
     /// # Errors
     /// [`Error::FeatureColumn`] if a column is invalid or has categories that are not dense; [`Error::Configuration`]
-    /// if settings contradict each other.
+    /// if settings contradict each other, or metrics have equal names.
     pub fn build(
         self,
         optimizer: impl Fn(&Model<LayersModel<M>>) -> distribute_candle::Result<Optimizer> + Send + Sync + 'static,
         config: RunConfig,
     ) -> Result<Estimator<LayersModel<M>>> {
         self.columns.check_dense()?;
+        let names: Vec<String> = self.metrics.iter().map(|metric| metric.name()).collect();
+        check_names(&names.iter().map(String::as_str).collect::<Vec<_>>()).map_err(|problem| {
+            let problem = format!("{problem}, by distribute_train::metrics::Named");
+            Error::Configuration { what: "LayersEstimator", problem }
+        })?;
         let LayersEstimator { columns, build, loss, metrics, weights } = self;
         let metrics: Arc<[Arc<dyn Metric>]> = metrics.into();
         let model_fn = move |_, vb: VarBuilder<'static>| {

@@ -75,7 +75,7 @@ impl EstimatorSpec {
         EstimatorSpec::default()
     }
 
-    /// Adds a named prediction.
+    /// Adds a named prediction; [`predict`](crate::Estimator::predict) returns [`Error::Spec`] if two have one name.
     ///
     /// # Shapes
     /// One row per example.
@@ -116,7 +116,8 @@ impl EstimatorSpec {
         self
     }
 
-    /// Adds a metric of outputs and targets. Targets have as many values as outputs, or one class per example.
+    /// Adds a metric of outputs and targets, under a name of its own that is not `loss` or `global_step`; an evaluation
+    /// returns [`Error::Spec`] otherwise. Targets have as many values as outputs, or one class per example.
     ///
     /// # Shapes
     /// One row of outputs per example. Integer targets are classes, other targets are values.
@@ -166,6 +167,13 @@ impl EstimatorSpec {
     }
 
     pub(super) fn into_predictions(self) -> Result<Vec<(String, Tensor)>> {
+        let names: Vec<&str> = self.predictions.iter().map(|(name, _)| name.as_str()).collect();
+        if let Some((first, second)) = equal(&names) {
+            let (name, first, second) = (names[first], first + 1, second + 1);
+            let problem =
+                format!("predictions {first} and {second} are both named {name:?}; give each a name of its own");
+            return Err(Error::Spec { mode: Mode::Predict, problem });
+        }
         let problem = match self.predictions.iter().find(|(_, values)| values.dims().is_empty()) {
             _ if self.predictions.is_empty() => "it has no predictions; call .prediction(…)".to_owned(),
             Some((name, _)) => format!("prediction {name:?} is a scalar; give a row for each example"),
@@ -178,6 +186,8 @@ impl EstimatorSpec {
 
     /// Computes this replica's sums.
     pub(super) fn sums(self) -> Result<Sums> {
+        let names: Vec<&str> = self.metrics.iter().map(|measured| measured.measure.name.as_str()).collect();
+        check_names(&names).map_err(|problem| Error::Spec { mode: Mode::Eval, problem })?;
         let (losses, penalty) = self.losses(Mode::Eval)?;
         let examples = losses.elem_count();
         let weights = match &self.weights {
@@ -227,6 +237,24 @@ impl Measured {
             Ok(())
         })?)
     }
+}
+
+/// Checks that scores can be told apart by the names of the metrics; returns the problem otherwise.
+pub(super) fn check_names(names: &[&str]) -> Result<(), String> {
+    if let Some((first, second)) = equal(names) {
+        let (name, first, second) = (names[first], first + 1, second + 1);
+        return Err(format!("metrics {first} and {second} are both named {name:?}; give each a name of its own"));
+    }
+    match names.iter().find(|name| ["loss", "global_step"].contains(*name)) {
+        Some(name) => Err(format!("a metric is named {name:?}, as another score is; give it a name of its own")),
+        None => Ok(()),
+    }
+}
+
+/// Returns the places of the first two equal names, if there are any.
+fn equal(names: &[&str]) -> Option<(usize, usize)> {
+    let first = |second: usize| names[..second].iter().position(|name| *name == names[second]);
+    (0..names.len()).find_map(|second| Some((first(second)?, second)))
 }
 
 /// Converts a scalar tensor to a number.

@@ -17,7 +17,7 @@ use distribute_estimator::{
 };
 use distribute_input::{BoxError, Column, Dataset, Element, Features};
 use distribute_strategy::{CentralStorageStrategy, MirroredStrategy, MultiWorkerMirroredStrategy, Request, Strategy};
-use distribute_train::metrics::{Accuracy, Metrics, TopK};
+use distribute_train::metrics::{Accuracy, Mean, Metrics, Named, Precision, TopK};
 use distribute_train::preemption::TerminationConfig;
 
 mod clusters;
@@ -320,6 +320,8 @@ impl EstimatorModel for Own {
         let losses = MeanSquaredError.per_example(&y, &right)?;
         Ok(match self.what {
             "no loss" if mode == Mode::Eval => EstimatorSpec::new(),
+            "two" => EstimatorSpec::new().loss(&losses).metric("off", Mean, &y, &right).metric("off", Mean, &y, &right),
+            "loss" => EstimatorSpec::new().loss(&losses).metric("loss", Mean, &y, &right),
             "mean" => EstimatorSpec::new().loss(&losses.mean_all()?),
             "infinite" => EstimatorSpec::new().loss(&(losses + f64::INFINITY)?),
             _ => EstimatorSpec::new().loss(&losses).penalty(&(self.line.weight().sqr()?.sum_all()? * 0.1)?),
@@ -396,6 +398,57 @@ fn mistakes_are_answered_by_a_sentence() {
     own.train(forever(&labels), Until::Steps(2)).unwrap();
     let text = said(own.evaluate(&EvalSpec::new(once(&labels))).err());
     assert!(text.contains("mode EVAL: it has no loss; call .loss"), "{text}");
+}
+
+#[test]
+fn scores_of_equal_names_are_refused() {
+    let (folder, labels) = (tempfile::tempdir().unwrap(), Column::from(prices()));
+    for (what, words) in [
+        ("two", "metrics 1 and 2 are both named \"off\"; give each a name of its own"),
+        ("loss", "a metric is named \"loss\", as another score is"),
+    ] {
+        let own = Own::estimator(&folder.path().join(what), what);
+        own.train(forever(&labels), Until::Steps(1)).unwrap();
+        let text = own.evaluate(&EvalSpec::new(once(&labels))).unwrap_err().to_string();
+        assert!(text.contains(words), "{text}");
+    }
+    let columns = FeatureColumns::new().with(Numeric::new("rooms"));
+    let build = |name: &str| {
+        LayersEstimator::new(&columns, |vb| linear(1, 1, vb.pp("line")), MeanSquaredError)
+            .metric(Precision::default())
+            .metric(Named::new(name, Precision { threshold: 0.9 }))
+            .build(|model| Sgd::new(0.1).build(model), RunConfig::new(folder.path()))
+    };
+    let error = build("precision").err().unwrap();
+    let text = error.to_string();
+    assert!(matches!(error, Error::Configuration { .. }) && text.contains("both named \"precision\""), "{text}");
+    build("strict_precision").unwrap();
+}
+
+/// A model with two predictions of one name.
+struct Twice(Own);
+
+impl EstimatorModel for Twice {
+    fn spec(&self, features: &Features, labels: Option<&Labels>, mode: Mode) -> Result<EstimatorSpec> {
+        let y = self.0.line.forward(&self.0.input.forward(features)?)?;
+        let spec = self.0.spec(features, labels, mode)?;
+        Ok(if mode == Mode::Predict { spec.prediction("price", &y) } else { spec })
+    }
+}
+
+#[test]
+fn predictions_of_equal_names_are_refused() {
+    let (folder, labels) = (tempfile::tempdir().unwrap(), Column::from(prices()));
+    let model_fn = |_, vb: VarBuilder<'static>| {
+        let columns = FeatureColumns::new().with(Numeric::new("rooms"));
+        let line = linear(1, 1, vb.pp("line"))?;
+        Ok(Twice(Own { input: InputLayer::new(&columns, vb)?, line, what: "" }))
+    };
+    let twice =
+        Estimator::new(model_fn, |model| Sgd::new(0.1).build(model), RunConfig::new(folder.path().join("m"))).unwrap();
+    twice.train(forever(&labels), Until::Steps(1)).unwrap();
+    let text = twice.predict(|| Ok(Dataset::from_tensor_slices(houses()).batch(16))).unwrap_err().to_string();
+    assert!(text.contains("predictions 1 and 2 are both named \"price\""), "{text}");
 }
 
 #[test]

@@ -121,20 +121,20 @@ impl<L: TensorLibrary> Optimizer<L> {
         let flat = variables.filter(|(_, variable)| variable.is_trainable() && variable.layout().is_none());
         // Those that are restored, or have not got a gradient.
         for (_, variable) in flat.filter(|(index, _)| !seen.contains(index)) {
-            if let Some(whole) = &restored {
-                let names = self.slot_names(variable)?;
-                let slots: Option<Slots<L>> = names.iter().map(|name| whole.get(name).cloned()).collect();
-                let visited = visit_all(variable, slots.ok_or(Error::NoGradient)?)?;
-                if visited.is_break() {
-                    return Ok(visited);
+            let slots: Slots<L> = match &restored {
+                Some(whole) => {
+                    let names = self.slot_names(variable)?;
+                    let slots: Option<Slots<L>> = names.iter().map(|name| whole.get(name).cloned()).collect();
+                    slots.ok_or(Error::NoGradient)?
                 }
-                continue;
-            }
-            let component = &tensor_split::whole::<L, _>(variable.components(), variable.tensor_split())?;
-            let slot = |slot: &&str| filled_like::<L>(component, self.rule.initial(slot));
-            let master = is_short(dtype::<L>(component)?).then(|| wide::<L>(component));
-            let initial: Vec<L::Tensor> = self.rule.slots().iter().map(slot).chain(master).collect::<Result<_, _>>()?;
-            let visited = visit_all(variable, initial)?;
+                None => {
+                    let component = &tensor_split::whole::<L, _>(variable.components(), variable.tensor_split())?;
+                    let slot = |slot: &&str| filled_like::<L>(component, self.rule.initial(slot));
+                    let master = is_short(dtype::<L>(component)?).then(|| wide::<L>(component));
+                    self.rule.slots().iter().map(slot).chain(master).collect::<Result<_, _>>()?
+                }
+            };
+            let visited = visit_all(variable, slots)?;
             if visited.is_break() {
                 return Ok(visited);
             }

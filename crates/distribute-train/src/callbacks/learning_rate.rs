@@ -2,10 +2,11 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::watch::Watch;
-use super::{Callback, Training, refuse_elastic};
+use super::{Callback, Training, refuse_elastic, state};
 use crate::Result;
 
 type Schedule = Box<dyn FnMut(u64, f64) -> f64 + Send>;
@@ -70,13 +71,25 @@ impl Callback for LearningRateSchedule {
     }
 
     fn state(&self) -> Value {
-        self.epoch.into()
+        state::of(SCHEDULE, Scheduled { epoch: self.epoch })
     }
 
-    fn set_state(&mut self, state: &Value) {
-        self.epoch = state.as_u64().unwrap_or(0);
+    fn set_state(&mut self, given: &Value) {
+        // Earlier versions saved the number alone.
+        let earlier = |given: &Value| Some(Scheduled { epoch: given.as_u64()? });
+        if let Some(Scheduled { epoch }) = state::read(SCHEDULE, given, earlier) {
+            self.epoch = epoch;
+        }
     }
 }
+
+/// The state of a [`LearningRateSchedule`], and its name in checkpoints.
+#[derive(Serialize, Deserialize)]
+struct Scheduled {
+    epoch: u64,
+}
+
+const SCHEDULE: &str = "LearningRateSchedule";
 
 impl fmt::Debug for LearningRateSchedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -98,8 +111,18 @@ impl fmt::Debug for LearningRateSchedule {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ScaleByReplicas {
     warm_up: u64,
+    scaled: Scaled,
+    /// Whether the state is that of an earlier version, which did not save whether the warm-up was over.
+    is_earlier: bool,
+}
+
+/// The state of a [`ScaleByReplicas`].
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+struct Scaled {
     /// The rate for one replica.
     rate: Option<f64>,
+    /// Whether the rate has been multiplied by the number of replicas; then other callbacks may change it.
+    done: bool,
 }
 
 impl ScaleByReplicas {
@@ -108,17 +131,22 @@ impl ScaleByReplicas {
         ScaleByReplicas::default()
     }
 
-    /// Warms up linearly from the optimizer's rate over this many steps.
+    /// Warms up linearly from the optimizer's rate over this many steps, after which the rate is left to other
+    /// callbacks.
     pub fn warm_up(self, steps: u64) -> ScaleByReplicas {
         ScaleByReplicas { warm_up: steps, ..self }
     }
 
     fn set(&mut self, training: &mut Training<'_>) -> Result<()> {
-        let rate = *self.rate.get_or_insert(*training.learning_rate);
-        // After the warm-up, other callbacks may change the rate.
-        if training.step <= self.warm_up {
+        if std::mem::take(&mut self.is_earlier) {
+            self.scaled.done = training.step > self.warm_up;
+        }
+        let rate = *self.scaled.rate.get_or_insert(*training.learning_rate);
+        if !self.scaled.done {
             let replicas = training.strategy.num_replicas_in_sync() as f64;
-            let grown = if self.warm_up == 0 { 1.0 } else { training.step as f64 / self.warm_up as f64 };
+            // Several steps may have been made at once, beyond the end of the warm-up.
+            self.scaled.done = training.step >= self.warm_up;
+            let grown = if self.scaled.done { 1.0 } else { training.step as f64 / self.warm_up as f64 };
             *training.learning_rate = rate * (1.0 + (replicas - 1.0) * grown);
         }
         Ok(())
@@ -141,13 +169,20 @@ impl Callback for ScaleByReplicas {
     }
 
     fn state(&self) -> Value {
-        self.rate.into()
+        state::of(SCALE, self.scaled)
     }
 
-    fn set_state(&mut self, state: &Value) {
-        self.rate = state.as_f64();
+    fn set_state(&mut self, given: &Value) {
+        // Earlier versions saved the rate alone. The number of an epoch, of a schedule, has no fraction.
+        let rate = given.as_f64().filter(|_| given.is_f64());
+        if let Some(scaled) = state::read(SCALE, given, |_| Some(Scaled { rate: Some(rate?), done: false })) {
+            (self.scaled, self.is_earlier) = (scaled, rate.is_some());
+        }
     }
 }
+
+/// The name in checkpoints.
+const SCALE: &str = "ScaleByReplicas";
 
 /// Multiplies the learning rate by a factor when a value has not improved for some epochs.
 ///
@@ -199,10 +234,13 @@ impl Callback for ReduceLrOnPlateau {
     }
 
     fn state(&self) -> Value {
-        self.watch.state()
+        self.watch.state(PLATEAU)
     }
 
     fn set_state(&mut self, state: &Value) {
-        self.watch.set_state(state);
+        self.watch.set_state(PLATEAU, state);
     }
 }
+
+/// The name in checkpoints.
+const PLATEAU: &str = "ReduceLrOnPlateau";

@@ -2,12 +2,13 @@
 
 use std::path::PathBuf;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::watch::Watch;
+use super::best::Best;
+use super::steps::Steps;
 use super::{Callback, Occasion, Training};
-use crate::Result;
 use crate::checkpoint::CheckpointManager;
+use crate::{Error, Result};
 
 /// Saves the model, its optimizer and everything else that is needed to resume training, periodically or when it is
 /// best.
@@ -29,10 +30,11 @@ use crate::checkpoint::CheckpointManager;
 #[derive(Debug)]
 pub struct ModelCheckpoint {
     checkpoints: CheckpointManager,
-    every: Every,
-    best: Option<Watch>,
-    /// Whether the epoch that has just ended is the best so far.
-    is_best: bool,
+    /// As the program has set it.
+    every: Option<Every>,
+    /// Whether the program has set how many are kept.
+    keeps: bool,
+    best: Option<Best>,
 }
 
 /// When to save, besides at the end.
@@ -43,28 +45,6 @@ enum Every {
     Steps(Steps),
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Steps {
-    count: u64,
-    /// The step after which a checkpoint was last saved.
-    last: u64,
-}
-
-impl Steps {
-    fn new(count: u64) -> Steps {
-        Steps { count: count.max(1), last: 0 }
-    }
-
-    /// Returns whether a multiple of the count has been passed, by one step or by several that were run at once.
-    fn is_due(&mut self, step: u64) -> bool {
-        let due = step / self.count > self.last / self.count;
-        if due {
-            self.last = step;
-        }
-        due
-    }
-}
-
 impl ModelCheckpoint {
     /// Saves into this folder after each epoch and keeps the newest five.
     pub fn new(folder: impl Into<PathBuf>) -> ModelCheckpoint {
@@ -73,12 +53,12 @@ impl ModelCheckpoint {
 
     /// Saves with a manager's options.
     pub fn with(checkpoints: CheckpointManager) -> ModelCheckpoint {
-        ModelCheckpoint { checkpoints, every: Every::Epochs(1), best: None, is_best: false }
+        ModelCheckpoint { checkpoints, every: None, keeps: false, best: None }
     }
 
-    /// Sets the number of checkpoints to keep.
+    /// Sets the number of checkpoints to keep. Default: five, and one with [`best`](ModelCheckpoint::best).
     pub fn keep(mut self, count: usize) -> ModelCheckpoint {
-        self.checkpoints = self.checkpoints.keep(count);
+        (self.checkpoints, self.keeps) = (self.checkpoints.keep(count), true);
         self
     }
 
@@ -89,29 +69,38 @@ impl ModelCheckpoint {
         self
     }
 
-    /// Saves after every `epochs` epochs.
+    /// Saves after every `epochs` epochs. Default: 1.
     pub fn every_epochs(mut self, epochs: u32) -> ModelCheckpoint {
-        self.every = Every::Epochs(epochs.max(1));
+        self.every = Some(Every::Epochs(epochs.max(1)));
         self
     }
 
     /// Saves after every `steps` steps, and after each epoch.
     pub fn every_steps(mut self, steps: u64) -> ModelCheckpoint {
-        self.every = Every::Steps(Steps::new(steps));
+        self.every = Some(Every::Steps(Steps::new(steps)));
         self
     }
 
-    /// Saves only after epochs that are the best so far by a value, such as `val_loss`, and keeps only the best. Values
-    /// whose names end in `loss`, `error`, `cross_entropy` and `perplexity` should fall, others rise.
+    /// Saves only after epochs that are the best so far by a value, such as `val_loss`, and keeps only the best, unless
+    /// [`keep`](ModelCheckpoint::keep) sets another number. Values whose names end in `loss`, `error`, `cross_entropy`
+    /// and `perplexity` should fall, others rise. Together with [`every_epochs`](ModelCheckpoint::every_epochs) or
+    /// [`every_steps`](ModelCheckpoint::every_steps) it is an error, [`Error::WithoutEffect`], before the first step.
+    ///
+    /// If the best model is missing in the folder after a restart, because the program was stopped before it was
+    /// written, there is a warning, and epochs are compared with the best one that is there.
     pub fn best(mut self, monitor: &str) -> ModelCheckpoint {
-        self.best = Some(Watch::new(monitor));
-        self.keep(1)
+        self.best = Some(Best::new(monitor));
+        if !self.keeps {
+            self.checkpoints = self.checkpoints.keep(1);
+        }
+        self
     }
 
     fn is_due(&mut self, training: &Training<'_>, occasion: Occasion) -> bool {
-        match (&mut self.every, occasion) {
-            (_, Occasion::Epoch) if self.best.is_some() => self.is_best,
-            _ if self.best.is_some() => false,
+        if let Some(best) = &self.best {
+            return occasion == Occasion::Epoch && best.is_best;
+        }
+        match (self.every.get_or_insert(Every::Epochs(1)), occasion) {
             (Every::Epochs(epochs), Occasion::Epoch) => training.epoch.is_multiple_of(*epochs),
             (Every::Steps(steps), Occasion::Step) => steps.is_due(training.step),
             (Every::Steps(_), Occasion::Epoch) => true,
@@ -121,20 +110,36 @@ impl ModelCheckpoint {
 }
 
 impl Callback for ModelCheckpoint {
+    fn train_begin(&mut self, _: &mut Training<'_>) -> Result<()> {
+        let (setting, given) = match self.every.filter(|_| self.best.is_some()) {
+            None => return Ok(()),
+            Some(Every::Epochs(epochs)) => ("every_epochs", u64::from(epochs)),
+            Some(Every::Steps(steps)) => ("every_steps", steps.count()),
+        };
+        let why = "ModelCheckpoint::best saves after the best epochs alone; leave one of them out, or add another \
+                   ModelCheckpoint with a folder of its own";
+        Err(Error::WithoutEffect { setting, given: usize::try_from(given).unwrap_or(usize::MAX), why })
+    }
+
     fn epoch_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
-        if let Every::Steps(steps) = &mut self.every {
-            // The same on processes that have joined others, or were restarted, as on those that have counted so far.
-            steps.last = steps.last.max(training.step);
+        if let Some(Every::Steps(steps)) = &mut self.every {
+            steps.continue_after(training.step);
         }
         // Not earlier, since another callback may restore; not later, since a whole epoch could be lost.
-        training.run.claim(&mut self.checkpoints)
+        training.run.claim(&mut self.checkpoints)?;
+        self.best.as_mut().map_or(Ok(()), |best| best.check(&mut self.checkpoints, training))
+    }
+
+    fn members_changed(&mut self, _: &mut Training<'_>) -> Result<()> {
+        // The chief may have been lost while it was writing.
+        if let Some(best) = &mut self.best {
+            best.check_again();
+        }
+        Ok(())
     }
 
     fn epoch_end(&mut self, training: &mut Training<'_>) -> Result<()> {
-        if let Some(watch) = &mut self.best {
-            self.is_best = training.monitored(&watch.monitor)?.is_some_and(|value| watch.is_best(value));
-        }
-        Ok(())
+        self.best.as_mut().map_or(Ok(()), |best| best.see(training))
     }
 
     fn save(&mut self, training: &mut Training<'_>, occasion: Occasion) -> Result<bool> {
@@ -154,17 +159,18 @@ impl Callback for ModelCheckpoint {
     }
 
     fn state(&self) -> Value {
-        self.best.as_ref().map_or(Value::Null, |watch| json!({ "watch": watch.state(), "is_best": self.is_best }))
+        self.best.as_ref().map_or(Value::Null, |best| best.state(NAME))
     }
 
     fn set_state(&mut self, state: &Value) {
-        if let Some(watch) = &mut self.best {
-            // Earlier versions saved the watch alone.
-            watch.set_state(state.get("watch").unwrap_or(state));
-            self.is_best = state.get("is_best").and_then(Value::as_bool).unwrap_or(false);
+        if let Some(best) = &mut self.best {
+            best.set_state(NAME, state);
         }
     }
 }
+
+/// The name in checkpoints.
+const NAME: &str = "ModelCheckpoint";
 
 /// Saves the training after each epoch, optionally every few steps, and when the machine is about to be preempted. The
 /// restarted program resumes from there, even in the middle of an epoch. The backups are removed at the end of the
@@ -213,7 +219,7 @@ impl Callback for BackupAndRestore {
     fn train_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
         if let Some(step) = training.run.restore(&mut self.checkpoints)? {
             if let Some(every) = &mut self.every {
-                every.last = step;
+                every.continue_after(step);
             }
             if training.is_chief() {
                 tracing::info!("resuming after step {step}, from {}", self.checkpoints.root().display());

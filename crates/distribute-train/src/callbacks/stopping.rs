@@ -22,14 +22,15 @@ pub struct EarlyStopping {
     watch: Watch,
     start_from_epoch: u32,
     restores: bool,
-    best: Option<Snapshot>,
+    /// The model of the best epoch that this process has seen, and its value.
+    kept: Option<(f64, Snapshot)>,
 }
 
 impl EarlyStopping {
     /// Monitors a value, such as `val_loss`. Values whose names end in `loss`, `error`, `cross_entropy` and
     /// `perplexity` should fall, others rise.
     pub fn new(monitor: &str) -> EarlyStopping {
-        EarlyStopping { watch: Watch::new(monitor), start_from_epoch: 0, restores: false, best: None }
+        EarlyStopping { watch: Watch::new(monitor), start_from_epoch: 0, restores: false, kept: None }
     }
 
     /// Sets the number of epochs without improvement to tolerate. Default: 0.
@@ -62,7 +63,8 @@ impl EarlyStopping {
         self
     }
 
-    /// Restores the model of the best epoch at the end; after a restart, the best one since then.
+    /// Restores the model of the best epoch at the end, also if none has passed the baseline; after a restart, the best
+    /// one since then.
     ///
     /// Each process keeps it in memory; under a strategy that shards, the chief keeps the whole, and each process gets
     /// it in the end. [`ModelCheckpoint::best`](crate::callbacks::ModelCheckpoint::best) needs no such memory.
@@ -71,6 +73,18 @@ impl EarlyStopping {
         self
     }
 }
+
+impl EarlyStopping {
+    /// Returns whether the model of an epoch with this value is the best that this process has seen. The best value of
+    /// all may be one of before a restart, whose model is gone.
+    fn is_to_keep(&self, value: f64) -> bool {
+        let is_better = |(best, _): &(f64, Snapshot)| self.watch.is_better(value, *best);
+        self.restores && !value.is_nan() && self.kept.as_ref().is_none_or(is_better)
+    }
+}
+
+/// The name in checkpoints.
+const NAME: &str = "EarlyStopping";
 
 impl Callback for EarlyStopping {
     fn train_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
@@ -84,11 +98,10 @@ impl Callback for EarlyStopping {
         if training.epoch < self.start_from_epoch {
             return Ok(());
         }
-        if self.watch.is_best(value) {
-            if self.restores {
-                self.best = Some(training.snapshot()?);
-            }
-        } else if self.watch.is_out_of_patience() {
+        if self.is_to_keep(value) {
+            self.kept = Some((value, training.snapshot()?));
+        }
+        if !self.watch.is_best(value) && self.watch.is_out_of_patience() {
             let best = self.watch.seen.best.unwrap_or(f64::NAN);
             let (monitor, waited) = (&self.watch.monitor, self.watch.seen.waited);
             *training.stop = Some(format!("{monitor} has not got better than {best} for {waited} epochs"));
@@ -97,8 +110,8 @@ impl Callback for EarlyStopping {
     }
 
     fn train_end(&mut self, training: &mut Training<'_>) -> Result<()> {
-        match self.best.take() {
-            Some(best) => {
+        match self.kept.take() {
+            Some((_, best)) => {
                 let best = best.of_chief(training.strategy)?;
                 training.run.model().load(training.strategy, &best).map_err(Error::Part)
             }
@@ -107,11 +120,11 @@ impl Callback for EarlyStopping {
     }
 
     fn state(&self) -> Value {
-        self.watch.state()
+        self.watch.state(NAME)
     }
 
     fn set_state(&mut self, state: &Value) {
-        self.watch.set_state(state);
+        self.watch.set_state(NAME, state);
     }
 }
 

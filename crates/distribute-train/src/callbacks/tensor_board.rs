@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
+use super::steps::Steps;
 use super::{Callback, Training};
 use crate::Result;
 use crate::checkpoint::bounded;
@@ -23,7 +24,7 @@ use crate::tensorboard::EventWriter;
 pub struct TensorBoard {
     folder: PathBuf,
     histograms: u32,
-    every_steps: u64,
+    steps: Option<Steps>,
     writers: Option<[EventWriter; 2]>,
     /// The start of the epoch or the last time that values of a step were written, and the examples seen by then.
     since: Option<(Instant, u64)>,
@@ -33,7 +34,7 @@ impl TensorBoard {
     /// Writes to this folder, which may be a URL of a store (feature `object-store`): see [`EventWriter`] for how often
     /// it is uploaded.
     pub fn new(folder: impl Into<PathBuf>) -> TensorBoard {
-        TensorBoard { folder: folder.into(), histograms: 0, every_steps: 0, writers: None, since: None }
+        TensorBoard { folder: folder.into(), histograms: 0, steps: None, writers: None, since: None }
     }
 
     /// Writes histograms of all variables after every `every_epochs` epochs. Default: 0, none.
@@ -42,9 +43,10 @@ impl TensorBoard {
         self
     }
 
-    /// Writes the loss of the chief's replicas, and examples per second, after every `steps` steps. Default: 0, never.
+    /// Writes the loss of the chief's replicas, and examples per second, after every `steps` steps; if several are run
+    /// at once, after those in which a multiple is. Default: 0, never.
     pub fn every_steps(mut self, steps: u64) -> TensorBoard {
-        self.every_steps = steps;
+        self.steps = (steps > 0).then(|| Steps::new(steps));
         self
     }
 
@@ -82,11 +84,15 @@ impl TensorBoard {
 impl Callback for TensorBoard {
     fn epoch_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
         self.since = Some((Instant::now(), training.examples));
+        if let Some(steps) = &mut self.steps {
+            steps.continue_after(training.step);
+        }
         Ok(())
     }
 
     fn step_end(&mut self, training: &mut Training<'_>) -> Result<()> {
-        if self.every_steps == 0 || !training.step.is_multiple_of(self.every_steps) || !training.is_chief() {
+        let is_due = self.steps.as_mut().is_some_and(|steps| steps.is_due(training.step));
+        if !is_due || !training.is_chief() {
             return Ok(());
         }
         let rate = self.examples_per_second(training.examples);
@@ -102,7 +108,7 @@ impl Callback for TensorBoard {
         if !training.is_chief() {
             return Ok(());
         }
-        let rate = if self.every_steps == 0 { self.examples_per_second(training.examples) } else { None };
+        let rate = if self.steps.is_none() { self.examples_per_second(training.examples) } else { None };
         let step = u64::from(training.epoch);
         let mut lines = Vec::new();
         for (name, value) in training.values {

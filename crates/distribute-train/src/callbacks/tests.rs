@@ -158,6 +158,14 @@ fn stopping_goes_on_counting_after_a_restart_and_restores_the_best() {
     let mut toy = Toy::new();
     toy.train(&mut EarlyStopping::new("loss").patience(1).restore_best(), "loss", &[3.0, 2.0, 4.0, 5.0]);
     assert_eq!(toy.weight.get(), 2.0);
+
+    // After a restart, the best since then is restored, though a better one was before.
+    let mut toy = Toy::new();
+    let new = || EarlyStopping::new("val_loss").patience(2).restore_best();
+    let mut before = new();
+    before.set_state(&serde_json::json!({ "monitor": "val_loss", "best": 0.3, "waited": 0 }));
+    assert_eq!(toy.train(&mut before, "val_loss", &[0.4, 0.45, 0.6]), 3);
+    assert_eq!((toy.stop.is_some(), toy.weight.get()), (true, 0.4));
 }
 
 #[test]
@@ -223,6 +231,137 @@ fn a_rate_grows_with_the_replicas_little_by_little() {
         rates.push(toy.learning_rate);
     }
     assert_eq!(rates, [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.0]);
+}
+
+#[test]
+fn a_rate_that_grows_reaches_its_end_however_many_steps_are_run_at_once() {
+    let devices: Vec<String> = (0..4).map(|index| format!("CPU:{index}")).collect();
+    let strategy = distribute_strategy::MirroredStrategy::builder().devices(devices).build().unwrap();
+    for (warm_up, steps, expected) in
+        [(6, &[0, 4, 8][..], &[1.0, 3.0, 4.0][..]), (5, &[0, 10], &[1.0, 4.0]), (0, &[0, 8], &[4.0, 4.0])]
+    {
+        let mut toy = Toy { strategy: strategy.clone(), ..Toy::new() };
+        let mut scale = ScaleByReplicas::new().warm_up(warm_up);
+        let mut rates = Vec::new();
+        for step in steps {
+            toy.step = *step;
+            let mut restarted = ScaleByReplicas::new().warm_up(warm_up);
+            restarted.set_state(&scale.state());
+            scale = restarted;
+            toy.show(&[], |training| scale.step_end(training)).unwrap();
+            rates.push(toy.learning_rate);
+        }
+        assert_eq!(rates, expected, "{warm_up} steps");
+        // From then on, the rate is that of other callbacks.
+        (toy.step, toy.learning_rate) = (20, 0.25);
+        toy.show(&[], |training| scale.step_end(training)).unwrap();
+        assert_eq!(toy.learning_rate, 0.25);
+    }
+}
+
+#[test]
+fn the_state_of_another_callback_is_ignored() {
+    // The rate that was kept is not the number of an epoch.
+    let (mut toy, mut scale) = (Toy::new(), ScaleByReplicas::new().warm_up(4));
+    let mut schedule = LearningRateSchedule::new(|_, rate| rate / 2.0);
+    toy.train(&mut schedule, "x", &[1.0, 1.0, 1.0]);
+    scale.set_state(&schedule.state());
+    toy.show(&[], |training| scale.epoch_begin(training)).unwrap();
+    assert_eq!(toy.learning_rate, 0.125);
+    // The best accuracy is not the best loss.
+    let mut accuracy = EarlyStopping::new("val_accuracy");
+    toy.train(&mut accuracy, "val_accuracy", &[0.9]);
+    let others: [&mut dyn Callback; 3] = [
+        &mut EarlyStopping::new("val_loss"),
+        &mut ReduceLrOnPlateau::new("val_accuracy"),
+        &mut ModelCheckpoint::new("never").best("val_accuracy"),
+    ];
+    for other in others {
+        let before = other.state();
+        other.set_state(&accuracy.state());
+        assert_eq!(other.state(), before);
+    }
+    let mut same = EarlyStopping::new("val_accuracy");
+    same.set_state(&accuracy.state());
+    assert_eq!(same.state(), accuracy.state());
+}
+
+#[test]
+fn states_of_earlier_versions_are_read() {
+    let (mut toy, mut schedule) = (Toy::new(), LearningRateSchedule::new(|_, rate| rate / 2.0));
+    schedule.set_state(&serde_json::json!(3));
+    toy.epoch = 3;
+    toy.show(&[], |training| schedule.epoch_begin(training)).unwrap();
+    assert_eq!(toy.learning_rate, 1.0);
+    let seen = serde_json::json!({ "best": 0.5, "waited": 2 });
+    let mut stopping = EarlyStopping::new("val_loss").patience(2);
+    stopping.set_state(&seen);
+    toy.show(&[("val_loss", 0.75)], |training| stopping.epoch_end(training)).unwrap();
+    assert!(toy.stop.is_some());
+    let folder = tempfile::tempdir().unwrap();
+    let mut best = ModelCheckpoint::new(folder.path()).best("val_loss");
+    best.set_state(&serde_json::json!({ "watch": seen, "is_best": false }));
+    for (value, saves) in [(0.75, false), (0.25, true)] {
+        let saved = toy.show(&[("val_loss", value)], |training| {
+            best.epoch_begin(training)?;
+            best.epoch_end(training)?;
+            best.save(training, Occasion::Epoch)
+        });
+        assert_eq!(saved.unwrap(), saves);
+    }
+    // One whose warm-up was over leaves the rate as it is, and one within it continues.
+    for (step, rate) in [(20, 0.5), (2, 1.0)] {
+        let mut scale = ScaleByReplicas::new().warm_up(10);
+        scale.set_state(&serde_json::json!(1.0));
+        (toy.step, toy.learning_rate) = (step, 0.5);
+        toy.show(&[], |training| scale.epoch_begin(training)).unwrap();
+        assert_eq!(toy.learning_rate, rate);
+    }
+}
+
+#[test]
+fn the_best_is_the_one_that_is_in_the_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut toy, mut before) = (Toy::new(), ModelCheckpoint::new(folder.path()).best("val_loss"));
+    toy.train(&mut before, "val_loss", &[3.0]);
+    // The second was not written before the process was killed.
+    (toy.epoch, toy.step) = (2, 6);
+    toy.show(&[("val_loss", 1.0)], |training| before.epoch_end(training)).unwrap();
+    let state = before.state();
+    for (is_empty, value, saves) in [(false, 3.5, false), (false, 2.0, true), (true, 9.0, true)] {
+        let empty = tempfile::tempdir().unwrap();
+        let mut checkpoints = CheckpointManager::new(if is_empty { empty.path() } else { folder.path() });
+        let mut again = Toy::new();
+        assert_eq!(checkpoints.restore::<()>(&again.strategy, &[&again.weight]).unwrap().is_none(), is_empty);
+        let mut after = ModelCheckpoint::with(checkpoints).best("val_loss");
+        after.set_state(&state);
+        (again.epoch, again.step) = (3, 9);
+        let saved = again.show(&[("val_loss", value)], |training| {
+            after.epoch_begin(training)?;
+            after.epoch_end(training)?;
+            after.save(training, Occasion::Epoch)
+        });
+        assert_eq!(saved.unwrap(), saves, "{value}");
+    }
+}
+
+#[test]
+fn a_setting_that_the_best_overrides_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let new = || ModelCheckpoint::new(folder.path());
+    for (mut checkpoint, setting) in [
+        (new().every_steps(500).best("val_loss"), "every_steps(500)"),
+        (new().best("val_loss").every_epochs(2), "every_epochs(2)"),
+    ] {
+        let error = Toy::new().show(&[], |training| checkpoint.train_begin(training)).unwrap_err();
+        assert!(matches!(error, Error::WithoutEffect { .. }) && error.to_string().contains(setting), "{error}");
+    }
+    // Both orders keep as many.
+    for checkpoint in [new().best("val_loss").keep(2), new().keep(2).best("val_loss")] {
+        Toy::new().train(&mut { checkpoint.set_aside_other_runs() }, "val_loss", &[3.0, 2.0, 1.0]);
+        let names: Vec<String> = kept(folder.path()).into_iter().filter(|name| name.starts_with("step-")).collect();
+        assert_eq!(names, ["step-00000006", "step-00000009"]);
+    }
 }
 
 #[test]
@@ -431,6 +570,22 @@ fn event_files_have_epochs_steps_and_histograms() {
         assert!(has("train", tag), "{tag}");
     }
     assert!(has("validation", "epoch_loss") && !has("validation", "fc.weight"));
+}
+
+#[cfg(feature = "tensorboard")]
+#[test]
+fn event_files_have_steps_when_several_are_run_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut toy, mut board) = (Toy::new(), TensorBoard::new(folder.path()).every_steps(50));
+    for step in (8..=104).step_by(8) {
+        toy.step = step;
+        toy.show(&[("loss", 1.0)], |training| board.step_end(training)).unwrap();
+    }
+    toy.show(&[], |training| board.train_end(training)).unwrap();
+    let files = std::fs::read_dir(folder.path().join("train")).unwrap();
+    let bytes: Vec<u8> = files.flat_map(|file| std::fs::read(file.unwrap().path()).unwrap()).collect();
+    // After steps 56 and 104.
+    assert_eq!(bytes.windows(10).filter(|window| *window == b"batch_loss").count(), 2);
 }
 
 #[cfg(feature = "prometheus")]

@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::state;
+
 /// A monitored value and its history.
 #[derive(Clone, Debug)]
 pub(super) struct Watch {
@@ -13,11 +15,20 @@ pub(super) struct Watch {
     pub(super) seen: Seen,
 }
 
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seen {
     pub(super) best: Option<f64>,
     /// Epochs since the best one.
     pub(super) waited: u32,
+}
+
+/// The state of a watch in checkpoints.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Watched {
+    /// The name of the value; earlier versions did not save it.
+    monitor: Option<String>,
+    best: Option<f64>,
+    waited: u32,
 }
 
 impl Watch {
@@ -29,11 +40,7 @@ impl Watch {
 
     /// Records a value and returns whether it is the best so far.
     pub(super) fn is_best(&mut self, value: f64) -> bool {
-        let better = |best: f64| match self.rises {
-            true => value > best + self.min_delta,
-            false => value < best - self.min_delta,
-        };
-        let best = self.seen.best.is_none_or(better) && !value.is_nan();
+        let best = self.seen.best.is_none_or(|best| self.is_better(value, best)) && !value.is_nan();
         if best {
             self.seen = Seen { best: Some(value), waited: 0 };
         } else {
@@ -42,18 +49,44 @@ impl Watch {
         best
     }
 
+    /// Returns whether a value improves on another one.
+    pub(super) fn is_better(&self, value: f64, best: f64) -> bool {
+        match self.rises {
+            true => value > best + self.min_delta,
+            false => value < best - self.min_delta,
+        }
+    }
+
     /// Returns whether the value has not improved for more epochs than the patience allows.
     pub(super) fn is_out_of_patience(&self) -> bool {
         self.seen.waited > self.patience
     }
 
-    pub(super) fn state(&self) -> Value {
-        serde_json::to_value(self.seen).unwrap_or_default()
+    pub(super) fn watched(&self) -> Watched {
+        let Seen { best, waited } = self.seen;
+        Watched { monitor: Some(self.monitor.clone()), best, waited }
     }
 
-    pub(super) fn set_state(&mut self, state: &Value) {
-        if let Ok(seen) = Seen::deserialize(state) {
-            self.seen = seen;
+    /// Continues from a state. Returns whether it is of the same value; else a warning is given.
+    pub(super) fn adopt(&mut self, callback: &str, Watched { monitor, best, waited }: Watched) -> bool {
+        let other = monitor.filter(|monitor| *monitor != self.monitor);
+        match &other {
+            None => self.seen = Seen { best, waited },
+            Some(other) => {
+                let why = format!("it watches {:?}, and the state is of one that watched {other:?}", self.monitor);
+                state::begins_anew(callback, &why);
+            }
+        }
+        other.is_none()
+    }
+
+    pub(super) fn state(&self, callback: &str) -> Value {
+        state::of(callback, self.watched())
+    }
+
+    pub(super) fn set_state(&mut self, callback: &str, given: &Value) {
+        if let Some(watched) = state::read(callback, given, |given| Watched::deserialize(given).ok()) {
+            self.adopt(callback, watched);
         }
     }
 }

@@ -11,7 +11,8 @@ use super::disk::Disk;
 use super::draft::SaveOptions;
 use super::folder::{self, Retention};
 use super::inflow;
-use super::lock::exclusively;
+use super::lock::{Turn, exclusively};
+use super::manifest::Manifest;
 use super::outflow::{self, Inlet, Sink};
 use super::restore::{newest, streams};
 use super::run::RunId;
@@ -76,6 +77,10 @@ pub trait Checkpointed {
 /// Operations on the disk are waited for as long as the disk makes progress. If one operation takes longer than
 /// [`write_timeout`](CheckpointManager::write_timeout), five minutes by default, [`Error::DiskHangs`] names it and how
 /// long it has taken.
+///
+/// # Ordering
+/// Managers of one process may share a folder: their checkpoints are written in the order of the calls of
+/// [`save`](CheckpointManager::save), so the newest is that of the last call.
 ///
 /// # Source
 /// `tf.train.CheckpointManager`.
@@ -284,10 +289,10 @@ impl CheckpointManager {
 
     fn write(&mut self, snapshot: Snapshot, run: RunId) -> Result<()> {
         let (options, keep) = self.settings(run, MAX_FILE_BYTES);
-        let (root, place) = (self.root.clone(), self.root.clone());
+        let (root, turn) = (self.root.clone(), Turn::take(&self.root));
         let what = named(snapshot.step);
         let save = move |disk: &Disk| write::save(disk, &root, &snapshot, &options, &keep).map(drop);
-        let work = move |disk: &Disk| exclusively(disk, &place, || save(disk));
+        let work = move |disk: &Disk| turn.work(disk, || save(disk));
         self.writing = Some(Task::start(&self.disk, what, self.write_timeout, work)?);
         Ok(())
     }
@@ -299,8 +304,9 @@ impl CheckpointManager {
         }
         let (options, keep) = self.settings(run, MAX_SHARDED_FILE_BYTES);
         let (root, most_bytes) = (self.root.clone(), self.max_shard_bytes.unwrap_or(MAX_FILE_BYTES));
+        let turn = Turn::take(&self.root);
         let work = move |disk: &Disk, inlet: &Inlet| {
-            exclusively(disk, &root, || outflow::save(disk, &root, inlet, (step, &options), &keep))
+            turn.work(disk, || outflow::save(disk, &root, inlet, (step, &options), &keep))
         };
         Sink::start(&self.disk, named(step), (self.write_timeout, most_bytes), work)
     }
@@ -383,6 +389,22 @@ impl CheckpointManager {
     pub fn finish_everywhere(&mut self, strategy: &Strategy) -> Result<()> {
         everywhere(strategy, Ok(self.writing.take()))?;
         Ok(())
+    }
+
+    /// Returns the steps of this run's whole checkpoints on every worker, once the last one is written; either those
+    /// that are to be removed at the end, or the others, as this manager's are. Every worker must call this.
+    pub(crate) fn held_everywhere(&mut self, strategy: &Strategy) -> Result<Vec<u64>> {
+        self.finish_everywhere(strategy)?;
+        let (root, run, backup) = (self.root.clone(), self.run, self.backup);
+        let list = move |disk: &Disk| {
+            let found = folder::list(disk, &root)?;
+            let is_own = |manifest: &Manifest| Some(manifest.run) == run && manifest.backup == backup;
+            let held = found.iter().filter(|found| found.is_whole() && found.manifest.as_ref().is_some_and(is_own));
+            Ok(held.map(|found| found.step).collect::<Vec<u64>>())
+        };
+        let task = self.on_chief(strategy, "listing the checkpoints", list);
+        let held = everywhere(strategy, task)?;
+        from_chief(strategy, Ok(held.unwrap_or_default()))
     }
 
     /// Returns the whole checkpoints of the folder, as steps and paths, the newest first. Those with missing or

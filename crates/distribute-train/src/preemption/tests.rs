@@ -160,3 +160,85 @@ fn after_a_step_it_saves_once_if_asked_and_ends_after_the_request_to_leave() {
     let error = handler.after_step(5, || Err(Error::Chief("the disk is full".to_owned())));
     assert!(matches!(error, Err(Error::Chief(_))));
 }
+
+/// The variable that makes a process one that gets signals; its value says when.
+const ROLE: &str = "DISTRIBUTE_TEST_SIGNALS";
+
+fn installed() -> PreemptionHandler {
+    PreemptionHandler::install(&Strategy::default_strategy().unwrap(), TerminationConfig::default()).unwrap()
+}
+
+fn raise() {
+    signal_hook::low_level::raise(SIGTERM).unwrap();
+}
+
+#[test]
+#[ignore = "a process that another test starts"]
+fn gets_signals() {
+    match std::env::var(ROLE).unwrap_or_default().as_str() {
+        "after the end" => {
+            drop(installed());
+            raise();
+        }
+        "before the end and after" => {
+            let handler = installed();
+            raise();
+            assert!(handler.is_told());
+            drop(handler);
+            raise();
+        }
+        "twice" => {
+            let handler = installed();
+            raise();
+            assert!(handler.is_told());
+            raise();
+        }
+        "after the end of one of two" => {
+            let (one, other) = (installed(), installed());
+            drop(one);
+            raise();
+            assert!(other.is_told());
+        }
+        "after a second beginning" => {
+            drop(installed());
+            let handler = installed();
+            raise();
+            assert!(handler.is_told());
+        }
+        "after the end, where the program handles it itself" => {
+            let seen = Arc::new(AtomicBool::new(false));
+            signal_hook::flag::register(SIGTERM, Arc::clone(&seen)).unwrap();
+            drop(installed());
+            raise();
+            assert!(seen.load(Ordering::SeqCst));
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn a_signal_that_cannot_be_handled_is_an_error() {
+    let config = TerminationConfig::default().signals(vec![SIGTERM, 9]);
+    let error = PreemptionHandler::install(&Strategy::default_strategy().unwrap(), config).unwrap_err();
+    assert!(matches!(error, Error::Signal { signal: 9, .. }), "{error}");
+}
+
+#[test]
+fn a_signal_has_its_default_effect_after_the_handler_has_gone() {
+    let signalled = |role: &str| {
+        let job = distribute_testkit::Job::of_test("preemption::tests::gets_signals").unwrap().env(ROLE, role);
+        job.start().unwrap().wait(0, Duration::from_secs(60)).unwrap()
+    };
+    for role in ["after the end", "before the end and after", "twice"] {
+        let outcome = signalled(role);
+        assert_eq!(outcome.signal, Some(SIGTERM), "{role}: {outcome:?}");
+    }
+    let mut survives = vec!["after the end of one of two", "after a second beginning"];
+    if cfg!(target_os = "linux") {
+        survives.push("after the end, where the program handles it itself");
+    }
+    for role in survives {
+        let outcome = signalled(role);
+        assert!(outcome.passed(), "{role}: {outcome:?}");
+    }
+}

@@ -228,8 +228,8 @@ impl Progress {
         self.epoch.status.step = steps;
     }
 
-    /// Reports a completed step: the `step`th of the epoch, counted from 1, over `examples` examples of the global
-    /// batch. Cheap enough for every step.
+    /// Reports completed steps, one or several since the last call: the `step`th of the epoch, counted from 1, was the
+    /// last, and they were over `examples` examples of all replicas. Cheap enough for every step.
     pub fn step(&mut self, step: u64, examples: u64, metrics: &[(&str, f64)]) {
         if !self.pulses.is_empty() {
             let steps = step.saturating_sub(self.epoch.status.step);

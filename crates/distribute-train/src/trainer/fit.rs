@@ -19,6 +19,7 @@ use crate::progress::{self, Activity, Form, Progress};
 use crate::{Error, Result};
 
 mod backup;
+mod preempted;
 mod standing;
 
 use standing::{Standing, Whole};
@@ -63,8 +64,9 @@ struct Session<'a, T: Trainee> {
 /// with [`Strategy::report_failure_as`](distribute_strategy::Strategy::report_failure_as).
 ///
 /// # Errors
-/// [`Error::NoExamples`] if the data have no elements; [`Error::WithoutEffect`] for a setting without one; the errors
-/// of the data, the trainer, callbacks and checkpoints; and the collective's error if a replica is missing or fails.
+/// [`Error::NoExamples`] if the data have no elements; [`Error::WithoutEffect`] for a setting without one;
+/// [`Error::Metric`] if metrics have equal names; the errors of the data, the trainer, callbacks and checkpoints; and
+/// the collective's error if a replica is missing or fails.
 pub fn fit<T: Trainee>(
     trainer: &T,
     data: &dyn TrainingData<T::Examples, T::Error>,
@@ -77,6 +79,7 @@ pub fn fit<T: Trainee>(
             return Err(Error::WithoutEffect { setting, given, why }.into());
         }
     }
+    trainer.metrics().check_names()?;
     let strategy = trainer.strategy();
     let (set, batch_size) = (fit.batch_size.is_some(), fit.batch_size.unwrap_or(BATCH_SIZE));
     let batching = Batching { batch_size, is_set: set, shuffle: true };
@@ -211,7 +214,7 @@ impl<T: Trainee> Session<'_, T> {
             Some(progress) if progress.is_chief() == strategy.is_chief() => progress,
             other => other.insert(show(trainer, fit.title.as_deref(), fit.epochs, self.steps_per_epoch)?),
         };
-        let (callbacks, batch_size) = (&mut fit.callbacks, self.batch_size);
+        let callbacks = &mut fit.callbacks;
         if self.standing.unsaved {
             let values = self.last_values();
             self.epoch = self.standing.epochs_done;
@@ -226,10 +229,11 @@ impl<T: Trainee> Session<'_, T> {
             let is_validated = epoch.is_multiple_of(fit.validation_every);
             self.without_validation = validation.is_some() && !is_validated;
             self.tell(callbacks, &[], |callback, training| callback.epoch_begin(training))?;
-            let mut values = vec![("loss".to_owned(), 0.0)];
+            let (mut values, mut shown) = (vec![("loss".to_owned(), 0.0)], self.examples);
             while !self.standing.all_steps && self.execute(fit.steps_per_epoch, fit.steps_per_execution)? {
                 values[0].1 = self.loss_so_far();
-                progress.step(self.standing.steps, batch_size as u64, &[("loss", values[0].1)]);
+                let examples = self.examples - std::mem::replace(&mut shown, self.examples);
+                progress.step(self.standing.steps, examples, &[("loss", values[0].1)]);
                 self.tell(callbacks, &values, |callback, training| callback.step_end(training))?;
                 progress.activity(Activity::Checkpointing);
                 self.save(callbacks, &values, Occasion::Step)?;
@@ -381,9 +385,12 @@ impl<T: Trainee> Session<'_, T> {
 
     fn begin_epoch(&mut self, epoch: u32) {
         self.epoch = epoch;
-        if self.trainer.strategy().is_chief() {
-            // The sums saved before a restart are counted on one replica only.
-            self.sums[0].iter_mut().zip(&self.standing.sums).for_each(|(sum, before)| *sum += before);
+        let strategy = self.trainer.strategy();
+        if strategy.is_chief() {
+            // The sums saved before a restart are counted on one replica only, on all of its ranks.
+            for of_rank in self.sums.iter_mut().take(strategy.tensor_parallel()) {
+                of_rank.iter_mut().zip(&self.standing.sums).for_each(|(sum, before)| *sum += before);
+            }
         }
         self.standing.sums.clear();
     }
@@ -548,49 +555,7 @@ impl<T: Trainee> Session<'_, T> {
         })?;
         Ok(saved)
     }
-
-    /// Saves if a worker was told to stop, and returns an error if it has to leave.
-    fn heed(
-        &mut self,
-        preemption: &PreemptionHandler,
-        callbacks: &mut [Box<dyn Callback>],
-        values: &[(String, f64)],
-    ) -> Result<()> {
-        if self.trainer.strategy().elastic().is_some() {
-            return self.leave(preemption, callbacks, values);
-        }
-        if preemption.should_save() {
-            self.save(callbacks, values, Occasion::Notice)?;
-        }
-        if !preemption.should_stop() {
-            return Ok(());
-        }
-        if !self.save(callbacks, values, Occasion::Leaving)? {
-            distribute_notice::warn!(
-                "told to stop, and no callback keeps checkpoints: add BackupAndRestore to resume next time"
-            );
-        }
-        Err(preemption.ended(self.steps))
-    }
 }
 
-impl<T: Trainee> Session<'_, T> {
-    /// Leaves the other members of an elastic job, which have all of this process's state, if it was told to stop.
-    fn leave(
-        &mut self,
-        preemption: &PreemptionHandler,
-        callbacks: &mut [Box<dyn Callback>],
-        values: &[(String, f64)],
-    ) -> Result<()> {
-        let strategy = self.trainer.strategy();
-        if !preemption.is_told() {
-            return Ok(());
-        }
-        if strategy.topology().workers() == 1 {
-            self.save(callbacks, values, Occasion::Leaving)?;
-        }
-        self.leaves = true;
-        strategy.leave_job()?;
-        Err(preemption.ended(self.steps))
-    }
-}
+#[cfg(test)]
+mod tests;

@@ -93,6 +93,29 @@ fn who_waits_for_another_writer_waits_for_its_disk() {
 }
 
 #[test]
+fn checkpoints_of_a_folder_are_written_in_the_order_of_their_saves() {
+    let folder = tempfile::tempdir().unwrap();
+    let faults = Faults::default();
+    let mut backups = manager(folder.path(), &faults).keep(9).write_timeout(Duration::from_secs(60));
+    save(&mut backups, 1, 1).unwrap();
+    let mut kept = CheckpointManager::new(folder.path());
+    kept.continue_run(backups.run().unwrap());
+    kept.claim(&strategy()).unwrap();
+    faults.set(Fault::Hangs("syncing"));
+    backups.save(&strategy(), 2, &[&Weights::new(&[2.0; 3])], &2u64).unwrap();
+    faults.wait_for_hanging();
+    kept.save(&strategy(), 3, &[&Weights::new(&[3.0; 3])], &3u64).unwrap();
+    faults.set(Fault::None);
+    for step in [4, 5] {
+        backups.save(&strategy(), step, &[&Weights::new(&[step as f32; 3])], &step).unwrap();
+    }
+    backups.finish().unwrap();
+    kept.finish().unwrap();
+    assert_eq!(steps(folder.path()), [5, 4, 3, 2, 1]);
+    assert_eq!(restored(folder.path()), Some((5, 5, vec![5.0; 3])));
+}
+
+#[test]
 fn a_folder_that_is_removed_while_it_is_written_to_is_made_again() {
     let folder = tempfile::tempdir().unwrap();
     let (root, faults) = (folder.path().join("checkpoints"), Faults::default());

@@ -25,6 +25,8 @@ impl<T: Trainee> Session<'_, T> {
              would know of the {ahead} steps since step {known} is lost"
         );
         (self.steps, self.standing.steps) = (made, self.standing.steps + ahead);
+        // The variables are no longer those of the end of an epoch.
+        self.standing.unsaved = false;
         Ok(())
     }
 
@@ -66,9 +68,9 @@ impl<T: Trainee> Run for Session<'_, T> {
             _ => sums_of_all(self.trainer.strategy(), &self.sums)?,
         };
         let (strategy, model, optimizer) = (self.trainer.strategy(), self.trainer.model(), self.trainer.optimizer());
-        let unsaved = std::mem::take(&mut self.standing.unsaved);
+        // The state says if the epoch has just ended: other callbacks' checkpoints may not be written by the time that
+        // this one is, so all save again after a restart.
         let outcome = checkpoints.save(strategy, self.steps, &[model, optimizer], &self.standing);
-        self.standing.unsaved = unsaved;
         // Both are only for restoring; this run continues with its own pass and sums.
         (self.standing.position, self.standing.sums) = (None, Vec::new());
         outcome

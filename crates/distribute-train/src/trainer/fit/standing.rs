@@ -27,7 +27,7 @@ pub(super) struct Standing {
     /// Whether all steps of the current epoch have been made.
     #[serde(default)]
     pub(super) all_steps: bool,
-    /// Whether the last epoch has ended, and callbacks have not saved after it.
+    /// Whether the last epoch has ended, and not all callbacks have saved after it.
     #[serde(default)]
     pub(super) unsaved: bool,
 }

@@ -1,0 +1,230 @@
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::time::Duration;
+
+use distribute_input::{Array, Dataset};
+use distribute_strategy::{MirroredStrategy, Strategy};
+use distribute_testkit::Job;
+
+use super::*;
+use crate::BoxError;
+use crate::callbacks::{BackupAndRestore, ModelCheckpoint};
+use crate::checkpoint::{Checkpointed, Snapshot};
+use crate::metrics::{Metrics, Named, Precision};
+use crate::trainer::{Part, evaluate};
+
+/// A model without variables. The loss of an example is its number, or that of the call if there is a list.
+struct Toy {
+    strategy: Strategy,
+    nothing: Nothing,
+    metrics: Metrics,
+    passes: AtomicU64,
+    losses: Vec<f64>,
+    calls: AtomicUsize,
+    pause: Duration,
+}
+
+struct Nothing;
+
+impl Checkpointed for Nothing {
+    fn save(&self, _: &Strategy, _: &mut Snapshot) -> Result<(), BoxError> {
+        Ok(())
+    }
+
+    fn load(&self, _: &Strategy, _: &Snapshot) -> Result<(), BoxError> {
+        Ok(())
+    }
+}
+
+impl Toy {
+    fn new(strategy: Strategy) -> Toy {
+        let (passes, calls, pause) = (AtomicU64::new(0), AtomicUsize::new(0), Duration::ZERO);
+        Toy { strategy, nothing: Nothing, metrics: Metrics::new(), passes, losses: Vec::new(), calls, pause }
+    }
+
+    /// A toy of one replica, whose steps have these losses.
+    fn of_losses(losses: &[f64]) -> Toy {
+        Toy { losses: losses.to_vec(), ..Toy::new(Strategy::default_strategy().unwrap()) }
+    }
+}
+
+impl Trainee for Toy {
+    type Examples = Array<i64>;
+    type Error = Error;
+
+    fn strategy(&self) -> &Strategy {
+        &self.strategy
+    }
+
+    fn model(&self) -> &dyn Checkpointed {
+        &self.nothing
+    }
+
+    fn optimizer(&self) -> &dyn Checkpointed {
+        &self.nothing
+    }
+
+    fn learning_rate(&self) -> f64 {
+        0.1
+    }
+
+    fn set_learning_rate(&self, _: f64) {}
+
+    fn num_parameters(&self) -> usize {
+        0
+    }
+
+    fn passes(&self) -> &AtomicU64 {
+        &self.passes
+    }
+
+    fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    fn train_on(
+        &self,
+        batches: PerReplica<Vec<Part<Array<i64>>>>,
+        _: usize,
+        _: &[f32],
+    ) -> Result<PerReplica<Vec<f64>>, Error> {
+        std::thread::sleep(self.pause * batches.values()[0].len() as u32);
+        let loss = self.losses.get(self.calls.fetch_add(1, Ordering::Relaxed));
+        self.strategy.run_with(batches, |_, parts| {
+            let mut sums = sums(&self.metrics);
+            for part in parts.iter().filter(|part| part.has_examples) {
+                let numbers = part.examples.as_slice();
+                sums[0] += numbers.iter().map(|number| loss.copied().unwrap_or(*number as f64)).sum::<f64>();
+                sums[1] += numbers.len() as f64;
+            }
+            Ok(sums)
+        })
+    }
+
+    fn evaluate_on(&self, _: PerReplica<Array<i64>>) -> Result<PerReplica<Vec<f64>>, Error> {
+        Ok(PerReplica::new(vec![sums(&self.metrics); self.strategy.num_local_replicas()]))
+    }
+}
+
+/// The numbers from 0, two in a batch.
+struct Numbers(i64);
+
+impl TrainingData<Array<i64>, Error> for Numbers {
+    fn distribute(&self, strategy: &Strategy, _: Batching) -> Result<(DistributedDataset<Array<i64>>, usize), Error> {
+        Ok((strategy.distribute_dataset(&Dataset::<Array<i64>>::range(0..self.0).batch(2))?, 2))
+    }
+}
+
+/// Fails after a step, or at the end of its epoch.
+struct Fails {
+    step: u64,
+    at_end: bool,
+}
+
+impl Fails {
+    fn check(&self, training: &Training<'_>, at_end: bool) -> Result<()> {
+        let fails = training.step == self.step && at_end == self.at_end;
+        if fails { Err(Error::Chief("the power is off".to_owned())) } else { Ok(()) }
+    }
+}
+
+impl Callback for Fails {
+    fn step_end(&mut self, training: &mut Training<'_>) -> Result<()> {
+        self.check(training, false)
+    }
+
+    fn epoch_end(&mut self, training: &mut Training<'_>) -> Result<()> {
+        self.check(training, true)
+    }
+}
+
+#[test]
+fn an_epoch_that_was_interrupted_has_the_loss_of_all_its_steps() {
+    for (devices, ranks) in [(1, 1), (2, 1), (4, 2), (2, 2)] {
+        for fails in [Fails { step: 4, at_end: false }, Fails { step: 4, at_end: true }] {
+            let (folder, at_end) = (tempfile::tempdir().unwrap(), fails.at_end);
+            let toy = || {
+                let devices: Vec<String> = (0..devices).map(|index| format!("CPU:{index}")).collect();
+                Toy::new(MirroredStrategy::builder().devices(devices).tensor_parallel(ranks).build().unwrap())
+            };
+            let backup = || BackupAndRestore::new(folder.path().join("backup")).every_steps(1);
+            fit(&toy(), &Numbers(8), Fit::epochs(1).callback(fails).callback(backup())).unwrap_err();
+            let history = fit(&toy(), &Numbers(8), Fit::epochs(1).callback(backup())).unwrap();
+            assert_eq!(history.of("loss"), [3.5], "{devices} devices in groups of {ranks}, at the end: {at_end}");
+        }
+    }
+}
+
+/// Returns the checkpoints in a folder.
+fn kept(folder: &Path) -> Vec<String> {
+    let names = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let mut names: Vec<String> = names.filter_map(|name| name.into_string().ok()).collect();
+    names.retain(|name| name.starts_with("step-"));
+    names.sort();
+    names
+}
+
+#[test]
+fn a_best_model_that_was_not_written_is_saved_after_the_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let best = folder.path().join("best");
+    let train = |losses: &[f64], epochs| {
+        let fit_settings = Fit::epochs(epochs)
+            .callback(ModelCheckpoint::new(&best).best("loss"))
+            .callback(BackupAndRestore::new(folder.path().join("backup")).keep_at_end());
+        fit(&Toy::of_losses(losses), &Numbers(2), fit_settings).unwrap()
+    };
+    train(&[3.0, 1.0], 2);
+    assert_eq!(kept(&best), ["step-00000002"]);
+    // The process was killed after the backup was written, and before this was.
+    std::fs::remove_dir_all(best.join("step-00000002")).unwrap();
+    std::fs::remove_file(best.join("latest")).unwrap();
+    let history = train(&[2.0, 2.5], 4);
+    assert_eq!(history.of("loss"), [3.0, 1.0, 2.0, 2.5]);
+    assert_eq!(kept(&best), ["step-00000002"]);
+}
+
+#[test]
+fn metrics_of_equal_names_are_refused_before_the_first_step() {
+    let names = |metrics: Metrics| {
+        let toy = Toy { metrics, ..Toy::of_losses(&[]) };
+        let errors = [fit(&toy, &Numbers(2), Fit::epochs(1)).err(), evaluate(&toy, &Numbers(2)).err()];
+        errors.map(|error| error.map(|error| error.to_string()).unwrap_or_default())
+    };
+    let named = |name: &str| Metrics::new().with(Precision::default()).with(Named::new(name, Precision::default()));
+    for (name, words) in [("loss", "the loss has it"), ("val_precision", "the validation's precision has it")] {
+        for text in names(named(name)) {
+            assert!(text.contains(name) && text.contains(words), "{text}");
+        }
+    }
+    named("strict").check_names().unwrap();
+    for text in names(Metrics::new().with(Precision { threshold: 0.5 }).with(Precision { threshold: 0.9 })) {
+        assert!(text.contains("\"precision\"") && text.contains("1 and 2"), "{text}");
+    }
+}
+
+/// The variable that makes a process one that shows its progress.
+const ROLE: &str = "DISTRIBUTE_TEST_FIT_PROGRESS";
+
+#[test]
+#[ignore = "a process that another test starts"]
+fn shows_its_progress() {
+    if std::env::var_os(ROLE).is_some() {
+        let toy = Toy { pause: Duration::from_millis(40), ..Toy::of_losses(&[]) };
+        fit(&toy, &Numbers(10), Fit::epochs(1).steps_per_execution(2).progress("numbers")).unwrap();
+    }
+}
+
+#[test]
+fn the_examples_of_all_steps_that_are_run_at_once_count() {
+    let job = Job::of_test("trainer::fit::tests::shows_its_progress").unwrap();
+    let mut job = job.env(ROLE, "1").env("DISTRIBUTE_PROGRESS", "json").start().unwrap();
+    let outcome = job.wait(0, Duration::from_secs(60)).unwrap();
+    assert!(outcome.passed(), "{outcome:?}");
+    let line = outcome.stderr.lines().find(|line| line.contains("\"event\":\"epoch\"")).unwrap();
+    let status: Value = serde_json::from_str(line).unwrap();
+    let number = |name: &str| status[name].as_f64().unwrap();
+    // The epoch ends a moment after its last step: ten examples in five steps, of which two are run at once.
+    let examples = number("examples_per_s") * number("elapsed_s");
+    assert!((9.9..16.0).contains(&examples), "{examples}: {line}");
+}
