@@ -224,7 +224,7 @@ impl fmt::Display for Call {
         }
         write!(f, " of {} {}", self.count, self.dtype)?;
         if self.layout != 0 {
-            write!(f, " in parts (layout {:08x})", self.layout)?;
+            write!(f, " (layout and tag {:08x})", self.layout)?;
         }
         if let Some(op) = self.op {
             write!(f, ", {op}")?;

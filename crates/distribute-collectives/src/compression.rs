@@ -356,11 +356,12 @@ impl<B: OwnedBuffers> Launched<B> {
 impl Message {
     /// Sends a part of a reduction by `op`, which is a sum or a concatenation itself, to ranks with the same `op`.
     fn send(group: &ProcessGroup, payload: Payload, op: ReduceOp) -> Result<Message> {
-        let (start, tag) = (group.start(), op as u32);
+        let tag = op as u32;
+        let start = group.start().tag(tag);
         Ok(match payload {
-            Payload::SumF32(values) => Message::F32(start.all_reduce_tagged(values, ReduceOp::Sum, tag)?),
-            Payload::SumF16(values) => Message::F16(start.all_reduce_tagged(values, ReduceOp::Sum, tag)?),
-            Payload::SumBf16(values) => Message::Bf16(start.all_reduce_tagged(values, ReduceOp::Sum, tag)?),
+            Payload::SumF32(values) => Message::F32(start.all_reduce(values, ReduceOp::Sum)?),
+            Payload::SumF16(values) => Message::F16(start.all_reduce(values, ReduceOp::Sum)?),
+            Payload::SumBf16(values) => Message::Bf16(start.all_reduce(values, ReduceOp::Sum)?),
             Payload::Gather(words) => {
                 let (counts, all) = (vec![words.len(); group.world_size()], vec![0; words.len() * group.world_size()]);
                 Message::Gather(group.parts(&counts).tag(tag).start().all_gather(words, all)?)

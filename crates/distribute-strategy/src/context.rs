@@ -7,7 +7,9 @@ use std::time::Duration;
 use distribute_cluster::FailureKind;
 use distribute_collectives::{DeviceGroup, ProcessGroup, Rank, ReduceOp};
 use distribute_device::{DeviceKind, DeviceSpec};
-use distribute_values::{Axis, CallContext, PerReplica, Structure, TensorStorage, gather_structure, reduce_structure};
+use distribute_values::{
+    Axis, CallContext, PerReplica, Structure, TensorStorage, broadcast_from, gather_structure, reduce_structure,
+};
 use parking_lot::Mutex;
 
 use crate::merge::Rendezvous;
@@ -238,11 +240,7 @@ impl ReplicaContext {
     /// # Errors
     /// [`Error::Collective`] if the replicas' values differ in shape or type, or a replica is missing or fails.
     pub fn broadcast<L, T: TensorStorage<L>>(&self, value: &T, root: Rank) -> Result<T> {
-        let copy = value.copied()?;
-        let mut outcome = Ok(());
-        copy.write(&mut |buffer| outcome = self.group().broadcast_list(&mut [buffer], root))?;
-        outcome?;
-        Ok(copy)
+        Ok(broadcast_from(std::slice::from_ref(self.group()), value, root)?)
     }
 
     /// Concatenates every replica's `value` along an axis and returns the result on every replica. Every replica must

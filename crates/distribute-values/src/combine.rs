@@ -2,7 +2,7 @@
 
 use distribute_collectives::{ProcessGroup, Rank, ReduceOp, on_local_ranks};
 use distribute_device::{BufferRef, DType};
-use distribute_types::with_dtype;
+use distribute_types::{FNV32, fnv1a_32, with_dtype};
 
 use crate::elements::{Arithmetic, Wide, fold_axes, place};
 use crate::{Error, PerReplica, Result, TensorStorage};
@@ -63,7 +63,7 @@ pub fn reduce_values<L, T: TensorStorage<L>>(
     values: &PerReplica<T>,
     axis: &Axis,
 ) -> Result<T> {
-    begin_reduce(groups, op, &values.iter().collect::<Vec<_>>(), axis, None)?()
+    begin_reduce(groups, op, &values.iter().collect::<Vec<_>>(), axis, (None, Form::BARE))?()
 }
 
 /// Waits for an operation that was started, and returns its result.
@@ -76,7 +76,7 @@ pub(crate) fn begin_reduce<L, T: TensorStorage<L>>(
     op: ReduceOp,
     values: &[&T],
     axis: &Axis,
-    with_examples: Option<f64>,
+    (with_examples, form): (Option<f64>, Form),
 ) -> Result<Pending<T>> {
     let first = check_components(groups, values)?;
     check_op(op, first.dtype()?)?;
@@ -89,8 +89,8 @@ pub(crate) fn begin_reduce<L, T: TensorStorage<L>>(
     }
     let divisor = with_examples.filter(|_| op == ReduceOp::Mean);
     with_dtype!(first.dtype()?, E => match axes.is_empty() && divisor.is_none() {
-        true => reduce_whole::<E, L, T>(groups, op, values, first.clone()),
-        false => reduce_over::<E, L, T>(groups, op, values, &axes, first.clone(), divisor),
+        true => reduce_whole::<E, L, T>(groups, op, values, first.clone(), form),
+        false => reduce_over::<E, L, T>(groups, (op, divisor), values, &axes, first.clone(), form),
     })
 }
 
@@ -117,11 +117,13 @@ fn reduce_whole<E: Arithmetic, L, T: TensorStorage<L>>(
     op: ReduceOp,
     values: &[&T],
     first: T,
+    form: Form,
 ) -> Result<Pending<T>> {
     let shape = first.shape();
     check_shapes(values.iter().map(|value| value.shape()))?;
+    let tag = form.tag(&shape);
     let elements = values.iter().map(|value| value.to_elements::<E>()).collect::<Result<Vec<_>>>()?;
-    let works = groups.iter().zip(elements).map(|(group, elements)| group.start().all_reduce(elements, op));
+    let works = groups.iter().zip(elements).map(|(group, elements)| group.start().tag(tag).all_reduce(elements, op));
     let works = works.collect::<Result<Vec<_>, _>>()?;
     Ok(Box::new(move || {
         let mut result = Vec::new();
@@ -136,11 +138,11 @@ fn reduce_whole<E: Arithmetic, L, T: TensorStorage<L>>(
 /// elements.
 fn reduce_over<E: Arithmetic, L, T: TensorStorage<L>>(
     groups: &[ProcessGroup],
-    op: ReduceOp,
+    (op, divisor): (ReduceOp, Option<f64>),
     values: &[&T],
     axes: &[usize],
     first: T,
-    divisor: Option<f64>,
+    form: Form,
 ) -> Result<Pending<T>> {
     let mut folded = Vec::with_capacity(values.len());
     let mut counts = Vec::new();
@@ -151,12 +153,13 @@ fn reduce_over<E: Arithmetic, L, T: TensorStorage<L>>(
     }
     check_shapes(folded.iter().map(|(kept, _)| kept.clone()))?;
     let shape = folded[0].0.clone();
+    let tag = form.tag(&shape);
     let over_replicas = if op == ReduceOp::Mean { ReduceOp::Sum } else { op };
     let (mut works, mut counted) = (Vec::new(), Vec::new());
     for ((group, (_, partial)), count) in groups.iter().zip(folded).zip(counts) {
-        works.push(group.start().all_reduce(partial, over_replicas)?);
+        works.push(group.start().tag(tag).all_reduce(partial, over_replicas)?);
         if op == ReduceOp::Mean && divisor.is_none() {
-            counted.push(group.start().all_reduce(vec![count], ReduceOp::Sum)?);
+            counted.push(group.start().tag(tag).all_reduce(vec![count], ReduceOp::Sum)?);
         }
     }
     Ok(Box::new(move || {
@@ -205,7 +208,7 @@ pub fn gather_values<L, T: TensorStorage<L>>(
     values: &PerReplica<T>,
     axis: usize,
 ) -> Result<T> {
-    begin_gather(groups, &values.iter().collect::<Vec<_>>(), axis)?()
+    begin_gather(groups, &values.iter().collect::<Vec<_>>(), axis, Form::BARE)?()
 }
 
 /// Starts the concatenation of [`gather_values`]; shapes are exchanged at once.
@@ -213,13 +216,14 @@ pub(crate) fn begin_gather<L, T: TensorStorage<L>>(
     groups: &[ProcessGroup],
     values: &[&T],
     axis: usize,
+    form: Form,
 ) -> Result<Pending<T>> {
     let first = check_components(groups, values)?;
     let ndim = first.shape().len();
     if axis >= ndim {
         return Err(Error::Axis { axis, shape: first.shape() });
     }
-    let shapes = gather_shapes(groups, values)?;
+    let shapes = gather_shapes(groups, values, form)?;
     for (replica, shape) in shapes.iter().enumerate() {
         let equal = shape.len() == ndim && (0..ndim).all(|dim| dim == axis || shape[dim] == shapes[0][dim]);
         if !equal {
@@ -237,7 +241,11 @@ pub(crate) fn begin_gather<L, T: TensorStorage<L>>(
 }
 
 /// Returns the shapes of all replicas' values, in rank order.
-fn gather_shapes<L, T: TensorStorage<L>>(groups: &[ProcessGroup], values: &[&T]) -> Result<Vec<Vec<usize>>> {
+fn gather_shapes<L, T: TensorStorage<L>>(
+    groups: &[ProcessGroup],
+    values: &[&T],
+    form: Form,
+) -> Result<Vec<Vec<usize>>> {
     let gathered = on_local_ranks(groups, |local, group| {
         let shape = values[local].shape();
         let mut encoded = vec![0u64; MAX_NDIM + 1];
@@ -245,7 +253,7 @@ fn gather_shapes<L, T: TensorStorage<L>>(groups: &[ProcessGroup], values: &[&T])
         for (slot, length) in encoded[1..].iter_mut().zip(&shape) {
             *slot = *length as u64;
         }
-        group.start().all_gather(encoded, vec![0u64; (MAX_NDIM + 1) * group.world_size()])
+        group.start().tag(form.tag(&[])).all_gather(encoded, vec![0u64; (MAX_NDIM + 1) * group.world_size()])
     })?;
     let [_, all] = gathered.unwrap_or_default();
     let decode =
@@ -289,6 +297,27 @@ fn gather_typed<E: Arithmetic, L, T: TensorStorage<L>>(
     }))
 }
 
+/// The form of a nest up to one of its leaves: the kinds, keys and lengths of the containers that were entered before.
+///
+/// Calls of collectives are tagged with it and the leaf's shape, since values of equal number and type would be combined
+/// with each other otherwise, whatever they are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Form(u32);
+
+impl Form {
+    /// The form of a value that is not in a nest.
+    pub(crate) const BARE: Form = Form(FNV32);
+
+    /// Returns the form after a container was entered.
+    pub(crate) fn within(self, container: &str) -> Form {
+        Form(fnv1a_32(self.0, container.bytes().chain([0])))
+    }
+
+    fn tag(self, shape: &[usize]) -> u32 {
+        fnv1a_32(self.0, shape.iter().flat_map(|extent| (*extent as u64).to_le_bytes()))
+    }
+}
+
 /// Copies the first process's `value` to every process.
 ///
 /// Shapes and types must be equal on all. `groups` holds the local ranks of a group in which every process calls this.
@@ -297,11 +326,21 @@ fn gather_typed<E: Arithmetic, L, T: TensorStorage<L>>(
 /// [`Error::Collective`] if shapes or types differ, or a process is missing or fails; [`Error::Tensor`] or
 /// [`Error::Device`] if the value cannot be read or the result cannot be created.
 pub fn broadcast_value<L, T: TensorStorage<L>>(groups: &[ProcessGroup], value: &T) -> Result<T> {
+    broadcast_from(groups, value, Rank(0))
+}
+
+/// Copies the `value` of a rank to every rank, as [`broadcast_value`] does that of the first one.
+///
+/// # Errors
+/// The errors of [`broadcast_value`].
+pub fn broadcast_from<L, T: TensorStorage<L>>(groups: &[ProcessGroup], value: &T, root: Rank) -> Result<T> {
+    let shape = value.shape();
+    let tag = Form::BARE.tag(&shape);
     with_dtype!(value.dtype()?, E => {
         let elements = on_local_ranks::<_, Error>(groups, |_, group| {
-            Ok(group.start().broadcast(value.to_elements::<E>()?, Rank(0))?)
+            Ok(group.start().tag(tag).broadcast(value.to_elements::<E>()?, root)?)
         })?;
-        value.beside(&value.shape(), BufferRef::from(&elements.unwrap_or_default()[..]))
+        value.beside(&shape, BufferRef::from(&elements.unwrap_or_default()[..]))
     })
 }
 

@@ -4,7 +4,7 @@ use distribute_collectives::{ProcessGroup, ReduceOp};
 use distribute_device::BufferRef;
 use distribute_types::with_dtype;
 
-use crate::combine::{Pending, begin_gather};
+use crate::combine::{Form, Pending, begin_gather};
 use crate::elements::{Arithmetic, Wide};
 use crate::structure::{Leaves, Structure};
 use crate::{Axis, Error, HostTensor, Result, TensorStorage};
@@ -83,7 +83,7 @@ pub(crate) fn begin_reduce_rows<L, T: TensorStorage<L>>(
     op: ReduceOp,
     values: &[&IndexedRows<T>],
     axis: &Axis,
-    with_examples: Option<f64>,
+    (with_examples, form): (Option<f64>, Form),
 ) -> Result<Pending<IndexedRows<T>>> {
     if !matches!(op, ReduceOp::Sum | ReduceOp::Mean) {
         let problem = format!("{op} has no meaning for rows that some replicas do not have; use Sum or Mean");
@@ -108,8 +108,8 @@ pub(crate) fn begin_reduce_rows<L, T: TensorStorage<L>>(
         .iter()
         .map(|value| HostTensor::new(&[value.indices.len()], value.indices.clone()))
         .collect::<Result<_>>()?;
-    let indices: Pending<HostTensor<i64>> = begin_gather(groups, &indices.iter().collect::<Vec<_>>(), 0)?;
-    let rows: Pending<T> = begin_gather(groups, &values.iter().map(|value| &value.rows).collect::<Vec<_>>(), 0)?;
+    let indices: Pending<HostTensor<i64>> = begin_gather(groups, &indices.iter().collect::<Vec<_>>(), 0, form)?;
+    let rows: Pending<T> = begin_gather(groups, &values.iter().map(|value| &value.rows).collect::<Vec<_>>(), 0, form)?;
     Ok(Box::new(move || {
         let (indices, rows) = (indices()?.to_elements::<i64>()?, rows()?);
         let divisor = if op == ReduceOp::Mean { Some(replicas) } else { None };

@@ -32,7 +32,7 @@ mod storage;
 mod structure;
 mod variable;
 
-pub use combine::{Axis, broadcast_value, gather_values, reduce_values};
+pub use combine::{Axis, broadcast_from, broadcast_value, gather_values, reduce_values};
 pub use error::{Error, Result};
 pub use examples::{reduce_examples, with_rows};
 pub use indexed_rows::{Indexed, IndexedRows};

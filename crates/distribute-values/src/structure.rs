@@ -2,12 +2,13 @@
 
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fmt;
 use std::hash::{BuildHasher, Hash};
 use std::marker::PhantomData;
 
 use distribute_collectives::{ProcessGroup, ReduceOp};
 
-use crate::combine::{Pending, begin_gather, begin_reduce};
+use crate::combine::{Form, Pending, begin_gather, begin_reduce};
 use crate::indexed_rows::begin_reduce_rows;
 use crate::{Axis, Error, HostTensor, IndexedRows, Result, TensorStorage};
 
@@ -43,6 +44,10 @@ pub trait Structure<M>: Sized {
 
 /// An operation on the leaves of a [`Structure`].
 pub trait Leaves {
+    /// Takes notice of a container before its leaves: of its kind, and its keys or length. Operations between processes
+    /// compare it.
+    fn enter(&mut self, _container: fmt::Arguments<'_>) {}
+
     /// Combines the tensors at one leaf of all parts.
     ///
     /// # Errors
@@ -91,6 +96,7 @@ impl<M, S: Structure<M>> Structure<Nested<M>> for Vec<S> {
         if let Some(other) = parts.iter().position(|part| part.len() != expected) {
             return Err(differs("a list", other, parts[other].len(), expected));
         }
+        leaves.enter(format_args!("list of {expected}"));
         (0..expected).map(|at| S::combine(&parts.iter().map(|part| &part[at]).collect::<Vec<_>>(), leaves)).collect()
     }
 }
@@ -107,8 +113,14 @@ impl<M, S: Structure<M>> Structure<Nested<M>> for Option<S> {
     fn combine(parts: &[&Option<S>], leaves: &mut impl Leaves) -> Result<Option<S>> {
         let present: Vec<&S> = parts.iter().filter_map(|part| part.as_ref()).collect();
         match present.len() {
-            0 => Ok(None),
-            all if all == parts.len() => S::combine(&present, leaves).map(Some),
+            0 => {
+                leaves.enter(format_args!("None"));
+                Ok(None)
+            }
+            all if all == parts.len() => {
+                leaves.enter(format_args!("Some"));
+                S::combine(&present, leaves).map(Some)
+            }
             _ => {
                 let first = parts[0].is_some();
                 let other = parts.iter().position(|part| part.is_some() != first).unwrap_or(0);
@@ -119,7 +131,7 @@ impl<M, S: Structure<M>> Structure<Nested<M>> for Option<S> {
     }
 }
 
-impl<M, K: Clone + Ord + std::fmt::Debug, S: Structure<M>> Structure<Nested<M>> for BTreeMap<K, S> {
+impl<M, K: Clone + Ord + fmt::Debug, S: Structure<M>> Structure<Nested<M>> for BTreeMap<K, S> {
     fn combine(parts: &[&BTreeMap<K, S>], leaves: &mut impl Leaves) -> Result<BTreeMap<K, S>> {
         combine_maps(parts, leaves, |part| part.keys().cloned().collect(), |part, key| part.get(key))
     }
@@ -127,7 +139,7 @@ impl<M, K: Clone + Ord + std::fmt::Debug, S: Structure<M>> Structure<Nested<M>> 
 
 impl<M, K, S, H> Structure<Nested<M>> for HashMap<K, S, H>
 where
-    K: Clone + Ord + Hash + std::fmt::Debug,
+    K: Clone + Ord + Hash + fmt::Debug,
     S: Structure<M>,
     H: BuildHasher + Default,
 {
@@ -155,6 +167,7 @@ fn combine_maps<M, K: Clone + Ord + std::fmt::Debug, S: Structure<M>, Map: FromI
             return Err(differs("a map", replica, format_args!("keys {got:?}"), format_args!("keys {expected:?}")));
         }
     }
+    leaves.enter(format_args!("map of {expected:?}"));
     let combine = |key: K| {
         let values: Vec<&S> = parts.iter().filter_map(|part| get(part, &key)).collect();
         Ok((key, S::combine(&values, leaves)?))
@@ -213,7 +226,7 @@ pub(crate) fn reduce_leaves<M, S: Structure<M>>(
     axis: &Axis,
     with_examples: Option<f64>,
 ) -> Result<S> {
-    structure(groups, values, Reduce { groups, op, axis, with_examples, begun: VecDeque::new() })
+    structure(groups, values, Reduce { groups, op, axis, with_examples, form: Form::BARE, begun: VecDeque::new() })
 }
 
 /// Concatenates the structures of all replicas of all processes, leaf by leaf, as
@@ -222,7 +235,7 @@ pub(crate) fn reduce_leaves<M, S: Structure<M>>(
 /// # Errors
 /// [`Error::Structure`] if forms differ within this process, and the errors of [`gather_values`](crate::gather_values).
 pub fn gather_structure<M, S: Structure<M>>(groups: &[ProcessGroup], values: &[&S], axis: usize) -> Result<S> {
-    structure(groups, values, Gather { groups, axis, begun: VecDeque::new() })
+    structure(groups, values, Gather { groups, axis, form: Form::BARE, begun: VecDeque::new() })
 }
 
 fn structure<M, S: Structure<M>>(groups: &[ProcessGroup], values: &[&S], mut begin: impl Leaves + Begun) -> Result<S> {
@@ -245,33 +258,44 @@ struct Reduce<'a> {
     op: ReduceOp,
     axis: &'a Axis,
     with_examples: Option<f64>,
+    form: Form,
     begun: Queue,
 }
 
 struct Gather<'a> {
     groups: &'a [ProcessGroup],
     axis: usize,
+    form: Form,
     begun: Queue,
 }
 
 impl Leaves for Reduce<'_> {
+    fn enter(&mut self, container: fmt::Arguments<'_>) {
+        self.form = self.form.within(&container.to_string());
+    }
+
     fn combine<L, T: TensorStorage<L>>(&mut self, parts: &[&T]) -> Result<T> {
-        let pending: Pending<T> = begin_reduce(self.groups, self.op, parts, self.axis, self.with_examples)?;
+        let pending: Pending<T> =
+            begin_reduce(self.groups, self.op, parts, self.axis, (self.with_examples, self.form))?;
         self.begun.push_back(Box::new(pending));
         Ok(parts[0].clone())
     }
 
     fn combine_rows<L, T: TensorStorage<L>>(&mut self, parts: &[&IndexedRows<T>]) -> Result<IndexedRows<T>> {
         let pending: Pending<IndexedRows<T>> =
-            begin_reduce_rows(self.groups, self.op, parts, self.axis, self.with_examples)?;
+            begin_reduce_rows(self.groups, self.op, parts, self.axis, (self.with_examples, self.form))?;
         self.begun.push_back(Box::new(pending));
         Ok(parts[0].clone())
     }
 }
 
 impl Leaves for Gather<'_> {
+    fn enter(&mut self, container: fmt::Arguments<'_>) {
+        self.form = self.form.within(&container.to_string());
+    }
+
     fn combine<L, T: TensorStorage<L>>(&mut self, parts: &[&T]) -> Result<T> {
-        let pending: Pending<T> = begin_gather(self.groups, parts, self.axis)?;
+        let pending: Pending<T> = begin_gather(self.groups, parts, self.axis, self.form)?;
         self.begun.push_back(Box::new(pending));
         Ok(parts[0].clone())
     }
@@ -321,6 +345,32 @@ mod tests {
 
     fn sum<M, S: Structure<M>>(a: S, b: S) -> Result<S> {
         reduce_structure(&ProcessGroup::local(2)?, ReduceOp::Sum, &[&a, &b], &Axis::None)
+    }
+
+    /// Reduces one nest on each of two ranks, which are in step but do not see each other's, and returns the outcomes.
+    fn apart<M, S: Structure<M> + Send>(a: S, b: S) -> [Result<S>; 2] {
+        let groups = ProcessGroup::local(2).unwrap();
+        let reduce = |group: &ProcessGroup, nest: S| {
+            reduce_structure(std::slice::from_ref(group), ReduceOp::Sum, &[&nest], &Axis::None)
+        };
+        std::thread::scope(|scope| {
+            let (group, reduce) = (&groups[1], &reduce);
+            let other = scope.spawn(move || reduce(group, b));
+            let one = reduce(&groups[0], a);
+            [one, other.join().unwrap()]
+        })
+    }
+
+    #[test]
+    fn ranks_whose_nests_have_other_forms_get_an_error() {
+        let map = |name: &str, value: f64| BTreeMap::from([("loss".to_owned(), 1.0), (name.to_owned(), value)]);
+        assert!(apart(map("hits", 3.0), map("hits", 8.0)).iter().all(Result::is_ok));
+        assert!(apart(map("hits", 3.0), map("total", 8.0)).iter().all(Result::is_err));
+        assert!(apart((Some(1.0), 10.0), (None, 20.0)).iter().all(Result::is_err));
+        assert!(apart(vec![vec![1.0], vec![2.0, 3.0]], vec![vec![1.0, 2.0], vec![3.0]]).iter().all(Result::is_err));
+        let tensor = |shape: &[usize]| HostTensor::new(shape, vec![1.0; 6]).unwrap();
+        assert!(apart(tensor(&[2, 3]), tensor(&[3, 2])).iter().all(Result::is_err));
+        assert!(apart(tensor(&[2, 3]), tensor(&[2, 3])).iter().all(Result::is_ok));
     }
 
     #[test]

@@ -39,28 +39,51 @@ use crate::{Rank, ReduceOp, Result};
 #[derive(Clone, Copy, Debug)]
 pub struct Start<'a> {
     group: &'a ProcessGroup,
+    tag: u32,
 }
 
 impl ProcessGroup {
     /// Returns the asynchronous operations.
     pub fn start(&self) -> Start<'_> {
-        Start { group: self }
+        Start { group: self, tag: 0 }
     }
 }
 
-impl Start<'_> {
+impl<'a> Start<'a> {
+    /// Adds a tag to the call, such as a digest of shapes or names. All ranks must pass the same; a difference is
+    /// [`Error::Mismatch`](crate::Error::Mismatch).
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_collectives::{ProcessGroup, ReduceOp};
+    ///
+    /// let ranks = ProcessGroup::local(2)?;
+    /// std::thread::scope(|scope| {
+    ///     for group in &ranks {
+    ///         scope.spawn(move || {
+    ///             let tag = group.rank().0;                        // a mistake: ranks reduce different values
+    ///             let work = group.start().tag(tag).all_reduce(vec![1.0f32; 4], ReduceOp::Sum);
+    ///             assert!(work.and_then(|work| work.wait()).is_err());
+    ///         });
+    ///     }
+    /// });
+    /// # Ok::<(), distribute_collectives::Error>(())
+    /// ```
+    pub fn tag(self, tag: u32) -> Start<'a> {
+        Start { tag, ..self }
+    }
+
+    fn tagged(self, (request, counts): (Request, Counts)) -> (Request, Counts) {
+        (Request { layout: request.layout ^ self.tag, ..request }, counts)
+    }
+
     /// Starts [`ProcessGroup::all_reduce`]; `buffers` are one vector, several, or tensors of another library
     /// ([`OwnedBuffers`]).
     ///
     /// # Errors
     /// The errors of every asynchronous operation: see [`Start`].
     pub fn all_reduce<B: OwnedBuffers>(self, buffers: B, op: ReduceOp) -> Result<Work<B>> {
-        self.all_reduce_tagged(buffers, op, 0)
-    }
-
-    /// Starts an all-reduce of ranks that have the same tag.
-    pub(crate) fn all_reduce_tagged<B: OwnedBuffers>(self, buffers: B, op: ReduceOp, tag: u32) -> Result<Work<B>> {
-        self.group.begin_in_place(Kind::AllReduce, buffers, (Some(op.into()), None), tag)
+        self.group.begin_in_place(Kind::AllReduce, buffers, (Some(op.into()), None), self.tag)
     }
 
     /// Starts [`ProcessGroup::broadcast`].
@@ -68,7 +91,7 @@ impl Start<'_> {
     /// # Errors
     /// The errors of every asynchronous operation: see [`Start`].
     pub fn broadcast<B: OwnedBuffers>(self, buffers: B, root: Rank) -> Result<Work<B>> {
-        self.group.begin_in_place(Kind::Broadcast, buffers, (None, Some(root)), 0)
+        self.group.begin_in_place(Kind::Broadcast, buffers, (None, Some(root)), self.tag)
     }
 
     /// Starts [`ProcessGroup::reduce`].
@@ -76,7 +99,7 @@ impl Start<'_> {
     /// # Errors
     /// The errors of every asynchronous operation: see [`Start`].
     pub fn reduce<B: OwnedBuffers>(self, buffers: B, op: ReduceOp, root: Rank) -> Result<Work<B>> {
-        self.group.begin_in_place(Kind::Reduce, buffers, (Some(op.into()), Some(root)), 0)
+        self.group.begin_in_place(Kind::Reduce, buffers, (Some(op.into()), Some(root)), self.tag)
     }
 
     /// Starts [`ProcessGroup::all_gather`]; `wait` returns input and output.
@@ -85,7 +108,7 @@ impl Start<'_> {
     /// The errors of every asynchronous operation: see [`Start`].
     pub fn all_gather<T: Element>(self, input: Vec<T>, output: Vec<T>) -> Result<Work<[Vec<T>; 2]>> {
         let request = self.group.all_gather_request(T::DTYPE, input.len(), output.len(), None)?;
-        self.group.begin_apart(request, [input, output])
+        self.group.begin_apart(self.tagged(request), [input, output])
     }
 
     /// Starts [`ProcessGroup::reduce_scatter`]; `wait` returns input and output. The input serves as working memory:
@@ -95,7 +118,7 @@ impl Start<'_> {
     /// The errors of every asynchronous operation: see [`Start`].
     pub fn reduce_scatter<T: Element>(self, input: Vec<T>, output: Vec<T>, op: ReduceOp) -> Result<Work<[Vec<T>; 2]>> {
         let request = self.group.reduce_scatter_request(T::DTYPE, input.len(), output.len(), None, op.into())?;
-        self.group.begin_apart(request, [input, output])
+        self.group.begin_apart(self.tagged(request), [input, output])
     }
 
     /// Starts [`ProcessGroup::gather`]; `wait` returns input and output.
@@ -104,7 +127,7 @@ impl Start<'_> {
     /// The errors of every asynchronous operation: see [`Start`].
     pub fn gather<T: Element>(self, input: Vec<T>, output: Vec<T>, root: Rank) -> Result<Work<[Vec<T>; 2]>> {
         let request = self.group.gather_request(T::DTYPE, input.len(), output.len(), None, root)?;
-        self.group.begin_apart(request, [input, output])
+        self.group.begin_apart(self.tagged(request), [input, output])
     }
 
     /// Starts [`ProcessGroup::scatter`]; `wait` returns input and output.
@@ -113,7 +136,7 @@ impl Start<'_> {
     /// The errors of every asynchronous operation: see [`Start`].
     pub fn scatter<T: Element>(self, input: Vec<T>, output: Vec<T>, root: Rank) -> Result<Work<[Vec<T>; 2]>> {
         let request = self.group.scatter_request(T::DTYPE, input.len(), output.len(), None, root)?;
-        self.group.begin_apart(request, [input, output])
+        self.group.begin_apart(self.tagged(request), [input, output])
     }
 
     /// Starts [`ProcessGroup::all_to_all`]; `wait` returns input and output.
@@ -122,7 +145,7 @@ impl Start<'_> {
     /// The errors of every asynchronous operation: see [`Start`].
     pub fn all_to_all<T: Element>(self, input: Vec<T>, output: Vec<T>) -> Result<Work<[Vec<T>; 2]>> {
         let request = self.group.all_to_all_request(T::DTYPE, input.len(), output.len(), None)?;
-        self.group.begin_apart(request, [input, output])
+        self.group.begin_apart(self.tagged(request), [input, output])
     }
 
     /// Starts [`ProcessGroup::barrier`].
@@ -130,7 +153,7 @@ impl Start<'_> {
     /// # Errors
     /// The errors of every asynchronous operation: see [`Start`].
     pub fn barrier(self) -> Result<Work<Vec<u8>>> {
-        self.group.begin_in_place(Kind::Barrier, Vec::new(), (None, None), 0)
+        self.group.begin_in_place(Kind::Barrier, Vec::new(), (None, None), self.tag)
     }
 
     /// Starts [`ProcessGroup::send`]; `wait` returns the values as the first element.
@@ -140,7 +163,7 @@ impl Start<'_> {
     /// the first message of a pair.
     pub fn send<T: Element>(self, values: Vec<T>, to: Rank) -> Result<Work<[Vec<T>; 2]>> {
         let pair = self.group.pair(self.group.rank(), to)?;
-        pair.begin_apart(sending(T::DTYPE, values.len()), [values, Vec::new()])
+        pair.begin_apart(self.tagged(sending(T::DTYPE, values.len())), [values, Vec::new()])
     }
 
     /// Starts [`ProcessGroup::recv`]; `wait` returns the values as the second element.
@@ -150,7 +173,7 @@ impl Start<'_> {
     /// the first message of a pair.
     pub fn recv<T: Element>(self, values: Vec<T>, from: Rank) -> Result<Work<[Vec<T>; 2]>> {
         let pair = self.group.pair(from, self.group.rank())?;
-        pair.begin_apart(receiving(T::DTYPE, values.len()), [Vec::new(), values])
+        pair.begin_apart(self.tagged(receiving(T::DTYPE, values.len())), [Vec::new(), values])
     }
 }
 
