@@ -314,6 +314,9 @@ impl<T: Clone + Send + 'static> DistributedIterator<T> {
             self.ended = true;
             return Err(failure);
         }
+        if self.ended {
+            return Ok(None);
+        }
         if self.changes != self.strategy.changes() {
             let problem = "processes have joined or left since this pass began, and it is divided among the earlier \
                            ones; begin it again at its position, by DistributedDataset::iter_from";
@@ -322,9 +325,6 @@ impl<T: Clone + Send + 'static> DistributedIterator<T> {
         let Some(unequal) = self.unequal else {
             return self.next_parts();
         };
-        if self.ended {
-            return Ok(None);
-        }
         let own = {
             let steps = Arc::clone(&self.steps);
             move || flag(unequal, steps.lock().more())

@@ -73,6 +73,12 @@ pub trait Recoverable: Send + Sync {
         self.note(local)
     }
 
+    /// Takes notice of the end of the run, after the state was committed or restored: what is saved is not needed any
+    /// more. Default: does nothing.
+    fn end(&self, local: usize) {
+        let _ = local;
+    }
+
     /// Makes replicas consistent again after a failure. Called once, after all replicas were restored. Default: does
     /// nothing.
     ///
@@ -85,7 +91,7 @@ pub trait Recoverable: Send + Sync {
 
 impl Recoverable for Undo {
     fn note(&self, local: usize) -> Result<(), RecoveryError> {
-        self.forget(local);
+        self.begin(local);
         Ok(())
     }
 
@@ -94,6 +100,10 @@ impl Recoverable for Undo {
     }
 
     fn commit(&self, local: usize, has_examples: bool) -> Result<(), RecoveryError> {
-        if self.is_on_read() && !has_examples { Recoverable::take_back(self, local) } else { self.note(local) }
+        if has_examples { self.note(local) } else { Ok(self.take_back_batch(local)?) }
+    }
+
+    fn end(&self, local: usize) {
+        Undo::end(self, local);
     }
 }

@@ -76,7 +76,15 @@ impl Recovery {
 
     /// Commits all replicas after the run has succeeded on all of them.
     pub(crate) fn end(&self) -> Result<()> {
-        (0..self.states.len()).try_for_each(|local| self.commit(local))
+        let outcome = (0..self.states.len()).try_for_each(|local| self.commit(local));
+        // A failed commit is answered by `take_back`.
+        outcome.inspect(|()| self.ended())
+    }
+
+    fn ended(&self) {
+        for (local, states) in self.states.iter().enumerate() {
+            states.lock().iter().for_each(|state| state.end(local));
+        }
     }
 
     /// Saves a state that a replica is about to change, unless this run has saved it already.
@@ -110,6 +118,7 @@ impl Recovery {
         for state in all {
             note(state.settle());
         }
+        self.ended();
         outcome
     }
 }

@@ -146,14 +146,12 @@ impl Strategy {
                 let (rendezvous, first_failure) = (&rendezvous, &first_failure);
                 Box::new(move || {
                     // Also dropped if the body panics, so that no peer waits for this replica.
-                    let mut ending = Ending { context: &context, rendezvous, reason: Some("it panicked".to_owned()) };
+                    let reason = Some("it panicked".to_owned());
+                    let mut ending = Ending { context: &context, rendezvous, first_failure, reason };
                     let frame = context::push(Frame::Replica(context.clone()));
                     let outcome = catch_raised(|| context.begin().map_err(E::from).and_then(|()| body(&context, part)));
                     drop(frame);
-                    ending.reason = outcome.as_ref().err().map(|error| {
-                        first_failure.lock().get_or_insert(local);
-                        error.to_string()
-                    });
+                    ending.reason = outcome.as_ref().err().map(ToString::to_string);
                     drop(ending);
                     outcome
                 }) as Box<dyn FnOnce() -> Result<R, E> + Send + '_>
@@ -165,24 +163,21 @@ impl Strategy {
         let first_failure = first_failure.into_inner();
         let mut values = Vec::with_capacity(outcomes.len());
         let mut failures: Vec<(usize, E)> = Vec::new();
-        let mut panicked = None;
         for (local, outcome) in outcomes.into_iter().enumerate() {
             match outcome {
                 Ok(Ok(value)) => values.push(value),
                 Ok(Err(error)) => failures.push((local, error)),
                 Err(panic) => {
                     let replica = replicas.id_of(local);
-                    panicked.get_or_insert(Error::ReplicaPanicked { replica, message: panic_message(panic.as_ref()) });
+                    let message = panic_message(panic.as_ref());
+                    failures.push((local, Error::ReplicaPanicked { replica, message }.into()));
                 }
             }
         }
-        let failure = match panicked {
-            Some(panicked) => Some(panicked.into()),
-            None if failures.is_empty() => self.unheeded(&groups).or_else(|| recovery.end().err()).map(E::from),
-            None => {
-                let first = failures.iter().position(|(local, _)| Some(*local) == first_failure).unwrap_or(0);
-                Some(failures.swap_remove(first).1)
-            }
+        let failure = match failures.iter().position(|(local, _)| Some(*local) == first_failure) {
+            _ if failures.is_empty() => self.unheeded(&groups).or_else(|| recovery.end().err()).map(E::from),
+            // The others may have failed because of it.
+            first => Some(failures.swap_remove(first.unwrap_or(0)).1),
         };
         let Some(failure) = failure else {
             let values = PerReplica::new(values);
@@ -215,6 +210,8 @@ impl Strategy {
 struct Ending<'a> {
     context: &'a ReplicaContext,
     rendezvous: &'a Rendezvous,
+    /// The local rank that was the first to fail.
+    first_failure: &'a parking_lot::Mutex<Option<usize>>,
     /// Why it failed; `None` if it succeeded.
     reason: Option<String>,
 }
@@ -223,6 +220,8 @@ impl Drop for Ending<'_> {
     fn drop(&mut self) {
         match &self.reason {
             Some(reason) => {
+                // Before the others learn of it.
+                self.first_failure.lock().get_or_insert(self.context.local_replica_id());
                 self.rendezvous.end(self.context.local_replica_id(), "failed");
                 let name = self.context.strategy().replicas().name_of(self.context.local_replica_id());
                 self.context.abort(&format!("{name} failed: {reason}"));
@@ -280,6 +279,59 @@ mod tests {
             let told = told.as_ref().unwrap_err();
             assert!(told.contains("waited 100.0ms for another run of this strategy"), "{told}");
         }
+    }
+
+    #[test]
+    fn the_first_failure_is_told_also_if_another_replica_panics_because_of_it() {
+        let strategy = strategy(Duration::from_secs(20));
+        let outcome = strategy.run_with((), |context, ()| {
+            if context.replica_id() == 0 {
+                return Err(Error::NoData);
+            }
+            // Fails because the other replica has.
+            context.barrier().unwrap();
+            Ok(())
+        });
+        assert!(matches!(outcome, Err(Error::NoData)), "{outcome:?}");
+    }
+
+    #[test]
+    fn what_merged_functions_wrote_is_undone_with_their_run() {
+        use distribute_values::{
+            Aggregation, Assignment, CallContext, DistributedVariable, HostTensor, Synchronization, TensorStorage,
+            VariableOptions,
+        };
+
+        let strategy = strategy(Duration::from_secs(20));
+        let on_write = strategy.variable("w", &HostTensor::scalar(0.0), VariableOptions::default()).unwrap();
+        let options =
+            VariableOptions::default().synchronization(Synchronization::OnRead).aggregation(Aggregation::Mean);
+        let on_read = strategy.variable("r", &HostTensor::scalar(0.0), options).unwrap();
+        let one = HostTensor::scalar(1.0);
+        let add = |context: CallContext<'_>, variable: &DistributedVariable<HostTensor>| {
+            variable.assign(context, Assignment::Add, &one).map_err(Error::from)
+        };
+        let values = || {
+            let all = on_write.components().iter().chain(on_read.components());
+            all.map(|component| component.to_elements::<f64>().unwrap()[0]).collect::<Vec<f64>>()
+        };
+        let run = |fails: bool| {
+            strategy.run_with((), |context, ()| {
+                context.merge_call((), |strategy, _| {
+                    strategy.update(&on_write, add)?;
+                    strategy.with_call_context(|context| add(context, &on_read))
+                })?;
+                if fails && context.replica_id() == 1 { Err(Error::NoData) } else { Ok(()) }
+            })
+        };
+        assert!(run(true).is_err());
+        assert_eq!(values(), [0.0; 4]);
+        run(false).unwrap();
+        assert_eq!(values(), [1.0; 4]);
+        // Outside of runs nothing is kept.
+        strategy.update(&on_write, add).unwrap();
+        assert!(run(true).is_err());
+        assert_eq!(values(), [2.0, 2.0, 1.0, 1.0]);
     }
 
     /// State whose copies cannot be made equal again.

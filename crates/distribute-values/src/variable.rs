@@ -261,7 +261,7 @@ impl<T> DistributedVariable<T> {
             return Err(Error::Shape { what: "assign", replica: 0, got: value.shape(), expected, remedy });
         }
         match (context, self.options.synchronization) {
-            (CallContext::Update { local }, _) => self.write(local, assignment, value),
+            (CallContext::Update { local }, _) => self.write_merged(local, assignment, value),
             (CallContext::Replica { local, .. }, Synchronization::OnRead) => self.write_own(local, assignment, value),
             (CallContext::Replica { local, .. }, Synchronization::OnWrite) if self.writes_locally() => {
                 self.write_own(local, assignment, value)
@@ -345,6 +345,15 @@ impl<T> DistributedVariable<T> {
         self.undo.as_ref().map_or(Ok(()), |undo| undo.keep(local, component))
     }
 
+    /// Keeps a component's value before a merged function writes it.
+    fn keep_merged<L>(&self, local: usize) -> Result<()>
+    where
+        T: TensorStorage<L>,
+    {
+        let component = self.component(local)?;
+        self.undo.as_ref().map_or(Ok(()), |undo| undo.keep_merged(local, component))
+    }
+
     /// Writes a replica's own component.
     fn write_own<L>(&self, local: usize, assignment: Assignment, value: &T) -> Result<()>
     where
@@ -361,11 +370,20 @@ impl<T> DistributedVariable<T> {
         self.change(local, value, |target, value| assign(assignment, target, value))
     }
 
+    /// Writes a component from outside its replica.
+    fn write_merged<L>(&self, local: usize, assignment: Assignment, value: &T) -> Result<()>
+    where
+        T: TensorStorage<L>,
+    {
+        self.keep_merged(local)?;
+        self.write(local, assignment, value)
+    }
+
     fn write_all<L>(&self, assignment: Assignment, value: &T) -> Result<()>
     where
         T: TensorStorage<L>,
     {
-        (0..self.copies()).try_for_each(|local| self.write(local, assignment, value))
+        (0..self.copies()).try_for_each(|local| self.write_merged(local, assignment, value))
     }
 
     /// Returns the number of distinct components.
@@ -379,6 +397,7 @@ impl<T> DistributedVariable<T> {
     {
         groups.iter().enumerate().try_for_each(|(local, group)| {
             let (n, index) = (group.world_size(), group.rank().index());
+            self.keep_merged(local)?;
             self.change(local, value, |target, value| assign_share(n, index, target, value))
         })
     }

@@ -124,10 +124,14 @@ impl<T> DistributedVariable<T> {
         with_dtype!(rows.dtype()?, E => {
             let own = Rows { indices: indices.to_vec(), values: rows.to_elements::<E>()? };
             match context {
-                CallContext::Update { local } => self.scatter_one(local, scatter, row_len, &own),
-                CallContext::Cross { .. } => {
-                    (0..self.copies()).try_for_each(|local| self.scatter_one(local, scatter, row_len, &own))
+                CallContext::Update { local } => {
+                    self.keep_merged(local)?;
+                    self.scatter_one(local, scatter, row_len, &own)
                 }
+                CallContext::Cross { .. } => (0..self.copies()).try_for_each(|local| {
+                    self.keep_merged(local)?;
+                    self.scatter_one(local, scatter, row_len, &own)
+                }),
                 CallContext::Replica { local, .. } if self.writes_locally() => {
                     self.keep(local)?;
                     self.scatter_one(local, scatter, row_len, &own)
