@@ -45,6 +45,10 @@ pub struct AttendServer {
     /// The steps that have ended, where contents are kept.
     #[prost(message, optional, tag = "5")]
     pub steps: ::core::option::Option<StepRecord>,
+    /// Whether this session has attended before. A server that does not know the session was started again, and is
+    /// being restored until it is told that this has ended.
+    #[prost(bool, tag = "6")]
+    pub again: bool,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ServerState {
@@ -113,6 +117,14 @@ pub struct CompleteRequest {
     /// Whether variables were restored, so that steps are numbered anew.
     #[prost(bool, tag = "2")]
     pub restored: bool,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RestoreRequest {
+    #[prost(uint64, tag = "1")]
+    pub session: u64,
+    /// Whether everything is restored, and refused workers are known; else the restore begins.
+    #[prost(bool, tag = "2")]
+    pub ended: bool,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DescribeRequest {

@@ -246,7 +246,7 @@ impl WorkerContext {
     }
 
     /// Returns an object that this worker keeps between calls, created by `make` on first use. It is dropped when the
-    /// worker is restarted or another coordinator attaches.
+    /// worker is restarted or a coordinator attaches: another one, or the same one after their connection had broken.
     ///
     /// # Errors
     /// The error of `make`.
@@ -254,9 +254,11 @@ impl WorkerContext {
         kept_in(&self.attendance.kept, name, make)
     }
 
-    /// Returns an object that this worker keeps between calls, as [`keep`](WorkerContext::keep) does, and also when its
-    /// coordinator is [restarted in place](crate::ParameterServerOptions::restart_in_place): for positions in data and
-    /// other state that depends on no coordinator. Variables do, and must not be kept here.
+    /// Returns an object that this worker keeps between calls, as [`keep`](WorkerContext::keep) does, and also when the
+    /// connection to its coordinator had broken, or that one is
+    /// [restarted in place](crate::ParameterServerOptions::restart_in_place): for positions in data and other state
+    /// that depends on no coordinator. Variables do, and must not be kept here. A function that was given up because of
+    /// the connection may still use the object.
     ///
     /// # Errors
     /// The error of `make`.

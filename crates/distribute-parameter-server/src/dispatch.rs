@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use distribute_cluster::{Task, TaskType};
+use distribute_train::checkpoint::Snapshot;
 use tonic::Status;
 
 use crate::Error;
@@ -305,7 +306,8 @@ impl Dispatcher {
     async fn give_up(&self, entry: Entry<Scheduled>) {
         self.shared.fences.lock().insert(self.worker as u32, self.epoch);
         for server in 0..self.inner.parameters.servers() {
-            fence(&self.inner, server, self.worker as u32, self.epoch).await;
+            // A server that is not reached is told when it is back.
+            drop(fence(&self.inner, server, self.worker as u32, self.epoch).await);
         }
         let limit = self.shared.options.max_attempts;
         if entry.attempts >= limit {
@@ -381,40 +383,74 @@ pub(crate) async fn watch_server(server: usize, shared: Arc<Shared>, inner: Arc<
     }
 }
 
-/// Attends to a server again, and restores its part if it was restarted.
+/// Attends to a server again, and restores its part if it was restarted, as often as it is lost meanwhile and until the
+/// time for it is over. Only when all of it has succeeded does it count as one that has its part, and is used.
 async fn recover(server: usize, shared: &Shared, inner: &Inner) -> Result<String, Error> {
-    let timeout = match inner.options.restore_servers_from {
-        Some(_) => inner.options.server_timeout,
-        // A connection may break although both sides are alive.
-        None => TRANSIENT,
-    };
-    let words = match (inner.attend(server, timeout).await?, &inner.options.restore_servers_from) {
-        (true, _) => "its connection had broken, and it has kept its variables".to_owned(),
-        (false, Some(folder)) => {
-            let step = inner.restore_from(server, folder).await?;
-            inner.complete_again(server).await?;
-            format!("it was started again, and has its part of the checkpoint of step {step}")
+    let folder = inner.options.restore_servers_from.as_deref();
+    // A connection may break although both sides are alive.
+    let (timeout, started) = (folder.map_or(TRANSIENT, |_| inner.options.server_timeout), Instant::now());
+    loop {
+        let left = timeout.saturating_sub(started.elapsed());
+        let (incarnation, mut attendance) = inner.attend(server, left).await?;
+        let snapshot = match folder {
+            _ if inner.has_part(server, incarnation) => None,
+            Some(folder) => Some(inner.newest(server, folder)?),
+            None => {
+                let address = inner.parameters.address(server).to_owned();
+                let why = "it was started again and holds nothing".to_owned();
+                return Err(Error::ServerLost { server: server as u32, address, why });
+            }
+        };
+        let resumed = tokio::select! {
+            resumed = resume(server, snapshot.as_ref(), shared, inner) => resumed,
+            ended = attendance.over() => Err(inner.parameters.failed(server, "Attend")(Status::unavailable(ended))),
+        };
+        match resumed {
+            Ok(()) => {
+                inner.note_part(server, incarnation, attendance);
+                return Ok(match snapshot.map(|snapshot| snapshot.step()) {
+                    None => "its connection had broken, and it has kept its variables".to_owned(),
+                    Some(step) => format!("it was started again, and has its part of the checkpoint of step {step}"),
+                });
+            }
+            Err(Error::ServerLost { why, .. }) if started.elapsed() < timeout => {
+                tracing::warn!("ps:{server} was lost again before it was ready: {why}; it is awaited");
+                tokio::time::sleep(BETWEEN_ATTEMPTS).await;
+            }
+            Err(error) => return Err(error),
         }
-        (false, None) => {
-            let address = inner.parameters.address(server).to_owned();
-            let why = "it was started again and holds nothing".to_owned();
-            return Err(Error::ServerLost { server: server as u32, address, why });
-        }
-    };
+    }
+}
+
+/// Restores a server if there is a checkpoint to restore, and tells it which workers are given up. It is used
+/// afterwards only, so that it takes nothing of them.
+async fn resume(server: usize, snapshot: Option<&Snapshot>, shared: &Shared, inner: &Inner) -> Result<(), Error> {
+    if let Some(snapshot) = snapshot {
+        inner.restore_again(server, snapshot).await?;
+    }
     let fences: Vec<(u32, u64)> = shared.fences.lock().iter().map(|(worker, epoch)| (*worker, *epoch)).collect();
     for (worker, epoch) in fences {
-        fence(inner, server, worker, epoch).await;
+        // One that belongs to another coordinator by now says so to the next attendance.
+        if let Err(status) = fence(inner, server, worker, epoch).await
+            && is_lost(&status)
+        {
+            return Err(inner.parameters.failed(server, "Fence")(status));
+        }
     }
-    Ok(words)
+    if snapshot.is_some() {
+        inner.end_restore(server).await?;
+        inner.complete_again(server).await?;
+    }
+    Ok(())
 }
 
 /// Makes a server refuse a worker's attendance. An unreachable server is told when it is back.
-async fn fence(inner: &Inner, server: usize, worker: u32, epoch: u64) {
+async fn fence(inner: &Inner, server: usize, worker: u32, epoch: u64) -> Result<(), Status> {
     let request = FenceRequest { session: inner.parameters.session(), worker, epoch };
     let told = inner.parameters.link(server).call::<Done>(ps!("Fence"), request, inner.options.silence).await;
-    if let Err(status) = told {
+    told.map(drop).inspect_err(|status| {
         tracing::debug!("ps:{server} was not told that worker:{worker} is given up: {}", status.message());
-    }
+    })
 }
 
 fn refused(worker: usize, call: &'static str, status: &Status) -> Error {

@@ -202,16 +202,17 @@ impl Gate {
             Gate::Bounded { workers, staleness, started } => {
                 let round = *started / *workers;
                 let slowest = running.values().map(|running| running.round).min().unwrap_or(round);
-                (round <= slowest + *staleness).then(|| {
+                (round <= slowest.saturating_add(*staleness)).then(|| {
                     *started += 1;
                     round
                 })
             }
-            Gate::Synchronous { contributions, backups, round, started, .. } => (*started < *contributions + *backups)
-                .then(|| {
+            Gate::Synchronous { contributions, backups, round, started, .. } => {
+                (*started < contributions.saturating_add(*backups)).then(|| {
                     *started += 1;
                     *round
-                }),
+                })
+            }
         }
     }
 

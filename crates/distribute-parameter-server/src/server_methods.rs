@@ -11,7 +11,7 @@ use crate::lifetime::Lifetime;
 use crate::store::{Assigning, Creating, Store};
 use crate::wire::proto::{
     AssignRequest, AttendServer, CompleteRequest, CreateShard, DescribeRequest, Done, FenceRequest, FindRequest,
-    LeaveRequest, OptimizerOfShards, PullRequest, PushRequest, ServerState,
+    LeaveRequest, OptimizerOfShards, PullRequest, PushRequest, RestoreRequest, ServerState,
 };
 use crate::wire::{
     Inbox, MAX_HEAD_BYTES, MAX_MESSAGE_BYTES, Methods, SHORT_MESSAGE_BYTES, reply, reply_all, reply_stream,
@@ -102,7 +102,7 @@ impl Methods for ServerMethods {
             _ => self.store.check_session(session)?,
         }
         match method {
-            "Complete" | "Describe" | "Fence" | "Leave" => Ok(SHORT_MESSAGE_BYTES),
+            "Complete" | "Restore" | "Describe" | "Fence" | "Leave" => Ok(SHORT_MESSAGE_BYTES),
             "SetOptimizer" | "Pull" => Ok(MAX_HEAD_BYTES),
             "Create" | "Push" | "Assign" => Ok(MAX_MESSAGE_BYTES),
             other => Err(no_method(other)),
@@ -118,6 +118,10 @@ impl Methods for ServerMethods {
             "Attend" => self.attend(inbox).await,
             "Complete" => {
                 self.store.complete(&inbox.one::<CompleteRequest>().await?)?;
+                reply(Done {})
+            }
+            "Restore" => {
+                self.store.restore(&inbox.one::<RestoreRequest>().await?)?;
                 reply(Done {})
             }
             "Create" => self.create(inbox).await,

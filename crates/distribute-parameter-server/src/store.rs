@@ -60,6 +60,9 @@ struct Held {
     numbered: bool,
     /// Whether everything that the coordinator makes is here.
     complete: bool,
+    /// Whether the contents are being restored: a part of them may be missing, and slots may be zero, so that they are
+    /// neither changed nor read meanwhile.
+    restoring: bool,
     /// Numbered steps that are known to have ended. Locked last.
     steps: Mutex<EndedSteps>,
     shards: BTreeMap<u32, Arc<Shard>>,
@@ -175,8 +178,8 @@ impl Store {
 
     /// Describes the contents.
     pub(crate) fn describe(&self, session: u64) -> Result<Description, Status> {
-        self.check_session(session)?;
         let held = self.held.read();
+        held.check_restored(session)?;
         Ok(Description {
             incarnation: self.incarnation,
             shards: held.shards.values().map(|shard| shard.about.clone()).collect(),
@@ -187,7 +190,7 @@ impl Store {
     /// Checks, before any answer is made, that a request can be answered: each shard or slot is named once, and the
     /// rows do not exceed the limit.
     pub(crate) fn check_pull(&self, request: &PullRequest) -> Result<(), Status> {
-        self.check_session(request.session)?;
+        self.held.read().check_restored(request.session)?;
         let mut whole = BTreeSet::new();
         let (mut bytes, mut rows) = (0u64, 0);
         for wanted in &request.wanted {
@@ -213,7 +216,7 @@ impl Store {
 
     /// Answers one item of a request; `None` if the caller has this version already.
     pub(crate) fn pull(&self, request: &PullRequest, wanted: &Wanted) -> Result<Option<Answer>, Status> {
-        self.check_session(request.session)?;
+        self.held.read().check_restored(request.session)?;
         let wire = request.wire.and_then(numbers::dtype);
         let same_server = request.incarnation == self.incarnation;
         let answer = self.shard(wanted.shard)?.pull(wanted, same_server, wire)?;

@@ -81,7 +81,8 @@ pub(crate) struct Inner {
     completion: Completion,
     /// Everything created so far, so that a restarted server can be given its part.
     made: Mutex<Created>,
-    /// The number that identifies each server's process.
+    /// The number that identifies the process of each server that holds its part; 0 before the first attendance. One
+    /// that was started again is recorded here when it is restored.
     incarnations: Mutex<Vec<u64>>,
     /// The servers' answers to the coordinator's attendance, which end when they do; taken by the coordinator that
     /// watches them.
@@ -423,16 +424,16 @@ impl Inner {
         Ok(())
     }
 
-    /// Attends to a server, retrying until `timeout` is over; returns whether it is the same process as before.
-    pub(crate) async fn attend(&self, server: usize, timeout: Duration) -> Result<bool> {
+    /// Attends to a server, retrying until `timeout` is over; returns the number that identifies its process, and the
+    /// attendance.
+    pub(crate) async fn attend(&self, server: usize, timeout: Duration) -> Result<(u64, Attendance<ServerState>)> {
         let (parameters, started) = (&self.parameters, Instant::now());
         loop {
-            let (link, request) = (parameters.link(server), self.hold.lock().clone());
+            let again = self.incarnations.lock()[server] != 0;
+            let (link, request) = (parameters.link(server), AttendServer { again, ..self.hold.lock().clone() });
             match link.attend::<_, ServerState>(ps!("Attend"), request, parameters.message_timeout()).await {
                 Ok((state, attendance)) => {
-                    self.attendances.lock()[server] = Some(attendance);
-                    let before = std::mem::replace(&mut self.incarnations.lock()[server], state.incarnation);
-                    return Ok(before == state.incarnation);
+                    return Ok((state.incarnation, attendance));
                 }
                 Err(status) if is_lost(&status) && started.elapsed() < timeout => {
                     tokio::time::sleep(BETWEEN_ATTEMPTS).await;
@@ -449,6 +450,18 @@ impl Inner {
                 Err(status) => return Err(parameters.failed(server, "Attend")(status)),
             }
         }
+    }
+
+    /// Returns whether a server's process is the one that holds its part.
+    pub(crate) fn has_part(&self, server: usize, incarnation: u64) -> bool {
+        self.incarnations.lock()[server] == incarnation
+    }
+
+    /// Records the process of a server that holds its part, with its attendance. Until then no other finds the attendance
+    /// of a server that was started again.
+    pub(crate) fn note_part(&self, server: usize, incarnation: u64, attendance: Attendance<ServerState>) {
+        self.incarnations.lock()[server] = incarnation;
+        self.attendances.lock()[server] = Some(attendance);
     }
 
     /// Takes the attendance of a server, to be watched.

@@ -152,6 +152,10 @@ impl ShardedVariable {
     /// [`WorkerContext::assign_add`](crate::WorkerContext::assign_add), which is done once even if the function runs
     /// twice.
     ///
+    /// Servers are told one after another, and each call of this method counts: after [`Error::ServerLost`] some
+    /// servers may have added already, and add twice if it is called again. Read the elements then, and
+    /// [`assign`](ShardedVariable::assign) them.
+    ///
     /// # Errors
     /// [`Error::Variable`] if shape or type differ; [`Error::Values`] if `value` cannot be read; [`Error::ServerLost`]
     /// if a server cannot be reached.
@@ -159,7 +163,8 @@ impl ShardedVariable {
         self.assign_as(&self.own_origin()?, Scatter::Add, None, value)
     }
 
-    /// Subtracts from all elements.
+    /// Subtracts from all elements. After [`Error::ServerLost`] some servers may have done so, as with
+    /// [`assign_add`](ShardedVariable::assign_add).
     ///
     /// # Errors
     /// [`Error::Variable`] if shape or type differ; [`Error::Values`] if `value` cannot be read; [`Error::ServerLost`]
@@ -168,7 +173,9 @@ impl ShardedVariable {
         self.assign_as(&self.own_origin()?, Scatter::Sub, None, value)
     }
 
-    /// Changes some rows, in order; a row may be named more than once.
+    /// Changes some rows, in order; a row may be named more than once. After [`Error::ServerLost`] some servers may
+    /// have done so, as with [`assign_add`](ShardedVariable::assign_add): only `Update`, `Min` and `Max` may be
+    /// repeated.
     ///
     /// # Shapes
     /// `values`: `[rows.len(), …]`, followed by the variable's shape without its first dimension.

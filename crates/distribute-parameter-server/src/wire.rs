@@ -22,7 +22,7 @@ pub(crate) mod proto {
 }
 
 /// The protocol version, which two tasks must share.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 
 /// Limit of the headers of a call.
 pub(crate) const MAX_HEADERS_BYTES: u32 = 16 << 10;

@@ -55,7 +55,8 @@ impl Held {
 }
 
 /// One coordinator's hold on this worker, with the state of its closures. The next one starts anew, or, if it keeps the
-/// variables on the servers, with the datasets and lasting objects of this one.
+/// variables on the servers, with the datasets and lasting objects of this one. The same coordinator, whose connection
+/// had broken, finds the lasting objects.
 pub(crate) struct Attendance {
     pub(crate) session: u64,
     pub(crate) epoch: u64,
@@ -72,9 +73,10 @@ pub(crate) struct Attendance {
     pub(crate) resources: Mutex<HashMap<u64, Resource>>,
     /// Iterators of the coordinator before, which are used for the same datasets.
     left: Mutex<HashMap<u64, Resource>>,
-    /// Objects that functions keep from one closure to the next.
+    /// Objects that functions keep from one closure to the next. They are not those of the attendance before, whose
+    /// last closure may still use them.
     pub(crate) kept: Mutex<Objects>,
-    /// Objects that the next coordinator's functions find, too.
+    /// Objects that functions of the next attendance find, too.
     pub(crate) lasting: Mutex<Objects>,
     /// Sends closures to the thread that runs them.
     jobs: crossbeam_channel::Sender<Job>,
@@ -310,13 +312,18 @@ impl Attendance {
         Ok(attendance)
     }
 
-    /// Takes over the datasets and lasting objects of an earlier coordinator, if this one keeps what that one has made.
+    /// Takes over the lasting objects and unclaimed datasets of an earlier attendance of the same coordinator, or of an
+    /// earlier coordinator if this one keeps what that one has made; of that one all datasets.
     fn inherit(&self, earlier: &Attendance) {
-        if self.lineage == 0 || self.lineage != earlier.lineage || self.session == earlier.session {
+        let is_same = self.session == earlier.session;
+        let continues = self.lineage != 0 && self.lineage == earlier.lineage;
+        if !is_same && !continues {
             return;
         }
         let mut left = std::mem::take(&mut *earlier.left.lock());
-        left.extend(std::mem::take(&mut *earlier.resources.lock()));
+        if !is_same {
+            left.extend(std::mem::take(&mut *earlier.resources.lock()));
+        }
         *self.left.lock() = left;
         *self.lasting.lock() = std::mem::take(&mut *earlier.lasting.lock());
     }
@@ -369,6 +376,50 @@ fn problem(failed: Failed) -> Problem {
                 cause = source.source();
             }
             Problem { message, server: None, cancelled: false }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use distribute_cluster::JobId;
+
+    use super::*;
+
+    /// Attends as a coordinator's session, and takes over what an earlier attendance has left.
+    fn attend(session: u64, lineage: u64, earlier: Option<&Attendance>) -> Arc<Attendance> {
+        let job = OwnJob { id: JobId::new("a").unwrap(), secret: None, tls: None };
+        let request = AttendWorker { session, lineage, workers: 1, ..AttendWorker::default() };
+        let limits = (Duration::from_secs(1), Duration::from_secs(1));
+        let attendance = Attendance::begin(&request, Program::new(), &job, limits).unwrap();
+        earlier.into_iter().for_each(|earlier| attendance.inherit(earlier));
+        attendance
+    }
+
+    fn resource(dataset: &str) -> Resource {
+        Resource { dataset: dataset.to_owned(), iterator: Arc::new(Checkout::new(Box::new(()), ELEMENT_TIMEOUT)) }
+    }
+
+    fn names(objects: &Mutex<Objects>) -> Vec<String> {
+        objects.lock().keys().cloned().collect()
+    }
+
+    #[tokio::test]
+    async fn lasting_objects_outlive_a_broken_connection_and_coordinators_that_keep_the_variables() {
+        for lineage in [0, 7] {
+            let first = attend(7, lineage, None);
+            first.lasting.lock().insert("lasting".to_owned(), Arc::new(1));
+            first.kept.lock().insert("kept".to_owned(), Arc::new(2));
+            first.left.lock().insert(3, resource("unclaimed"));
+            first.resources.lock().insert(4, resource("claimed"));
+            let again = attend(7, lineage, Some(&first));
+            assert_eq!(names(&again.lasting), ["lasting"]);
+            assert!(again.kept.lock().is_empty() && again.resources.lock().is_empty());
+            assert_eq!(again.left.lock().keys().collect::<Vec<_>>(), [&3]);
+            again.resources.lock().insert(4, resource("claimed"));
+            let next = attend(8, lineage, Some(&again));
+            let (lasting, left) = if lineage == 0 { (0, 0) } else { (1, 2) };
+            assert_eq!((next.lasting.lock().len(), next.left.lock().len()), (lasting, left));
         }
     }
 }

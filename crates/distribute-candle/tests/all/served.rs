@@ -2,7 +2,8 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Module, ModuleT, Tensor};
 use candle_nn::{Init, VarBuilder};
@@ -10,10 +11,10 @@ use distribute_candle::{
     Adam, CandleParameterServer, CandleStrategy, Error, MeanSquaredError, ServedFit, ServedTrainer, ServedTraining,
     Sgd, SparseCategoricalCrossentropy,
 };
-use distribute_cluster::SimpleResolver;
+use distribute_cluster::{SimpleResolver, TaskType};
 use distribute_input::{Dataset, InputContext};
 use distribute_parameter_server::{
-    FixedShardsPartitioner, ParameterServerOptions, ParameterServerStrategy, Server, Updates,
+    FixedShardsPartitioner, ParameterServerOptions, ParameterServerStrategy, Program, Server, Updates,
 };
 use distribute_strategy::Strategy;
 use distribute_train::callbacks::{
@@ -215,6 +216,63 @@ fn an_evaluation_takes_no_part_in_synchronous_updates() {
     // The mean of two gradients of 1, twice in an epoch.
     let count = strategy.read_model(Counter::new).unwrap().0.to_vec1::<f32>().unwrap();
     assert_eq!((count, history.of("val_loss")), (vec![-6.0], vec![-2.0, -4.0, -6.0]));
+}
+
+/// Ends a worker while steps are under way, and starts it again.
+struct Restart {
+    at: u64,
+    worker: Option<Server>,
+    task: SimpleResolver,
+    program: Program,
+}
+
+impl Callback for Restart {
+    fn step_end(&mut self, training: &mut Training<'_>) -> distribute_train::Result<()> {
+        if training.step == self.at {
+            self.worker = None;
+            let end = Instant::now() + Duration::from_secs(20);
+            while self.worker.is_none() {
+                // Its port may still be in use.
+                let started = Server::start(&self.task, self.program.clone());
+                assert!(started.is_ok() || Instant::now() < end, "{started:?}");
+                self.worker = started.ok();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The batches that one iterator over a dataset has returned.
+type Seen = Arc<Mutex<Vec<Vec<f32>>>>;
+
+#[test]
+fn a_worker_that_was_started_again_reads_its_data_in_another_order() {
+    let opened = Arc::new(Mutex::new(Vec::<Seen>::new()));
+    let all = opened.clone();
+    let numbers = move |_: &InputContext| {
+        let seen = Seen::default();
+        all.lock().unwrap().push(seen.clone());
+        let numbers = Tensor::arange(0f32, 24., &Device::Cpu)?.reshape((24, 1))?;
+        let batches = Dataset::from_tensor_slices((numbers.clone(), numbers)).shuffle(24, 7).batch(4);
+        Ok::<_, Error>(batches.map(move |batch: (Tensor, Tensor)| {
+            seen.lock().unwrap().push(batch.0.flatten_all()?.to_vec1()?);
+            Ok(batch)
+        }))
+    };
+    let training = counting().dataset("numbers", numbers);
+    let program = training.program();
+    let (chief, mut tasks) = serve(1, 1, &program);
+    let strategy = ParameterServerStrategy::builder(&chief).build().unwrap();
+    let mut trainer = training.on_servers(&strategy).unwrap();
+    let task = SimpleResolver { task_type: Some(TaskType::Worker), ..chief };
+    let restart = Restart { at: 6, worker: tasks.pop(), task, program };
+    trainer.fit("numbers", ServedFit::epochs(1).steps_per_epoch(12).callback(restart)).unwrap();
+    // Without the iterator by which the dataset was described.
+    let seen: Vec<Vec<Vec<f32>>> = opened.lock().unwrap().iter().map(|seen| seen.lock().unwrap().clone()).collect();
+    let seen: Vec<&Vec<Vec<f32>>> = seen.iter().filter(|seen| !seen.is_empty()).collect();
+    let [before, after] = seen[..] else { panic!("{seen:?}") };
+    let count = before.len().min(after.len());
+    assert!(count >= 3 && before[..count] != after[..count], "{seen:?}");
 }
 
 #[test]

@@ -25,8 +25,11 @@ pub struct Gradient {
 impl Gradient {
     /// Creates the gradient of a whole variable.
     ///
+    /// # Shapes
+    /// `gradient`: the variable's shape.
+    ///
     /// # Errors
-    /// [`Error::Values`] if the tensor cannot be read.
+    /// [`Error::Variable`] if the shape differs; [`Error::Values`] if the tensor cannot be read.
     pub fn new<L, T: TensorStorage<L>>(variable: &ShardedVariable, gradient: &T) -> Result<Gradient> {
         Gradient::of(variable, None, gradient)
     }
@@ -37,8 +40,8 @@ impl Gradient {
     /// `gradient`: `[rows.len(), …]`, followed by the variable's shape without its first dimension.
     ///
     /// # Errors
-    /// [`Error::Variable`] if the rows do not ascend or the variable has no such row; [`Error::Values`] if the tensor
-    /// cannot be read.
+    /// [`Error::Variable`] if the rows do not ascend, the variable has no such row, or the shape differs;
+    /// [`Error::Values`] if the tensor cannot be read.
     pub fn of_rows<L, T: TensorStorage<L>>(
         variable: &ShardedVariable,
         rows: Vec<usize>,
@@ -62,6 +65,17 @@ impl Gradient {
         gradient: &T,
     ) -> Result<Gradient> {
         let (variable, dtype) = (variable.info().clone(), gradient.dtype()?);
+        // As many elements in another order would be applied to the wrong ones.
+        let of_row = variable.shape.get(1..).unwrap_or_default();
+        let expected = match &rows {
+            Some(rows) => [&[rows.len()], of_row].concat(),
+            None => variable.shape.clone(),
+        };
+        let given = gradient.shape();
+        if given != expected {
+            let problem = format!("a gradient of shape {given:?} is given, and {expected:?} is expected");
+            return Err(Error::Variable { name: variable.name.clone(), problem });
+        }
         let mut elements = Bytes::new();
         gradient.read(&mut |buffer| elements = Bytes::copy_from_slice(buffer.as_bytes()))?;
         Ok(Gradient { variable, rows, dtype, elements })

@@ -286,3 +286,20 @@ fn a_failed_contribution_goes_into_no_later_step() {
     put(&mut queue, "b");
     assert_eq!(queue.begin().unwrap().round, 1);
 }
+
+#[test]
+fn any_staleness_and_any_number_of_backups_count_as_given() {
+    let unbounded = Updates::BoundedStaleness { rounds: u64::MAX };
+    for updates in [unbounded, Updates::Synchronous { contributions: 2, backups: usize::MAX }] {
+        let mut queue = queue(updates);
+        put(&mut queue, "abcdefg");
+        // Rounds are of two closures.
+        (0..4).for_each(|number| {
+            assert!(begin(&mut queue).is_some(), "{updates:?}");
+            queue.done(number, false);
+        });
+        assert_eq!((begin(&mut queue), begin(&mut queue)), (Some('e'), Some('f')), "{updates:?}");
+        queue.done(4, false);
+        assert_eq!(begin(&mut queue), Some('g'), "{updates:?}");
+    }
+}

@@ -8,7 +8,7 @@ use crate::numbers;
 use crate::wire::MAX_PAYLOAD_BYTES;
 use crate::wire::proto::{
     AssignRequest, AttendServer, CompleteRequest, CreateShard, FenceRequest, OptimizerOfShards, Origin, PullRequest,
-    PushRequest,
+    PushRequest, RestoreRequest,
 };
 
 /// The first session.
@@ -24,7 +24,7 @@ pub(crate) fn calls(mut bytes: &[u8]) -> bool {
     while let [kind, len, rest @ ..] = bytes {
         let (message, rest) = rest.split_at(usize::from(*len).min(rest.len()));
         bytes = rest;
-        let is_accepted = match kind % 11 {
+        let is_accepted = match kind % 12 {
             0 => read::<CreateShard>(message).is_some_and(|message| {
                 let message = CreateShard { session, ..message };
                 let created = store.create(&mut creating, message);
@@ -58,11 +58,12 @@ pub(crate) fn calls(mut bytes: &[u8]) -> bool {
             }),
             10 => read::<CompleteRequest>(message)
                 .is_some_and(|request| store.complete(&CompleteRequest { session, ..request }).is_ok()),
-            _ => {
-                let description = store.describe(session).expect("the session is the current one");
+            11 => read::<RestoreRequest>(message)
+                .is_some_and(|request| store.restore(&RestoreRequest { session, ..request }).is_ok()),
+            _ => store.describe(session).is_ok_and(|description| {
                 assert!(description.shards.iter().all(|shard| Extent::of(shard).is_ok()));
                 !description.shards.is_empty()
-            }
+            }),
         };
         accepted += u32::from(is_accepted);
     }
@@ -208,6 +209,19 @@ pub(crate) fn samples() -> Vec<Vec<u8>> {
         call(2, &|| pull.encode_to_vec()),
     ]
     .concat();
+    let restore = |ended| RestoreRequest { ended, ..RestoreRequest::default() };
+    let restored = [
+        call(9, &|| AttendServer { again: true, ..AttendServer::default() }.encode_to_vec()),
+        call(3, &|| begin(1, 0).encode_to_vec()),
+        create.clone(),
+        call(1, &|| optimizer(sgd, 0, 3).encode_to_vec()),
+        call(8, &Vec::new),
+        call(11, &|| restore(true).encode_to_vec()),
+        steps(0),
+        call(11, &|| restore(false).encode_to_vec()),
+        steps(1),
+    ]
+    .concat();
     let fence = FenceRequest { worker: 1, epoch: 1, ..FenceRequest::default() };
     vec![
         train(0, 0, 0),
@@ -220,5 +234,6 @@ pub(crate) fn samples() -> Vec<Vec<u8>> {
         [create.clone(), call(6, &|| assign.encode_to_vec()), call(2, &|| pull.encode_to_vec())].concat(),
         [create, call(7, &|| fence.encode_to_vec()), call(6, &|| assign.encode_to_vec())].concat(),
         handed_over,
+        restored,
     ]
 }

@@ -5,7 +5,7 @@ use tonic::Status;
 use super::shard::invalid;
 use super::{Held, Store};
 use crate::steps::EndedSteps;
-use crate::wire::proto::{AttendServer, CompleteRequest, Found, Origin};
+use crate::wire::proto::{AttendServer, CompleteRequest, Found, Origin, RestoreRequest};
 
 impl Store {
     /// Describes the session and what a next one could keep.
@@ -16,14 +16,14 @@ impl Store {
             incarnation: self.incarnation,
             // A server may have no part of the variables.
             lineage: if held.complete || !held.shards.is_empty() { held.lineage } else { 0 },
-            complete: held.complete,
+            complete: held.complete && !held.restoring,
             steps: Some(held.steps.lock().record()),
         }
     }
 
     /// Begins a session. It keeps the contents if it names the session in which they were made, and drops them
     /// otherwise. Sessions are numbered in the order of their coordinators: a smaller number is that of one that was
-    /// given up.
+    /// given up. If the coordinator attends again and the session is new here, a restore begins with it.
     ///
     /// # Errors
     /// `failed_precondition` for a smaller number than that of an earlier call; `already_exists` if the contents, or
@@ -57,6 +57,7 @@ impl Store {
             *held = Held { lineage, ..Held::default() };
         }
         (held.session, held.numbered) = (request.session, request.numbered);
+        held.restoring |= request.again;
         held.steps.lock().learn(&ended);
         held.shards.values().for_each(|shard| shard.keep_steps());
         held.optimizers.values().for_each(|optimizer| optimizer.lock().keep_steps());
@@ -71,6 +72,16 @@ impl Store {
             *held.steps.lock() = EndedSteps::default();
         }
         held.complete = true;
+        Ok(())
+    }
+
+    /// Begins or ends a restore. When it has begun, no change is being made, and none is until it ends.
+    pub(crate) fn restore(&self, request: &RestoreRequest) -> Result<(), Status> {
+        // Each change holds this lock while it is made.
+        let _fences = self.fences.write();
+        let mut held = self.held.write();
+        held.check_session(request.session)?;
+        held.restoring = !request.ended;
         Ok(())
     }
 
@@ -90,6 +101,18 @@ impl Held {
         }
     }
 
+    /// Checks that a call belongs to this session, and finds all of the contents.
+    ///
+    /// # Errors
+    /// `unavailable` while they are being restored.
+    pub(super) fn check_restored(&self, session: u64) -> Result<(), Status> {
+        self.check_session(session)?;
+        match self.restoring {
+            true => Err(Status::unavailable("this server is being restored")),
+            false => Ok(()),
+        }
+    }
+
     /// Records that the contents are being made, so that a part of them is not kept if the coordinator is lost.
     pub(super) fn begin_to_make(&mut self, session: u64) -> Result<(), Status> {
         self.check_session(session)?;
@@ -99,7 +122,7 @@ impl Held {
 
     /// Admits a change to this session, and learns which steps have ended.
     pub(super) fn admit(&self, origin: &Origin) -> Result<(), Status> {
-        self.check_session(origin.session)?;
+        self.check_restored(origin.session)?;
         if origin.step.is_some() {
             self.steps.lock().learn(&EndedSteps::of(origin.steps.as_ref())?);
         } else if self.numbered && origin.worker != u32::MAX {
@@ -151,7 +174,7 @@ mod tests {
     }
 
     fn attend(store: &Store, session: u64, lineage: u64, steps: Option<StepRecord>) -> Result<(), Status> {
-        store.begin_session(&AttendServer { session, lineage, numbered: true, steps })
+        store.begin_session(&AttendServer { session, lineage, numbered: true, steps, again: false })
     }
 
     fn record(begun: u64, open: &[u64]) -> StepRecord {

@@ -1,5 +1,6 @@
 //! A shard: some rows of a variable, with the optimizer's slots.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -264,10 +265,14 @@ impl Shard {
         // `owned_elements` has made this the only reference.
         let elements = Arc::get_mut(elements).ok_or_else(|| Status::internal("elements are shared"))?;
         let parameter = elements.as_mut_slice::<T>().map_err(internal)?;
-        // The rule's order of slots is that in which they were created.
-        let named = slots.iter_mut().filter(|(name, _)| rule.slots().contains(name));
-        let mut memory: Vec<&mut [T]> =
-            named.map(|(_, slot)| slot.as_mut_slice::<T>()).collect::<Result<_, _>>().map_err(internal)?;
+        // In the rule's order: another optimizer may have created some of them before.
+        let mut memory = BTreeMap::new();
+        for (name, slot) in slots {
+            if let Some(place) = rule.slots().iter().position(|of_rule| of_rule == name) {
+                memory.insert(place, slot.as_mut_slice::<T>().map_err(internal)?);
+            }
+        }
+        let mut memory: Vec<&mut [T]> = memory.into_values().collect();
         if memory.len() != rule.slots().len() {
             return Err(self.no_slot(&rule.slots().join(", ")));
         }

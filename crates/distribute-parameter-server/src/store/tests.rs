@@ -5,7 +5,7 @@ use proptest::test_runner::RngSeed;
 
 use super::*;
 use crate::numbers::rows_to_bytes;
-use crate::wire::proto::{AttendServer, Wanted};
+use crate::wire::proto::{AttendServer, RestoreRequest, Wanted};
 
 const SESSION: u64 = 7;
 
@@ -483,5 +483,84 @@ proptest! {
         let mut assigning = Assigning::default();
         let _ = store.assign(&mut assigning, request.clone());
         let _ = store.assign(&mut assigning, request);
+    }
+}
+
+#[test]
+fn a_server_that_is_being_restored_neither_changes_nor_answers() {
+    let store = Store::new(99);
+    // It was started again within the session.
+    let again = AttendServer { session: SESSION, again: true, ..AttendServer::default() };
+    store.begin_session(&again).unwrap();
+    let assign = || {
+        let request = AssignRequest { origin: Some(origin(8)), dtype: DType::F32.code().into(), ..Default::default() };
+        store.assign(&mut Assigning::default(), request)
+    };
+    let refuses = |when: &str| {
+        let wanted = Wanted { slot: "m".to_owned(), ..Wanted::default() };
+        let request = PullRequest { session: SESSION, wanted: vec![wanted.clone()], ..PullRequest::default() };
+        let refusals = [
+            store.describe(SESSION).err(),
+            push(&store, origin(0), vec![gradient(0, None, &[0.0; 6])]).err(),
+            assign().err(),
+            store.check_pull(&request).err(),
+            store.pull(&request, &wanted).err(),
+        ];
+        for (call, refusal) in refusals.into_iter().enumerate() {
+            let refusal = refusal.unwrap_or_else(|| panic!("call {call} is answered {when}"));
+            assert_eq!(
+                (refusal.code(), refusal.message()),
+                (tonic::Code::Unavailable, "this server is being restored")
+            );
+        }
+        assert!(!store.find().complete);
+    };
+    let payload = |value: f32| bytemuck::cast_slice(&[value; 6]).to_vec().into();
+    let shard = |slot: &str, value| {
+        let shard = CreateShard { slot: slot.to_owned(), rows: 3, payload: payload(value), ..table() };
+        create(&store, shard).unwrap();
+    };
+    refuses("before anything is here");
+    shard("", 1.0);
+    refuses("without optimizers");
+    let rule = UpdateRule::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0 };
+    let description = serde_json::to_string(&OptimizerDescription { learning_rate: 1e-3, rule }).unwrap();
+    let about = OptimizerOfShards { session: SESSION, description, steps: 1000, shards: vec![0], ..Default::default() };
+    store.set_optimizer(&about).unwrap();
+    shard("m", 1e-3);
+    refuses("with a slot that is zero");
+    // Its connection had broken meanwhile.
+    store.begin_session(&again).unwrap();
+    refuses("after the same coordinator has attended again");
+    shard("v", 1e-6);
+    store.restore(&RestoreRequest { session: SESSION, ended: true }).unwrap();
+    assert_eq!(values(&store, 0), [1.0; 6]);
+    let reply = push(&store, origin(0), vec![gradient(0, None, &[0.0; 6])]).unwrap();
+    assert_eq!(reply.steps, 1001);
+    // By less than the learning rate, and not by 90.
+    assert!(values(&store, 0).iter().all(|value| (value - 1.0).abs() < 1e-3), "{:?}", values(&store, 0));
+    // A checkpoint is loaded.
+    store.restore(&RestoreRequest { session: SESSION, ended: false }).unwrap();
+    refuses("while a checkpoint is loaded");
+    assert!(store.restore(&RestoreRequest { session: 8, ended: true }).is_err());
+}
+
+#[test]
+fn slots_are_those_of_their_names_whichever_optimizer_made_them_first() {
+    let centered = |centered| UpdateRule::RmsProp { rho: 0.9, momentum: 0.5, epsilon: 1e-7, centered };
+    let [both, one] = [store(0), store(0)];
+    // The order on the shard is velocity, momentum, average_gradient.
+    optimizer(&both, centered(false), 0);
+    optimizer(&both, centered(true), 0);
+    optimizer(&one, centered(true), 0);
+    for step in 0..3 {
+        let gradients: Vec<f32> = (0..6).map(|at| at as f32 - 2.5 + step as f32).collect();
+        for store in [&both, &one] {
+            push(store, origin(step), vec![gradient(0, None, &gradients)]).unwrap();
+        }
+        for slot in ["", "velocity", "average_gradient", "momentum"] {
+            let of = |store| pull(store, Wanted { slot: slot.to_owned(), ..Wanted::default() }).unwrap().1;
+            assert_eq!(of(&both), of(&one), "{slot:?} after step {step}");
+        }
     }
 }

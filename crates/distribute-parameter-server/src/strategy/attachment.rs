@@ -87,7 +87,9 @@ pub(super) async fn find(
         release(job, workers, session, limits).await;
     }
     Ok(match common(&found) {
-        Ok(Some((lineage, ended))) => AttendServer { session, lineage, numbered: true, steps: Some(ended.record()) },
+        Ok(Some((lineage, ended))) => {
+            AttendServer { session, lineage, numbered: true, steps: Some(ended.record()), again: false }
+        }
         Ok(None) => AttendServer { session, numbered: true, ..AttendServer::default() },
         Err(why) => {
             tracing::warn!("the variables on the servers are not kept, and training begins as without them: {why}");

@@ -258,7 +258,9 @@ impl ParameterServerStrategyBuilder {
             return Err(failed(error));
         }
         for server in 0..servers {
-            inner.parameters.block_on(inner.attend(server, inner.options.connect_timeout)).map_err(failed)?;
+            let attended = inner.parameters.block_on(inner.attend(server, inner.options.connect_timeout));
+            let (incarnation, attendance) = attended.map_err(failed)?;
+            inner.note_part(server, incarnation, attendance);
         }
         if is_continued {
             let described = inner.parameters.block_on(inner.parameters.describe()).map_err(failed)?;

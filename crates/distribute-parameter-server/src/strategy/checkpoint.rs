@@ -68,8 +68,9 @@ impl OptimizerStates {
 
 /// Saves all variables and slots, and restores them, piece by piece: the coordinator holds a few pieces of 4 MiB,
 /// whatever the size of the variables. Workers may continue meanwhile: each shard is consistent in itself, but the
-/// shards of a checkpoint may be some steps apart, as they are in training. Call it after `join` for the values of one
-/// moment.
+/// shards of a checkpoint may be some steps apart, as they are in training. Save after `join` for the values of one
+/// moment. A restore while functions wait or run is refused; one that fails in the middle leaves servers that refuse
+/// changes and reads until a checkpoint is restored.
 impl Checkpointed for ParameterServerStrategy {
     fn streams(&self) -> bool {
         true
@@ -118,15 +119,13 @@ impl Checkpointed for ParameterServerStrategy {
             inner.note_run(snapshot);
             return Ok(());
         }
-        if inner.options.restart_in_place && inner.ledger.is_active() {
-            let problem = "steps wait or run while a checkpoint is restored; call join first".to_owned();
+        if inner.is_active() {
+            let problem = "functions wait or run while a checkpoint is restored; call join first".to_owned();
             return Err(boxed(inner.failed(Error::Variable { name: "all".to_owned(), problem })));
         }
         inner.take_learning_rates(snapshot).map_err(|error| boxed(inner.failed(error)))?;
-        for plan in plans {
-            let restored = inner.parameters.block_on(inner.restore(plan, snapshot));
-            restored.map_err(|error| boxed(inner.failed(error)))?;
-        }
+        let restored = inner.parameters.block_on(inner.restore_all(plans, snapshot));
+        restored.map_err(|error| boxed(inner.failed(error)))?;
         inner.note_restored();
         inner.note_run(snapshot);
         Ok(())
@@ -134,6 +133,12 @@ impl Checkpointed for ParameterServerStrategy {
 }
 
 impl Inner {
+    /// Returns whether functions wait or run.
+    fn is_active(&self) -> bool {
+        let coordinator = self.coordinator.lock().upgrade();
+        self.ledger.is_active() || coordinator.is_some_and(|coordinator| !coordinator.shared.lock().is_idle())
+    }
+
     /// A snapshot without a run is not in a file from which a server could be restored.
     fn note_run(&self, snapshot: &Snapshot) {
         if let Some(run) = snapshot.run() {

@@ -171,7 +171,7 @@ mod tests {
         for (name, value, words) in [
             (JOB_HEADER, "00 b", "belongs to job a, and the caller to job b"),
             (TASK_HEADER, "ps:0", "it is ps:1, and ps:0 was called"),
-            (VERSION_HEADER, "1", "version 3 and the caller 1"),
+            (VERSION_HEADER, "1", "version 4 and the caller 1"),
             (SESSION_HEADER, "x", "no session"),
         ] {
             let error = admitted(|headers| drop(headers.insert(name, HeaderValue::from_static(value)))).unwrap_err();

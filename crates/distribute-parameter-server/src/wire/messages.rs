@@ -17,8 +17,8 @@ macro_rules! messages {
 }
 
 messages!(
-    Done, FindRequest, Found, CompleteRequest, ReleaseRequest, Released, AttendServer, ServerState, OptimizerOfShards,
-    DescribeRequest, Description, PullRequest, PushReply, FenceRequest, LeaveRequest, AttendWorker, WorkerState,
-    Resource, AttendIsland, IslandState, Fragment, FragmentState, LeaveIsland;
+    Done, FindRequest, Found, CompleteRequest, RestoreRequest, ReleaseRequest, Released, AttendServer, ServerState,
+    OptimizerOfShards, DescribeRequest, Description, PullRequest, PushReply, FenceRequest, LeaveRequest, AttendWorker,
+    WorkerState, Resource, AttendIsland, IslandState, Fragment, FragmentState, LeaveIsland;
     CreateShard, Elements, PushRequest, AssignRequest, Closure, Outcome, CreateFragment, Changes, OuterValues
 );

@@ -29,7 +29,7 @@ fn workers_see_each_checkpoint_that_is_loaded() {
     let folder = tempfile::tempdir().unwrap();
     let local = Strategy::default_strategy().unwrap();
     let cluster = Cluster::start(1, 1);
-    let (strategy, _) = strategy(&cluster, folder.path());
+    let (strategy, optimizer) = strategy(&cluster, folder.path());
     let coordinator = ClusterCoordinator::new(&strategy, program()).unwrap();
     let mut checkpoints = CheckpointManager::new(folder.path());
     for step in [1, 2] {
@@ -47,6 +47,40 @@ fn workers_see_each_checkpoint_that_is_loaded() {
         assert_eq!(pulled[pulled.len() - 1], weights(&strategy));
     }
     assert!(pulled[0] != pulled[1] && pulled[..2] == pulled[2..], "{pulled:?}");
+    // Not under functions, whose gradients are of the values before.
+    coordinator.schedule("push", &(optimizer, 1usize, 200u64)).unwrap();
+    let error = strategy.load(&local, &saved[0]).unwrap_err().to_string();
+    assert!(error.contains("call join first"), "{error}");
+    coordinator.join().unwrap();
+    strategy.load(&local, &saved[0]).unwrap();
+    assert_eq!(weights(&strategy), pulled[0]);
+}
+
+#[test]
+fn a_server_that_is_lost_again_while_it_is_restored_is_restored_then() {
+    let folder = tempfile::tempdir().unwrap();
+    let local = Strategy::default_strategy().unwrap();
+    let mut cluster = Cluster::start(1, 1);
+    let (strategy, optimizer) = strategy(&cluster, folder.path());
+    // So large that its restore takes some time.
+    strategy.variable_by_parts("table", &[12 << 10, 1 << 10], |rows| Ok(vec![1.0f32; rows.len() << 10])).unwrap();
+    let coordinator = ClusterCoordinator::new(&strategy, program()).unwrap();
+    coordinator.schedule("push", &(optimizer, 3usize, 0u64)).unwrap();
+    coordinator.join().unwrap();
+    let mut checkpoints = CheckpointManager::new(folder.path());
+    checkpoints.save(&local, 1, &[&strategy], &()).unwrap();
+    checkpoints.finish().unwrap();
+    let read = || strategy.find("w").unwrap().read::<f64>();
+    for _ in 0..2 {
+        cluster.signal(server(0), Signal::KILL);
+        cluster.restart(server(0));
+        until("its restore has begun", || read().is_err_and(|error| error.to_string().contains("is being restored")));
+    }
+    coordinator.schedule("push", &(optimizer, 1usize, 0u64)).unwrap();
+    cluster.signal(server(0), Signal::KILL);
+    cluster.restart(server(0));
+    coordinator.join().unwrap();
+    assert_eq!(weights(&strategy), [-4.0; 2]);
 }
 
 #[test]

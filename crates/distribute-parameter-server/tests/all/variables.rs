@@ -165,6 +165,8 @@ fn what_does_not_fit_is_refused_in_words() {
         table.scatter(Scatter::Add, &[4], &rows(1, 2)).err(),
         table.slice::<f32>(..=usize::MAX).err(),
         Gradient::of_rows(&table, vec![1, 4], &rows(2, 2)).err(),
+        Gradient::new(&table, &rows(2, 4)).err(),
+        Gradient::of_rows(&table, vec![0, 1, 3], &rows(2, 3)).err(),
     ];
     let words = [
         "one of this name",
@@ -177,6 +179,8 @@ fn what_does_not_fit_is_refused_in_words() {
         "row 4",
         "outside its shape",
         "its gradient is of row 4",
+        "a gradient of shape [2, 4] is given, and [4, 2] is expected",
+        "a gradient of shape [2, 3] is given, and [3, 2] is expected",
     ];
     for (error, words) in wrong.into_iter().zip(words) {
         let error = error.unwrap();

@@ -1,6 +1,6 @@
 //! The coordinator's side: steps that are scheduled ahead, and their sums.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::AtomicU64;
 
 use candle_core::{Device, ModuleT, Tensor};
@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use super::ServedTraining;
 use super::data::Steps;
-use super::functions::{DESCRIBE, EVALUATE, STEP, Step};
+use super::functions::{DESCRIBE, EVALUATE, Made, STEP, Step};
 use crate::{CandleParameterServer, Error, PredictionData, Result};
 
 /// A training whose steps are made by workers.
@@ -45,8 +45,6 @@ struct State {
     next: Option<u64>,
     /// Whether a step has got its number.
     is_numbered: bool,
-    /// The number of steps that this coordinator has scheduled.
-    scheduled: u64,
 }
 
 /// Steps that are scheduled ahead, for each worker.
@@ -60,7 +58,15 @@ impl<M: ModuleT + Send + Sync + 'static> Coordination<M> {
         let here = Strategy::default_strategy()?;
         let optimizer = strategy.create_model(training.optimizer, |vb| (training.build)(vb))?;
         let coordinator = ClusterCoordinator::new(strategy, training.program())?;
-        let step = Step { optimizer, dataset: String::new(), run: 0, first_pass: 0, class_weights: Vec::new() };
+        let step = Step {
+            optimizer,
+            dataset: String::new(),
+            run: 0,
+            first_pass: 0,
+            next_pass: 0,
+            begun: BTreeSet::new(),
+            class_weights: Vec::new(),
+        };
         let sums = trainer::sums(training.measures.metrics());
         let state = State {
             step,
@@ -70,7 +76,6 @@ impl<M: ModuleT + Send + Sync + 'static> Coordination<M> {
             failed: None,
             next: None,
             is_numbered: false,
-            scheduled: 0,
         };
         let strategy = strategy.clone();
         Ok(Coordination {
@@ -110,7 +115,8 @@ impl<M: ModuleT + Send + Sync + 'static> Coordination<M> {
         state.step.dataset = dataset.to_owned();
         state.step.run += 1;
         // Workers that read their data once more do so in another order.
-        state.step.first_pass = state.scheduled;
+        state.step.read_from(0);
+        state.step.begun.clear();
         state.is_begun = false;
         Ok(Steps { count, batch_size: described.into_iter().flatten().next().unwrap_or(1) })
     }
@@ -155,13 +161,16 @@ impl<M: ModuleT + Send + Sync + 'static> Coordination<M> {
         let confirmed = self.strategy.confirm_steps(known);
         let made = confirmed.map_err(|error| distribute_train::Error::Part(Classified::new(error).into()))?;
         self.strategy.first_step();
-        self.state.lock().next = Some(made);
+        let mut state = self.state.lock();
+        state.next = Some(made);
+        // Those whose position is lost do not read again what the coordinator before has trained on.
+        state.step.read_from(made);
         Ok(made)
     }
 
     /// Schedules steps, and returns the sums of those that have ended.
     pub(super) fn train(&self, steps: usize, class_weights: &[f32]) -> Result<Vec<f64>> {
-        let (step, failed, is_begun) = {
+        let (mut step, failed, is_begun) = {
             let mut state = self.state.lock();
             class_weights.clone_into(&mut state.step.class_weights);
             (state.step.clone(), state.failed.take(), std::mem::replace(&mut state.is_begun, true))
@@ -177,7 +186,8 @@ impl<M: ModuleT + Send + Sync + 'static> Coordination<M> {
             };
             let scheduled = scheduled.map_err(|error| self.failed(error.into()))?;
             let mut state = self.state.lock();
-            state.scheduled += 1;
+            state.step.next_pass += 1;
+            step.next_pass = state.step.next_pass;
             state.next = number.map(|number| number + 1);
             state.is_numbered |= number.is_some();
             state.under_way.push_back(scheduled);
@@ -212,12 +222,14 @@ impl<M: ModuleT + Send + Sync + 'static> Coordination<M> {
     fn wait(&self, left: usize) -> Result<()> {
         let mut under_way = std::mem::take(&mut self.state.lock().under_way);
         while let Some(step) = next_ended(&mut under_way, left) {
-            let sums = match step.fetch::<Option<Vec<f64>>>() {
-                Ok(Some(sums)) => sums,
+            let Made { worker, sums } = match step.fetch::<Option<Made>>() {
+                Ok(Some(made)) => made,
                 Ok(None) => return Err(self.failed(distribute_train::Error::NoExamples { what: "train on" }.into())),
                 Err(error) => return Err(self.failed(error.into())),
             };
-            self.state.lock().sums.iter_mut().zip(sums).for_each(|(sum, more)| *sum += more);
+            let mut state = self.state.lock();
+            state.step.begun.insert(worker);
+            state.sums.iter_mut().zip(sums).for_each(|(sum, more)| *sum += more);
         }
         self.state.lock().under_way = under_way;
         Ok(())
@@ -302,7 +314,7 @@ impl<M: ModuleT + Send + Sync + 'static> Checkpointed for Coordination<M> {
         self.drain()?;
         self.strategy.load(strategy, snapshot)?;
         // Workers that read their data anew do so in another order than from the start.
-        self.state.lock().step.first_pass = snapshot.step();
+        self.state.lock().step.read_from(snapshot.step());
         Ok(())
     }
 }

@@ -1,5 +1,7 @@
 //! The functions of workers: a step, a part of an evaluation, the description of a dataset.
 
+use std::collections::BTreeSet;
+
 use candle_core::{ModuleT, Tensor};
 use distribute_input::{Cardinality, Dataset, DatasetIter, InputContext};
 use distribute_parameter_server::{EvaluationShard, Program, WorkerContext};
@@ -31,7 +33,20 @@ pub(super) struct Step {
     pub(super) run: u64,
     /// The number of a worker's first pass over its data.
     pub(super) first_pass: u64,
+    /// The number of the next pass of a worker that has begun already and reads its data anew. It rises with each step,
+    /// and so faster than the pass of any worker.
+    pub(super) next_pass: u64,
+    /// Workers that are known to have made a step of this run.
+    pub(super) begun: BTreeSet<usize>,
     pub(super) class_weights: Vec<f32>,
+}
+
+/// The result of a step.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Made {
+    /// The index of the worker that has made it.
+    pub(super) worker: usize,
+    pub(super) sums: Vec<f64>,
 }
 
 /// A worker's place in a dataset.
@@ -55,19 +70,25 @@ pub(super) fn add<M: ModuleT + Send + Sync + 'static>(program: Program, training
 }
 
 impl<M: ModuleT + Send + Sync + 'static> ServedTraining<M> {
-    /// Makes a step on the worker's next batch and returns its sums; `None` if the worker has no data.
-    fn step(&self, worker: &WorkerContext, step: &Step) -> Result<Option<Vec<f64>>> {
+    /// Makes a step on the worker's next batch; `None` if the worker has no data.
+    fn step(&self, worker: &WorkerContext, step: &Step) -> Result<Option<Made>> {
         let Some(examples) = self.next(worker, step)? else { return Ok(None) };
-        if self.replicas_per_worker > 1 {
-            return self.step_of_replicas(worker, step, examples).map(Some);
-        }
+        let sums = match self.replicas_per_worker {
+            0..=1 => self.step_of_one(worker, step, examples)?,
+            _ => self.step_of_replicas(worker, step, examples)?,
+        };
+        Ok(Some(Made { worker: worker.worker_index(), sums }))
+    }
+
+    /// Makes a step of a worker without replicas.
+    fn step_of_one(&self, worker: &WorkerContext, step: &Step, examples: Examples) -> Result<Vec<f64>> {
         let model = self.model(worker)?;
         check_optimizer(model.optimizer(), step)?;
         let mut sums = trainer::sums(self.measures.metrics());
         let losses = self.losses(&*model, &examples, step, true, &mut sums)?;
         let count = examples.inputs.dim(0)?.max(1);
         model.minimize(&(of_examples(&losses)?.sum_all()? / count as f64)?)?;
-        Ok(Some(sums))
+        Ok(sums)
     }
 
     /// Makes a step whose batch the replicas of the worker divide.
@@ -165,11 +186,22 @@ impl<M: ModuleT + Send + Sync + 'static> ServedTraining<M> {
             Some(reading) if reading.run == step.run => reading,
             other => {
                 let dataset = self.find(&step.dataset)?.open(&pipeline_of(worker))?;
-                let (pass, batches) = (step.first_pass, dataset.iter_epoch(step.first_pass));
+                // All begin with the same pass, so that the parts of one shuffled order are all of it.
+                let has_begun = step.begun.contains(&worker.worker_index());
+                let pass = if has_begun { step.next_pass } else { step.first_pass };
+                let batches = dataset.iter_epoch(pass);
                 other.insert(Reading { run: step.run, dataset, pass, batches })
             }
         };
         reading.next()
+    }
+}
+
+impl Step {
+    /// Lets workers that begin to read do so with this pass, or with a later one if it may have been read.
+    pub(super) fn read_from(&mut self, pass: u64) {
+        self.next_pass = self.next_pass.max(pass);
+        self.first_pass = self.next_pass;
     }
 }
 

@@ -8,7 +8,7 @@ use distribute_train::checkpoint::{CheckpointManager, Snapshot};
 
 use super::super::Inner;
 use super::{MODEL, OPTIMIZER, OptimizerStates};
-use crate::wire::proto::{CreateShard, Done};
+use crate::wire::proto::{CreateShard, Done, RestoreRequest};
 use crate::wire::ps;
 use crate::{Error, Result};
 
@@ -31,9 +31,11 @@ struct Part {
 }
 
 impl Inner {
-    /// Restores a restarted server's part from the newest checkpoint in a folder; returns its step. Learning rates are
-    /// those of the other servers.
-    pub(crate) async fn restore_from(&self, server: usize, folder: &Path) -> Result<u64> {
+    /// Opens the newest checkpoint in a folder, from which a restarted server is restored.
+    ///
+    /// # Errors
+    /// [`Error::ServerLost`] if there is none of this training; [`Error::Train`] if it cannot be read.
+    pub(crate) fn newest(&self, server: usize, folder: &Path) -> Result<Snapshot> {
         let lost = |why: String| Error::ServerLost {
             server: server as u32,
             address: self.parameters.address(server).to_owned(),
@@ -51,8 +53,46 @@ impl Inner {
                 saved nor restored"
             )));
         }
-        self.restore(self.plan(server, &snapshot)?, &snapshot).await?;
-        Ok(snapshot.step())
+        Ok(snapshot)
+    }
+
+    /// Restores a restarted server's part, until [`end_restore`](Inner::end_restore) is called. Learning rates are
+    /// those of the other servers.
+    pub(crate) async fn restore_again(&self, server: usize, snapshot: &Snapshot) -> Result<()> {
+        let plan = self.plan(server, snapshot)?;
+        self.begin_restore(server).await?;
+        self.restore(plan, snapshot).await
+    }
+
+    /// Restores all servers, which refuse changes and reads meanwhile.
+    pub(super) async fn restore_all(&self, plans: Vec<Plan>, snapshot: &Snapshot) -> Result<()> {
+        let servers: Vec<usize> = plans.iter().map(|plan| plan.server).collect();
+        for server in &servers {
+            self.begin_restore(*server).await?;
+        }
+        for plan in plans {
+            self.restore(plan, snapshot).await?;
+        }
+        for server in servers {
+            self.end_restore(server).await?;
+        }
+        Ok(())
+    }
+
+    async fn begin_restore(&self, server: usize) -> Result<()> {
+        self.tell_restore(server, false).await
+    }
+
+    /// Lets a server be used whose part was restored.
+    pub(crate) async fn end_restore(&self, server: usize) -> Result<()> {
+        self.tell_restore(server, true).await
+    }
+
+    async fn tell_restore(&self, server: usize, ended: bool) -> Result<()> {
+        let parameters = &self.parameters;
+        let request = RestoreRequest { session: parameters.session(), ended };
+        let told = parameters.link(server).call::<Done>(ps!("Restore"), request, parameters.message_timeout()).await;
+        told.map(drop).map_err(parameters.failed(server, "Restore"))
     }
 
     /// Finds a server's part of a checkpoint.
@@ -93,7 +133,7 @@ impl Inner {
     }
 
     /// Creates a server's shards and optimizers from a checkpoint, with the current learning rates.
-    pub(super) async fn restore(&self, plan: Plan, snapshot: &Snapshot) -> Result<()> {
+    async fn restore(&self, plan: Plan, snapshot: &Snapshot) -> Result<()> {
         let Plan { server, elements, slots, states } = plan;
         for part in &elements {
             self.send(server, part, snapshot).await?;

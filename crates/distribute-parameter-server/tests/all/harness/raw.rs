@@ -79,7 +79,7 @@ impl Caller {
     pub(crate) fn new(address: &str, task: &str, id: &JobId, session: u64) -> Caller {
         let channel = Endpoint::from_shared(format!("http://{address}")).unwrap().connect_lazy();
         let headers = vec![
-            ("distribute-version", "3".to_owned()),
+            ("distribute-version", "4".to_owned()),
             ("distribute-job", job(id)),
             ("distribute-task", task.to_owned()),
             ("distribute-session", session.to_string()),
