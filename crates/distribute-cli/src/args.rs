@@ -332,8 +332,8 @@ pub(crate) struct DataService {
 }
 
 const DATA_SERVICE_AFTER_HELP: &str = "\
-Exit code: 0 when it was told to stop, that of the first data worker that failed when none is left, 2 when flags are \
-wrong.
+Exit code: 0 when it was told to stop, that of the first data worker that failed when none is left, 2 when flags or \
+the program are wrong, 1 when the system refuses, such as a process.
 
 Examples:
   distribute data-service --bind 10.0.0.7:5050
@@ -464,8 +464,10 @@ Example:
 const AFTER_HELP: &str = "\
 Every option can be given as DISTRIBUTE_<OPTION>, such as DISTRIBUTE_LOG_DIR.
 
-Exit code: 0 when all tasks end with 0 (of an elastic job, all that are left), else that of the first cause \
-(128 + n when signal n killed it), 2 when nothing could be started.
+Exit code: 0 when all tasks end with 0 (of an elastic job, all that are left), else that of the first cause: \
+128 + n when signal n killed it, 138 when its host was lost. 128 + n when signal n has stopped the job; 137 when tasks \
+had to be killed after SIGTERM. When tasks cannot be started: 2 when the options, the program or another host's \
+command is wrong, 138 when a host is missing or lost, 1 when the system refuses, such as a process or a port.
 
 Examples:
   distribute run -n 2 -- target/release/examples/mnist --epochs 5
@@ -478,6 +480,7 @@ mod tests {
     use clap::CommandFactory;
 
     use super::*;
+    use crate::error::Error;
 
     fn run(args: &[&str]) -> Result<Box<Run>, clap::Error> {
         let cli = Cli::try_parse_from(["distribute", "run"].iter().chain(args))?;
@@ -488,6 +491,18 @@ mod tests {
     #[test]
     fn the_command_line_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_help_names_the_exit_codes_of_all_errors() {
+        let refused = || std::io::Error::from(std::io::ErrorKind::PermissionDenied);
+        let lost = |why: &str| Error::HostLost { host: "a".into(), why: why.into() };
+        for error in [Error::Addresses, lost("x"), Error::Ports { tasks: 2, source: refused() }] {
+            let code = error.exit_code();
+            assert!(AFTER_HELP.contains(&format!(" {code} when ")), "{code}");
+        }
+        assert_eq!(Error::Interrupted { signal: 15 }.exit_code(), 143);
+        assert!(AFTER_HELP.contains("128 + n when signal n has stopped the job"));
     }
 
     #[test]

@@ -4,7 +4,6 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
 use distribute_cluster::JobId;
-use signal_hook::consts::SIGCHLD;
 
 use crate::error::Error;
 use crate::host::{Host, Start, TICK};
@@ -30,6 +29,8 @@ pub(crate) struct Ended {
     pub(crate) lasts: Vec<Last>,
     /// How often each was started again alone.
     pub(crate) restarts: Vec<u32>,
+    /// The signal that asked to end the job, whatever its tasks have ended with.
+    pub(crate) asked_to_end: Option<i32>,
 }
 
 impl Ended {
@@ -106,6 +107,7 @@ impl Attempt<'_> {
             own,
             begun,
             failure: None,
+            late: None,
         };
         running.until_done();
         running.finish()
@@ -139,7 +141,11 @@ impl Attempt<'_> {
             if !hosts.is_there(missing) {
                 return Err(lost(missing, "its launcher has ended".to_owned()));
             }
-            match hosts.wait(self.host.signals(), left.min(TICK)) {
+            let woken = hosts.wait(self.host.signals(), left.min(TICK));
+            if let Some(signal) = woken.asks_to_end() {
+                return Err(Error::Interrupted { signal });
+            }
+            match woken {
                 Woken::Host(FromHost { node, report: Report::Message(ToLeader::Ready { attempt, ports }) }) => {
                     if attempt == self.number && ports.tasks.len() == count(node) {
                         all[node] = Some(ports);
@@ -152,7 +158,6 @@ impl Attempt<'_> {
                     return Err(Error::Remote { host: names[node].clone(), problem, details, code });
                 }
                 Woken::Host(FromHost { node, report: Report::Lost(why) }) => return Err(lost(node, why)),
-                Woken::Signal(signal) if signal != SIGCHLD => return Err(Error::Interrupted { signal }),
                 Woken::Signal(_) | Woken::Host(_) | Woken::Nothing => {}
             }
         }
@@ -191,6 +196,8 @@ struct Running<'a> {
     begun: Instant,
     /// Why a host could not start its tasks.
     failure: Option<Error>,
+    /// The signal that asked to end the job once no task was left.
+    late: Option<i32>,
 }
 
 impl Running<'_> {
@@ -222,8 +229,9 @@ impl Running<'_> {
             if self.untold.is_empty() {
                 break;
             }
-            if let Woken::Host(FromHost { node, report: Report::Message(ToLeader::Ended { attempt, lasts }) }) =
-                hosts.wait(self.attempt.host.signals(), left)
+            let woken = hosts.wait(self.attempt.host.signals(), left);
+            self.late = self.late.or(woken.asks_to_end());
+            if let Woken::Host(FromHost { node, report: Report::Message(ToLeader::Ended { attempt, lasts }) }) = woken
                 && attempt == self.attempt.number
             {
                 self.told(node, lasts);
@@ -243,7 +251,8 @@ impl Running<'_> {
         }
         let verdict = Verdict::of(&outcomes, self.supervisor.interrupted());
         let restarts = self.supervisor.restarts();
-        Ok(Ended { verdict, outcomes, pids: self.pids, lasts: self.lasts, restarts })
+        let asked_to_end = self.supervisor.asked_to_end().or(self.late);
+        Ok(Ended { verdict, outcomes, pids: self.pids, lasts: self.lasts, restarts, asked_to_end })
     }
 
     /// Keeps what a host's tasks left behind.
@@ -262,12 +271,8 @@ impl Running<'_> {
 
     fn wait(&mut self, timeout: Duration) {
         let signals = self.attempt.host.signals();
-        let woken = match &mut self.attempt.hosts {
-            Some(hosts) => hosts.wait(signals, timeout),
-            None => signals.recv_timeout(timeout).map_or(Woken::Nothing, Woken::Signal),
-        };
-        match woken {
-            Woken::Signal(SIGCHLD) | Woken::Nothing => {}
+        match Woken::wait(self.attempt.hosts.as_deref_mut(), signals, timeout) {
+            Woken::Nothing => {}
             Woken::Signal(signal) => self.supervisor.handle_signal(signal, self.begun.elapsed()),
             Woken::Host(news) => self.hear(news),
         }
@@ -326,13 +331,12 @@ impl Running<'_> {
             }
             Report::Message(ToLeader::Ended { attempt, lasts }) if attempt == number => self.told(node, lasts),
             Report::Message(ToLeader::Signal(signal)) => {
-                let host = self.host_name(node);
-                let name = crate::outcome::signal_name(signal);
-                self.attempt.host.note(format!("the launcher of host {host} was sent {name}"));
                 self.supervisor.handle_signal(signal, self.begun.elapsed());
             }
             Report::Message(_) => {}
             Report::Lost(why) => {
+                // Another launcher may take its place, which knows nothing of its tasks.
+                self.untold.retain(|other| *other != node);
                 self.attempt.host.note(format!("host {} is lost: {why}", self.host_name(node)));
                 for rank in of_node() {
                     self.handle(Event::Exit { rank, exit: Exit::Lost, leftover: false });

@@ -12,13 +12,14 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use signal_hook::consts::{SIGCHLD, SIGUSR1, SIGUSR2};
-
 use self::authority::Authority;
 use self::files::shown;
 use crate::args::{Certs, CertsCommand};
 use crate::error::Error;
 use crate::host;
+use crate::output;
+use crate::report;
+use crate::signals::Signal;
 
 pub(crate) use self::ephemeral::Ephemeral;
 pub(crate) use self::files::Shown;
@@ -86,16 +87,18 @@ fn watch(folder: &Path, all: bool, every: Duration) -> Result<String, Error> {
     }
     loop {
         match &outcome {
-            Ok(text) if text.starts_with("renewed") => eprint!("{text}"),
+            Ok(text) if text.starts_with("renewed") => output::say(text),
             Ok(_) => {}
-            Err(error) => eprint!("{}", crate::report::error(error)),
+            Err(error) => output::say(&report::error(error)),
         }
         let next = std::time::Instant::now() + every;
         loop {
             match signals.recv_deadline(next) {
-                Ok(SIGCHLD | SIGUSR1 | SIGUSR2) => {}
+                Ok(Signal::Child | Signal::Request(_)) => {}
                 Err(crossbeam_channel::RecvTimeoutError::Timeout) => break,
-                Ok(_) | Err(crossbeam_channel::RecvTimeoutError::Disconnected) => return Ok(String::new()),
+                Ok(Signal::End(_)) | Err(crossbeam_channel::RecvTimeoutError::Disconnected) => {
+                    return Ok(String::new());
+                }
             }
         }
         outcome = renew(folder, all);

@@ -5,14 +5,15 @@ use std::time::Duration;
 
 use distribute_cluster::JobId;
 use distribute_data_service::{Dispatcher, DispatcherOptions};
-use signal_hook::consts::{SIGCHLD, SIGUSR1, SIGUSR2};
 
 use crate::args::DataService;
 use crate::error::Error;
 use crate::host::{self, Host, Settings, TICK};
 use crate::job::Task;
+use crate::output;
 use crate::restart::Budget;
 use crate::revival::{Revival, Rules, Runner, Start};
+use crate::signals::Signal;
 
 /// Serves until it is told to stop, or no data worker is left to start again; returns the exit code.
 pub(crate) fn run(args: &DataService) -> Result<u8, Error> {
@@ -30,12 +31,12 @@ pub(crate) fn run(args: &DataService) -> Result<u8, Error> {
         // Before the address is shown, so that who reads it can stop the service.
         let signals = host::signals().map_err(Error::system("handle signals"))?;
         let dispatcher = started()?;
-        announce(&dispatcher);
+        announce(&dispatcher)?;
         loop {
             // None comes only if the thread that passes them on has ended.
             match signals.recv_timeout(TICK) {
-                Ok(SIGCHLD | SIGUSR1 | SIGUSR2) | Err(crossbeam_channel::RecvTimeoutError::Timeout) => {}
-                Ok(_) | Err(crossbeam_channel::RecvTimeoutError::Disconnected) => return Ok(0),
+                Ok(Signal::Child | Signal::Request(_)) | Err(crossbeam_channel::RecvTimeoutError::Timeout) => {}
+                Ok(Signal::End(_)) | Err(crossbeam_channel::RecvTimeoutError::Disconnected) => return Ok(0),
             }
         }
     }
@@ -48,7 +49,7 @@ pub(crate) fn run(args: &DataService) -> Result<u8, Error> {
     };
     let host = Host::new(settings, &tasks)?;
     let dispatcher = started()?;
-    announce(&dispatcher);
+    announce(&dispatcher)?;
     let address = reached_at(&dispatcher, &host);
     let ended = serve(args, &host, &tasks, &address);
     host.close();
@@ -56,9 +57,11 @@ pub(crate) fn run(args: &DataService) -> Result<u8, Error> {
 }
 
 /// Prints the address in the form in which the environment takes it.
-#[expect(clippy::print_stdout, reason = "the output of the command")]
-fn announce(dispatcher: &Dispatcher) {
-    println!("DISTRIBUTE_DATA_SERVICE={}", dispatcher.address());
+///
+/// # Errors
+/// [`Error::Write`] if it cannot be printed.
+fn announce(dispatcher: &Dispatcher) -> Result<(), Error> {
+    output::print(&format!("DISTRIBUTE_DATA_SERVICE={}\n", dispatcher.address()))
 }
 
 /// Returns the address at which processes of this host reach the dispatcher.

@@ -28,7 +28,6 @@ mod software;
 mod transports;
 mod variables;
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use distribute_cluster::CoordinationOptions;
@@ -42,12 +41,17 @@ use self::report::{Check, Report};
 use self::seen::Seen;
 use self::shared_memory::Space;
 use crate::args::Doctor;
+use crate::error::Error;
+use crate::output;
 
 pub(crate) use self::pjrt::probe as probe_pjrt;
 pub(crate) use self::self_test::rank as self_test_rank;
 
 /// Runs all checks and prints the report; returns the exit code.
-pub(crate) fn run(args: &Doctor) -> u8 {
+///
+/// # Errors
+/// [`Error::Write`] if the report cannot be printed.
+pub(crate) fn run(args: &Doctor) -> Result<u8, Error> {
     let seen = Seen::by_this_process();
     let mut checks = machine(&seen);
     let transports = network(&seen, &mut checks);
@@ -60,9 +64,8 @@ pub(crate) fn run(args: &Doctor) -> u8 {
         (_, true) => print::markdown(&report, args.verbose),
         _ => print::text(&report, print::Look::from_stdout(args.verbose)),
     };
-    // An error of standard output cannot be reported.
-    let _ = std::io::stdout().write_all(text.as_bytes());
-    report.exit_code()
+    output::print(&text)?;
+    Ok(report.exit_code())
 }
 
 /// Makes the checks that need no socket.

@@ -12,7 +12,8 @@ use crate::args::Run;
 use crate::environment;
 use crate::error::Error;
 use crate::host::Host;
-use crate::job::{self, Addresses, LOOPBACK, Roles, Task};
+use crate::job::{self, Addresses, LOOPBACK, Roles, TASK_RESTARTS, Task};
+use crate::output;
 use crate::ports::Reserved;
 use crate::report;
 use crate::restart::Budget;
@@ -88,7 +89,7 @@ pub(crate) fn run(args: &Run, elastic: Elastic) -> Result<u8, Error> {
     let ended = train(args, elastic, &host, &tasks);
     host.close();
     let (code, text) = ended?;
-    eprint!("{text}");
+    output::say(&text);
     Ok(code)
 }
 
@@ -180,9 +181,6 @@ const GENERATIONS: &str = "DISTRIBUTE_GENERATIONS";
 const JOB_ID: &str = "DISTRIBUTE_JOB_ID";
 
 const RESTARTS: &str = "DISTRIBUTE_RESTART_COUNT";
-
-/// The variable with the number of earlier starts of the same task in the job of DISTRIBUTE_JOB_ID.
-const TASK_RESTARTS: &str = "DISTRIBUTE_TASK_RESTARTS";
 
 /// Restarts of each worker, if the user gives no number, as those of data workers.
 pub(crate) const MAX_RESTARTS: u32 = 3;

@@ -5,6 +5,8 @@ use std::ffi::OsString;
 #[cfg(feature = "status")]
 use std::path::PathBuf;
 
+use distribute_cluster::Membership;
+
 /// Returns whether a variable is set, to any value.
 pub(crate) fn is_set(name: &str) -> bool {
     std::env::var_os(name).is_some()
@@ -13,6 +15,16 @@ pub(crate) fn is_set(name: &str) -> bool {
 /// Returns whether a variable has this value, in any case.
 pub(crate) fn is(name: &str, value: &str) -> bool {
     std::env::var(name).is_ok_and(|given| given.trim().eq_ignore_ascii_case(value))
+}
+
+/// Returns the place of this process in a job of several, as TF_CONFIG or RANK describes it: the launcher replaces both
+/// for its tasks, which therefore cannot notice.
+pub(crate) fn place_in_job() -> Option<Membership> {
+    let names =
+        ["TF_CONFIG", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "DISTRIBUTE_PORT", "DISTRIBUTE_ALONE"];
+    let variable = |name: &str| names.contains(&name).then(|| std::env::var(name).ok()).flatten();
+    let described = Membership::from_vars(variable).ok().flatten();
+    described.filter(|membership| membership.world_size() > 1)
 }
 
 /// Returns whether the user has given the job a secret.

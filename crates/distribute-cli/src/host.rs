@@ -19,9 +19,10 @@ use crate::error::Error;
 use crate::guardian::Guardian;
 use crate::job::{self, Addresses, Task};
 use crate::local::{Local, Running};
-use crate::output::{Follow, Look, Output, Screen, Stream, Tail};
+use crate::output::{Follow, Look, Output, Screen, Stream, Tail, ends_within};
 use crate::process;
 use crate::progress::Progress;
+use crate::signals::Signal;
 
 /// The launcher of this host, for all attempts of a job.
 #[derive(Debug)]
@@ -31,7 +32,7 @@ pub(crate) struct Host {
     only: Option<usize>,
     quiet: bool,
     cores: Option<Cores>,
-    signals: Receiver<i32>,
+    signals: Receiver<Signal>,
     guardian: Guardian,
     screen: Screen,
     progress: Option<Progress>,
@@ -126,7 +127,7 @@ impl Host {
         })
     }
 
-    pub(crate) fn signals(&self) -> &Receiver<i32> {
+    pub(crate) fn signals(&self) -> &Receiver<Signal> {
         &self.signals
     }
 
@@ -236,7 +237,7 @@ impl Host {
         if let Some(progress) = self.progress {
             progress.finish();
         }
-        finish_screen(self.screen, &self.signals);
+        written(&self.screen.close(), &self.signals);
     }
 
     fn shows(&self, rank: usize) -> bool {
@@ -267,7 +268,7 @@ impl Host {
 }
 
 /// Returns the launcher's signals, except those that its parent made it ignore, as `nohup` does.
-pub(crate) fn signals() -> std::io::Result<Receiver<i32>> {
+pub(crate) fn signals() -> std::io::Result<Receiver<Signal>> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
     let ignored = |signal: &i32| ignored.unwrap_or(0) >> (signal - 1) & 1 == 1;
@@ -278,7 +279,7 @@ pub(crate) fn signals() -> std::io::Result<Receiver<i32>> {
     let (sender, receiver) = unbounded();
     let pass_on = move || {
         for signal in signals.forever() {
-            if sender.send(signal).is_err() {
+            if sender.send(signal.into()).is_err() {
                 return;
             }
         }
@@ -303,22 +304,51 @@ fn open_logs(folder: &Path, tasks: &[&Task]) -> Result<Logs, Error> {
     tasks.iter().map(of_task).collect()
 }
 
-/// Waits until everything is written, however long the user's pager takes; a signal ends the wait.
-fn finish_screen(screen: Screen, signals: &Receiver<i32>) {
-    let done = screen.close();
+/// Waits until everything is written, however long the user's pager takes. A request to end bounds the rest of the
+/// wait: one that was meant for tasks which have ended meanwhile costs none of their lines.
+fn written(done: &Receiver<()>, signals: &Receiver<Signal>) {
     let mut signals = signals;
     let none = never();
     loop {
         select! {
             recv(done) -> _ => return,
             recv(signals) -> signal => match signal {
-                Ok(SIGCHLD) => {}
-                Ok(_) => return,
+                Ok(Signal::End(_)) => {
+                    ends_within(done, ASKED);
+                    return;
+                }
+                Ok(Signal::Child | Signal::Request(_)) => {}
                 Err(_) => signals = &none,
             },
         }
     }
 }
 
+/// How long the terminal has to accept the last lines once the launcher was asked to end.
+const ASKED: Duration = Duration::from_secs(2);
+
 /// How often the state of processes is polled without a notification.
 pub(crate) const TICK: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use signal_hook::consts::{SIGTERM, SIGUSR2};
+
+    use super::*;
+
+    #[test]
+    fn signals_cost_no_line_that_the_terminal_accepts() {
+        for number in [SIGTERM, SIGUSR2] {
+            let (sender, signals) = unbounded();
+            sender.send(Signal::from(number)).unwrap();
+            let (writing, done) = bounded::<()>(0);
+            let writer = thread::spawn(move || {
+                thread::sleep(Duration::from_millis(50));
+                drop(writing);
+            });
+            written(&done, &signals);
+            assert_eq!(done.try_recv(), Err(crossbeam_channel::TryRecvError::Disconnected));
+            writer.join().unwrap();
+        }
+    }
+}

@@ -146,8 +146,19 @@ pub(crate) fn environment(
     ];
     // An evaluator has no rank in the training.
     let place = place.map(|(name, value)| (name, (task.job != EVALUATOR).then_some(value)));
-    Some(std::iter::once(("TF_CONFIG", Some(config.to_string()))).chain(place).collect())
+    // It would let each of several tasks train by itself, and an evaluator train too.
+    let alone = (size > 1 || task.job == EVALUATOR).then_some((ALONE, None));
+    // Of an elastic job in one of whose tasks this launcher runs.
+    let other = (TASK_RESTARTS, None);
+    let config = ("TF_CONFIG", Some(config.to_string()));
+    Some([config, other].into_iter().chain(place).chain(alone).collect())
 }
+
+/// The variable by which each of several processes trains by itself.
+const ALONE: &str = "DISTRIBUTE_ALONE";
+
+/// The variable with the number of earlier starts of the same task in an elastic job.
+pub(crate) const TASK_RESTARTS: &str = "DISTRIBUTE_TASK_RESTARTS";
 
 /// The host of a job of one machine.
 pub(crate) const LOOPBACK: &str = "127.0.0.1";
@@ -197,6 +208,7 @@ mod tests {
         let evaluator = of(3, &addresses).unwrap();
         assert!(evaluator[0].1.as_ref().unwrap().contains(r#""type":"evaluator""#), "{evaluator:?}");
         assert!(evaluator[1..].iter().all(|(_, value)| value.is_none()), "{evaluator:?}");
+        assert!(evaluator.contains(&("DISTRIBUTE_ALONE", None)), "{evaluator:?}");
         addresses.ports[1].tasks.clear();
         assert_eq!(of(0, &addresses), None);
     }
@@ -228,6 +240,22 @@ mod tests {
         ] {
             assert_eq!(variable(&tasks, 2, name), value, "{name}");
         }
+    }
+
+    #[test]
+    fn a_task_of_several_does_not_train_alone() {
+        let is_removed = |roles: Roles, rank: usize| {
+            let tasks = roles.tasks(1);
+            let ports = Ports { tasks: vec![1, 2, 3], master: 9 };
+            let addresses = Addresses { hosts: vec![LOOPBACK.to_owned()], ports: vec![ports] };
+            environment(&tasks, &tasks[rank], &addresses).unwrap().contains(&("DISTRIBUTE_ALONE", None))
+        };
+        let workers = |workers| Roles { workers, ..Roles::default() };
+        assert!(is_removed(workers(2), 0) && is_removed(workers(2), 1));
+        assert!(is_removed(Roles { chief: 1, ps: 1, ..workers(1) }, 2));
+        // A single worker may be one of several that train alone; its evaluator is never one of them.
+        let evaluated = Roles { evaluator: 1, ..workers(1) };
+        assert!(!is_removed(workers(1), 0) && !is_removed(evaluated, 0) && is_removed(evaluated, 1));
     }
 
     #[test]

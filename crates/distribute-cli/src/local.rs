@@ -157,7 +157,7 @@ impl Running {
 }
 
 /// How long streams may stay open after the last process of a task.
-const STREAMS: Duration = Duration::from_secs(2);
+pub(crate) const STREAMS: Duration = Duration::from_secs(2);
 
 /// The longest line that is quoted at the end, in characters.
 const LONGEST_LINE: usize = 2000;

@@ -5,6 +5,7 @@
 //!   are pinned to.
 //! - `supervisor`: decides which tasks are stopped when, and which failure was the first cause; `restart`: whether the
 //!   job is started again; `revival`: which task alone is. None of them does input or output.
+//! - `signals`: what signals to the launcher ask for.
 //! - `process`, `guardian`, `local`: starting tasks so that none outlives the launcher.
 //! - `hosts`, `ssh`: the launchers of several hosts.
 //! - `output`, `progress`, `report`: everything that is shown to the user; `host`: this host's part of the above.
@@ -52,6 +53,7 @@ mod report;
 mod restart;
 mod revival;
 mod run;
+mod signals;
 mod ssh;
 #[cfg(feature = "status")]
 mod stacks;
@@ -60,7 +62,6 @@ mod supervisor;
 #[cfg(feature = "status")]
 mod top;
 
-use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -73,7 +74,7 @@ fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Guardian => guardian::watch(),
         Command::Explain { path, replicas } => explain(&path, replicas),
-        Command::Doctor(args) => ExitCode::from(doctor::run(&args)),
+        Command::Doctor(args) => doctor::run(&args).map_or_else(|error| failed(&error), ExitCode::from),
         Command::New(args) => ended(new::run(&args)),
         Command::Certs(args) => ended(certs::run(&args)),
         Command::DataService(args) => data_service::run(&args).map_or_else(|error| failed(&error), ExitCode::from),
@@ -92,18 +93,12 @@ fn main() -> ExitCode {
 
 /// Prints what a command says at its end, or its error.
 fn ended(outcome: Result<String, error::Error>) -> ExitCode {
-    match outcome {
-        Ok(text) => {
-            // An error of standard output cannot be reported.
-            let _ = std::io::stdout().write_all(text.as_bytes());
-            ExitCode::SUCCESS
-        }
-        Err(error) => failed(&error),
-    }
+    let printed = outcome.and_then(|text| output::print(&text));
+    printed.map_or_else(|error| failed(&error), |()| ExitCode::SUCCESS)
 }
 
 fn failed(error: &error::Error) -> ExitCode {
-    eprint!("{}", report::error(error));
+    output::say(&report::error(error));
     ExitCode::from(error.exit_code())
 }
 
@@ -119,13 +114,10 @@ fn explain(folder: &Path, replicas: Option<u64>) -> ExitCode {
         });
     }
     match FlightRecord::read_all(folder) {
-        Ok(records) => {
-            // An error of standard output cannot be reported.
-            let _ = std::io::stdout().write_all(distribute_collectives::explain(&records).as_bytes());
-            ExitCode::SUCCESS
-        }
+        Ok(records) => ended(Ok(distribute_collectives::explain(&records))),
         Err(error) => {
-            eprintln!("error: neither flight records nor a checkpoint in {}: {error}", folder.display());
+            let folder = folder.display();
+            output::say(&format!("error: neither flight records nor a checkpoint in {folder}: {error}\n"));
             ExitCode::from(2)
         }
     }

@@ -5,9 +5,11 @@
 
 mod lines;
 mod screen;
+mod standard;
 mod stream;
 
 pub(crate) use screen::{Look, Screen, ends_within};
+pub(crate) use standard::{print, say};
 pub(crate) use stream::{Follow, Tail};
 
 /// The standard stream that a line came from and goes to.

@@ -9,12 +9,13 @@ mod runner;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use signal_hook::consts::{SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::consts::SIGTERM;
 
 pub(crate) use self::note::Note;
 pub(crate) use self::runner::{Ended, Environment, Runner};
 use crate::outcome::{Exit, Outcome, Verdict};
 use crate::restart::{Budget, Decision};
+use crate::signals::Signal;
 use crate::supervisor::{self, SETTLE, Supervisor};
 
 /// The consequence of an end for the other tasks.
@@ -172,8 +173,11 @@ impl Revival {
     }
 
     /// Handles a signal to the launcher.
-    pub(crate) fn handle_signal(&mut self, signal: i32, now: Duration) {
-        if ![SIGUSR1, SIGUSR2].contains(&signal) && self.phase != Phase::Stopping {
+    pub(crate) fn handle_signal(&mut self, signal: impl Into<Signal>, now: Duration) {
+        let signal = signal.into();
+        if let Signal::End(signal) = signal
+            && self.phase != Phase::Stopping
+        {
             (self.interrupted, self.phase) = (Some(signal), Phase::Stopping);
             let tasks = self.living();
             self.note(supervisor::Note::Interrupted { signal, tasks });

@@ -8,17 +8,16 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use distribute_cluster::look_up;
-use signal_hook::consts::SIGCHLD;
 
 use crate::args::Run;
 use crate::attempt::{Attempt, Ended};
 use crate::environment;
 use crate::error::Error;
 use crate::host::{Host, Settings};
-use crate::hosts::{Command, Door, Hello, Hosts, Member, Role, find_role};
+use crate::hosts::{Command, Door, Hello, Hosts, Member, Role, Woken, find_role};
 use crate::job::{LOOPBACK, Roles, Task};
-use crate::outcome::{Exit, Verdict};
-use crate::output::Output;
+use crate::outcome::{Exit, Verdict, signal_name};
+use crate::output::{self, Output};
 use crate::process;
 use crate::report;
 use crate::restart::{Budget, Decision};
@@ -28,6 +27,7 @@ use crate::status::{Reports, Status};
 /// Runs a job to its end; returns the launcher's exit code.
 pub(crate) fn run(args: &Run) -> Result<u8, Error> {
     args.check()?;
+    refuse_to_train_alone(args)?;
     if let Some(elastic) = args.elastic {
         return crate::elastic::run(args, elastic);
     }
@@ -51,8 +51,25 @@ pub(crate) fn run(args: &Run) -> Result<u8, Error> {
     };
     host.close();
     let (code, text) = ended?;
-    eprint!("{text}");
+    output::say(&text);
     Ok(code)
+}
+
+/// Refuses a single worker where this launcher is one of several processes of a job: each would train a copy of its
+/// own, and all would seem to succeed.
+fn refuse_to_train_alone(args: &Run) -> Result<(), Error> {
+    let workers = args.elastic.map(|elastic| elastic.max).or(args.workers).or(args.workers_per_node);
+    let is_alone = workers == Some(1) && args.chief == 0 && args.ps == 0 && args.nodes() == 1 && args.hosts.is_none();
+    match environment::place_in_job().filter(|_| is_alone) {
+        None => Ok(()),
+        Some(place) => Err(Error::Options {
+            problem: "a job of one worker in each of several processes: each would train alone",
+            given: format!("{}: this is {} of {} processes", place.source, place.task(), place.world_size()),
+            expected: "--nnodes N --rendezvous HOST:PORT for one job of all; or DISTRIBUTE_ALONE=1 if each is to \
+                       train alone"
+                .to_owned(),
+        }),
+    }
 }
 
 /// Returns how the tasks of a job are started and shown.
@@ -143,6 +160,8 @@ fn over_ssh(args: &Run, host: &Host, tasks: &[Task], roles: Roles) -> Result<(u8
     let folder = std::env::current_dir().map_err(Error::system("read the current folder"))?;
     let program = ssh::own_program().map_err(Error::system("find this program's own file"))?;
     note_secret(host);
+    // Before the first launcher is started, which an address that cannot be used would leave behind.
+    let status = status(args, host, tasks, Reports::OfAllHosts)?;
     let remote = remote_command(args, program, &address, &id);
     let mut shells = Shells::new(&args.ssh_command(), &folder, &remote, &environment::paths())?;
     for (node, name) in names.iter().enumerate() {
@@ -151,7 +170,6 @@ fn over_ssh(args: &Run, host: &Host, tasks: &[Task], roles: Roles) -> Result<(u8
     let command = Command { id, ..hello(args, roles, None, None).command };
     let mut hosts = Hosts::new(door, None, command, names, host.notes());
     let reached_at = host_of(&address);
-    let status = status(args, host, tasks, Reports::OfAllHosts)?;
     let mut job = Job { args, host, tasks, shells, status, reached_at: &reached_at, chief_starts: 0 };
     let ended = job.run(Some(&mut hosts));
     let ended = finish(hosts, ended);
@@ -276,6 +294,14 @@ impl Job<'_> {
                 Ok(ended) if matches!(ended.verdict, Verdict::Success | Verdict::Interrupted(_)) => {
                     return Ok((ended.exit().1, self.report(ended, hosts.as_deref())));
                 }
+                // Tasks may fail while they are being stopped, which does not start the job again.
+                Ok(ended @ Ended { asked_to_end: Some(signal), .. }) => {
+                    let why = match self.args.max_restarts() {
+                        0 => String::new(),
+                        _ => format!("distribute: not started again: {} has stopped the job\n", signal_name(*signal)),
+                    };
+                    return Ok((ended.exit().1, self.report(ended, hosts.as_deref()) + &why));
+                }
                 Ok(ended) => ended.exit().0,
                 Err(error) if error.exit_code() == LOST => Exit::Lost,
                 Err(_) => Exit::Code(CONFIGURATION),
@@ -290,7 +316,7 @@ impl Job<'_> {
                     let _ = self.host.output().send(Output::Report(text));
                     let pause_text = pause.as_secs();
                     self.host.note(format!("starting the job again in {pause_text} s: restart {count} of {of}"));
-                    self.pause(pause)?;
+                    self.pause(pause, hosts.as_deref_mut())?;
                 }
                 Decision::GiveUp(why) => {
                     let ended = ended?;
@@ -336,12 +362,8 @@ impl Job<'_> {
 
     /// Starts the launchers of lost hosts again, if this one has started them.
     fn start_lost_launchers(&mut self, hosts: &Hosts) -> Result<(), Error> {
-        for (node, name) in self.args.hosts.iter().flatten().enumerate() {
-            if !hosts.is_there(node) {
-                self.shells.start(self.host, name, node)?;
-            }
-        }
-        Ok(())
+        let missing = hosts.missing_nodes().map(|(node, name)| self.shells.start(self.host, name, node));
+        missing.collect()
     }
 
     fn report(&self, ended: &Ended, hosts: Option<&Hosts>) -> String {
@@ -359,16 +381,20 @@ impl Job<'_> {
         report::report(&lines, ended.verdict)
     }
 
-    /// Waits before a restart; a signal ends the job.
-    fn pause(&self, pause: Duration) -> Result<(), Error> {
+    /// Waits before a restart. A signal that asks to end the job does so, also one that was sent before, and however
+    /// short the pause is.
+    fn pause(&self, pause: Duration, mut hosts: Option<&mut Hosts>) -> Result<(), Error> {
         let begun = Instant::now();
-        while let Some(left) = pause.checked_sub(begun.elapsed()) {
-            match self.host.signals().recv_timeout(left) {
-                Ok(SIGCHLD) | Err(_) => {}
-                Ok(signal) => return Err(Error::Interrupted { signal }),
+        loop {
+            let left = pause.saturating_sub(begun.elapsed());
+            let woken = Woken::wait(hosts.as_deref_mut(), self.host.signals(), left);
+            if let Some(signal) = woken.asks_to_end() {
+                return Err(Error::Interrupted { signal });
+            }
+            if left.is_zero() && matches!(woken, Woken::Nothing) {
+                return Ok(());
             }
         }
-        Ok(())
     }
 }
 

@@ -5,13 +5,14 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::bounded;
+use crossbeam_channel::{Receiver, bounded};
 use rustix::process::Pid;
 
 use crate::error::Error;
 use crate::host::Host;
+use crate::local::STREAMS;
 use crate::outcome::Exit;
-use crate::output::{Follow, Stream, Tail};
+use crate::output::{Follow, Stream, Tail, ends_within};
 use crate::process;
 
 /// The processes that start launchers on other hosts, and pass their output on.
@@ -34,6 +35,8 @@ struct Shell {
     pid: Pid,
     exit: Option<Exit>,
     tail: Tail,
+    /// Disconnected once its streams have ended.
+    followed: Receiver<()>,
 }
 
 impl Shells {
@@ -75,7 +78,7 @@ impl Shells {
         let started =
             started.map_err(|source| Error::start(&format!("the launcher of {host}"), &program[0], source))?;
         let tail = Tail::default();
-        let (done, _) = bounded(0);
+        let (done, followed) = bounded(0);
         let follow = |stream| Follow {
             rank: None,
             stream,
@@ -89,7 +92,7 @@ impl Shells {
         let err = out.and_then(|()| follow(Stream::Stderr).start(format!("{host}-stderr"), started.stderr));
         err.map_err(Error::system("start a thread"))?;
         self.shells.retain(|shell| shell.host != host || shell.exit.is_none());
-        self.shells.push(Shell { host: host.to_owned(), pid: started.pid, exit: None, tail });
+        self.shells.push(Shell { host: host.to_owned(), pid: started.pid, exit: None, tail, followed });
         Ok(())
     }
 
@@ -112,7 +115,8 @@ impl Shells {
         Err(Error::NoLauncher { host: shell.host.clone(), program: self.program[0].clone(), exit, last })
     }
 
-    /// Waits for the processes to end by themselves, once the launchers have been told to.
+    /// Waits for the processes to end by themselves, once the launchers have been told to, and until what they have
+    /// printed is shown. A connection that they share may hold a stream open, so this wait is limited as well.
     pub(crate) fn close(&mut self, this: &Host) {
         let deadline = Instant::now() + CLOSING;
         while self.shells.iter().any(|shell| shell.exit.is_none()) && Instant::now() < deadline {
@@ -125,7 +129,11 @@ impl Shells {
         for shell in self.shells.iter().filter(|shell| shell.exit.is_none()) {
             process::signal_group(shell.pid, signal_hook::consts::SIGTERM);
         }
-        self.shells.iter().for_each(|shell| this.guardian().forget(shell.pid));
+        let until = Instant::now() + STREAMS;
+        for shell in &self.shells {
+            ends_within(&shell.followed, until.saturating_duration_since(Instant::now()));
+            this.guardian().forget(shell.pid);
+        }
     }
 }
 

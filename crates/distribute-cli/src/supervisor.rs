@@ -5,10 +5,11 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use signal_hook::consts::{SIGCONT, SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::consts::{SIGCONT, SIGINT, SIGKILL, SIGQUIT, SIGTERM};
 
 use crate::outcome::{Exit, Outcome};
 use crate::restart::{Budget, Decision};
+use crate::signals::Signal;
 
 /// An action for the caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,7 +51,10 @@ pub(crate) struct Supervisor {
     tasks: Vec<Task>,
     phase: Phase,
     grace: Duration,
+    /// The signal that stopped the tasks.
     interrupted: Option<i32>,
+    /// The first signal that asked to end the job; it may arrive while the tasks are being stopped.
+    asked: Option<i32>,
     /// The task that is started again alone, and how often.
     revivable: Option<(usize, Budget)>,
     actions: VecDeque<Action>,
@@ -98,7 +102,7 @@ impl Supervisor {
     pub(crate) fn new(tasks: usize, grace: Duration) -> Self {
         let tasks = (0..tasks).map(|_| Task::default()).collect();
         let (phase, interrupted, revivable) = (Phase::Running, None, None);
-        Self { tasks, phase, grace, interrupted, revivable, actions: VecDeque::new() }
+        Self { tasks, phase, grace, interrupted, asked: None, revivable, actions: VecDeque::new() }
     }
 
     /// Lets a task be started again alone if it is lost, as often as the budget says.
@@ -178,12 +182,22 @@ impl Supervisor {
     }
 
     /// Handles a signal to the launcher.
-    pub(crate) fn handle_signal(&mut self, signal: i32, now: Duration) {
-        if [SIGUSR1, SIGUSR2].contains(&signal) {
-            // Requests to the program, such as to save now; they would only kill a shell around it.
-            let living = self.tasks.iter().enumerate().filter(|(_, task)| task.outcome.is_none());
-            self.actions.extend(living.map(|(rank, _)| Action::SignalLeader { rank, signal }));
-        } else if self.phase != Phase::Stopping {
+    pub(crate) fn handle_signal(&mut self, signal: impl Into<Signal>, now: Duration) {
+        match signal.into() {
+            Signal::Child => {}
+            Signal::Request(signal) => {
+                // It would only kill a shell around the program.
+                let living = self.tasks.iter().enumerate().filter(|(_, task)| task.outcome.is_none());
+                self.actions.extend(living.map(|(rank, _)| Action::SignalLeader { rank, signal }));
+            }
+            Signal::End(signal) => self.end(signal, now),
+        }
+    }
+
+    /// Handles a signal that asks to end the job.
+    fn end(&mut self, signal: i32, now: Duration) {
+        self.asked.get_or_insert(signal);
+        if self.phase != Phase::Stopping {
             self.interrupted = Some(signal);
             let tasks = self.tasks.iter().filter(|task| !task.gone).count();
             self.actions.push_back(Action::Note(Note::Interrupted { signal, tasks }));
@@ -278,6 +292,11 @@ impl Supervisor {
     /// Returns the signal that made the launcher stop a job without a failure.
     pub(crate) fn interrupted(&self) -> Option<i32> {
         self.interrupted
+    }
+
+    /// Returns the first signal that asked to end the job, also where a failure had stopped it before.
+    pub(crate) fn asked_to_end(&self) -> Option<i32> {
+        self.asked
     }
 
     fn blames_others(&self, rank: usize) -> bool {

@@ -5,7 +5,7 @@ mod screen;
 mod text;
 
 use std::collections::BTreeSet;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use distribute_train::status::Place;
@@ -15,6 +15,7 @@ use self::screen::Screen;
 use crate::args::Top;
 use crate::error::Error;
 use crate::jobs;
+use crate::output::print;
 
 /// Shows one job or several, once or until the user quits.
 pub(crate) fn run(args: &Top) -> Result<(), Error> {
@@ -236,12 +237,6 @@ fn watch(args: &Top, sources: &[Source]) -> Result<(), Error> {
 
 fn colors() -> bool {
     console::colors_enabled()
-}
-
-fn print(text: &str) -> Result<(), Error> {
-    // An error of standard output, such as a closed pipe, cannot be reported.
-    let _ = std::io::stdout().write_all(text.as_bytes());
-    Ok(())
 }
 
 /// Time limit of an answer.

@@ -209,12 +209,115 @@ fn an_interrupt_on_any_host_stops_all_of_them() {
     assert!(says(&outcomes, "was sent SIGTERM"), "{outcomes:?}");
 }
 
+/// Starts a leader and a member with the same command, which differs from `flags` by the hosts.
+fn pair(flags: &[&str], script: &str) -> [Job; 2] {
+    let address = rendezvous();
+    let flags = [&["--nnodes", "2", "--rendezvous", &address, "-n", "2"], flags].concat();
+    let leader = launcher(&flags, script).start().unwrap();
+    leader.wait_for_line(0, "this host leads the job", DEADLINE).unwrap();
+    [leader, launcher(&flags, script).start().unwrap()]
+}
+
+#[test]
+fn a_signal_to_any_host_ends_a_job_that_pauses_and_a_request_to_the_program_does_not() {
+    for signalled in [0, 1] {
+        let jobs = pair(&["--max-restarts", "1", "--restart-backoff", "600"], "exit 5");
+        jobs[0].wait_for_line(0, "starting the job again", DEADLINE).unwrap();
+        jobs[signalled].kill(0, Signal::USR2).unwrap();
+        jobs[signalled].kill(0, Signal::USR1).unwrap();
+        jobs[signalled].kill(0, Signal::TERM).unwrap();
+        let outcomes = jobs.map(|mut job| job.wait(0, DEADLINE).unwrap());
+        assert!(outcomes.iter().all(|outcome| outcome.code == Some(143)), "{outcomes:?}");
+    }
+}
+
+#[test]
+fn requests_to_the_program_do_not_end_launchers_that_wait_for_others() {
+    let address = rendezvous();
+    let flags = ["--nnodes", "3", "--rendezvous", &address, "-n", "3"];
+    let start = || launcher(&flags, "true").start().unwrap();
+    let leader = start();
+    leader.wait_for_line(0, "this host leads the job", DEADLINE).unwrap();
+    let early = start();
+    for job in [&leader, &early] {
+        // A signal before the launcher handles it would end it.
+        let handled = || fs::read_to_string(format!("/proc/{}/status", job.pid(0).unwrap())).unwrap();
+        let begun = std::time::Instant::now();
+        while !handled().lines().any(|line| line.starts_with("SigCgt:") && handles_usr(line)) {
+            assert!(begun.elapsed() < DEADLINE);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        job.kill(0, Signal::USR1).unwrap();
+        job.kill(0, Signal::USR2).unwrap();
+    }
+    let outcomes = [leader, early, start()].map(|mut job| job.wait(0, DEADLINE).unwrap());
+    assert!(outcomes.iter().all(Outcome::success), "{outcomes:?}");
+}
+
+/// Returns whether a line of /proc/PID/status says that SIGUSR2 is handled.
+fn handles_usr(line: &str) -> bool {
+    let signals = line.split_whitespace().nth(1).and_then(|signals| u64::from_str_radix(signals, 16).ok());
+    signals.unwrap() >> (12 - 1) & 1 == 1
+}
+
+#[test]
+fn a_signal_is_kept_while_a_host_has_not_told_how_its_tasks_ended() {
+    // A process that has left the group of worker 1 holds its output open, for which its launcher waits.
+    let folder = tempfile::tempdir().unwrap();
+    let apart = folder.path().join("apart").display().to_string();
+    let script = r#"
+        if [ $DISTRIBUTE_RESTART_COUNT != 0 ]; then exit 0; fi
+        if [ $RANK = 1 ]; then
+            setsid sh -c 'touch "APART"; exec sleep 3' & until [ -e "APART" ]; do sleep 0.02; done; exit 7
+        fi
+        trap 'exit 143' TERM; while :; do sleep 0.05; done"#;
+    let jobs = pair(&["--max-restarts", "1", "--restart-backoff", "0"], &script.replace("APART", &apart));
+    jobs[0].wait_for_line(0, "worker-1 ended with exit code 7", DEADLINE).unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    jobs[0].kill(0, Signal::TERM).unwrap();
+    let outcomes = jobs.map(|mut job| job.wait(0, DEADLINE).unwrap());
+    assert!(outcomes.iter().all(|outcome| outcome.code == Some(7)), "{outcomes:?}");
+    assert!(!says(&outcomes, "starting the job again"), "{outcomes:?}");
+}
+
+#[test]
+fn a_launcher_that_was_told_to_end_looks_for_no_other_leader() {
+    let script = "trap 'echo stopping; sleep 0.5; exit 143' TERM; echo ready; while :; do sleep 0.05; done";
+    let [leader, mut member] = pair(&["--max-restarts", "1"], script);
+    member.wait_for_line(0, "ready", DEADLINE).unwrap();
+    leader.kill(0, Signal::KILL).unwrap();
+    member.wait_for_line(0, "stopping", DEADLINE).unwrap();
+    member.wait_for_line(0, "the leader is lost", DEADLINE).unwrap();
+    member.kill(0, Signal::TERM).unwrap();
+    let outcome = member.wait(0, DEADLINE).unwrap();
+    assert!(outcome.code == Some(143) && !outcome.stderr.contains("joining again"), "{outcome:?}");
+}
+
+#[test]
+fn a_launcher_that_takes_a_place_is_not_asked_about_the_lost_tasks() {
+    let address = rendezvous();
+    let flags = ["--nnodes", "2", "--rendezvous", &address, "-n", "2", "--max-restarts", "1"];
+    let script = r#"
+        if [ $DISTRIBUTE_RESTART_COUNT != 0 ]; then exit 0; fi
+        trap 'sleep 0.8; exit 143' TERM; echo ready; while :; do sleep 0.05; done"#;
+    let start = || launcher(&flags, script).start().unwrap();
+    let mut leader = start();
+    leader.wait_for_line(0, "this host leads the job", DEADLINE).unwrap();
+    let member = start();
+    [&leader, &member].into_iter().for_each(|job| drop(job.wait_for_line(0, "ready", DEADLINE).unwrap()));
+    member.kill(0, Signal::KILL).unwrap();
+    leader.wait_for_line(0, "is lost", DEADLINE).unwrap();
+    let outcomes = [start().wait(0, DEADLINE).unwrap(), leader.wait(0, DEADLINE).unwrap()];
+    assert!(outcomes.iter().all(Outcome::success), "{outcomes:?}");
+    assert!(!says(&outcomes, "has not told"), "{outcomes:?}");
+}
+
 /// Writes a stand-in for ssh, which runs the command on this host and writes down what it was given.
 fn fake_ssh(folder: &Path) -> String {
     let path = folder.join("fake ssh");
     let script = "host=$1; shift; echo \"$host: $*\" >> \"$(dirname \"$0\")/calls\"\n\
                   if [ \"$host\" = nowhere ]; then echo \"no route to $host\" >&2; exit 255; fi\n\
-                  exec sh -c \"$*\"\n";
+                  sh -c \"$*\"; code=$?; (sleep 0.4; echo \"last words of $host\") & exit $code\n";
     fs::write(&path, script).unwrap();
     format!("sh '{}'", path.display())
 }
@@ -233,6 +336,7 @@ fn launchers_are_started_on_listed_hosts() {
         let line = format!("worker-{rank} │ {rank} of 4 in {}'\n", here.display());
         assert!(outcome.stdout.contains(&line), "{outcome:?}");
     }
+    assert_eq!(outcome.stdout.matches("last words of ").count(), 2, "{outcome:?}");
     let calls = fs::read_to_string(folder.path().join("calls")).unwrap();
     assert!(calls.contains("127.0.0.1: ") && calls.contains("localhost: "), "{calls}");
     // Of the secret, other hosts get the path; without one, it is said that the job is open.
@@ -240,6 +344,13 @@ fn launchers_are_started_on_listed_hosts() {
     assert!(!calls.contains("not on command lines"), "{calls}");
     assert_eq!(outcome.stdout.matches("│ /a secret\n").count(), 4, "{outcome:?}");
     assert!(!outcome.stderr.contains("the job has no secret"), "{outcome:?}");
+
+    // Nothing is started where the page cannot be served.
+    fs::remove_file(folder.path().join("calls")).unwrap();
+    let refused = launcher(&[&flags[..], &["--status", "192.0.2.1:1"]].concat(), "true");
+    let outcome = refused.start().unwrap().wait(0, DEADLINE).unwrap();
+    assert!(outcome.code == Some(2) && outcome.stderr.contains("the status page"), "{outcome:?}");
+    assert!(!fs::exists(folder.path().join("calls")).unwrap());
 
     let failing = ["--hosts", "127.0.0.1,nowhere", &ssh, "-n", "2"];
     let open = launcher(&failing, "true").without_env("DISTRIBUTE_JOB_SECRET_FILE");

@@ -3,6 +3,11 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::fs;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use distribute_testkit::{Job, JobBuilder, Outcome, Signal};
@@ -271,4 +276,128 @@ fn what_cannot_be_started_gets_a_sentence() {
     assert!(only.contains("expected  worker-0, worker-1, or chief for rank 0"), "{only}");
     let log = distribute(&["-n", "2", "--log-dir", "/proc/none", "--", "true"]);
     assert!(log.contains("cannot write logs to /proc/none"), "{log}");
+}
+
+#[test]
+fn a_job_that_was_told_to_end_is_not_started_again() {
+    // A task that fails while it is being stopped, and one that had failed before.
+    for (script, code) in [
+        (r#"trap "exit 1" TERM; echo ready; while :; do sleep 0.05; done"#, 1),
+        (
+            r#"if [ $RANK = 1 ]; then until [ -e "$FOLDER/trapped" ]; do sleep 0.02; done; exit 7; fi
+            trap "echo ready; sleep 0.5; exit 143" TERM; touch "$FOLDER/trapped"; while :; do sleep 0.05; done"#,
+            7,
+        ),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let flags = ["-n", "2", "--max-restarts", "3", "--restart-backoff", "0"];
+        let job = launcher(&flags, script).env("FOLDER", folder.path().to_str().unwrap());
+        let mut job = job.start().unwrap();
+        job.wait_for_line(0, "worker-0 │ ready", DEADLINE).unwrap();
+        job.kill(0, Signal::TERM).unwrap();
+        let outcome = job.wait(0, DEADLINE).unwrap();
+        assert_eq!(outcome.code, Some(code), "{outcome:?}");
+        assert!(!outcome.stderr.contains("starting the job again"), "{outcome:?}");
+        assert!(outcome.stderr.ends_with("not started again: SIGTERM has stopped the job\n"), "{outcome:?}");
+    }
+}
+
+#[test]
+fn requests_to_the_program_do_not_end_a_job_that_pauses() {
+    let script = "if [ $DISTRIBUTE_RESTART_COUNT = 0 ]; then exit 5; fi";
+    let mut job = launcher(&["-n", "1", "--max-restarts", "1"], script).start().unwrap();
+    job.wait_for_line(0, "starting the job again", DEADLINE).unwrap();
+    [Signal::USR1, Signal::USR2].into_iter().for_each(|signal| job.kill(0, signal).unwrap());
+    let outcome = job.wait(0, DEADLINE).unwrap();
+    assert!(outcome.success(), "{outcome:?}");
+    // A request to end does, at once.
+    let flags = ["-n", "1", "--max-restarts", "1", "--restart-backoff", "600"];
+    let mut job = launcher(&flags, script).start().unwrap();
+    job.wait_for_line(0, "starting the job again", DEADLINE).unwrap();
+    job.kill(0, Signal::TERM).unwrap();
+    assert_eq!(job.wait(0, DEADLINE).unwrap().code, Some(143));
+}
+
+#[test]
+fn tasks_of_several_do_not_inherit_that_they_train_alone() {
+    let script = r#"echo "[$DISTRIBUTE_ALONE] [$DISTRIBUTE_TASK_RESTARTS]""#;
+    for (flags, expected) in [(&["-n", "2"][..], "[] []"), (&["--elastic", "2:2"], "[] [0]"), (&["-n", "1"], "[1] []")]
+    {
+        let job = launcher(flags, script).env("DISTRIBUTE_ALONE", "1").env("DISTRIBUTE_TASK_RESTARTS", "4");
+        let outcome = job.start().unwrap().wait(0, DEADLINE).unwrap();
+        assert!(outcome.success() && lines_of(&outcome, "worker-0") == [expected], "{outcome:?}");
+    }
+}
+
+#[test]
+fn one_worker_in_each_of_several_processes_is_refused() {
+    let several = r#"{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}"#;
+    let alone = |flags: &[&str], env: &[(&str, &str)]| {
+        let job = launcher(flags, "echo trained").without_env("DISTRIBUTE_ALONE").without_env("TF_CONFIG");
+        let job = env.iter().fold(job, |job, (name, value)| job.env(*name, *value));
+        job.start().unwrap().wait(0, DEADLINE).unwrap()
+    };
+    let ranks = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "9000")];
+    for (env, words) in
+        [(&[("TF_CONFIG", several)][..], "TF_CONFIG: this is worker:1 of 2"), (&ranks, "RANK and WORLD")]
+    {
+        for flags in [&["-n", "1"][..], &["--elastic", "1:1"]] {
+            let outcome = alone(flags, env);
+            assert!(outcome.code == Some(2) && outcome.stderr.contains(words), "{outcome:?}");
+            assert!(!outcome.stdout.contains("trained"), "{outcome:?}");
+        }
+        assert!(alone(&["-n", "1"], &[env, &[("DISTRIBUTE_ALONE", "1")]].concat()).success());
+        assert!(alone(&["-n", "2"], env).success());
+    }
+}
+
+/// Runs a job with these standard streams to its end; returns its exit code.
+fn run_on(stdout: impl Into<Stdio>, stderr: impl Into<Stdio>, flags: &[&str], script: &str) -> Option<i32> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_distribute"));
+    command.arg("run").args(flags).args(["--", "sh", "-c", script]).stdin(Stdio::null());
+    command.stdout(stdout).stderr(stderr).spawn().unwrap().wait().unwrap().code()
+}
+
+#[test]
+fn the_exit_code_outlives_the_reader_of_the_report() {
+    for flags in [&["-n", "1"][..], &["--elastic", "1:1"]] {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        drop(ours);
+        assert_eq!(run_on(Stdio::null(), OwnedFd::from(theirs), flags, "exit 7"), Some(7));
+    }
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    drop(ours);
+    assert_eq!(run_on(Stdio::null(), OwnedFd::from(theirs), &["-n", "1", "--only", "x"], "true"), Some(2));
+}
+
+#[test]
+fn streams_that_do_not_block_lose_no_line() {
+    let [mut out, mut err] = [(); 2].map(|()| UnixStream::pair().unwrap());
+    [&out.1, &err.1].into_iter().for_each(|stream| stream.set_nonblocking(true).unwrap());
+    let [out_end, err_end] = [out.1, err.1].map(OwnedFd::from);
+    let job = thread::spawn(move || run_on(out_end, err_end, &["-n", "1"], "seq 200000; seq 200000 >&2; exit 3"));
+    // Both are full before they are read.
+    thread::sleep(Duration::from_millis(300));
+    let errors = thread::spawn(move || {
+        let mut text = String::new();
+        err.0.read_to_string(&mut text).unwrap();
+        text
+    });
+    let mut text = String::new();
+    out.0.read_to_string(&mut text).unwrap();
+    let errors = errors.join().unwrap();
+    let lines = |text: &str| text.lines().filter(|line| line.starts_with("worker-0 │ ")).count();
+    assert_eq!((lines(&text), lines(&errors)), (200_000, 200_000));
+    assert!(errors.contains("error: worker-0"), "no report");
+    assert_eq!(job.join().unwrap(), Some(3));
+}
+
+#[test]
+fn output_that_cannot_be_written_is_said_to_be_lost() {
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_distribute"));
+    command.args(["run", "-n", "1", "--", "echo", "x"]).stdin(Stdio::null()).stdout(full);
+    let output = command.output().unwrap();
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && errors.contains("standard output ends here: No space left"), "{errors}");
 }

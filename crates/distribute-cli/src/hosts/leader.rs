@@ -4,13 +4,13 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, select, unbounded};
 
-use signal_hook::consts::SIGCHLD;
-
 use super::link::{Link, write_one};
 use super::protocol::{Command, Hello, ToLeader, ToMember};
 use super::rendezvous::{Door, Guest};
 use super::roll_call::{Present, numbers};
 use crate::error::Error;
+use crate::outcome::signal_name;
+use crate::signals::Signal;
 
 /// The hosts of a job, as its leader sees them.
 #[derive(Debug)]
@@ -65,10 +65,33 @@ pub(crate) enum Report {
 /// The event that ended a wait.
 #[derive(Debug)]
 pub(crate) enum Woken {
-    Signal(i32),
+    Signal(Signal),
     Host(FromHost),
     /// The time is up, or something happened that the hosts have dealt with.
     Nothing,
+}
+
+impl Woken {
+    /// Waits for a signal, or for news of a host if the job has several.
+    pub(crate) fn wait(hosts: Option<&mut Hosts>, signals: &Receiver<Signal>, timeout: Duration) -> Woken {
+        match hosts {
+            Some(hosts) => hosts.wait(signals, timeout),
+            None => signals.recv_timeout(timeout).map_or(Woken::Nothing, Woken::Signal),
+        }
+    }
+
+    /// Returns the signal that asks to end the job, to this launcher or to that of another host.
+    pub(crate) fn asks_to_end(&self) -> Option<i32> {
+        let signal = match self {
+            Woken::Signal(signal) => *signal,
+            Woken::Host(FromHost { report: Report::Message(ToLeader::Signal(signal)), .. }) => Signal::from(*signal),
+            Woken::Host(_) | Woken::Nothing => return None,
+        };
+        match signal {
+            Signal::End(signal) => Some(signal),
+            Signal::Child | Signal::Request(_) => None,
+        }
+    }
 }
 
 impl Hosts {
@@ -112,7 +135,7 @@ impl Hosts {
     /// [`Error::HostsMissing`] at the deadline, [`Error::Interrupted`] by a signal, and those of `check`.
     pub(crate) fn assemble(
         &mut self,
-        signals: &Receiver<i32>,
+        signals: &Receiver<Signal>,
         patience: Duration,
         mut check: impl FnMut(&[&str]) -> Result<(), Error>,
     ) -> Result<(), Error> {
@@ -132,17 +155,15 @@ impl Hosts {
                 let left = (patience - waited).as_secs();
                 self.note(format!("waiting for {}, at most {left} s more", self.missing()));
             }
-            match self.wait(signals, TELL.min(patience - waited)) {
-                Woken::Signal(SIGCHLD) => {}
-                Woken::Signal(signal) => return Err(Error::Interrupted { signal }),
-                // Late news of an attempt that is over.
-                Woken::Host(_) | Woken::Nothing => {}
+            // Other news is late, of an attempt that is over.
+            if let Some(signal) = self.wait(signals, TELL.min(patience - waited)).asks_to_end() {
+                return Err(Error::Interrupted { signal });
             }
         }
     }
 
     /// Waits for a signal, or for news of a host.
-    pub(crate) fn wait(&mut self, signals: &Receiver<i32>, timeout: Duration) -> Woken {
+    pub(crate) fn wait(&mut self, signals: &Receiver<Signal>, timeout: Duration) -> Woken {
         let (guests, inbound) = (self.door.guests().clone(), self.inbound.clone());
         select! {
             recv(signals) -> signal => signal.map_or(Woken::Nothing, Woken::Signal),
@@ -186,7 +207,13 @@ impl Hosts {
         let of_node = |node: &Node| node.link.as_ref().is_some_and(|(of, _)| *of == id);
         if let Some(node) = self.nodes.iter().position(of_node) {
             let report = match message {
-                Ok(message) => Report::Message(message),
+                Ok(message) => {
+                    if let ToLeader::Signal(signal) = message {
+                        let host = &self.nodes[node].host;
+                        self.note(format!("the launcher of host {host} was sent {}", signal_name(signal)));
+                    }
+                    Report::Message(message)
+                }
                 Err(why) => {
                     if let Some((_, link)) = self.nodes[node].link.take() {
                         link.cut();
@@ -295,13 +322,19 @@ impl Hosts {
         self.send(node, &ToMember::Welcome { node, hosts: self.names() });
     }
 
-    /// Returns the names of expected hosts that are missing.
-    fn expected_missing(&self) -> Vec<&str> {
+    /// Returns the expected hosts that are missing, by their numbers.
+    pub(crate) fn missing_nodes(&self) -> impl Iterator<Item = (usize, &str)> {
         let is_missing = |node: usize| match self.nodes.is_empty() {
             true => self.waiting.iter().all(|member| member.hello.node != Some(node)),
             false => !self.is_there(node),
         };
-        self.expected.iter().enumerate().filter(|(node, _)| is_missing(*node)).map(|(_, name)| &name[..]).collect()
+        let expected = self.expected.iter().enumerate();
+        expected.filter(move |(node, _)| is_missing(*node)).map(|(node, name)| (node, &name[..]))
+    }
+
+    /// Returns the names of expected hosts that are missing.
+    fn expected_missing(&self) -> Vec<&str> {
+        self.missing_nodes().map(|(_, name)| name).collect()
     }
 
     /// Returns who is missing, in words.
@@ -331,3 +364,42 @@ impl Hosts {
 
 /// How often missing hosts are named.
 const TELL: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+
+    use signal_hook::consts::{SIGTERM, SIGUSR2};
+
+    use super::*;
+    use crate::job::Roles;
+
+    #[test]
+    fn a_launcher_that_waits_for_others_is_not_missing() {
+        let roles = Roles { workers: 2, ..Roles::default() };
+        let command = Command { id: String::new(), nodes: 2, roles, program: vec!["train".to_owned()] };
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let guest = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let hello = Hello::new("a".to_owned(), None, Some(0), command.clone(), None);
+        write_one(&guest, &ToLeader::Hello(hello)).unwrap();
+        let expected = vec!["a".to_owned(), "b".to_owned()];
+        let (notes, _noted) = unbounded();
+        let mut hosts = Hosts::new(Door::open(listener).unwrap(), None, command, expected, notes);
+        let (_sender, signals) = unbounded();
+        let begun = Instant::now();
+        while hosts.waiting.is_empty() && begun.elapsed() < Duration::from_secs(20) {
+            hosts.wait(&signals, Duration::from_millis(100));
+        }
+        assert_eq!(hosts.missing_nodes().collect::<Vec<_>>(), [(1, "b")]);
+    }
+
+    #[test]
+    fn only_a_request_to_end_ends_the_job_whichever_launcher_gets_it() {
+        let of_host =
+            |signal| Woken::Host(FromHost { node: 1, report: Report::Message(ToLeader::Signal(signal)) }).asks_to_end();
+        assert_eq!([SIGTERM, SIGUSR2].map(of_host), [Some(SIGTERM), None]);
+        let here = |signal: i32| Woken::Signal(signal.into()).asks_to_end();
+        assert_eq!([SIGTERM, SIGUSR2].map(here), [Some(SIGTERM), None]);
+        assert_eq!(Woken::Nothing.asks_to_end(), None);
+    }
+}

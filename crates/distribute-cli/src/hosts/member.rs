@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, select, unbounded};
-use signal_hook::consts::{SIGCHLD, SIGTERM};
+use signal_hook::consts::SIGTERM;
 
 use super::link::{Link, SILENCE, write_one};
 use super::protocol::{Hello, ToLeader, ToMember};
@@ -15,6 +15,7 @@ use crate::job::Task;
 use crate::local::{Event, Local};
 use crate::ports::Reserved;
 use crate::process;
+use crate::signals::Signal;
 use crate::supervisor::{Action, Supervisor};
 
 /// A launcher that joins the leader of its job.
@@ -49,7 +50,8 @@ impl Member<'_> {
     pub(crate) fn serve(self) -> Result<u8, Error> {
         loop {
             let (link, messages) = self.join()?;
-            let end = Serving { member: &self, link: &link, node: None, number: 0, reserved: None, local: None }
+            let (node, number, reserved, local, asked_to_end) = (None, 0, None, None, None);
+            let end = Serving { member: &self, link: &link, node, number, reserved, local, asked_to_end }
                 .until_end(&messages);
             match end {
                 Ok(End::Job { code, summary }) => {
@@ -122,13 +124,13 @@ impl Member<'_> {
         Err(last)
     }
 
-    /// Waits; a signal is an error.
+    /// Waits; a signal that asks to end the job is an error.
     fn pause(&self, pause: Duration) -> Result<(), Error> {
         let begun = Instant::now();
         while let Some(left) = pause.checked_sub(begun.elapsed()) {
             match self.host.signals().recv_timeout(left) {
-                Ok(SIGCHLD) | Err(_) => {}
-                Ok(signal) => return Err(Error::Interrupted { signal }),
+                Ok(Signal::Child | Signal::Request(_)) | Err(_) => {}
+                Ok(Signal::End(signal)) => return Err(Error::Interrupted { signal }),
             }
         }
         Ok(())
@@ -145,6 +147,8 @@ struct Serving<'a> {
     number: u32,
     reserved: Option<Reserved>,
     local: Option<Local<'a>>,
+    /// The signal that asked to end the job. The leader is told of it, and may be lost before it acts.
+    asked_to_end: Option<i32>,
 }
 
 impl Serving<'_> {
@@ -163,9 +167,9 @@ impl Serving<'_> {
             }
             select! {
                 recv(signals) -> signal => match signal {
-                    Ok(SIGCHLD) | Err(_) => {}
-                    Ok(signal) if self.node.is_none() => return Err(Error::Interrupted { signal }),
-                    Ok(signal) => self.link.send(&ToLeader::Signal(signal)),
+                    Ok(Signal::Child) | Err(_) => {}
+                    Ok(Signal::End(signal)) if self.node.is_none() => return Err(Error::Interrupted { signal }),
+                    Ok(signal) => self.pass_on(signal),
                 },
                 recv(messages) -> message => match message {
                     Ok(Ok(ToMember::End { code, summary })) => {
@@ -176,24 +180,40 @@ impl Serving<'_> {
                         return Err(Error::Refused { address: self.member.address.to_owned(), reason });
                     }
                     Ok(Ok(message)) => self.obey(message)?,
-                    Ok(Err(why)) => return Ok(self.lost(why)),
-                    Err(_) => return Ok(self.lost("its connection has ended".to_owned())),
+                    Ok(Err(why)) => return self.lost(why),
+                    Err(_) => return self.lost("its connection has ended".to_owned()),
                 },
                 default(TICK) => {}
             }
         }
     }
 
-    fn lost(&mut self, why: String) -> End {
+    /// Tells the leader of a signal to this launcher.
+    fn pass_on(&mut self, signal: Signal) {
+        match signal {
+            Signal::Child => {}
+            Signal::Request(signal) => self.link.send(&ToLeader::Signal(signal)),
+            Signal::End(signal) => {
+                self.asked_to_end.get_or_insert(signal);
+                self.link.send(&ToLeader::Signal(signal));
+            }
+        }
+    }
+
+    /// Stops the tasks without a leader. A launcher that was asked to end the job does not look for another one.
+    fn lost(&mut self, why: String) -> Result<End, Error> {
         if self.local.is_some() {
             self.member.host.note(format!("the leader is lost ({why}); stopping the tasks of this host"));
         }
         self.stop();
+        if let Some(signal) = self.asked_to_end {
+            return Err(Error::Interrupted { signal });
+        }
         let why = match self.node {
             Some(_) => why,
             None => format!("{why}, before it began the job; it was stopped, or another program uses this port"),
         };
-        End::Lost(why)
+        Ok(End::Lost(why))
     }
 
     fn obey(&mut self, message: ToMember) -> Result<(), Error> {
@@ -297,8 +317,9 @@ impl Serving<'_> {
             }
             let timeout = supervisor.poll_timeout().map(|at| at.saturating_sub(begun.elapsed()));
             let signal = self.member.host.signals().recv_timeout(timeout.unwrap_or(TICK).min(TICK));
-            if let Some(signal) = signal.ok().filter(|signal| *signal != SIGCHLD) {
+            if let Ok(signal) = signal {
                 supervisor.handle_signal(signal, begun.elapsed());
+                self.pass_on(signal);
             }
         }
     }

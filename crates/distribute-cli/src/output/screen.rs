@@ -11,6 +11,7 @@ use distribute_train::progress::{
 };
 
 use super::lines::clean;
+use super::standard::Standard;
 use super::{Output, Stream};
 use crate::environment;
 use crate::job::Task;
@@ -83,11 +84,11 @@ impl Screen {
         let dumb = environment::is("TERM", "dumb");
         let json = environment::is("DISTRIBUTE_LOG", "json");
         let renderer: Box<dyn Renderer> = if look.terminal[1] && !dumb {
-            Box::new(BarRenderer::new(io::stderr(), terminal_width).with_colors(look.colors[1]))
+            Box::new(BarRenderer::new(Standard(io::stderr()), terminal_width).with_colors(look.colors[1]))
         } else if json {
-            Box::new(JsonRenderer::new(io::stderr(), SystemClock::new()))
+            Box::new(JsonRenderer::new(Standard(io::stderr()), SystemClock::new()))
         } else {
-            Box::new(PlainRenderer::new(io::stderr(), SystemClock::new()))
+            Box::new(PlainRenderer::new(Standard(io::stderr()), SystemClock::new()))
         };
         let draw = move || {
             Drawing { look, renderer, broken: [false; 2] }.run(&outputs, &noted, &closed);
@@ -180,13 +181,12 @@ impl Drawing {
         if self.broken[stream as usize] {
             return;
         }
-        let mut failed = false;
+        let mut written = Ok(());
         let mut write = || {
-            let written = match stream {
-                Stream::Stdout => write(&mut io::stdout().lock(), text),
-                Stream::Stderr => write(&mut io::stderr().lock(), text),
+            written = match stream {
+                Stream::Stdout => write(&mut Standard(io::stdout()), text),
+                Stream::Stderr => write(&mut Standard(io::stderr()), text),
             };
-            failed = written.is_err();
         };
         if self.look.terminal[stream as usize] {
             // A bar that cannot be redrawn does not keep the text from being written.
@@ -194,7 +194,12 @@ impl Drawing {
         } else {
             write();
         }
-        self.broken[stream as usize] = failed;
+        let Err(error) = written else { return };
+        self.broken[stream as usize] = true;
+        // A reader that is gone has read enough.
+        if stream == Stream::Stdout && error.kind() != io::ErrorKind::BrokenPipe {
+            self.note(&format!("standard output ends here: {error}; the job continues"));
+        }
     }
 }
 

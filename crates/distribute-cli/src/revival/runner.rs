@@ -2,8 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use signal_hook::consts::SIGCHLD;
-
 use super::{Action, Revival, Start};
 use crate::cores::Place;
 use crate::error::Error;
@@ -84,9 +82,8 @@ impl<'a, E: FnMut(&Task, Start) -> Result<Environment, Error>> Runner<'a, E> {
                 return self.finish();
             }
             let timeout = self.revival.poll_timeout().map(|at| at.saturating_sub(self.begun.elapsed()));
-            match self.host.signals().recv_timeout(timeout.unwrap_or(TICK).min(TICK)) {
-                Ok(SIGCHLD) | Err(_) => {}
-                Ok(signal) => self.revival.handle_signal(signal, self.begun.elapsed()),
+            if let Ok(signal) = self.host.signals().recv_timeout(timeout.unwrap_or(TICK).min(TICK)) {
+                self.revival.handle_signal(signal, self.begun.elapsed());
             }
         }
     }

@@ -1,5 +1,5 @@
 use proptest::prelude::*;
-use signal_hook::consts::{SIGCONT, SIGINT, SIGKILL, SIGSEGV};
+use signal_hook::consts::{SIGCONT, SIGINT, SIGKILL, SIGSEGV, SIGUSR1};
 
 use super::*;
 

@@ -1,4 +1,5 @@
 use proptest::prelude::*;
+use signal_hook::consts::SIGUSR1;
 
 use super::*;
 use crate::outcome::Verdict;
@@ -173,6 +174,23 @@ fn the_second_interrupt_kills_and_a_repeated_hangup_does_not() {
         job.handle_exit(0, Exit::Signal(expected), false, ms(3));
         assert_eq!(verdict(&job), Verdict::Interrupted(SIGINT));
     }
+}
+
+#[test]
+fn a_request_to_end_is_kept_whatever_the_tasks_end_with() {
+    // While the tasks are being stopped after a failure.
+    let mut job = Supervisor::new(2, GRACE);
+    job.handle_exit(0, Exit::Code(7), false, ms(1));
+    job.handle_signal(SIGUSR1, ms(2));
+    assert_eq!(job.asked_to_end(), None);
+    job.handle_signal(SIGTERM, ms(3));
+    job.handle_exit(1, Exit::Signal(SIGTERM), false, ms(4));
+    assert_eq!((verdict(&job), job.asked_to_end()), (Verdict::Cause(0), Some(SIGTERM)));
+    // A task that fails to save.
+    let mut job = Supervisor::new(1, GRACE);
+    job.handle_signal(SIGTERM, ms(1));
+    job.handle_exit(0, Exit::Code(1), false, ms(2));
+    assert_eq!((verdict(&job), job.asked_to_end()), (Verdict::Cause(0), Some(SIGTERM)));
 }
 
 #[test]

@@ -242,3 +242,13 @@ fn files_are_the_same_each_time_and_no_line_has_a_tab_or_ends_in_a_space() {
         assert!(text.lines().all(|line| !line.ends_with(' ') && !line.contains('\t')), "{text}");
     }
 }
+
+#[test]
+fn a_full_disk_is_an_error_also_where_the_file_is_printed() {
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_distribute"));
+    command.args(["manifest", "slurm", "--name", "a", "-n", "2", "--", "c"]).stdout(full);
+    let output = command.output().unwrap();
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && errors.contains("cannot write standard output"), "{errors}");
+}
