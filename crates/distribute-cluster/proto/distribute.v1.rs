@@ -120,6 +120,11 @@ pub struct Join {
     pub world_size: u32,
     #[prost(bytes = "bytes", tag = "7")]
     pub tasks_digest: ::prost::bytes::Bytes,
+    /// How often the member sends heartbeats, and the silence after which it takes the leader for lost, in microseconds.
+    #[prost(uint64, tag = "8")]
+    pub heartbeat_interval_us: u64,
+    #[prost(uint64, tag = "9")]
+    pub heartbeat_timeout_us: u64,
 }
 /// The identity of a job.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -273,7 +278,8 @@ pub struct Absent {
 }
 // Each side of a connection first sends the 8 bytes "distelas" and a greeting with its job. Messages follow, each after
 // its length in bytes (32 bits, the most significant byte first). A side that gets another job's greeting refuses it and
-// closes the connection; nothing else is read before the greeting. Messages may be lost: they are sent again.
+// closes the connection, and one whose options are others greets and closes it; nothing else is read before the greeting.
+// Messages may be lost: they are sent again.
 
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ElasticMessage {
@@ -331,6 +337,17 @@ pub struct ElasticHello {
     /// The address at which the sender takes messages.
     #[prost(string, tag = "4")]
     pub control: ::prost::alloc::string::String,
+    /// The smallest and the largest number of members.
+    #[prost(uint32, tag = "5")]
+    pub min_members: u32,
+    #[prost(uint32, tag = "6")]
+    pub max_members: u32,
+    /// Whether a majority decides generations; else a register does.
+    #[prost(bool, tag = "7")]
+    pub majority: bool,
+    /// 16 bytes that differ where any seed does, of a process that may vote for the first generation and knows none.
+    #[prost(bytes = "bytes", tag = "8")]
+    pub seeds: ::prost::bytes::Bytes,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ElasticRefusal {

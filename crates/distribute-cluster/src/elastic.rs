@@ -319,6 +319,11 @@ impl ElasticJob {
         let failed = |ending| match ending {
             Ending::OfTheJob => Error::JobEnded { control },
             Ending::OfThisProcess(problem) => Error::TooFew { control, waited, problem },
+            Ending::Differs { address, options } => {
+                let problem = format!("the process at {address}, of the same job, has others");
+                let remedy = "Give all processes of the job the same members and authority (DISTRIBUTE_GENERATIONS).";
+                Error::config("the options of an elastic job", problem, options, "the same options", remedy)
+            }
         };
         self.shared.wait(after, timeout).map(|generation| Generation::clone(&generation)).map_err(failed)
     }

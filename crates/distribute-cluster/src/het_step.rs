@@ -54,6 +54,11 @@ pub(crate) fn order(variable: &Variable<'_>, hosts: &[String]) -> Result<Vec<usi
     Ok(order)
 }
 
+/// Returns whether the job has several components.
+pub(crate) fn is_heterogeneous(variable: &Variable<'_>) -> bool {
+    NAMES.into_iter().any(|(size, _)| variable(size).is_some())
+}
+
 /// Returns the number of the job, the same in all components.
 pub(crate) fn job_number(variable: &Variable<'_>) -> &'static str {
     const LEADERS: [&str; 2] = ["SLURM_JOB_ID_HET_GROUP_0", "SLURM_JOB_ID_PACK_GROUP_0"];

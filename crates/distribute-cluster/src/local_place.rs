@@ -83,6 +83,17 @@ mod tests {
         assert_eq!(place(&[("LOCAL_RANK", "1")]), None);
         assert_eq!(place(&[("LOCAL_RANK", "2"), ("LOCAL_WORLD_SIZE", "2")]), None);
         assert_eq!(place(&slurm[..2]), None);
+        // The nodes of a heterogeneous step are numbered component by component, and listed by name.
+        let heterogeneous = [
+            ("SLURM_LOCALID", "1"),
+            ("SLURM_NODEID", "0"),
+            ("SLURM_STEP_NODELIST", "n[1-3]"),
+            ("SLURM_STEP_TASKS_PER_NODE", "1,2(x2)"),
+            ("SLURM_HET_SIZE", "2"),
+            ("SLURM_JOB_NODELIST_HET_GROUP_0", "n[2-3]"),
+            ("SLURM_JOB_NODELIST_HET_GROUP_1", "n1"),
+        ];
+        assert_eq!(place(&heterogeneous), Some((1, 2)));
         assert_eq!(place(&[]), None);
     }
 

@@ -2,7 +2,7 @@
 
 use crate::{
     ClusterResolver, ClusterSpec, Error, JobId, Result, SimpleResolver, Task, TaskType, TfConfigResolver, environment,
-    id_in_cluster, process_manager, sage_maker,
+    id_in_cluster, process_manager, sage_maker, slurm,
 };
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -119,9 +119,16 @@ impl Membership {
     /// Returns the membership that a resolver describes, or `None` if it describes a program of one process.
     ///
     /// # Errors
-    /// [`Error::Config`] if the resolver does not name this process's task, or if that task is a parameter server or is
-    /// not in the cluster; and the errors of the resolver.
+    /// [`Error::Config`] if the resolver does not name this process's task, if that task is a parameter server or is
+    /// not in the cluster, or if it trains and the resolver describes only a
+    /// [part](ClusterResolver::is_partial) of the cluster; and the errors of the resolver.
     pub fn from_resolver(resolver: &dyn ClusterResolver) -> Result<Option<Membership>> {
+        Membership::resolved(resolver, "cluster resolver", "Describe all tasks to each of them.")
+    }
+
+    /// Returns the membership that a resolver describes; `subject` and `remedy` are for the error of a resolver that
+    /// describes only a part of the cluster.
+    fn resolved(resolver: &dyn ClusterResolver, subject: &'static str, remedy: &str) -> Result<Option<Membership>> {
         let spec = resolver.cluster_spec()?;
         let task = match (resolver.task(), spec.tasks().collect::<Vec<_>>().as_slice()) {
             (Some(task), _) if task.kind == TaskType::Evaluator => task,
@@ -134,7 +141,15 @@ impl Membership {
                 return Err(Error::config("cluster resolver", problem, "no task", "a task type and index", remedy));
             }
         };
-        Ok(Some(Membership::from_cluster(&spec, task)?.with_job_id(resolver.job_id()?)))
+        let membership = Membership::from_cluster(&spec, task)?;
+        // A worker other than the first one is never the only task that trains.
+        let lacks_others = membership.world_size() == 1 && task.kind == TaskType::Worker && task.index > 0;
+        if task.kind.trains() && (resolver.is_partial() || lacks_others) {
+            let problem = format!("it describes only a part of the cluster, so that {task} would train alone");
+            let given = spec.tasks().map(|task| task.to_string()).collect::<Vec<_>>().join(", ");
+            return Err(Error::config(subject, problem, given, "the addresses of all tasks that train", remedy));
+        }
+        Ok(Some(membership.with_job_id(resolver.job_id()?)))
     }
 
     /// Returns the membership that the environment describes, or `None` for a program of one process.
@@ -189,6 +204,38 @@ impl Membership {
         JOINED.store(true, Ordering::Relaxed);
     }
 
+    /// Returns the number of GPUs that the scheduler gives to each process of the job, if it says so: by
+    /// `--gpus-per-task` of Slurm, if the processes are the tasks of a step. A process may see those of its node's
+    /// other tasks too.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if a variable is not UTF-8.
+    pub fn gpus_per_task(&self) -> Result<Option<usize>> {
+        environment::read(|variable| Ok(self.gpus_per_task_from_vars(variable)))
+    }
+
+    /// Returns the number of GPUs like [`gpus_per_task`](Membership::gpus_per_task), with a function that looks up
+    /// variables.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_cluster::Membership;
+    /// let vars = |name: &str| match name {
+    ///     "SLURM_PROCID" => Some("1".to_owned()),
+    ///     "SLURM_NTASKS" => Some("4".to_owned()),
+    ///     "SLURM_STEP_NODELIST" => Some("n[1-2]".to_owned()),
+    ///     "SLURM_GPUS_PER_TASK" => Some("h100:2".to_owned()),
+    ///     _ => None,
+    /// };
+    /// let membership = Membership::from_vars(vars)?.expect("it is a task of a step");
+    /// assert_eq!(membership.gpus_per_task_from_vars(vars), Some(2));
+    /// # Ok::<(), distribute_cluster::Error>(())
+    /// ```
+    pub fn gpus_per_task_from_vars(&self, variable: impl Fn(&str) -> Option<String>) -> Option<usize> {
+        // A launcher that runs in a task may start several processes there.
+        slurm::is_task(&variable, self.rank, self.world_size()).then(|| slurm::gpus_per_task(&variable)).flatten()
+    }
+
     /// Returns the cluster of the members, if their addresses are known.
     ///
     /// # Examples
@@ -208,7 +255,8 @@ impl Membership {
         let task = self.task();
         let master = self.addresses.get(self.rank as usize)?.clone()?;
         let (task_type, task_id) = (Some(task.kind), Some(task.index));
-        Some(SimpleResolver { spec, master, task_type, task_id, ..SimpleResolver::default() })
+        let job_id = self.job.clone();
+        Some(SimpleResolver { spec, master, task_type, task_id, job_id, ..SimpleResolver::default() })
     }
 
     /// Returns the same membership with another job identity.
@@ -268,7 +316,9 @@ static JOINED: AtomicBool = AtomicBool::new(false);
 
 /// Returns the membership that a TF_CONFIG text describes.
 fn from_tf_config(json: &str) -> Result<Option<Membership>> {
-    let membership = Membership::from_resolver(&TfConfigResolver::from_json(json)?)?;
+    let remedy = "Set enableDynamicWorker of the TFJob to false, or build a strategy with parameter servers first; set \
+                  DISTRIBUTE_ALONE=1 if each process is to train alone.";
+    let membership = Membership::resolved(&TfConfigResolver::from_json(json)?, "TF_CONFIG", remedy)?;
     Ok(membership.map(|membership| Membership { source: "TF_CONFIG", ..membership }))
 }
 

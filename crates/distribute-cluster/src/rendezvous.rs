@@ -36,7 +36,7 @@ pub trait Rendezvous: Send + Sync {
     ///
     /// # Errors
     /// [`Error::Incomplete`] with the names of the members that did not contribute within `timeout`; others if values
-    /// cannot be stored or read.
+    /// cannot be stored or read, or if the key cannot be used again after a failure.
     fn exchange(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>>;
 
     /// Calls `callback` once when a member fails, if failures are reported here.
@@ -97,6 +97,9 @@ impl Rendezvous for crate::Coordination {
 /// member puts a random number, rank 0 answers with all of them and an [`Incarnation`], and keys contain it from then
 /// on.
 ///
+/// A store cannot end an exchange for all members at once: one that fails on a member may succeed on others. That member
+/// gets [`Error::Call`] whenever it exchanges the key again, until the members meet again.
+///
 /// # Examples
 /// ```
 /// use std::time::Duration;
@@ -117,8 +120,9 @@ pub struct StoreRendezvous<S> {
     prefix: String,
     secret: Option<JobSecret>,
     tls: Option<JobTls>,
-    /// How often each key was exchanged.
-    rounds: Mutex<HashMap<String, u64>>,
+    /// The next round of each key that was exchanged; `None` after a round that failed here. It may have ended for
+    /// others, which are ahead then, so that values of different rounds would be taken for one.
+    rounds: Mutex<HashMap<String, Option<u64>>>,
 }
 
 impl<S: Store> StoreRendezvous<S> {
@@ -166,9 +170,30 @@ impl<S: Store> StoreRendezvous<S> {
         format!("{}/{key}", self.prefix)
     }
 
-    fn rounds(&self) -> MutexGuard<'_, HashMap<String, u64>> {
+    fn rounds(&self) -> MutexGuard<'_, HashMap<String, Option<u64>>> {
         // A number is read or written whole.
         self.rounds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Exchanges a value in one round of a key.
+    fn exchange_in(&self, key: &str, round: u64, value: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        let started = Instant::now();
+        let (what, world) = (format!("exchange {key:?}"), self.membership.world_size());
+        let of = |rank: u32| self.key(&format!("exchange/{key}/{round}/{rank}"));
+        self.store.put(&of(self.membership.rank), value).map_err(self.failed(what.clone()))?;
+        let (mut values, mut missing) = (Vec::new(), Vec::new());
+        for rank in 0..world {
+            let left = timeout.saturating_sub(started.elapsed());
+            match self.store.get(&of(rank), left).map_err(self.failed(what.clone()))? {
+                Some(value) => values.push(value),
+                None => missing.push(self.membership.named(rank)),
+            }
+        }
+        if !missing.is_empty() {
+            let (task, waited) = (self.membership.task().to_string(), started.elapsed());
+            return Err(Error::Incomplete { task, what, waited, missing: missing.join(", ") });
+        }
+        Ok(values)
     }
 
     fn failed(&self, what: String) -> impl FnOnce(std::io::Error) -> Error {
@@ -200,26 +225,19 @@ impl<S: Store> Rendezvous for StoreRendezvous<S> {
     }
 
     fn exchange(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
-        let started = Instant::now();
-        let round = *self.rounds().entry(key.into()).or_default();
-        let (what, world) = (format!("exchange {key:?}"), self.membership.world_size());
-        let of = |rank: u32| self.key(&format!("exchange/{key}/{round}/{rank}"));
-        self.store.put(&of(self.membership.rank), value).map_err(self.failed(what.clone()))?;
-        let (mut values, mut missing) = (Vec::new(), Vec::new());
-        for rank in 0..world {
-            let left = timeout.saturating_sub(started.elapsed());
-            match self.store.get(&of(rank), left).map_err(self.failed(what.clone()))? {
-                Some(value) => values.push(value),
-                None => missing.push(self.membership.named(rank)),
-            }
+        let Some(round) = *self.rounds().entry(key.into()).or_insert(Some(0)) else {
+            let reason = "an earlier exchange of this key failed on this task, and may have succeeded on others; let \
+                          the members meet again, or exchange another key"
+                .to_owned();
+            let (task, what) = (self.membership.task().to_string(), format!("exchange {key:?}"));
+            return Err(Error::Call { task, what, reason });
+        };
+        let values = self.exchange_in(key, round, value, timeout);
+        // Another thread's exchange of the same key may have failed meanwhile.
+        if let Some(next) = self.rounds().get_mut(key).filter(|next| **next == Some(round)) {
+            *next = values.is_ok().then_some(round + 1);
         }
-        if !missing.is_empty() {
-            let (task, waited) = (self.membership.task().to_string(), started.elapsed());
-            return Err(Error::Incomplete { task, what, waited, missing: missing.join(", ") });
-        }
-        // Not after a failure: a member that comes back to it finds the values of those that still wait.
-        self.rounds().insert(key.into(), round + 1);
-        Ok(values)
+        values
     }
 
     fn on_failure(&self, _: Box<dyn Fn(&Failure) + Send + Sync>) {}

@@ -34,6 +34,12 @@ pub trait ClusterResolver {
         Ok(JobId::of_cluster(&self.cluster_spec()?))
     }
 
+    /// Returns whether the source describes only a part of the cluster, as TFJob's `sparseCluster` does: this process
+    /// and the parameter servers. Tasks of such a cluster do not find each other to train together.
+    fn is_partial(&self) -> bool {
+        false
+    }
+
     /// Returns the protocol that is put before addresses, such as `grpc`. How workers communicate is an option of the
     /// strategies.
     fn rpc_layer(&self) -> Option<&str> {
@@ -114,6 +120,10 @@ pub struct SimpleResolver {
     pub environment: String,
     /// The number of accelerators of each type at one task.
     pub num_accelerators: BTreeMap<String, usize>,
+    /// The identity of the job; `None` to derive it from the cluster.
+    pub job_id: Option<JobId>,
+    /// Whether `spec` is only a part of the cluster; see [`ClusterResolver::is_partial`].
+    pub is_partial: bool,
 }
 
 impl SimpleResolver {
@@ -136,14 +146,18 @@ impl SimpleResolver {
             Some(_) => resolver.master(None, None, Some(""))?,
             None => String::new(),
         };
+        let (spec, job) = (resolver.cluster_spec()?, resolver.job_id()?);
+        let job_id = (job != JobId::of_cluster(&spec)).then_some(job);
         Ok(SimpleResolver {
-            spec: resolver.cluster_spec()?,
+            spec,
             master,
             task_type: resolver.task_type(),
             task_id: resolver.task_id(),
             rpc_layer: resolver.rpc_layer().map(str::to_owned),
             environment: resolver.environment().to_owned(),
             num_accelerators: resolver.num_accelerators(),
+            job_id,
+            is_partial: resolver.is_partial(),
         })
     }
 }
@@ -159,6 +173,14 @@ impl ClusterResolver for SimpleResolver {
 
     fn task_id(&self) -> Option<u32> {
         self.task_id
+    }
+
+    fn job_id(&self) -> Result<JobId> {
+        Ok(self.job_id.clone().unwrap_or_else(|| JobId::of_cluster(&self.spec)))
+    }
+
+    fn is_partial(&self) -> bool {
+        self.is_partial
     }
 
     fn rpc_layer(&self) -> Option<&str> {
@@ -196,6 +218,8 @@ mod tests {
             rpc_layer: Some("grpc".to_owned()),
             environment: "cloud".to_owned(),
             num_accelerators: [("GPU".to_owned(), 8)].into(),
+            job_id: Some(JobId::new("mine").unwrap()),
+            is_partial: true,
         }
     }
 
@@ -215,6 +239,9 @@ mod tests {
         let copy = SimpleResolver::of(&resolver).unwrap();
         assert_eq!(SimpleResolver { master: resolver.master.clone(), ..copy.clone() }, resolver);
         assert_eq!(copy.master(None, None, None).unwrap(), "grpc://m:1");
+        assert_eq!((copy.job_id().unwrap().name(), copy.is_partial()), ("mine", true));
+        let derived = SimpleResolver { job_id: None, ..resolver };
+        assert_eq!(SimpleResolver::of(&derived).unwrap().job_id().unwrap(), JobId::of_cluster(&derived.spec));
     }
 
     #[test]

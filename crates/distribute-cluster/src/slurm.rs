@@ -77,8 +77,9 @@ impl SlurmResolver {
     /// Reads the step from the environment. DISTRIBUTE_JOB_ID sets the job's identity.
     ///
     /// # Errors
-    /// [`Error::Config`] if a variable is missing or malformed, if the jobs do not have as many tasks as the step, or
-    /// if a node has fewer GPUs than its tasks need.
+    /// [`Error::Config`] if a variable is missing or malformed, if the jobs do not have as many tasks as the step, if a
+    /// node has fewer GPUs than its tasks need, or if SLURM_LOCALID or SLURMD_NODENAME shows that the tasks are not
+    /// numbered node by node, as with `srun --distribution=cyclic`.
     pub fn from_env(options: SlurmOptions) -> Result<SlurmResolver> {
         environment::read(|variable| SlurmResolver::from_vars(variable, options))
     }
@@ -147,6 +148,7 @@ impl SlurmResolver {
             let expected = format!("at most the {} of a node", options.gpus_per_node);
             return Err(wrong("gpus_per_task", "a node has too few GPUs", &given, &expected));
         }
+        agrees(&variable, rank, &places[rank as usize], &hosts)?;
         let begin = places[rank as usize].1 * each;
         let task =
             task.ok_or_else(|| wrong("jobs", "no job has this task", &rank.to_string(), "a task of the step"))?;
@@ -186,11 +188,69 @@ impl ClusterResolver for SlurmResolver {
     }
 }
 
+/// Checks the address of a task, and its number on its node, against those of this process.
+fn agrees(
+    variable: &dyn Fn(&str) -> Option<String>,
+    rank: u32,
+    (address, index): &(String, u32),
+    hosts: &[String],
+) -> Result<()> {
+    let host = address.rsplit_once(':').map_or(address.as_str(), |(host, _)| host);
+    // A node may have another name than its host.
+    let node = variable("SLURMD_NODENAME").map(|node| node.trim().to_owned()).filter(|node| hosts.contains(node));
+    let is_there = node.as_ref().is_none_or(|node| node == host);
+    // The components of a heterogeneous step may count their tasks on a node that they share each by itself.
+    let local = variable("SLURM_LOCALID").filter(|_| hosts.len() > 1 || !het_step::is_heterogeneous(variable));
+    let is_counted = local.as_ref().is_none_or(|local| local.trim().parse() == Ok(*index));
+    if is_there && is_counted {
+        return Ok(());
+    }
+    let told = [local.map(|local| format!("SLURM_LOCALID={}", local.trim())), node.map(|node| format!("on {node}"))];
+    let problem = format!("the tasks are not numbered node by node, by which task {rank} is number {index} on {host}");
+    let given = told.into_iter().flatten().collect::<Vec<_>>().join(" ");
+    let remedy = "Start the step with `srun --distribution=block`.";
+    Err(Error::config("SLURM_PROCID", problem, given, format!("SLURM_LOCALID={index} on {host}"), remedy))
+}
+
 /// Returns the number of the step's tasks on this node, if the step's variables say it.
 pub(crate) fn tasks_of_node(variable: &dyn Fn(&str) -> Option<String>) -> Option<usize> {
-    let node = variable("SLURM_NODEID")?.trim().parse::<usize>().ok()?;
     let tasks = tasks_per_node(&variable("SLURM_STEP_TASKS_PER_NODE")?).ok()?;
-    tasks.get(node).map(|count| *count as usize)
+    let hosts = variable("SLURM_STEP_NODELIST").and_then(|list| hostlist::expand(&list));
+    let named = hosts.as_ref().and_then(|hosts| {
+        let node = variable("SLURMD_NODENAME")?;
+        hosts.iter().position(|host| host == node.trim())
+    });
+    // The list is sorted by host, and nodes are numbered component by component.
+    let numbered = || {
+        let node = variable("SLURM_NODEID")?.trim().parse::<usize>().ok()?;
+        match &hosts {
+            Some(hosts) => het_step::order(variable, hosts).ok()?.get(node).copied(),
+            None => (!het_step::is_heterogeneous(variable)).then_some(node),
+        }
+    };
+    tasks.get(named.or_else(numbered)?).map(|count| *count as usize)
+}
+
+/// Returns the number of GPUs that `--gpus-per-task` of Slurm gives to each task, if it is set.
+///
+/// # Source
+/// SLURM_GPUS_PER_TASK, `[type:]number` with commas between, and since Slurm 23.11 SLURM_TRES_PER_TASK, such as
+/// `cpu=4,gres/gpu:h100=2`; see srun(1).
+pub(crate) fn gpus_per_task(variable: &dyn Fn(&str) -> Option<String>) -> Option<usize> {
+    let sum = |given: String, is_gpu: fn(&str) -> bool| {
+        let mut parts = given.split(',').map(str::trim).filter(|part| is_gpu(part));
+        let count = |part: &str| part.rsplit([':', '=']).next()?.trim().parse::<usize>().ok();
+        parts.try_fold(0usize, |sum, part| sum.checked_add(count(part)?)).filter(|sum| *sum > 0)
+    };
+    let of_resources = || sum(variable("SLURM_TRES_PER_TASK")?, |part| part.starts_with("gres/gpu"));
+    variable("SLURM_GPUS_PER_TASK").and_then(|given| sum(given, |_| true)).or_else(of_resources)
+}
+
+/// Returns whether a place is that of this process among the tasks of a step of Slurm.
+pub(crate) fn is_task(variable: &dyn Fn(&str) -> Option<String>, rank: u32, size: u32) -> bool {
+    let number = |name: &str| variable(name)?.trim().parse::<u32>().ok();
+    let tasks = number("SLURM_STEP_NUM_TASKS").or_else(|| number("SLURM_NTASKS"));
+    variable("SLURM_STEP_NODELIST").is_some() && number("SLURM_PROCID") == Some(rank) && tasks == Some(size)
 }
 
 /// Returns the numbers of tasks of the nodes, from a list such as `2(x3),1`.
@@ -224,13 +284,23 @@ mod tests {
     use crate::Task;
 
     fn step(rank: u32, size: u32, nodes: &str, tasks: &str, options: SlurmOptions) -> Result<SlurmResolver> {
+        step_with(rank, size, (nodes, tasks), &[], options)
+    }
+
+    fn step_with(
+        rank: u32,
+        size: u32,
+        (nodes, tasks): (&str, &str),
+        more: &[(&str, &str)],
+        options: SlurmOptions,
+    ) -> Result<SlurmResolver> {
         let (rank, size) = (rank.to_string(), size.to_string());
         let variable = |name: &str| match name {
             "SLURM_PROCID" => Some(rank.clone()),
             "SLURM_STEP_NUM_TASKS" => Some(size.clone()),
             "SLURM_STEP_NODELIST" => Some(nodes.to_owned()),
             "SLURM_STEP_TASKS_PER_NODE" => Some(tasks.to_owned()),
-            _ => None,
+            _ => more.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()),
         };
         SlurmResolver::from_vars(variable, options)
     }
@@ -302,6 +372,70 @@ mod tests {
         assert_eq!(resolver.cuda_visible_devices(), "4,5");
         let none = step(0, 1, "n1", "1", SlurmOptions::default()).unwrap();
         assert_eq!((none.cuda_visible_devices().as_str(), none.num_accelerators().len()), ("", 0));
+    }
+
+    #[test]
+    fn tasks_that_are_not_numbered_node_by_node_are_refused() {
+        let at = |rank, more: &[(&str, &str)]| {
+            step_with(rank, 4, ("n[1-2]", "2(x2)"), more, SlurmOptions::default().gpus_per_node(2))
+        };
+        let [local, name] = ["SLURM_LOCALID", "SLURMD_NODENAME"];
+        // By blocks, and with nodes whose names are not those of hosts.
+        assert_eq!(at(1, &[(local, "1"), (name, "n1")]).unwrap().gpus(), [1]);
+        assert_eq!(at(2, &[(local, "0"), (name, "node-2")]).unwrap().gpus(), [0]);
+        // `srun -N2 -n4 --distribution=cyclic`, with one or both of the variables.
+        for more in [&[(local, "0"), (name, "n2")][..], &[(local, "0")], &[(local, "1"), (name, "n2")], &[(name, "n2")]]
+        {
+            let text = at(1, more).unwrap_err().to_string();
+            assert!(
+                text.contains("by which task 1 is number 1 on n1") && text.contains("--distribution=block"),
+                "{text}"
+            );
+        }
+        let text = at(2, &[(local, "1"), (name, "n1")]).unwrap_err().to_string();
+        assert!(text.contains("Given: SLURM_LOCALID=1 on n1. Expected: SLURM_LOCALID=0 on n2"), "{text}");
+    }
+
+    #[test]
+    fn the_tasks_of_a_node_are_counted_by_its_name_or_number() {
+        let of = |variables: &[(&str, &str)]| {
+            let listed = [
+                ("SLURM_STEP_NODELIST", "n[1-3]"),
+                ("SLURM_STEP_TASKS_PER_NODE", "1,2(x2)"),
+                ("SLURM_HET_SIZE", "2"),
+                ("SLURM_JOB_NODELIST_HET_GROUP_0", "n[2-3]"),
+                ("SLURM_JOB_NODELIST_HET_GROUP_1", "n1"),
+            ];
+            let all = [variables, &listed].concat();
+            tasks_of_node(&|name| all.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
+        };
+        assert_eq!([0, 1, 2].map(|node| of(&[("SLURM_NODEID", &node.to_string())])), [Some(2), Some(2), Some(1)]);
+        assert_eq!(of(&[("SLURM_NODEID", "2"), ("SLURMD_NODENAME", "n1")]), Some(1));
+        assert_eq!(of(&[("SLURM_NODEID", "3")]), None);
+        // The lists of the components may be missing.
+        let missing = ("SLURM_JOB_NODELIST_HET_GROUP_0", "n9");
+        assert_eq!(of(&[missing, ("SLURM_NODEID", "0")]), None);
+        assert_eq!(of(&[missing, ("SLURM_NODEID", "0"), ("SLURMD_NODENAME", "n2")]), Some(2));
+    }
+
+    #[test]
+    fn gpus_of_a_task_have_several_forms() {
+        let of = |name: &str, given: &str| gpus_per_task(&|asked| (asked == name).then(|| given.to_owned()));
+        for (given, gpus) in [
+            ("2", Some(2)),
+            ("h100:2", Some(2)),
+            ("h100:2,a100:1", Some(3)),
+            (" 4 ", Some(4)),
+            ("0", None),
+            ("h100", None),
+            ("", None),
+        ] {
+            assert_eq!(of("SLURM_GPUS_PER_TASK", given), gpus, "{given}");
+        }
+        assert_eq!(of("SLURM_TRES_PER_TASK", "cpu=4,gres/gpu:h100=2"), Some(2));
+        assert_eq!(of("SLURM_TRES_PER_TASK", "cpu:4,gres/gpu:3"), Some(3));
+        assert_eq!(of("SLURM_GPUS_PER_TASK", "18446744073709551615,1"), None);
+        assert_eq!(of("SLURM_TRES_PER_TASK", "cpu=4"), None);
     }
 
     /// A task of a step of two components, n[2-3] with two tasks each and n1 with one.

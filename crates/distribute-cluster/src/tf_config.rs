@@ -10,7 +10,8 @@ use crate::{ClusterResolver, ClusterSpec, Error, JobId, Result, Task, TaskType, 
 ///
 /// Reads `cluster` (or TFJob's `sparseCluster`), `task`, `environment`, `rpc_layer` and `session_master`. Other fields
 /// are ignored; unknown job names are rejected. `cluster` may omit the evaluator, as TFJob does. Without a cluster the
-/// program is local.
+/// program is local. A `sparseCluster`, in which each task knows itself and the parameter servers only, is for programs
+/// with parameter servers: a [`Membership`](crate::Membership) of it is refused.
 ///
 /// # Examples
 /// ```
@@ -181,6 +182,10 @@ impl ClusterResolver for TfConfigResolver {
             None if self.sparse => JobId::unknown(),
             None => JobId::of_cluster(&self.spec),
         })
+    }
+
+    fn is_partial(&self) -> bool {
+        self.sparse
     }
 
     fn rpc_layer(&self) -> Option<&str> {

@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 
 use crate::resolver::with_layer;
-use crate::{ClusterResolver, ClusterSpec, Error, Result, Task, TaskType};
+use crate::{ClusterResolver, ClusterSpec, Error, JobId, Result, Task, TaskType};
 
 /// The union of several cluster descriptions; the first determines this process's task.
 ///
 /// If every resolver describes a job by a complete list, the lists are concatenated. If a job has missing indices in
 /// any of them, it is merged by index, and two addresses for one index are an error.
+///
+/// The job's identity is that of the first if it was given one, else it is derived from the union.
 ///
 /// # Source
 /// `tf.distribute.cluster_resolver.UnionResolver`.
@@ -50,6 +52,19 @@ impl ClusterResolver for UnionResolver {
 
     fn task_id(&self) -> Option<u32> {
         self.first.task_id()
+    }
+
+    fn job_id(&self) -> Result<JobId> {
+        let own = self.first.job_id()?;
+        if !own.is_derived() || own == JobId::unknown() {
+            return Ok(own);
+        }
+        Ok(JobId::of_cluster(&self.cluster_spec()?))
+    }
+
+    /// Returns whether the only description is a part of the cluster; several are taken to complete each other.
+    fn is_partial(&self) -> bool {
+        self.others.is_empty() && self.first.is_partial()
     }
 
     fn rpc_layer(&self) -> Option<&str> {

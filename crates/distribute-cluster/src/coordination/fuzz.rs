@@ -103,13 +103,13 @@ pub(crate) fn leader_messages(bytes: &[u8]) -> bool {
 /// Returns connections of members, and of the leader, for the corpus.
 #[cfg(test)]
 pub(crate) fn samples() -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
-    use super::roster::{VERSION, digest};
+    use super::roster::{VERSION, digest, micros};
     use super::wire::{
         Absent, Call, CallError, ExchangeReply, Failure, GetReply, Heartbeat, Job, Join, Leave, Lost, PutReply,
         PutRequest, Refusal, Reply, Report, State, Welcome, failure::Cause,
     };
     use crate::fuzz::connection;
-    let membership = membership();
+    let (membership, options) = (membership(), CoordinationOptions::default());
     let id = Vec::from(membership.job_id().to_bytes()).into();
     let job = Some(Job { id, name: "job".to_owned(), derived: membership.job_id().is_derived(), ..Job::default() });
     let join = |rank| {
@@ -122,6 +122,8 @@ pub(crate) fn samples() -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
             world_size: 3,
             tasks_digest,
             tasks: vec![],
+            heartbeat_interval_us: micros(options.heartbeat_interval),
+            heartbeat_timeout_us: micros(options.heartbeat_timeout),
         })
     };
     let call = |id, request| Kind::Call(Call { id, request: Some(request) });

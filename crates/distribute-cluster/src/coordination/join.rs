@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::alarm::Alarm;
 use super::connection::claimed;
 use super::member::{Attendance, Event, Member};
-use super::roster::{VERSION, digest};
+use super::roster::{VERSION, digest, micros};
 use super::{CoordinationOptions, Waiting, terms, wire};
 use crate::net::TcpStream;
 use crate::secret::{self, JOB_REMEDY, Problem};
@@ -130,6 +130,8 @@ impl Joiner {
             world_size: self.membership.world_size(),
             tasks_digest: Vec::from(digest(&self.membership.tasks)).into(),
             job: Some(job),
+            heartbeat_interval_us: micros(self.options.heartbeat_interval),
+            heartbeat_timeout_us: micros(self.options.heartbeat_timeout),
         };
         let stream = self.identify(stream, &claimed(&join)).await?;
         let mut attendance = Attendance::begin(stream, join, self.membership.tasks.len(), &self.options);

@@ -11,7 +11,8 @@ use super::limits::LONGEST;
 use crate::error::seconds;
 use crate::{Error, InterfaceChoice, JobId, JobSecret, JobTls, LocalHost, Membership, Result, Task, environment, host};
 
-/// Options for joining a job and for failure detection; every member must use the same heartbeats.
+/// Options for joining a job and for failure detection. Every member must use the same heartbeats; the leader refuses
+/// one whose heartbeats are others.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct CoordinationOptions {

@@ -6,18 +6,20 @@ use std::time::{Duration, Instant};
 use super::pulse::Pulse;
 use super::wire;
 use super::wire::failure::Cause;
+use crate::error::seconds;
 use crate::job::Digest;
 use crate::planted::{Defect, planted};
 use crate::text::{LONGEST, clean};
 use crate::{FailureKind, JobId, Membership, Task};
 
 /// The protocol version; incremented with every change that older members would misread.
-pub(super) const VERSION: u32 = 3;
+pub(super) const VERSION: u32 = 4;
 
 /// The leader's view of the members.
 pub(super) struct Roster {
     membership: Membership,
     job: JobId,
+    heartbeat_interval: Duration,
     heartbeat_timeout: Duration,
     seats: BTreeMap<u32, Seat>,
     /// Ranks that have not joined.
@@ -53,12 +55,13 @@ pub(super) enum Answer {
 }
 
 impl Roster {
-    pub(super) fn new(membership: Membership, heartbeat_timeout: Duration) -> Roster {
+    pub(super) fn new(membership: Membership, heartbeat_interval: Duration, heartbeat_timeout: Duration) -> Roster {
         let (seats, missing, job) = (BTreeMap::new(), (0..membership.world_size()).collect(), membership.job_id());
         let tasks_digest = digest(&membership.tasks);
         Roster {
             membership,
             job,
+            heartbeat_interval,
             heartbeat_timeout,
             seats,
             missing,
@@ -162,7 +165,7 @@ impl Roster {
             return Some(format!("rank {} is outside a job of {}", join.rank, join.world_size));
         }
         if join.tasks_digest == self.tasks_digest.as_slice() {
-            return other_job;
+            return other_job.or_else(|| self.other_heartbeats(join));
         }
         let differs = |(ours, theirs): &(&Task, &String)| ours.to_string() != **theirs;
         let first = here.tasks.iter().zip(&join.tasks).zip(0..).find(|(pair, _)| differs(pair));
@@ -175,6 +178,22 @@ impl Roster {
             }
             None => format!("it knows other tasks of the job than {leader} does; give every task the same description"),
         })
+    }
+
+    /// Returns how a member's heartbeats differ from the leader's: one that sends them seldom would be taken for lost.
+    fn other_heartbeats(&self, join: &wire::Join) -> Option<String> {
+        let theirs = [join.heartbeat_interval_us, join.heartbeat_timeout_us].map(Duration::from_micros);
+        let ours = [self.heartbeat_interval, self.heartbeat_timeout];
+        if theirs.map(micros) == ours.map(micros) {
+            return None;
+        }
+        let [[interval, timeout], [our_interval, our_timeout]] =
+            [&theirs, &ours].map(|all| all.each_ref().map(seconds));
+        Some(format!(
+            "it sends a heartbeat every {interval} s and waits for {timeout} s, but {} does so every {our_interval} s \
+             and waits for {our_timeout} s; set heartbeat_interval and heartbeat_timeout alike on all tasks",
+            self.membership.tasks[0]
+        ))
     }
 
     /// Returns how a caller's job differs from the leader's.
@@ -307,6 +326,11 @@ impl Roster {
         self.failure.get_or_insert(wire::Failure { rank, cause: Some(cause), kind });
         first
     }
+}
+
+/// Returns the whole microseconds of an option, by which members compare it.
+pub(super) fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Returns the digest that members compare in place of the names of all tasks.

@@ -45,7 +45,7 @@ struct Round {
 
 impl Hub {
     pub(super) fn new(membership: Membership, options: &CoordinationOptions) -> Result<Hub> {
-        let roster = Roster::new(membership, options.heartbeat_timeout);
+        let roster = Roster::new(membership, options.heartbeat_interval, options.heartbeat_timeout);
         Ok(Hub {
             inner: Mutex::new(Inner { roster, store: Store::default(), rounds: BTreeMap::new() }),
             members: watch::channel(()).0,

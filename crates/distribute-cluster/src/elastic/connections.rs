@@ -10,11 +10,13 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, split};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use super::core::Message;
-use super::wire::{MAX_HELLO_BYTES, MAX_MESSAGE_BYTES, PREAMBLE, greeted, hello, read, refusal};
+use super::wire::{
+    Common, Difference, Greeting, MAX_HELLO_BYTES, MAX_MESSAGE_BYTES, PREAMBLE, greeted, hello, read, refusal,
+};
 use crate::frames::{Receiver, send};
 use crate::messages::ElasticMessage;
 use crate::net::TcpStream;
@@ -41,6 +43,11 @@ pub(super) enum Report {
         /// Whether no process listens at the address, as the system there says.
         is_gone: bool,
     },
+    /// A process of the job has other options.
+    Differs {
+        address: String,
+        options: String,
+    },
 }
 
 /// The way to another process.
@@ -57,6 +64,9 @@ pub(super) struct Own {
     pub(super) secret: Option<JobSecret>,
     pub(super) tls: Option<JobTls>,
     pub(super) control: String,
+    pub(super) common: Common,
+    /// The number of the newest generation that is known.
+    pub(super) newest: watch::Receiver<u64>,
     pub(super) reports: mpsc::Sender<Report>,
     /// When the refusal of a process was last logged.
     pub(super) warned: Arc<Mutex<Option<Instant>>>,
@@ -66,6 +76,29 @@ impl Own {
     /// Returns what both sides agree on before they prove the job's secret.
     fn terms(&self) -> Terms {
         Terms::new("elastic 1", self.job.header_text())
+    }
+
+    /// Returns the options that others must have too, as they are now.
+    fn common(&self) -> Common {
+        self.common.now(*self.newest.borrow() > 0)
+    }
+
+    fn hello(&self) -> ElasticMessage {
+        hello(&self.job, &self.control, &self.common())
+    }
+
+    /// Returns the address of a process whose options are this one's, and reports one whose options are not.
+    ///
+    /// # Errors
+    /// A sentence with the difference.
+    async fn compared(&self, greeting: Greeting) -> Result<String, String> {
+        let Some(difference) = self.common().difference(&greeting.common) else { return Ok(greeting.control) };
+        let reason = difference.reason();
+        if let Difference::Options(options) = difference {
+            // The process is gone if this fails.
+            let _ = self.reports.send(Report::Differs { address: greeting.control, options }).await;
+        }
+        Err(reason)
     }
 
     /// Shows the certificate and proves the job's secret on a connection that this process has opened, as far as there
@@ -127,7 +160,7 @@ impl Connections {
         self.next += 2;
         let (outbox, queue) = mpsc::channel(OUTBOX);
         // There is room for the first messages of an empty queue.
-        let _ = outbox.try_send(hello(&self.own.job, &self.own.control));
+        let _ = outbox.try_send(self.own.hello());
         let _ = outbox.try_send(message.into());
         let id = self.next;
         self.routes.insert(to.clone(), Route { id, outbox, used: now });
@@ -224,7 +257,7 @@ where
     let receiving = async {
         let first = tokio::time::timeout(GREETING, inbox.whole()).await;
         let first = first.map_err(|_| "it did not greet in time".to_owned())?.map_err(|error| error.to_string())?;
-        let from = greeted(first, &own.job)?;
+        let from = own.compared(greeted(first, &own.job)?).await?;
         inbox.limit(MAX_MESSAGE_BYTES);
         receive(&mut inbox, from, own).await;
         Ok(())
@@ -276,17 +309,25 @@ async fn serve(connection: Connection, door: Arc<Door>, own: Own, id: u64) {
     let mut inbox = Receiver::new(reader, PREAMBLE, MAX_HELLO_BYTES);
     let Ok(Ok(first)) = tokio::time::timeout(GREETING, inbox.whole()).await else { return };
     let (outbox, queue) = mpsc::channel(OUTBOX);
-    let greeted = greeted(first, &own.job).and_then(|from| match acquaintance.claim() {
+    let greeted = greeted(first, &own.job).and_then(|greeting| match acquaintance.claim() {
         // The address at which it says it is, is the one that it has proved.
-        Some(proved) if proved == claim(&from) => Ok(from),
+        Some(proved) if proved == claim(&greeting.control) => Ok(greeting),
         Some(_) => Err("it has proved another address than it says".to_owned()),
-        None => door.refusal_of(&acquaintance).map_or(Ok(from), Err),
+        None => door.refusal_of(&acquaintance).map_or(Ok(greeting), Err),
     });
+    let greeted = match greeted {
+        // Each side finds the difference by itself.
+        Ok(greeting) => own.compared(greeting).await.map_err(|reason| (reason, own.hello())),
+        Err(reason) => {
+            let told = refusal(format!("{} refused this process: {reason}", own.control));
+            Err((reason, told))
+        }
+    };
     let from = match greeted {
         Ok(from) => from,
-        Err(reason) => {
+        Err((reason, told)) => {
             own.warn(acquaintance.peer(), &reason);
-            let _ = outbox.try_send(refusal(format!("{} refused this process: {reason}", own.control)));
+            let _ = outbox.try_send(told);
             drop(outbox);
             let _ = send(writer, PREAMBLE, queue, SENDING).await;
             return;
@@ -294,7 +335,7 @@ async fn serve(connection: Connection, door: Arc<Door>, own: Own, id: u64) {
     };
     acquaintance.known();
     inbox.limit(MAX_MESSAGE_BYTES);
-    let _ = outbox.try_send(hello(&own.job, &own.control));
+    let _ = outbox.try_send(own.hello());
     let route = Route { id, outbox, used: Instant::now() };
     if own.reports.send(Report::Opened { address: from.clone(), route }).await.is_err() {
         return;

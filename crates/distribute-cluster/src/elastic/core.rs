@@ -182,6 +182,15 @@ impl Core {
         self.trains && is_present
     }
 
+    /// Ends this process if it knows no generation yet, and returns whether it did.
+    pub(super) fn give_up(&mut self) -> bool {
+        let is_beginning = self.role == Role::Joining && self.base.number == 0;
+        if is_beginning {
+            self.role = Role::Ended;
+        }
+        is_beginning
+    }
+
     /// Returns the newest decided generation; number 0 before the first.
     #[cfg(any(test, fuzzing))]
     pub(super) fn newest(&self) -> &Arc<Generation> {

@@ -10,6 +10,7 @@ use super::core::{Action, Core, Event, Settings};
 use super::generation::{Candidate, Generation};
 use super::register::Register;
 use super::state::{Ending, Shared};
+use super::wire::Common;
 
 /// The event loop of a process.
 pub(super) struct Engine {
@@ -52,7 +53,8 @@ pub(super) async fn start(
     let (requests, requested) = mpsc::channel(QUEUE);
     let origin = Instant::now();
     let control = own.control.clone();
-    let own_side = Own { job, secret, tls, control, reports, warned: Arc::default() };
+    let (common, newest) = (Common::new(&settings), shared.newest());
+    let own_side = Own { job, secret, tls, control, common, newest, reports, warned: Arc::default() };
     let engine = Engine {
         core: Core::new(settings, own, origin.elapsed()),
         shared,
@@ -97,6 +99,13 @@ impl Engine {
                             false if has_served => Event::Closed { address },
                             false => Event::Unanswered { address },
                         }
+                    }
+                    Some(Report::Differs { address, options }) => {
+                        // Once there is a generation, only the one that comes with other options gives up.
+                        if self.core.give_up() {
+                            self.shared.end(Ending::Differs { address, options });
+                        }
+                        continue;
                     }
                     None => return,
                 },

@@ -7,7 +7,7 @@ use prost::Message as _;
 use super::core::{Action, Core, Event, Settings};
 use super::generation::{Candidate, Change, Generation};
 use super::register;
-use super::wire::{MAX_HELLO_BYTES, MAX_MESSAGE_BYTES, PREAMBLE, greeted, read};
+use super::wire::{Common, MAX_HELLO_BYTES, MAX_MESSAGE_BYTES, PREAMBLE, greeted, read};
 use crate::JobId;
 use crate::fuzz::{Input, messages as arrivals};
 use crate::messages::ElasticMessage;
@@ -31,13 +31,19 @@ pub(crate) fn messages(bytes: &[u8]) -> bool {
         seat: (flags & 2 == 0).then_some(0),
     };
     let mut now = Duration::ZERO;
+    let common = Common::new(&settings);
     let mut core = Core::new(settings, candidate(1), now);
     check(&core.start(now));
     let mut is_accepted = false;
     for (place, message) in received.into_iter().enumerate() {
         if message.encoded_len() <= MAX_HELLO_BYTES {
             match greeted(message.clone(), &job) {
-                Ok(control) => assert!(control.len() <= Generation::MAX_ADDRESS_BYTES),
+                Ok(greeting) => {
+                    assert!(greeting.control.len() <= Generation::MAX_ADDRESS_BYTES);
+                    let (ours, theirs) = (common.difference(&greeting.common), greeting.common.difference(&common));
+                    assert_eq!(ours.is_some(), theirs.is_some());
+                    assert!(ours.is_none_or(|difference| difference.reason().len() < 400));
+                }
                 Err(reason) => assert!(!reason.contains('\n')),
             }
         }
@@ -139,7 +145,8 @@ pub(crate) fn samples() -> Vec<Vec<u8>> {
         Message::Decided { number: 2, change },
     ];
     let job = JobId::new("job").expect("a name");
-    let mut all: Vec<ElasticMessage> = vec![hello(&job, "a:1")];
+    let common = Common { members: (1, 4), majority: true, seeds: Some([7; 16]) };
+    let mut all: Vec<ElasticMessage> = vec![hello(&job, "a:1", &common)];
     all.extend(kinds.into_iter().map(ElasticMessage::from));
     let mut samples: Vec<Vec<u8>> = (0..4).map(|flags| sample(flags, &all)).collect();
     samples.extend(all[1..].iter().map(|message| sample(0, std::slice::from_ref(message))));

@@ -33,7 +33,9 @@ impl fmt::Debug for Authority {
     }
 }
 
-/// Options for joining an elastic job. All processes must use the same `members`, `authority`, `seeds` and `job_id`.
+/// Options for joining an elastic job. All processes must use the same `members`, `authority` and `job_id`, and those
+/// that found the job by a majority the same `seeds`. Processes compare them when they connect: one that finds others
+/// before the first generation ends with an error, and later only the one that comes with them does.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ElasticOptions {

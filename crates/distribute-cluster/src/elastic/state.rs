@@ -18,6 +18,13 @@ pub(super) enum Ending {
     OfTheJob,
     /// No generation with this process was decided, for this reason.
     OfThisProcess(String),
+    /// A process of the job has other options.
+    Differs {
+        /// Its address.
+        address: String,
+        /// The difference, as a clause.
+        options: String,
+    },
 }
 
 impl Ending {

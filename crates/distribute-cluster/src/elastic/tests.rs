@@ -150,7 +150,7 @@ fn one_of_two_does_not_continue_by_a_majority_and_does_by_a_register() {
 
     // One that joins finds the survivor by the register; the seeds are gone.
     let gone = address(&listener());
-    let joining = by_register(options(1, &[gone])).founding(false).listener(listener());
+    let joining = by_register(options(1, &[gone]).members(1..=2)).founding(false).listener(listener());
     let joiner = ElasticJob::join(joining.join_window(Duration::from_millis(50))).unwrap();
     assert_eq!((joiner.rank(), joiner.generation().number), (1, 3));
 }
@@ -268,6 +268,60 @@ fn strangers_and_other_jobs_at_the_control_port_do_no_harm() {
     // The job is as able as before.
     jobs[1].suspect(1, &[]);
     assert_eq!(agree(&[&jobs[0], &jobs[1]], 1).members.len(), 2);
+}
+
+#[test]
+fn processes_with_other_options_do_not_found_a_job_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let register = Arc::new(FileRegister::new(folder.path(), &JobId::new("elastic").unwrap()).unwrap());
+    let both = |patience: Duration, second: &dyn Fn(ElasticOptions) -> ElasticOptions| {
+        let listeners = [listener(), listener()];
+        let seeds = [0, 1].map(|place: usize| address(&listeners[place]));
+        let of =
+            |place: usize| options(2, &seeds).members(2..=2).listener(listeners[place].clone()).join_timeout(patience);
+        let each = [of(0), second(of(1))];
+        let joining = each.map(|options| thread::spawn(move || ElasticJob::join(options).unwrap_err()));
+        joining.map(|joining| joining.join().unwrap())
+    };
+    let began = Instant::now();
+    let by_register = |options: ElasticOptions| options.authority(Authority::Register(register.clone()));
+    for (errors, words) in [
+        (both(SOON, &by_register), "a register decides there, a majority decides here"),
+        (both(SOON, &|options| options.members(1..=3)), "members is 1..=3 there, members is 2..=2 here"),
+    ] {
+        let [first, second] = errors.map(|error| {
+            assert_eq!((error.class().kind, error.is_retryable()), (FailureKind::Configuration, false), "{error}");
+            error.to_string()
+        });
+        assert!(first.contains("of the same job, has others") && first.contains(words), "{first}");
+        assert!(second.contains("of the same job, has others"), "{second}");
+    }
+    assert!(began.elapsed() < SOON / 2, "{:?}", began.elapsed());
+    // Other seeds may become the same, so these processes try until the end.
+    let errors = both(Duration::from_millis(600), &|options| {
+        let seeds = options.seeds.iter().rev().cloned().collect();
+        ElasticOptions { seeds, ..options }
+    });
+    for error in errors {
+        let text = error.to_string();
+        assert!(matches!(error, Error::TooFew { .. }) && text.contains("the seeds are not the same"), "{text}");
+    }
+}
+
+#[test]
+fn a_process_with_other_options_does_not_disturb_a_job() {
+    let listeners = [listener(), listener()];
+    let seeds = [0, 1].map(|place: usize| address(&listeners[place]));
+    let soon = |options: ElasticOptions| options.members(1..=3).join_window(Duration::from_millis(50));
+    let jobs = start(&listeners, soon);
+    let first = agree(&[&jobs[0], &jobs[1]], 0);
+    let error = ElasticJob::join(options(1, &seeds).members(1..=4).listener(listener())).unwrap_err();
+    assert!(error.to_string().contains("members is 1..=3 there, members is 1..=4 here"), "{error}");
+    assert_eq!((jobs[0].generation(), jobs[1].generation()), (first.clone(), first));
+    // The place of one that was lost may have another address, so that the seeds are others.
+    let again = listener();
+    let joined = ElasticJob::join(soon(options(1, &[address(&again), seeds[1].clone()])).listener(again)).unwrap();
+    assert_eq!((joined.rank(), agree(&[&jobs[0], &jobs[1], &joined], 1).members.len()), (2, 3));
 }
 
 #[test]

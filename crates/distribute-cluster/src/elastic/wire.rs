@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use prost::Message as _;
 
-use super::core::{Ballot, Message, Promise};
+use super::core::{Ballot, Message, Promise, Settings};
 use super::generation::{Candidate, Change, ElasticMember, Generation, check_address};
 use crate::frames::Preamble;
-use crate::job::JobId;
+use crate::job::{Digest, JobId};
 use crate::messages::{
     ElasticAccept, ElasticAccepted, ElasticBallot, ElasticCandidate, ElasticChange, ElasticDecided, ElasticGeneration,
     ElasticHello, ElasticJoin, ElasticLeave, ElasticMember as WireMember, ElasticMessage, ElasticNack, ElasticPrepare,
@@ -19,7 +19,7 @@ use crate::text::clean;
 pub(super) const PREAMBLE: Preamble = *b"distelas";
 
 /// Grows when messages change.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// Limit of a greeting.
 pub(super) const MAX_HELLO_BYTES: usize = 1024;
@@ -30,11 +30,94 @@ pub(super) const MAX_MESSAGE_BYTES: usize = 1 << 20;
 /// Length limit of a job's name and of a reason in a greeting, in characters.
 const SHOWN: usize = 200;
 
+/// The options that all processes of a job must have in common.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Common {
+    /// The smallest and the largest number of members.
+    pub(super) members: (u32, u32),
+    /// Whether a majority decides generations; else a register does.
+    pub(super) majority: bool,
+    /// The digest of the seeds, of a process that may vote for the first generation. Other processes need not have the
+    /// same: they use the seeds to find members.
+    pub(super) seeds: Option<[u8; 16]>,
+}
+
+/// How the options of two processes of a job differ.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Difference {
+    /// The options of the program, in a clause.
+    Options(String),
+    /// The seeds of two processes that may decide the first generation. It may be over once there is one.
+    Seeds,
+}
+
+impl Common {
+    pub(super) fn new(settings: &Settings) -> Common {
+        let number = |members: usize| u32::try_from(members).unwrap_or(u32::MAX);
+        let seeds = || {
+            let mut digest = Digest::new("seeds");
+            settings.seeds.iter().for_each(|seed| digest.text(seed));
+            digest.finish()
+        };
+        Common {
+            members: (number(settings.min), number(settings.max)),
+            majority: settings.majority,
+            seeds: (settings.majority && settings.seat.is_some()).then(seeds),
+        }
+    }
+
+    /// Returns the options of a process that knows a generation if `is_founded`: seeds do not matter any more.
+    pub(super) fn now(&self, is_founded: bool) -> Common {
+        Common { seeds: self.seeds.filter(|_| !is_founded), ..self.clone() }
+    }
+
+    /// Returns how another process's options differ from this one's.
+    pub(super) fn difference(&self, theirs: &Common) -> Option<Difference> {
+        let by = |majority| if majority { "a majority decides" } else { "a register decides" };
+        let members = |(min, max): (u32, u32)| format!("members is {min}..={max}");
+        let options = if self.majority != theirs.majority {
+            format!("{} there, {} here", by(theirs.majority), by(self.majority))
+        } else if self.members != theirs.members {
+            format!("{} there, {} here", members(theirs.members), members(self.members))
+        } else {
+            let is_other = self.seeds.zip(theirs.seeds).is_some_and(|(ours, theirs)| ours != theirs);
+            return is_other.then_some(Difference::Seeds);
+        };
+        Some(Difference::Options(options))
+    }
+}
+
+impl Difference {
+    /// Returns the difference as a clause about the other process, with a remedy.
+    pub(super) fn reason(&self) -> String {
+        let (what, options) = match self {
+            Difference::Options(options) => (options.as_str(), "members and authority (DISTRIBUTE_GENERATIONS)"),
+            Difference::Seeds => ("the seeds are not the same", "seeds in the same order"),
+        };
+        format!("it has other options: {what}; give all processes of the job the same {options}")
+    }
+}
+
+/// What a process of the job says of itself.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Greeting {
+    /// The address at which it takes messages.
+    pub(super) control: String,
+    pub(super) common: Common,
+}
+
 /// Returns the greeting of a process.
-pub(super) fn hello(job: &JobId, control: &str) -> ElasticMessage {
-    let job_name = clean(job.name(), SHOWN);
-    let hello =
-        ElasticHello { version: VERSION, job: Vec::from(job.to_bytes()).into(), job_name, control: control.to_owned() };
+pub(super) fn hello(job: &JobId, control: &str, common: &Common) -> ElasticMessage {
+    let hello = ElasticHello {
+        version: VERSION,
+        job: Vec::from(job.to_bytes()).into(),
+        job_name: clean(job.name(), SHOWN),
+        control: control.to_owned(),
+        min_members: common.members.0,
+        max_members: common.members.1,
+        majority: common.majority,
+        seeds: common.seeds.map(Vec::from).unwrap_or_default().into(),
+    };
     ElasticMessage { kind: Some(Kind::Hello(hello)) }
 }
 
@@ -43,11 +126,11 @@ pub(super) fn refusal(reason: String) -> ElasticMessage {
     ElasticMessage { kind: Some(Kind::Refusal(ElasticRefusal { reason })) }
 }
 
-/// Returns the address of a process of this job from its greeting.
+/// Returns what a process of this job says of itself in its greeting.
 ///
 /// # Errors
 /// A sentence, if it is of another job or no greeting.
-pub(super) fn greeted(message: ElasticMessage, job: &JobId) -> Result<String, String> {
+pub(super) fn greeted(message: ElasticMessage, job: &JobId) -> Result<Greeting, String> {
     let hello = match message.kind {
         Some(Kind::Hello(hello)) => hello,
         Some(Kind::Refusal(ElasticRefusal { reason })) => return Err(clean(&reason, SHOWN * 2)),
@@ -61,7 +144,13 @@ pub(super) fn greeted(message: ElasticMessage, job: &JobId) -> Result<String, St
         let theirs = clean(&hello.job_name, SHOWN);
         return Err(format!("it belongs to job {theirs}, not to {job}; give each job addresses of its own"));
     }
-    check_address(&hello.control).map(|()| hello.control)
+    check_address(&hello.control)?;
+    let seeds = match &*hello.seeds {
+        [] => None,
+        seeds => Some(seeds.try_into().map_err(|_| "its greeting is malformed".to_owned())?),
+    };
+    let members = (hello.min_members, hello.max_members);
+    Ok(Greeting { control: hello.control, common: Common { members, majority: hello.majority, seeds } })
 }
 
 impl From<Message> for ElasticMessage {
@@ -296,12 +385,41 @@ mod tests {
     #[test]
     fn other_jobs_and_versions_are_refused_in_words() {
         let (ours, theirs) = (JobId::new("ours").unwrap(), JobId::new("theirs").unwrap());
-        assert_eq!(greeted(hello(&ours, "a:1"), &ours), Ok("a:1".to_owned()));
+        let common = Common { members: (1, 3), majority: true, seeds: Some([7; 16]) };
+        let hello = |job: &JobId, control: &str| hello(job, control, &common);
+        let greeting = Greeting { control: "a:1".to_owned(), common: common.clone() };
+        assert_eq!(greeted(hello(&ours, "a:1"), &ours), Ok(greeting));
         let text = greeted(hello(&theirs, "a:1"), &ours).unwrap_err();
         assert!(text.starts_with("it belongs to job theirs, not to ours"), "{text}");
         assert!(greeted(hello(&ours, "nowhere"), &ours).unwrap_err().contains("host:port"));
         assert!(greeted(Message::Ask { have: 1 }.into(), &ours).unwrap_err().contains("did not greet"));
         assert_eq!(greeted(refusal("full\n".to_owned()), &ours).unwrap_err(), "full\\n");
+        let Some(Kind::Hello(greeting)) = hello(&ours, "a:1").kind else { panic!("it is a greeting") };
+        let short = ElasticHello { seeds: vec![7; 15].into(), ..greeting };
+        let text = greeted(ElasticMessage { kind: Some(Kind::Hello(short)) }, &ours).unwrap_err();
+        assert!(text.contains("malformed"), "{text}");
+    }
+
+    #[test]
+    fn options_that_differ_are_named() {
+        let common = Common { members: (1, 3), majority: true, seeds: Some([7; 16]) };
+        let differs = |theirs: Common| common.difference(&theirs);
+        let options = |text: &str| Some(Difference::Options(text.to_owned()));
+        assert_eq!(differs(common.clone()), None);
+        assert_eq!(
+            differs(Common { majority: false, seeds: None, ..common.clone() }),
+            options("a register decides there, a majority decides here")
+        );
+        assert_eq!(
+            differs(Common { members: (1, 4), ..common.clone() }),
+            options("members is 1..=4 there, members is 1..=3 here")
+        );
+        let other = Common { seeds: Some([8; 16]), ..common.clone() };
+        assert_eq!(differs(other.clone()), Some(Difference::Seeds));
+        // Seeds of those that do not vote for the first generation, or know one.
+        assert_eq!((differs(Common { seeds: None, ..common.clone() }), differs(other.now(true))), (None, None));
+        let reasons = [Difference::Seeds, options("members").unwrap()].map(|difference| difference.reason());
+        assert!(reasons.iter().all(|reason| reason.contains("give all processes of the job the same")), "{reasons:?}");
     }
 
     proptest! {

@@ -202,6 +202,23 @@ fn slurm_steps() {
 }
 
 #[test]
+fn only_tasks_of_a_step_have_the_gpus_of_one() {
+    let of = |vars: &[(&str, &str)]| {
+        let all = [vars, &[("SLURM_GPUS_PER_TASK", "h100:2"), ("SLURM_STEP_NODELIST", "n[1-2]")]].concat();
+        let variable = |name: &str| all.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+        found(&all).gpus_per_task_from_vars(variable)
+    };
+    let slurm = [("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2")];
+    assert_eq!(of(&slurm), Some(2));
+    // A script that gives each task its place in another form.
+    assert_eq!(of(&[&slurm[..], &RANKS].concat()), Some(2));
+    // A step of one launcher on each node, which starts processes of its own.
+    let inside = [("RANK", "3"), ("WORLD_SIZE", "4"), ("MASTER_ADDR", "h"), ("MASTER_PORT", "5")];
+    assert_eq!(of(&[&slurm[..], &inside].concat()), None);
+    assert_eq!(found(&RANKS).gpus_per_task_from_vars(|_| None), None);
+}
+
+#[test]
 fn the_leader_of_a_heterogeneous_step_is_on_the_first_host_of_the_first_component() {
     let step = [
         ("SLURM_PROCID", "2"),
@@ -304,6 +321,39 @@ fn all_tasks_of_a_description_derive_the_same_identity() {
         _ => None,
     });
     assert_eq!(resolver.unwrap().job_id().unwrap().name(), "mine");
+}
+
+#[test]
+fn a_task_that_knows_only_a_part_of_the_cluster_does_not_train() {
+    let of = |cluster: &str, task: &str| format!(r#"{{{cluster}, "task": {task}}}"#);
+    let (first, second) = (r#"{"type": "worker", "index": 0}"#, r#"{"type": "worker", "index": 1}"#);
+    for (cluster, task) in [
+        (r#""sparseCluster": {"worker": {"1": "b:1"}}"#, second),
+        (r#""sparseCluster": {"worker": {"0": "a:1"}, "ps": ["p:1"]}"#, first),
+        (r#""sparseCluster": {"chief": ["c:1"]}"#, r#"{"type": "chief", "index": 0}"#),
+        // The same in the form of a complete cluster.
+        (r#""cluster": {"worker": {"1": "b:1"}, "ps": ["p:1"]}"#, second),
+    ] {
+        let json = of(cluster, task);
+        let text = from(&[("TF_CONFIG", &json)]).unwrap_err().to_string();
+        let words = "TF_CONFIG: it describes only a part of the cluster, so that ";
+        assert!(text.starts_with(words) && text.contains("enableDynamicWorker"), "{json}: {text}");
+        assert_eq!(from(&[("TF_CONFIG", &json), ("DISTRIBUTE_ALONE", "1")]).unwrap(), None, "{json}");
+        let resolver = TfConfigResolver::from_json(&json).unwrap();
+        let text = Membership::from_resolver(&SimpleResolver::of(&resolver).unwrap()).unwrap_err().to_string();
+        assert!(text.starts_with("cluster resolver: it describes only a part"), "{json}: {text}");
+    }
+    // An evaluator is alone anyway, and tasks with indices that are left out may all know each other.
+    let evaluator = of(r#""sparseCluster": {"worker": {"0": "a:1"}}"#, r#"{"type": "evaluator", "index": 0}"#);
+    assert_eq!(found(&[("TF_CONFIG", &evaluator)]).world_size(), 1);
+    let gap = of(r#""cluster": {"worker": {"1": "b:1", "3": "d:1"}}"#, second);
+    assert_eq!(found(&[("TF_CONFIG", &gap)]).world_size(), 2);
+}
+
+#[test]
+fn the_cluster_of_a_membership_has_its_identity() {
+    let membership = found(&[("TF_CONFIG", TF), ("DISTRIBUTE_JOB_ID", "mine")]);
+    assert_eq!(membership.cluster().unwrap().job_id().unwrap(), membership.job_id());
 }
 
 #[test]

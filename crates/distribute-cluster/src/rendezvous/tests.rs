@@ -99,12 +99,33 @@ fn a_member_does_not_take_what_an_earlier_start_left_for_its_leader() {
 }
 
 #[test]
-fn who_does_not_come_to_an_exchange_is_named_and_may_come_later() {
+fn who_does_not_come_to_an_exchange_is_named() {
     let store = InMemory::default();
     let job = job(&store, 3);
     let text = job[0].exchange("e", &[0], Duration::from_millis(50)).unwrap_err().to_string();
     assert!(text.contains("exchange \"e\" was not completed within") && text.ends_with("worker:1, worker:2"), "{text}");
-    exchanged(&job, "e");
+    exchanged(&job, "another");
+}
+
+#[test]
+fn an_exchange_that_failed_on_a_member_is_not_taken_for_the_next_one() {
+    let store = InMemory::default();
+    let [a, b] = <[_; 2]>::try_from(job(&store, 2)).unwrap_or_else(|_| panic!("there are two"));
+    let error = a.exchange("e", b"a0", Duration::from_millis(20)).unwrap_err();
+    assert!(matches!(error, Error::Incomplete { .. }), "{error}");
+    // For the other one it succeeds, which is in the next round then.
+    assert_eq!(b.exchange("e", b"b0", SOON).unwrap(), [b"a0", b"b0"]);
+    for _ in 0..2 {
+        let error = a.exchange("e", b"a1", SOON).unwrap_err();
+        assert!(matches!(error, Error::Call { .. }) && error.is_retryable(), "{error}");
+        assert!(error.to_string().contains("let the members meet again"), "{error}");
+    }
+    let again = job(&store, 2);
+    thread::scope(|scope| {
+        let other = scope.spawn(|| again[1].exchange("e", b"b2", SOON).unwrap());
+        assert_eq!(again[0].exchange("e", b"a2", SOON).unwrap(), [b"a2", b"b2"]);
+        other.join().unwrap();
+    });
 }
 
 #[test]

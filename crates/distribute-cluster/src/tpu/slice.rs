@@ -1,10 +1,12 @@
 //! The hosts of this machine's slice, by the environment and the metadata server of a TPU VM.
 
 use std::collections::{BTreeMap, HashMap};
+use std::net::Ipv6Addr;
 
 use super::accelerator::{AcceleratorType, product};
 use crate::http::Client;
 use crate::metadata::Metadata;
+use crate::spec::host_problem;
 use crate::{Error, Result, environment};
 
 /// The hosts of this machine's slice, and this process's place among them.
@@ -138,12 +140,11 @@ impl Slice {
                 Some(product(&given, ',').ok_or_else(|| wrong(name, "they are not bounds", &given, "x,y,z"))?)
             }
         };
-        let leader = value(LEADER).filter(|_| slices > 1).map(|leader| {
-            let leader = leader.trim();
-            let has_port = leader.rsplit(']').next().is_some_and(|rest| rest.contains(':'));
-            let host = if has_port { leader.rsplit_once(':').map_or(leader, |(host, _)| host) } else { leader };
-            format!("{host}:{port}")
+        let leader = value(LEADER).filter(|_| slices > 1).map(|leader| match host(leader.trim()) {
+            Some(host) => Ok(format!("{host}:{port}")),
+            None => Err(wrong(LEADER, "it is not an address", &leader, "host:port or [fd00::1]:port")),
         });
+        let leader = leader.transpose()?;
         let process = id + slice * per_slice;
         Ok(Some(Slice { addresses, per_slice, slices, process, leader, accelerator, chips }))
     }
@@ -172,23 +173,43 @@ impl Slice {
     }
 }
 
+/// Returns the host of `host` or `host:port`, whose IPv6 addresses are in brackets; `None` if there is none.
+fn host(given: &str) -> Option<String> {
+    let end = given.rfind(']').unwrap_or(0);
+    let host = match given[end..].rsplit_once(':') {
+        Some((_, port)) => &given[..given.len() - port.len() - 1],
+        None => given,
+    };
+    host_problem(host).is_none().then(|| host.to_owned())
+}
+
+/// Returns the host of `host` or `name:id:host`, whose IPv6 addresses may be without brackets.
+fn host_of_worker(given: &str) -> Option<String> {
+    let bare = |given: &str| given.parse::<Ipv6Addr>().ok().map(|address| format!("[{address}]"));
+    let of_endpoint = || {
+        let (_, rest) = given.split_once(':')?;
+        let (id, address) = rest.split_once(':')?;
+        id.bytes().all(|byte| byte.is_ascii_digit()).then(|| bare(address).or_else(|| host(address)))?
+    };
+    bare(given).or_else(|| host(given)).or_else(of_endpoint)
+}
+
 /// Returns the addresses of a list of `host`, `host:port` or `name:id:address`. Ports are our own: those in the list
 /// belong to libtpu. Processes of one host have ports one after another.
 fn addresses(name: &'static str, list: &str, port: u16) -> Result<Vec<String>> {
     let mut on_host = HashMap::<String, u16>::new();
     let address = |entry: &str| {
-        let parts: Vec<&str> = entry.trim().split(':').collect();
-        let host = match parts[..] {
-            [host] => host,
-            [host, _] if name == ADDRESSES => host,
-            [.., last] if name == HOSTS => last,
-            _ => "",
-        };
-        if host.is_empty() {
-            let expected = if name == ADDRESSES { "host:port,…" } else { "host,… or name:id:address,…" };
-            return Err(wrong(name, "an entry is not a host", entry, expected));
-        }
-        let place = on_host.entry(host.to_owned()).or_default();
+        let entry = entry.trim();
+        let host = if name == HOSTS { host_of_worker(entry) } else { host(entry) };
+        let host = host.ok_or_else(|| {
+            let expected = if name == ADDRESSES {
+                "host:port,… or [fd00::1]:port,…"
+            } else {
+                "host,… or name:id:address,…"
+            };
+            wrong(name, "an entry is not a host", entry, expected)
+        })?;
+        let place = on_host.entry(host.clone()).or_default();
         let own = port.checked_add(*place);
         *place = place.saturating_add(1);
         let own = own.ok_or_else(|| wrong("port", "it leaves too few ports", &port.to_string(), "a lower port"))?;
@@ -249,6 +270,21 @@ mod tests {
     }
 
     #[test]
+    fn hosts_may_be_ipv6_addresses() {
+        let all = |vars: &[(&str, &str)]| read(vars).addresses.join(" ");
+        let expected = "[fd00::1]:8470 [fd00::2]:8470";
+        for list in ["fd00::1,fd00::2", "[fd00::1], [fd00::2]", "w-0:0:fd00::1,w-1:1:[fd00::2]"] {
+            assert_eq!(all(&[(HOSTS, list), (WORKER, "0")]), expected, "{list}");
+        }
+        assert_eq!(all(&[(ADDRESSES, "[fd00::1]:8476,[fd00::2]:8476"), (TASK, "0")]), expected);
+        assert_eq!(all(&[(ADDRESSES, "[fd00::1]:1,[fd00::1]:2"), (TASK, "0")]), "[fd00::1]:8470 [fd00::1]:8471");
+        for leader in ["[fd00::9]", "[fd00::9]:8081"] {
+            let slice = read(&[(HOSTS, "a"), (SLICES, "2"), (LEADER, leader)]);
+            assert_eq!(slice.leader.as_deref(), Some("[fd00::9]:8470"), "{leader}");
+        }
+    }
+
+    #[test]
     fn a_host_has_no_more_processes_than_ports() {
         let list = vec!["a"; 1 << 16].join(",");
         let find = |name: &str| (name == HOSTS).then(|| list.clone());
@@ -304,6 +340,12 @@ mod tests {
             (&[(HOSTS, "a,b"), (WORKER, "x")], "TPU_WORKER_ID: it is not a whole number"),
             (&[(HOSTS, ","), (WORKER, "0")], "it has no hosts"),
             (&[(ADDRESSES, "a:b:c"), (TASK, "0")], "TPU_PROCESS_ADDRESSES: an entry is not a host"),
+            // It may be one with a port, or without one.
+            (&[(ADDRESSES, "fd00::1:8476"), (TASK, "0")], "TPU_PROCESS_ADDRESSES: an entry is not a host"),
+            (&[(HOSTS, "a"), (SLICES, "2"), (LEADER, "fd00::9:8081")], "MEGASCALE_COORDINATOR_ADDRESS: it is not"),
+            (&[(HOSTS, "a:b:c"), (WORKER, "0")], "TPU_WORKER_HOSTNAMES: an entry is not a host"),
+            (&[(HOSTS, "[fd00:1],[fd00::2]"), (WORKER, "0")], "an entry is not a host. Given: [fd00:1]."),
+            (&[(HOSTS, "a"), (SLICES, "2"), (LEADER, "a:b:c")], "MEGASCALE_COORDINATOR_ADDRESS: it is not an address"),
             (&[(HOSTS, "a"), (SLICES, "2"), (SLICE, "2")], "MEGASCALE_SLICE_ID: it is outside the job"),
             (&[(HOSTS, "a"), (SLICES, "100001")], "the job is too large"),
             (&[(HOSTS, "a"), ("TPU_PROCESS_BOUNDS", "1,x")], "they are not bounds"),

@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::SimpleResolver;
+use crate::{SimpleResolver, TfConfigResolver};
 
 fn simple(cluster: &Value) -> Box<dyn ClusterResolver> {
     Box::new(SimpleResolver { spec: ClusterSpec::from_json(cluster).unwrap(), ..SimpleResolver::default() })
@@ -78,6 +78,7 @@ fn what_this_process_is_comes_from_the_first() {
             rpc_layer: Some(layer.to_owned()),
             environment: format!("environment{index}"),
             num_accelerators: [("GPU".to_owned(), index as usize)].into(),
+            ..SimpleResolver::default()
         }) as Box<dyn ClusterResolver>
     };
     let first = resolver(&json!({"worker": ["a:1", "b:1"]}), 1, "grpc");
@@ -90,4 +91,20 @@ fn what_this_process_is_comes_from_the_first() {
     assert_eq!(union.master(Some(TaskType::Ps), Some(0), None).unwrap(), "grpc://p:1");
     assert_eq!(union.master(Some(TaskType::Ps), Some(0), Some("x")).unwrap(), "x://p:1");
     assert!(union.master(Some(TaskType::Ps), Some(1), None).is_err());
+}
+
+#[test]
+fn an_identity_that_was_given_is_kept() {
+    let worker = simple(&json!({"worker": ["a:1"]}));
+    let named = SimpleResolver { job_id: Some(JobId::new("mine").unwrap()), ..SimpleResolver::of(&*worker).unwrap() };
+    let ps = || simple(&json!({"ps": ["p:1"]}));
+    let of = |first: Box<dyn ClusterResolver>| UnionResolver::new(vec![first, ps()]).unwrap().job_id().unwrap();
+    assert_eq!(of(Box::new(named)).name(), "mine");
+    let whole = ClusterSpec::from_json(&json!({"worker": ["a:1"], "ps": ["p:1"]})).unwrap();
+    assert_eq!(of(worker), JobId::of_cluster(&whole));
+    let sparse = r#"{"sparseCluster": {"worker": {"1": "b:1"}}, "task": {"type": "worker", "index": 1}}"#;
+    let part = TfConfigResolver::from_json(sparse).unwrap();
+    let alone = UnionResolver::new(vec![Box::new(part.clone())]).unwrap();
+    assert_eq!((alone.is_partial(), alone.job_id().unwrap()), (true, JobId::unknown()));
+    assert!(!UnionResolver::new(vec![Box::new(part), simple(&json!({"worker": {"0": "a:1"}}))]).unwrap().is_partial());
 }

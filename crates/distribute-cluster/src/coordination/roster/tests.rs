@@ -3,10 +3,11 @@ use proptest::prelude::*;
 use super::*;
 use crate::TaskType;
 
+const INTERVAL: Duration = Duration::from_secs(1);
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn roster(size: u32) -> Roster {
-    Roster::new(Membership::new(0, size, "h:1").unwrap(), TIMEOUT)
+    Roster::new(Membership::new(0, size, "h:1").unwrap(), INTERVAL, TIMEOUT)
 }
 
 fn join(rank: u32, size: u32, process: u64) -> wire::Join {
@@ -20,6 +21,8 @@ fn join(rank: u32, size: u32, process: u64) -> wire::Join {
         world_size: size,
         tasks_digest: Vec::from(digest(&tasks)).into(),
         tasks: tasks.iter().map(Task::to_string).collect(),
+        heartbeat_interval_us: micros(INTERVAL),
+        heartbeat_timeout_us: micros(TIMEOUT),
     }
 }
 
@@ -73,6 +76,14 @@ fn descriptions_must_agree() {
         (wire::Join { version: 9, job: None, ..join(1, 3, 1) }, "version 9 of the protocol"),
         (join(1, 2, 1), "told that the job has 2 tasks, but worker:0 was told 3"),
         (join(3, 3, 1), "rank 3 is outside a job of 3"),
+        (
+            wire::Join { heartbeat_timeout_us: 500_000, heartbeat_interval_us: 50_000, ..join(1, 3, 1) },
+            "a heartbeat every 0.05 s and waits for 0.5 s, but worker:0 does so every 1 s and waits for 10 s; set",
+        ),
+        (
+            wire::Join { heartbeat_interval_us: 0, ..join(1, 3, 1) },
+            "set heartbeat_interval and heartbeat_timeout alike",
+        ),
         (unnamed, "it knows other tasks of the job than worker:0 does"),
         (renamed, "calls rank 0 chief:0, but worker:0 calls it worker:0"),
     ] {
@@ -86,7 +97,7 @@ fn descriptions_must_agree() {
 fn other_jobs_are_refused_with_both_names() {
     let now = Instant::now();
     let ours = Membership::new(0, 2, "h:1").unwrap().with_job_id(JobId::new("ours").unwrap());
-    let mut roster = Roster::new(ours, TIMEOUT);
+    let mut roster = Roster::new(ours, INTERVAL, TIMEOUT);
     let of = |job| wire::Join { job, ..join(1, 2, 1) };
     let forged = wire::Job { name: "ours\nERROR \u{1b}[2J".to_owned(), ..given("theirs") };
     let short = wire::Job { id: Vec::new().into(), ..given("ours") };

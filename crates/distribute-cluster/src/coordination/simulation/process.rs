@@ -297,6 +297,8 @@ pub(super) async fn false_claim(spec: Spec, leader_host: std::net::IpAddr, journ
             name: spec.job.to_owned(),
             ..wire::Job::default()
         }),
+        heartbeat_interval_us: roster::micros(HEARTBEAT_INTERVAL),
+        heartbeat_timeout_us: roster::micros(HEARTBEAT_TIMEOUT),
     };
     let attempt = async {
         let secret = spec.secret()?;

@@ -44,6 +44,8 @@ fn strangers_are_not_answered() {
         world_size: 2,
         job: Some(id(job)),
         tasks_digest: Vec::from(roster::digest(&[0, 1].map(|index| Task::new(TaskType::Worker, index)))).into(),
+        heartbeat_interval_us: roster::micros(options().heartbeat_interval),
+        heartbeat_timeout_us: roster::micros(options().heartbeat_timeout),
         ..wire::Join::default()
     };
     for (join, words) in [

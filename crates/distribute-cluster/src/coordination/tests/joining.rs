@@ -151,6 +151,22 @@ fn other_descriptions_of_the_job_are_refused() {
 }
 
 #[test]
+fn members_with_other_heartbeats_are_refused() {
+    let (listener, address) = listener();
+    let hasty = options().heartbeat_interval(Duration::from_millis(50)).heartbeat_timeout(Duration::from_millis(500));
+    let patient = CoordinationOptions { listener: Some(listener), ..options() };
+    let leader = Membership::new(0, 2, address.clone()).unwrap();
+    let leader = thread::spawn(move || Coordination::start(&leader, patient));
+    let second = Membership::new(1, 2, address).unwrap();
+    let error = Coordination::start(&second, hasty).unwrap_err();
+    assert!(matches!(error, Error::Refused { .. }) && !error.is_retryable(), "{error}");
+    assert!(error.to_string().contains("set heartbeat_interval and heartbeat_timeout alike"), "{error}");
+    // One with the same joins.
+    let second = Coordination::start(&second, options()).unwrap();
+    assert_eq!((leader.join().unwrap().unwrap().failure(), second.failure()), (None, None));
+}
+
+#[test]
 fn two_jobs_on_one_address_refuse_each_other() {
     let (listener, address) = listener();
     let of = |rank, job: &str| Membership::new(rank, 2, address.clone()).unwrap().with_job_id(JobId::new(job).unwrap());
