@@ -144,7 +144,8 @@ pub struct Call {
     /// Number of elements: of the input for `reduce_scatter`, of the sum over ranks for calls with a count per rank, of
     /// one message for `all_to_all`, `gather` and `scatter` between processes, else of this rank's values.
     pub count: u64,
-    /// Digest of how the elements are split into slices or parts; zero if they are not.
+    /// Digest of how the elements are split into slices or parts, combined with the call's tag; zero if there is
+    /// neither.
     pub layout: u32,
     /// The reduction, if the kind has one.
     pub op: Option<Reducing>,

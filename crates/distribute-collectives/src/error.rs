@@ -15,11 +15,9 @@ use crate::{Call, Rank};
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Two ranks called different operations. Remedy: make every rank issue the same calls in the same order.
-    #[error(
-        "{here_name} called {here}, but {there_name} called {there}; every rank of a group must issue the same \
-         operations with equal shapes in the same order"
-    )]
+    /// Two ranks called different operations, or two ranks of one process the same one with buffers of different forms:
+    /// in place and apart. Remedy: make every rank issue the same calls in the same order.
+    #[error("{}", mismatch(here, here_name, there, there_name))]
     Mismatch {
         /// The call on one side.
         here: Box<Call>,
@@ -371,6 +369,20 @@ impl ErrorClass for Error {
         };
         Class::new(scope, kind)
     }
+}
+
+/// Returns the text of [`Error::Mismatch`].
+fn mismatch(here: &Call, here_name: &str, there: &Call, there_name: &str) -> String {
+    if here == there {
+        return format!(
+            "{here_name} and {there_name} both called {here}, but one of them in place and the other not, or with \
+             slices of other lengths; ranks of one process must pass buffers of the same form"
+        );
+    }
+    format!(
+        "{here_name} called {here}, but {there_name} called {there}; every rank of a group must issue the same \
+         operations with equal shapes in the same order"
+    )
 }
 
 /// Precedes the name of the rank that has aborted a group, in [`Error::Aborted`]'s message.

@@ -24,7 +24,6 @@ pub use sparse::SparseRows;
 pub use start::Start;
 pub use work::Work;
 
-use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -36,6 +35,7 @@ use distribute_device::DType;
 use self::children::Children;
 use self::handle::EngineHandle;
 use self::job::JobMembership;
+use self::pairs::Pairs;
 use crate::call::{Call, Kind, Reducing};
 use crate::engine::memory::{Borrowed, Buffers, OwnedBuffers};
 use crate::engine::network::InterProcess;
@@ -45,14 +45,23 @@ use crate::sync::lock;
 use crate::transport::Transport;
 use crate::{Algorithm, Error, Options, Rank, ReduceOp, Result};
 
+/// Maximum of [`Options::timeout`]: a year, so that a deadline is a time that the clock can represent.
+const MAX_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
 /// One rank's handle on an ordered group of ranks that call collective operations together.
 ///
-/// Every rank of the group must issue the same operations in the same order; a difference is an error on all ranks and
-/// never a wrong result. Blocking and asynchronous calls share that order. Dropping the handle leaves the group.
+/// Every rank of the group must issue the same operations in the same order; a difference is an error on all ranks, and
+/// values of different calls are never combined. Blocking and asynchronous calls share that order. Dropping the handle
+/// leaves the group.
 ///
 /// # Ordering
 /// Every call returns when this rank's part is done. Only [`barrier`](ProcessGroup::barrier), and calls whose result
 /// needs every rank, imply that others have arrived.
+///
+/// Processes compare their calls where they receive values. A call that only sends to other processes, such as the
+/// root's [`broadcast`](ProcessGroup::broadcast) or [`scatter`](ProcessGroup::scatter), may therefore return before a
+/// difference is found, for example if two processes each name a rank of their own as the root. The group then fails in
+/// the next call in which a process receives from one whose call differed: in the next barrier at the latest.
 ///
 /// # Errors
 /// Every operation can fail together with the group, which is then aborted on all ranks:
@@ -100,7 +109,7 @@ pub struct ProcessGroup {
     /// Number of times this rank has split the group.
     splits: AtomicU64,
     /// The two-member groups in which this rank sends and receives, by sender and receiver.
-    pairs: Mutex<HashMap<(usize, usize), Arc<ProcessGroup>>>,
+    pairs: Pairs,
 }
 
 impl ProcessGroup {
@@ -478,7 +487,7 @@ fn handles(engine: EngineHandle, options: &Options) -> Vec<ProcessGroup> {
     let (engine, children) = (Arc::new(engine), Arc::new(Children::default()));
     #[cfg(feature = "cuda")]
     let shared_state = Arc::default();
-    let options = Arc::new(options.clone());
+    let options = Arc::new(Options { timeout: options.timeout.min(MAX_TIMEOUT), ..options.clone() });
     let handle = |local| ProcessGroup {
         engine: engine.clone(),
         children: children.clone(),
@@ -488,7 +497,7 @@ fn handles(engine: EngineHandle, options: &Options) -> Vec<ProcessGroup> {
         options: options.clone(),
         next: Mutex::new(0),
         splits: AtomicU64::new(0),
-        pairs: Mutex::new(HashMap::new()),
+        pairs: Pairs::default(),
     };
     (0..engine.context.local_ranks).map(handle).collect()
 }

@@ -30,8 +30,8 @@
 //!
 //! # Invariants
 //! - Every wait has a deadline; the loss of a peer is an error on the surviving ranks at once.
-//! - Every call carries a fingerprint (kind, sequence number, type, length, reduction, root); if ranks differ, all of
-//!   them get an error that names both sides.
+//! - Every call carries a fingerprint (kind, sequence number, type, length, tag, reduction, root); if ranks differ, all
+//!   of them get an error that names both sides. A process that only sent in that call gets it from a later one.
 //! - For a given number of ranks, placement and options the order of every reduction is fixed: results repeat bit for
 //!   bit.
 

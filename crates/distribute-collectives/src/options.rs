@@ -22,7 +22,8 @@ pub struct Options {
     /// Name of the group in errors; groups of the same members need different names. Default: `world`.
     pub name: String,
     /// Time limit for one operation, from the call to the result. Default: 5 minutes, long enough for a peer that
-    /// writes a checkpoint. The death of a peer is detected at once, independent of this limit.
+    /// writes a checkpoint. A limit above a year counts as a year. The death of a peer is detected at once, independent
+    /// of this limit.
     pub timeout: Duration,
     /// Transport between processes. Default: [`TransportKind::Auto`].
     pub transport: TransportKind,

@@ -34,7 +34,7 @@ pub(crate) struct Messages {
 /// second, and so on.
 #[derive(Debug)]
 pub(crate) struct Message {
-    /// Describes the number of elements and their blocks; both sides must pass the same.
+    /// Describes the number of elements, their blocks and the tag; both sides must pass the same.
     pub(crate) call: Call,
     pub(crate) slices: Vec<RawSlice>,
 }
@@ -84,7 +84,8 @@ impl Blocks {
         let own = first_rank / local;
         let message = |blocks: Vec<(RawSlice, usize)>| {
             let count = blocks.iter().map(|(_, len)| *len as u64).sum();
-            let layout = Call::layout_of(blocks.iter().map(|(_, len)| *len));
+            // The call's own layout has its tag, and the counts of all ranks where these must be equal.
+            let layout = Call::layout_of(blocks.iter().map(|(_, len)| *len)) ^ call.layout;
             let slices = blocks.into_iter().map(|(slice, _)| slice).collect();
             Message { call: Call { count, layout, ..call }, slices }
         };

@@ -45,6 +45,10 @@ impl ProcessGroup {
     /// `output` has the same length on all ranks, and the root's `input` has that length times the world size. Other
     /// ranks' inputs are not read and may be empty.
     ///
+    /// # Ordering
+    /// Between processes a root may return before the others have made the call. If processes name different roots, the
+    /// error may therefore come from a later call: see [`ProcessGroup`].
+    ///
     /// # Errors
     /// [`Error::Length`](crate::Error::Length) if lengths do not fit, [`Error::RankOutside`](crate::Error::RankOutside)
     /// if `root` is not a member, and the errors of every operation: see [`ProcessGroup`].

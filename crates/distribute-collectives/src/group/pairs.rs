@@ -1,6 +1,8 @@
 //! Point-to-point messages.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
 use distribute_device::{BufferMut, BufferRef, DType, Element};
@@ -15,6 +17,78 @@ use crate::sync::lock;
 use crate::transport::{self, GroupIdentity};
 use crate::{Error, Options, Rank, Result};
 
+/// The groups of a sender and a receiver that one rank belongs to, by both. The first thread that needs one makes it,
+/// and others that need the same one wait.
+#[derive(Default)]
+pub(super) struct Pairs {
+    attempts: Mutex<HashMap<(usize, usize), Arc<Attempt>>>,
+}
+
+/// The making of a pair, with its outcome once it has ended.
+#[derive(Default)]
+struct Attempt {
+    outcome: Mutex<Option<Result<Arc<ProcessGroup>>>>,
+    ended: Condvar,
+}
+
+/// An attempt that this thread has begun. Unless it ends well, the next call begins another one.
+struct Begun<'a> {
+    pairs: &'a Pairs,
+    key: (usize, usize),
+    attempt: Arc<Attempt>,
+}
+
+/// The attempt to make a pair: this thread's, or another's.
+enum Found<'a> {
+    Begun(Begun<'a>),
+    Known(Arc<Attempt>),
+}
+
+impl Pairs {
+    /// Returns the attempt to make a pair, and begins it if there is none.
+    fn find_or_begin(&self, key: (usize, usize)) -> Found<'_> {
+        let mut attempts = lock(&self.attempts);
+        if let Some(known) = attempts.get(&key) {
+            return Found::Known(known.clone());
+        }
+        let attempt = Arc::<Attempt>::default();
+        attempts.insert(key, attempt.clone());
+        Found::Begun(Begun { pairs: self, key, attempt })
+    }
+}
+
+impl Attempt {
+    /// Waits for the outcome. Returns `None` if there is none at the deadline.
+    fn outcome_by(&self, deadline: Instant) -> Option<Result<Arc<ProcessGroup>>> {
+        let mut outcome = lock(&self.outcome);
+        while outcome.is_none() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            outcome = self.ended.wait_timeout(outcome, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        outcome.clone()
+    }
+}
+
+impl Begun<'_> {
+    /// Sets the outcome, which threads that wait get as well.
+    fn end(self, outcome: Result<Arc<ProcessGroup>>) -> Result<Arc<ProcessGroup>> {
+        *lock(&self.attempt.outcome) = Some(outcome.clone());
+        outcome
+    }
+}
+
+impl Drop for Begun<'_> {
+    fn drop(&mut self) {
+        if !matches!(*lock(&self.attempt.outcome), Some(Ok(_))) {
+            lock(&self.pairs.attempts).remove(&self.key);
+        }
+        self.attempt.ended.notify_all();
+    }
+}
+
 impl ProcessGroup {
     /// Sends values to another rank, which calls [`recv`](ProcessGroup::recv). Returns when the values are on their way
     /// or have arrived.
@@ -23,8 +97,8 @@ impl ProcessGroup {
     /// group's other operations and of messages between other ranks, so several threads may send and receive at once.
     ///
     /// # Cost
-    /// The first message of a pair connects it. Within one process the receiver copies directly from the sender's
-    /// memory.
+    /// The first message of a pair connects it, and other threads' messages of the same pair wait for that. Within one
+    /// process the receiver copies directly from the sender's memory.
     ///
     /// # Errors
     /// [`Error::RankOutside`] if `to` is not a member or is this rank, [`Error::NotConnectable`] between processes of a
@@ -80,11 +154,26 @@ impl ProcessGroup {
             });
         }
         let (from, to) = (from.index(), to.index());
-        if let Some(pair) = lock(&self.pairs).get(&(from, to)) {
-            return Ok(pair.clone());
+        match self.pairs.find_or_begin((from, to)) {
+            Found::Begun(begun) => begun.end(self.make_pair(from, to).map(Arc::new)),
+            Found::Known(attempt) => {
+                let deadline = Instant::now() + self.options.timeout.min(MAX_CONNECT);
+                attempt.outcome_by(deadline).unwrap_or_else(|| Err(self.not_connected(from, to)))
+            }
         }
-        let pair = Arc::new(self.make_pair(from, to)?);
-        Ok(lock(&self.pairs).entry((from, to)).or_insert(pair).clone())
+    }
+
+    /// Builds the error of a thread that has waited in vain for another one to make a pair.
+    fn not_connected(&self, from: usize, to: usize) -> Error {
+        let other = if self.rank().index() == from { to } else { from };
+        let problem = "another thread of this rank has begun to connect the two, and did not finish in time";
+        Error::Connect {
+            name: self.rank_name(self.rank()).to_owned(),
+            action: "connect to",
+            address: self.rank_name(Rank::of(other)).to_owned(),
+            group: format!("{}/{from}-{to}", self.name()),
+            source: Arc::new(io::Error::new(io::ErrorKind::TimedOut, problem)),
+        }
     }
 
     fn make_pair(&self, from: usize, to: usize) -> Result<ProcessGroup> {
@@ -175,4 +264,39 @@ pub(super) fn receiving(dtype: DType, len: usize) -> (Request, Counts) {
 /// The sender is rank 0 of its pair.
 fn message(dtype: DType) -> Request {
     Request { root: Some(Rank(0)), ..Request::new(Kind::Send, dtype, 0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn begun(pairs: &Pairs, key: (usize, usize)) -> Begun<'_> {
+        match pairs.find_or_begin(key) {
+            Found::Begun(begun) => begun,
+            Found::Known(_) => panic!("an earlier attempt is known"),
+        }
+    }
+
+    #[test]
+    fn an_attempt_that_fails_is_told_to_those_who_wait_and_made_again_by_later_calls() {
+        let pairs = Pairs::default();
+        let first = begun(&pairs, (0, 1));
+        let Found::Known(known) = pairs.find_or_begin((0, 1)) else { panic!("two attempts at once") };
+        assert!(known.outcome_by(Instant::now() + Duration::from_millis(5)).is_none());
+        // Other pairs do not wait for it. This one is given up without an outcome, as by a panic.
+        drop(begun(&pairs, (1, 0)));
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| known.outcome_by(Instant::now() + Duration::from_secs(20)));
+            assert!(first.end(Err(Error::GroupSize { given: 0, max: 1 })).is_err());
+            let outcome = waits.join().expect("no panic").expect("it has ended");
+            assert!(matches!(outcome, Err(Error::GroupSize { .. })), "{outcome:?}");
+        });
+        let pair = Arc::new(ProcessGroup::local(1).expect("one rank").remove(0));
+        begun(&pairs, (0, 1)).end(Ok(pair.clone())).expect("as given");
+        let Found::Known(known) = pairs.find_or_begin((0, 1)) else { panic!("it is made") };
+        assert!(Arc::ptr_eq(&known.outcome_by(Instant::now()).expect("made").expect("as given"), &pair));
+        begun(&pairs, (1, 0));
+    }
 }

@@ -48,6 +48,10 @@ impl ProcessGroup {
     /// # Shapes
     /// Lengths must be equal on all ranks.
     ///
+    /// # Ordering
+    /// Between processes a root may return before the others have made the call. If processes name different roots, the
+    /// error may therefore come from a later call: see [`ProcessGroup`].
+    ///
     /// # Errors
     /// [`Error::RankOutside`] if `root` is not a member, and the errors of every operation: see [`ProcessGroup`].
     pub fn broadcast<T: Element>(&self, values: &mut [T], root: Rank) -> Result<()> {

@@ -194,7 +194,8 @@ impl ProcessGroup {
         let nonce = leaders.first().map_or([0; Nonce::LEN], |first| endpoint(*first).1.try_into().unwrap_or_default());
         let group = GroupIdentity { name: &options.name, nonce: Nonce::from_bytes(nonce), proofs: self.proofs() };
         let kind = self.transport_kind("split")?;
-        let transport = transport::open(kind, process, &addresses, listener, group, &names[0], deadline)?;
+        let name = self.rank_name(self.rank());
+        let transport = transport::open(kind, process, &addresses, listener, group, name, deadline)?;
         let local_ranks = placement.processes[process].len();
         let home = |leader: &usize| leader / self.engine.context.local_ranks;
         let job = self.job().map(|job| JobMembership {

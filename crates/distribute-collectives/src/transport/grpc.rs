@@ -50,6 +50,9 @@ const MAX_SILENCE: Duration = Duration::from_secs(10);
 /// Most connections that have not said so, in addition to those of members; beyond this the oldest is closed.
 const MAX_STRANGERS: usize = 256;
 
+/// How long to wait for the reason, if the stream to a peer takes no frames any more.
+const REASON_GRACE: Duration = Duration::from_millis(200);
+
 /// Limit for sending the last frames when a group is dropped.
 const FLUSH: Duration = Duration::from_millis(50);
 
@@ -252,7 +255,13 @@ impl Transport for GrpcTransport {
                 checked => checked?,
             }
             let now = Instant::now();
-            if now - *idle_since.get_or_insert(now) < timeout.spin {
+            let idle = now - *idle_since.get_or_insert(now);
+            let mut unsent = outgoing.iter().filter(|out| !out.parts.is_empty());
+            lost = unsent.find_map(|out| self.peers[out.to].as_ref()?.refusal(out.to, idle));
+            if lost.is_some() {
+                continue;
+            }
+            if idle < timeout.spin {
                 std::hint::spin_loop();
                 continue;
             }
@@ -349,6 +358,15 @@ impl Peer {
             from.sink.advance(len).map_err(|_| TransportError::Refused { peer: from.from })?;
             progress = true;
         }
+    }
+
+    /// Returns why the peer will not read what is left to send, if it has gone. `idle` is how long nothing has moved.
+    fn refusal(&self, peer: usize, idle: Duration) -> Option<TransportError> {
+        let has_reason = {
+            let state = lock(&self.state);
+            state.aborted.is_some() || state.left || state.lost.is_some()
+        };
+        (has_reason || (self.outbox.is_closed() && idle >= REASON_GRACE)).then(|| self.ended(peer))
     }
 
     fn ended(&self, peer: usize) -> TransportError {

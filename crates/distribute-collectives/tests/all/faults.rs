@@ -7,8 +7,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use distribute_cluster::{Coordination, CoordinationOptions, FailureKind, Membership};
-use distribute_collectives::{Options, ProcessGroup, Rank, ReduceOp};
+use distribute_collectives::{Error, Options, ProcessGroup, Rank, ReduceOp, TransportKind};
 use distribute_testkit::{Job, JobBuilder, Outcome, Ports, Signal, skipped};
+
+use crate::harness;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -231,6 +233,30 @@ fn a_rank_that_leaves_or_panics_is_named() {
         let outcomes = run("panic", 3, transport);
         for rank in [0, 2] {
             assert!(said(&outcomes[rank]).contains("worker:1"), "{transport}: {outcomes:?}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_only_sends_to_one_that_left_or_aborted_is_told_at_once() {
+    // More than the queues and sockets hold.
+    const LEN: usize = 32 << 20;
+    for kind in [TransportKind::Shm, TransportKind::Tcp, TransportKind::Grpc] {
+        for aborts in [false, true] {
+            let mut groups = harness::groups(2, 1, &harness::quick().transport(kind));
+            let last = groups.remove(1);
+            if aborts {
+                last.abort("as planned", FailureKind::Permanent);
+            }
+            drop(last);
+            std::thread::sleep(Duration::from_millis(300));
+            let started = Instant::now();
+            let error = groups[0].broadcast(&mut vec![0u8; LEN], Rank(0)).unwrap_err();
+            match aborts {
+                false => assert!(matches!(error, Error::PeerLeft { .. }), "{kind:?}: {error}"),
+                true => assert!(error.to_string().contains("as planned"), "{kind:?}: {error}"),
+            }
+            assert!(started.elapsed() < Duration::from_secs(2), "{kind:?}: {:?}", started.elapsed());
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Groups created from groups, messages between two ranks, and several groups at the same time.
 
 use std::net::TcpListener;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use distribute_cluster::{Coordination, CoordinationOptions, FailureKind, Membership};
@@ -152,6 +152,52 @@ fn messages_arrive_in_order_and_leave_other_operations_alone() {
             let received = group.start().recv(vec![0; 5], previous).unwrap();
             assert_eq!(received.wait().unwrap()[1], [previous.0; 5]);
             assert_eq!(sent.wait().unwrap()[0], [me; 5]);
+        });
+    }
+}
+
+/// Lets two threads of rank 0 send the first messages of a pair at the same time, which two threads of rank 1 receive.
+fn first_messages_at_once(groups: &[ProcessGroup]) {
+    let start = Barrier::new(4);
+    let (start, [sender, receiver]) = (&start, groups) else { panic!("two ranks") };
+    let received = std::thread::scope(|scope| {
+        for value in [1u32, 2] {
+            scope.spawn(move || {
+                start.wait();
+                sender.send(&[value], Rank(1)).unwrap();
+            });
+        }
+        let receive = move || {
+            start.wait();
+            let mut value = [0u32];
+            receiver.recv(&mut value, Rank(0)).unwrap();
+            value[0]
+        };
+        [(); 2].map(|()| scope.spawn(receive)).map(|thread| thread.join().unwrap())
+    });
+    assert_eq!(received.iter().sum::<u32>(), 3);
+}
+
+#[test]
+fn the_first_messages_of_a_pair_may_come_from_several_threads() {
+    for _ in 0..300 {
+        first_messages_at_once(&groups(1, 2));
+    }
+    first_messages_at_once(&groups(2, 1));
+}
+
+#[test]
+fn the_longest_timeout_is_as_good_as_none() {
+    let options = Options::default().timeout(Duration::MAX);
+    for (processes, local) in [(1, 2), (2, 1), (2, 2)] {
+        let groups = crate::harness::groups(processes, local, &options);
+        each(&groups, |group| {
+            let world = group.world_size();
+            assert_eq!(sum_of_ranks(group, 1) as usize, world);
+            let work = group.start().all_reduce(vec![1u32; 5], ReduceOp::Sum).unwrap();
+            assert_eq!(work.wait().unwrap(), vec![world as u32; 5]);
+            let half = group.split(Some(0), 0).unwrap().unwrap();
+            assert_eq!(sum_of_ranks(&half, 1) as usize, world);
         });
     }
 }

@@ -374,6 +374,66 @@ fn counts_that_do_not_match_are_an_error_that_names_both_sides() {
     }
 }
 
+#[test]
+fn tags_and_counts_that_differ_between_processes_are_a_mismatch() {
+    type Operation = fn(&ProcessGroup) -> distribute_collectives::Result<()>;
+    let tagged: [Operation; 3] = [
+        |group| {
+            let (counts, mut all) = (vec![3; group.world_size()], vec![0u8; 3 * group.world_size()]);
+            group.parts(&counts).tag(group.process() as u32).gather(&[1; 3], &mut all, Rank(0))
+        },
+        |group| {
+            let (counts, all) = (vec![3; group.world_size()], vec![0u8; 3 * group.world_size()]);
+            group.parts(&counts).tag(group.process() as u32).scatter(&all, &mut [0; 3], Rank(0))
+        },
+        |group| {
+            let (counts, all) = (vec![3; group.world_size()], vec![0u8; 3 * group.world_size()]);
+            let parts = group.parts(&counts).tag(group.process() as u32);
+            parts.start().all_to_all(all.clone(), all, &counts)?.wait().map(drop)
+        },
+    ];
+    for (processes, local, options) in arrangements(&[(2, 1), (2, 2)]) {
+        for (operation, run) in tagged.iter().enumerate() {
+            let outcomes = each(&groups(processes, local, &options), run);
+            let found = outcomes.iter().any(|outcome| matches!(outcome, Err(Error::Mismatch { .. })));
+            assert!(found, "{operation} {processes} {local} {:?}: {outcomes:?}", options.transport);
+        }
+    }
+    // The parts that move have equal lengths on both sides.
+    let outcomes = each(&groups(3, 1, &quick()), |group| {
+        let counts = if group.rank() == Rank(2) { [1, 5, 1] } else { [1, 1, 1] };
+        group.parts(&counts).gather(&[1u8], &mut [0; 3], Rank(0))
+    });
+    assert!(matches!(outcomes[0], Err(Error::Mismatch { .. })), "{outcomes:?}");
+}
+
+#[test]
+fn roots_that_differ_between_processes_are_an_error_at_the_next_barrier_at_the_latest() {
+    for (processes, local, options) in arrangements(&[(2, 1), (2, 2), (4, 1)]) {
+        let root = |group: &ProcessGroup| {
+            let last = group.process() + 1 == group.world_size() / group.local_world_size();
+            Rank(if last { group.world_size() as u32 - 1 } else { 0 })
+        };
+        // A rank may pass one barrier before it hears of the abort.
+        let barriers = |group: &ProcessGroup| group.barrier().and_then(|()| group.barrier());
+        let broadcast = each(&groups(processes, local, &options), |group| {
+            group.broadcast(&mut [group.rank().0; 3], root(group)).and_then(|()| barriers(group))
+        });
+        let scatter = each(&groups(processes, local, &options), |group| {
+            let all = vec![group.rank().0; group.world_size()];
+            group.scatter(&all, &mut [0], root(group)).and_then(|()| barriers(group))
+        });
+        for outcomes in [broadcast, scatter] {
+            assert!(outcomes.iter().all(Result::is_err), "{processes} {local} {outcomes:?}");
+            let named = |outcome: &distribute_collectives::Result<()>| match outcome {
+                Err(error @ Error::Mismatch { .. }) => error.to_string().contains(", root "),
+                _ => false,
+            };
+            assert!(outcomes.iter().any(named), "{processes} {local} {outcomes:?}");
+        }
+    }
+}
+
 /// A custom algorithm: every rank sends to rank 0, which sends the result back.
 struct Star;
 
@@ -448,7 +508,11 @@ fn reductions_in_place_and_apart_are_not_mixed_in_a_process() {
             parts.start().reduce_scatter(values, vec![0; 2], ReduceOp::Sum).unwrap().wait().unwrap_err()
         }
     });
-    assert!(errors.iter().all(|error| matches!(error, Error::Mismatch { .. })), "{errors:?}");
+    for error in &errors {
+        assert!(matches!(error, Error::Mismatch { .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("both called reduce_scatter_v #0") && text.contains("in place"), "{text}");
+    }
     let group = ProcessGroup::local(1).unwrap().remove(0);
     let two = [vec![1u8], vec![2]];
     let error = group.parts(&[2]).start().reduce_scatter_in_place(two, ReduceOp::Sum).unwrap_err().to_string();
