@@ -88,7 +88,7 @@ fn any<T>(_: &[T], _: &Device) -> Result<()> {
 
 /// Refuses numbers that the device's type of integers does not have, with which burn would panic.
 fn whole_numbers<T: Element>(elements: &[T], device: &Device) -> Result<()> {
-    let dtype = Tensor::<1, Int>::empty([0], device).dtype();
+    let dtype = DType::from(device.settings().int_dtype);
     let (least, most) = range(dtype);
     let given = T::dtype();
     let fits = |element: &T| match given {

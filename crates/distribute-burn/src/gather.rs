@@ -22,7 +22,7 @@ use distribute_types::with_dtype;
 use distribute_values::TensorStorage;
 use parking_lot::Mutex;
 
-use crate::hook::Copy;
+use crate::hook::{Copy, Use};
 use crate::spare::Spare;
 use crate::tensor::{burn_type, made};
 use crate::{Error, Result};
@@ -47,12 +47,26 @@ struct Order {
     now: Vec<usize>,
     ahead: Option<Ahead>,
     copies: Vec<Weak<Copy>>,
-    /// The weights that forward has gathered.
-    live: Vec<(Weak<Copy>, Weak<burn_backend::Bytes>)>,
+    /// The weights that forward has gathered, for graphs of which backward may yet run on some replica.
+    live: Vec<Live>,
     /// The weights that backward may ask for and that are not gathered then, once for each use.
     held: HashMap<usize, Vec<FlexTensor>>,
     /// Whether a warning has named weights that forward keeps.
     warned: bool,
+}
+
+/// A weight that forward has gathered, whether or not it is still in memory.
+struct Live {
+    copy: Weak<Copy>,
+    memory: Weak<burn_backend::Bytes>,
+    used: Weak<Use>,
+}
+
+impl Live {
+    /// Returns whether backward may yet run through its use on this replica.
+    fn is_awaited(&self) -> bool {
+        self.used.upgrade().is_some_and(|used| used.is_awaited())
+    }
 }
 
 /// A weight that is being gathered before it is used.
@@ -72,19 +86,22 @@ impl Gathers {
     }
 
     /// Returns the whole of a weight: in a replica from all replicas, outside from the parts of this process. If it is
-    /// for a forward pass that is recorded for backward, it should be gone before that.
+    /// for a use in a graph, it should be gone before backward.
     ///
     /// A failure ends the replica: burn's interface has no place for an error.
-    pub(crate) fn whole(&self, copy: &Arc<Copy>, layout: &ShardLayout, is_recorded: bool) -> FlexTensor {
+    pub(crate) fn whole(&self, copy: &Arc<Copy>, layout: &ShardLayout, used: Option<&Arc<Use>>) -> FlexTensor {
         let Some(context) = get_replica_context() else { return assembled(copy, layout) };
         let Some(groups) = context.shard_groups() else { return assembled(copy, layout) };
-        if !is_recorded && let Some(held) = self.order.lock().held.get_mut(&copy.index).and_then(Vec::pop) {
+        if used.is_none()
+            && let Some(held) = self.order.lock().held.get_mut(&copy.index).and_then(Vec::pop)
+        {
             return held;
         }
         match self.gathered(copy, layout, &groups) {
             Ok(whole) => {
-                if is_recorded {
-                    self.order.lock().live.push((Arc::downgrade(copy), Arc::downgrade(&whole.data_arc())));
+                if let Some(used) = used {
+                    let (copy, memory) = (Arc::downgrade(copy), Arc::downgrade(&whole.data_arc()));
+                    self.order.lock().live.push(Live { copy, memory, used: Arc::downgrade(used) });
                 }
                 whole
             }
@@ -140,15 +157,23 @@ impl Gathers {
     fn agree_on_kept(&self, groups: &ShardGroups) -> distribute_strategy::Result<()> {
         let mut order = self.order.lock();
         // All replicas have gathered the same weights in the same order.
-        let live: Vec<_> = order.live.iter().map(|(copy, memory)| (copy.upgrade(), memory.upgrade())).collect();
+        let live: Vec<_> = order.live.iter().map(|live| (live.copy.upgrade(), live.memory.upgrade())).collect();
         if live.is_empty() {
             return Ok(());
         }
         let is_kept = |is: bool| live.iter().map(move |(_, memory)| u8::from(memory.is_some() == is));
-        let flags: Vec<u8> = is_kept(true).chain(is_kept(false)).collect();
+        let is_awaited = order.live.iter().map(|live| u8::from(live.is_awaited()));
+        let flags: Vec<u8> = is_awaited.chain(is_kept(true)).chain(is_kept(false)).collect();
         let some = groups.gathers().start().all_reduce(flags, ReduceOp::Max)?.wait()?;
-        let (kept, dropped) = some.split_at(live.len());
-        for ((copy, memory), _) in live.iter().zip(kept.iter().zip(dropped)).filter(|(_, flags)| *flags == (&1, &1)) {
+        let (awaited, kept_or_dropped) = some.split_at(live.len());
+        let (kept, dropped) = kept_or_dropped.split_at(live.len());
+        // Replicas free their graphs at different times, and keep the same list.
+        let mut is_awaited = awaited.iter();
+        order.live.retain(|_| is_awaited.next() == Some(&1));
+        for (at, (copy, memory)) in live.iter().enumerate() {
+            if [awaited[at], kept[at], dropped[at]] != [1, 1, 1] {
+                continue;
+            }
             let Some((copy, layout)) = copy.as_ref().and_then(|copy| Some((copy, copy.layout.as_ref()?))) else {
                 continue;
             };
@@ -169,10 +194,17 @@ impl Gathers {
     /// used after it.
     pub(crate) fn end_step(&self) {
         let mut order = self.order.lock();
-        order.last = std::mem::take(&mut order.now);
+        // A backward of another model gathers nothing.
+        if !order.now.is_empty() {
+            order.last = std::mem::take(&mut order.now);
+        }
         (order.expected, order.ahead) = (None, None);
-        order.live.clear();
         order.held.clear();
+    }
+
+    /// Returns whether forward has gathered weights for graphs of which backward may yet run.
+    pub(crate) fn has_live(&self) -> bool {
+        !self.order.lock().live.is_empty()
     }
 
     /// Forgets the gathers of a run that has failed, and what its group was about to gather.
@@ -187,8 +219,8 @@ impl Gathers {
     /// Warns about weights that are still in memory at the end of the forward pass.
     fn warn_of_kept(&self) {
         let mut order = self.order.lock();
-        let kept = order.live.iter().filter(|(_, memory)| memory.strong_count() > 0);
-        let mut names: Vec<String> = kept.filter_map(|(copy, _)| Some(copy.upgrade()?.name.clone())).collect();
+        let kept = order.live.iter().filter(|live| live.memory.strong_count() > 0 && live.is_awaited());
+        let mut names: Vec<String> = kept.filter_map(|live| Some(live.copy.upgrade()?.name.clone())).collect();
         names.dedup();
         if !names.is_empty() && !std::mem::replace(&mut order.warned, true) {
             distribute_notice::warn!(
@@ -198,7 +230,6 @@ impl Gathers {
                 names.join(", ")
             );
         }
-        order.live.clear();
     }
 }
 
@@ -267,7 +298,7 @@ pub(crate) struct Regather(pub(crate) Arc<Copy>);
 impl RetroForward for Regather {
     fn forward(&self, states: &mut BackwardStates, out: NodeId) {
         if let Some(layout) = &self.0.layout {
-            states.save(out, self.0.uses.gathers.whole(&self.0, layout, false));
+            states.save(out, self.0.uses.gathers.whole(&self.0, layout, None));
         }
     }
 }

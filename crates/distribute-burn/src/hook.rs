@@ -11,8 +11,8 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use burn::module::{Module, Param, ParamId, Reparameterization, Reparameterizer};
 use burn::tensor::{Device, Tensor};
@@ -44,19 +44,35 @@ pub(crate) struct Uses {
     tokens: Vec<DiffTensor>,
     step: Mutex<Step>,
     pub(crate) gathers: Gathers,
+    /// Whether the next backward of this run may be of a graph that was made before the last one.
+    may_repeat: AtomicBool,
 }
 
-/// The uses since the last backward.
+/// The uses in graphs of which backward may yet run, and those whose gradients it has returned.
 #[derive(Default)]
 struct Step {
-    /// The number of uses of all parameters.
+    /// The number of uses of all parameters since the last backward.
     count: usize,
     of_parameters: HashMap<usize, Parameter>,
+}
+
+impl Step {
+    /// Ends a backward. Returns the sums that are not complete, since graphs of other losses have further uses.
+    fn end(&mut self) -> Vec<(usize, FlexTensor)> {
+        self.count = 0;
+        let end = |(index, parameter): (&usize, &mut Parameter)| {
+            parameter.uses = parameter.uses.saturating_sub(parameter.returned);
+            parameter.returned = 0;
+            Some((*index, parameter.sum.take()?))
+        };
+        self.of_parameters.iter_mut().filter_map(end).collect()
+    }
 }
 
 /// The uses of one parameter; several if its weight is tied, or if the model ran several times.
 #[derive(Default)]
 pub(crate) struct Parameter {
+    /// The number of uses that backward may return, or has returned since it began.
     pub(crate) uses: usize,
     pub(crate) returned: usize,
     /// The sum of the gradients that were returned.
@@ -78,15 +94,33 @@ impl Parameter {
 thread_local! {
     /// The replicas whose parameters were used on this thread since its last backward.
     static USED: RefCell<Vec<Arc<Uses>>> = const { RefCell::new(Vec::new()) };
+    /// The replicas for which this thread's last backward has begun.
+    static BEGUN: RefCell<Vec<Weak<Uses>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Runs a backward pass, and reports the gradients of parameters some uses of which the loss did not depend on.
+///
+/// Several graphs may be in memory, of which each backward takes one. Which one is not known before, so everything is
+/// prepared for all that were made in this run.
 pub(crate) fn around_backward<R>(backward: impl FnOnce() -> R) -> R {
-    let used = USED.take();
-    used.iter().for_each(|uses| uses.gathers.begin_backward());
+    let mut begun = USED.take();
+    for earlier in BEGUN.take().iter().filter_map(Weak::upgrade) {
+        if earlier.may_repeat.load(Ordering::Acquire) && !contains(&begun, &earlier) {
+            begun.push(earlier);
+        }
+    }
+    begun.iter().for_each(|uses| uses.gathers.begin_backward());
     let result = backward();
-    used.iter().for_each(|uses| uses.end_backward());
+    // Those that backward has met.
+    let met = USED.take();
+    begun.iter().chain(met.iter().filter(|uses| !contains(&begun, uses))).for_each(|uses| uses.end_backward());
+    begun.iter().for_each(|uses| uses.may_repeat.store(uses.gathers.has_live(), Ordering::Release));
+    BEGUN.set(begun.iter().map(Arc::downgrade).collect());
     result
+}
+
+fn contains(all: &[Arc<Uses>], uses: &Arc<Uses>) -> bool {
+    all.iter().any(|other| Arc::ptr_eq(other, uses))
 }
 
 /// The tokens of this process, in the order of their depth. Models share them: each takes some kilobytes.
@@ -110,16 +144,22 @@ pub(crate) fn tokens(count: usize) -> Vec<DiffTensor> {
 impl Uses {
     pub(crate) fn new(tape: Arc<Tape<BurnTensor>>, parameters: usize) -> Arc<Uses> {
         let tokens = tokens(parameters);
-        Arc::new(Uses { tape, tokens, step: Mutex::default(), gathers: Gathers::default() })
+        let (step, gathers) = (Mutex::default(), Gathers::default());
+        Arc::new(Uses { tape, tokens, step, gathers, may_repeat: AtomicBool::new(false) })
+    }
+
+    /// Notes that this thread uses the replica's parameters.
+    fn note_thread(self: &Arc<Uses>) {
+        USED.with_borrow_mut(|used| {
+            if !contains(used, self) {
+                used.push(self.clone());
+            }
+        });
     }
 
     /// Counts a use of a parameter, and returns the use's token.
     fn begin(self: &Arc<Uses>, index: usize) -> Option<&DiffTensor> {
-        USED.with_borrow_mut(|used| {
-            if !used.iter().any(|uses| Arc::ptr_eq(uses, self)) {
-                used.push(self.clone());
-            }
-        });
+        self.note_thread();
         let mut step = self.step.lock();
         step.count += 1;
         step.of_parameters.entry(index).or_default().uses += 1;
@@ -127,12 +167,17 @@ impl Uses {
     }
 
     /// Takes the gradient of one use. Returns it if no optimizer waits for gradients.
-    fn take(&self, index: usize, gradient: FlexTensor) -> Option<FlexTensor> {
+    fn take(self: &Arc<Uses>, used: &Use, gradient: FlexTensor) -> Option<FlexTensor> {
         if !self.tape.is_recording() {
+            used.end();
             return Some(gradient);
         }
+        self.note_thread();
+        let index = used.copy.index;
         let complete = {
             let mut step = self.step.lock();
+            // It is counted as returned from now on.
+            used.is_awaited.store(false, Ordering::Release);
             let parameter = step.of_parameters.entry(index).or_default();
             if parameter.add(gradient) { parameter.sum.take() } else { None }
         };
@@ -143,9 +188,7 @@ impl Uses {
     }
 
     fn end_backward(&self) {
-        let step = std::mem::take(&mut *self.step.lock());
-        let mut rest: Vec<(usize, FlexTensor)> =
-            step.of_parameters.into_iter().filter_map(|(index, parameter)| Some((index, parameter.sum?))).collect();
+        let mut rest = self.step.lock().end();
         rest.sort_by_key(|(index, _)| std::cmp::Reverse(*index));
         rest.into_iter().for_each(|(index, sum)| self.report(index, sum));
         self.gathers.end_step();
@@ -162,14 +205,24 @@ pub(crate) struct UsesOfReplicas(pub(crate) Vec<Arc<Uses>>);
 
 impl Recoverable for UsesOfReplicas {
     /// Between runs there may be a graph that a later one runs backward.
-    fn note(&self, _: usize) -> Result<(), RecoveryError> {
+    fn note(&self, local: usize) -> Result<(), RecoveryError> {
+        // Replicas may be on other threads than in the run before.
+        self.0[local].may_repeat.store(false, Ordering::Release);
+        Ok(())
+    }
+
+    fn commit(&self, _: usize, _: bool) -> Result<(), RecoveryError> {
         Ok(())
     }
 
     fn take_back(&self, local: usize) -> Result<(), RecoveryError> {
-        *self.0[local].step.lock() = Step::default();
+        drop(self.0[local].step.lock().end());
         self.0[local].gathers.forget();
         Ok(())
+    }
+
+    fn end(&self, local: usize) {
+        self.0[local].may_repeat.store(false, Ordering::Release);
     }
 }
 
@@ -210,10 +263,10 @@ impl Copy {
         self.trained.load(Ordering::Acquire)
     }
 
-    /// Returns the whole value, or this rank's slice, for an operation that backward runs through or not.
-    fn whole(self: &Arc<Copy>, is_recorded: bool) -> FlexTensor {
+    /// Returns the whole value, or this rank's slice, for a use in a graph, or for one outside of it.
+    fn whole(self: &Arc<Copy>, used: Option<&Arc<Use>>) -> FlexTensor {
         match &self.layout {
-            Some(layout) => given(self.index).unwrap_or_else(|| self.uses.gathers.whole(self, layout, is_recorded)),
+            Some(layout) => given(self.index).unwrap_or_else(|| self.uses.gathers.whole(self, layout, used)),
             None if self.is_split => given(self.index).unwrap_or_else(|| self.value.flex()),
             None => self.value.flex(),
         }
@@ -223,6 +276,42 @@ impl Copy {
 impl std::fmt::Debug for Copy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Copy").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// One use of a parameter in a graph.
+pub(crate) struct Use {
+    copy: Arc<Copy>,
+    /// Whether backward may yet return its gradient.
+    is_awaited: AtomicBool,
+}
+
+impl Use {
+    /// Returns whether backward may yet run through the use.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.is_awaited.load(Ordering::Acquire)
+    }
+
+    /// Counts the use no more, as backward reports no gradient of it.
+    fn end(&self) {
+        if self.is_awaited.swap(false, Ordering::AcqRel)
+            && let Some(parameter) = self.copy.uses.step.lock().of_parameters.get_mut(&self.copy.index)
+        {
+            parameter.uses = parameter.uses.saturating_sub(1);
+        }
+    }
+}
+
+/// The graph is gone.
+impl Drop for Use {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl std::fmt::Debug for Use {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Use").field(&self.copy).finish()
     }
 }
 
@@ -274,19 +363,20 @@ impl Reparameterization for Hook {
         let is_sharded = copy.layout.is_some();
         // Backward needs a sharded weight again even if it is frozen, so its use must be in the graph.
         if !copy.is_trained() && !is_sharded {
-            return tensor_on(copy.whole(false), &device);
+            return tensor_on(copy.whole(None), &device);
         }
-        let Ok(base) = node_of(base) else { return tensor_on(copy.whole(false), &device) };
+        let Ok(base) = node_of(base) else { return tensor_on(copy.whole(None), &device) };
         let token = copy.uses.begin(copy.index).unwrap_or(&base).node();
-        let value = copy.whole(true);
+        let used = Arc::new(Use { copy: copy.clone(), is_awaited: AtomicBool::new(true) });
+        let value = copy.whole(Some(&used));
         let nodes = [base.node(), token];
-        let used = if is_sharded {
+        let value = if is_sharded {
             let prepared = Take.prepare::<BalancedCheckpointing>(nodes).memory_bound();
-            finished(prepared.retro_forward(Regather(copy.clone())).parents([&base]), copy, value)
+            finished(prepared.retro_forward(Regather(copy.clone())).parents([&base]), used, value)
         } else {
-            finished(Take.prepare::<NoCheckpointing>(nodes).compute_bound(), copy, value)
+            finished(Take.prepare::<NoCheckpointing>(nodes).compute_bound(), used, value)
         };
-        on_device_of(used, &device)
+        on_device_of(value, &device)
     }
 }
 
@@ -301,12 +391,12 @@ fn outside_programs() -> FlexTensor {
 
 /// Records a use in the graph.
 fn finished<C: CheckpointStrategy>(
-    prepared: OpsPrep<Take, Flex, Arc<Copy>, C, 2, ComputePropertyDone>,
-    copy: &Arc<Copy>,
+    prepared: OpsPrep<Take, Flex, Arc<Use>, C, 2, ComputePropertyDone>,
+    used: Arc<Use>,
     value: FlexTensor,
 ) -> DiffTensor {
     match prepared.stateful() {
-        OpsKind::Tracked(prepared) => prepared.finish(copy.clone(), value),
+        OpsKind::Tracked(prepared) => prepared.finish(used, value),
         OpsKind::UnTracked(prepared) => prepared.finish(value),
     }
 }
@@ -316,15 +406,16 @@ fn finished<C: CheckpointStrategy>(
 struct Take;
 
 impl Backward<Flex, 2> for Take {
-    type State = Arc<Copy>;
+    type State = Arc<Use>;
 
-    fn backward(self, ops: Ops<Arc<Copy>, 2>, gradients: &mut Gradients, _: &mut Checkpointer) {
+    fn backward(self, ops: Ops<Arc<Use>, 2>, gradients: &mut Gradients, _: &mut Checkpointer) {
         let gradient = gradients.consume::<Flex>(&ops.node);
-        let copy = &ops.state;
+        let (used, copy) = (&ops.state, &ops.state.copy);
         if !copy.is_trained() {
+            used.end();
             return;
         }
-        if let (Some(gradient), Some(parent)) = (copy.uses.take(copy.index, gradient), &ops.parents[0]) {
+        if let (Some(gradient), Some(parent)) = (copy.uses.take(used, gradient), &ops.parents[0]) {
             // For a program that calls backward itself.
             gradients.register::<Flex>(parent.id, gradient);
         }

@@ -21,8 +21,17 @@ pub(crate) struct Statistics<M> {
     components: Vec<Vec<BurnTensor>>,
     /// Each replica's ids of its statistics.
     ids: Vec<Vec<ParamId>>,
-    /// Each replica's snapshot, by statistic; empty before the first run.
-    noted: Vec<Mutex<Vec<FlexTensor>>>,
+    /// Each replica's snapshots.
+    saved: Vec<Mutex<Saved>>,
+}
+
+/// A replica's snapshots, by statistic.
+#[derive(Default)]
+struct Saved {
+    /// The values that a failure restores; empty before the first run.
+    before: Vec<FlexTensor>,
+    /// Those before a batch without examples that began within a run; empty if there is none.
+    before_batch: Vec<FlexTensor>,
 }
 
 impl<M: Module + Sync + 'static> Statistics<M> {
@@ -37,8 +46,8 @@ impl<M: Module + Sync + 'static> Statistics<M> {
             let of_statistics = described.into_iter().filter(|one| one.is_statistic && seen.insert(one.id));
             of_statistics.map(|one| one.id).collect::<Vec<ParamId>>()
         };
-        let (ids, noted) = (replicas.iter().map(ids).collect(), replicas.iter().map(|_| Mutex::default()).collect());
-        (!components.is_empty()).then(|| Statistics { replicas: replicas.clone(), components, ids, noted })
+        let (ids, saved) = (replicas.iter().map(ids).collect(), replicas.iter().map(|_| Mutex::default()).collect());
+        (!components.is_empty()).then(|| Statistics { replicas: replicas.clone(), components, ids, saved })
     }
 
     /// Copies the layers' values to the variables.
@@ -97,27 +106,45 @@ pub(crate) fn merge_updates<M: Module>(model: &M) {
     let _ = model.valid();
 }
 
+impl Saved {
+    /// Returns the values that a batch without examples must leave as they were.
+    fn batch(&self) -> &[FlexTensor] {
+        if self.before_batch.is_empty() { &self.before } else { &self.before_batch }
+    }
+}
+
 impl<M: Module + Sync + 'static> Recoverable for Statistics<M> {
     fn note(&self, local: usize) -> Result<(), RecoveryError> {
-        *self.noted[local].lock() = self.values(local)?;
+        *self.saved[local].lock() = Saved { before: self.values(local)?, before_batch: Vec::new() };
         Ok(())
     }
 
     fn take_back(&self, local: usize) -> Result<(), RecoveryError> {
-        let noted = self.noted[local].lock();
-        if !noted.is_empty() {
-            self.set(local, &noted);
+        let saved = self.saved[local].lock();
+        if !saved.before.is_empty() {
+            self.set(local, &saved.before);
         }
+        Ok(())
+    }
+
+    fn begin_batch(&self, local: usize, had_examples: bool, has_examples: bool) -> Result<(), RecoveryError> {
+        let mut saved = self.saved[local].lock();
+        if !had_examples {
+            self.set(local, saved.batch());
+        }
+        saved.before_batch = if has_examples { Vec::new() } else { self.values(local)? };
         Ok(())
     }
 
     /// Restores the statistics of a replica without examples, and those that a batch has made NaN or infinite.
     fn commit(&self, local: usize, has_examples: bool) -> Result<(), RecoveryError> {
-        let mut noted = self.noted[local].lock();
-        let mut values = self.values(local)?;
-        let mut is_changed = false;
-        for (value, before) in values.iter_mut().zip(noted.iter()) {
-            if !has_examples || !is_finite(value)? {
+        let mut saved = self.saved[local].lock();
+        let (mut values, mut is_changed) = match has_examples {
+            true => (self.values(local)?, false),
+            false => (saved.batch().to_vec(), true),
+        };
+        for (value, before) in values.iter_mut().zip(&saved.before) {
+            if !is_finite(value)? {
                 *value = before.clone();
                 is_changed = true;
             }
@@ -125,7 +152,7 @@ impl<M: Module + Sync + 'static> Recoverable for Statistics<M> {
         if is_changed {
             self.set(local, &values);
         }
-        *noted = values;
+        *saved = Saved { before: values, before_batch: Vec::new() };
         Ok(())
     }
 }

@@ -312,7 +312,7 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainee 
         self.strategy.run_with(arguments, |context, (model, optimizer, batches)| {
             let mut sums = trainer::sums(&self.metrics);
             for Part { examples, has_examples } in batches {
-                context.begin_batch(has_examples);
+                context.begin_batch(has_examples)?;
                 let counted = has_examples.then_some(&mut sums[..]);
                 self.step(context, (model, &optimizer), examples, (batch_size, class_weights), counted)?;
             }

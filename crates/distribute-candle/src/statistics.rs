@@ -14,8 +14,8 @@ use crate::{Candle, Variable};
 /// The statistics of all replicas of this process, and a snapshot of them for failed runs.
 pub(crate) struct Statistics {
     variables: Vec<Statistic>,
-    /// Each replica's snapshot, by variable; empty before the first run.
-    noted: Vec<Mutex<Vec<Noted>>>,
+    /// Each replica's snapshots.
+    saved: Vec<Mutex<Saved>>,
     /// Whether a warning has reported a statistic that is not finite.
     warned: AtomicBool,
 }
@@ -25,6 +25,15 @@ struct Statistic {
     components: Vec<Tensor>,
     /// Whether it is computed from all replicas' examples, so that replicas without examples have it too.
     is_common: bool,
+}
+
+/// A replica's snapshots, by variable.
+#[derive(Default)]
+struct Saved {
+    /// The values that a failure restores; empty before the first run.
+    before: Vec<Noted>,
+    /// Those before a batch without examples that began within a run; empty if there is none.
+    before_batch: Vec<Noted>,
 }
 
 /// The saved value of a statistic.
@@ -92,12 +101,17 @@ impl Statistics {
             is_common: variable.components().iter().any(|component| common.contains(&component.id())),
         };
         let variables: Vec<_> = variables.iter().filter(|variable| variable.is_statistic()).map(held).collect();
-        let noted = (0..replicas).map(|_| Mutex::default()).collect();
-        (!variables.is_empty()).then(|| Statistics { variables, noted, warned: AtomicBool::new(false) })
+        let saved = (0..replicas).map(|_| Mutex::default()).collect();
+        (!variables.is_empty()).then(|| Statistics { variables, saved, warned: AtomicBool::new(false) })
     }
 
-    fn lock(&self, local: usize) -> parking_lot::MutexGuard<'_, Vec<Noted>> {
-        self.noted[local].lock()
+    /// Copies a replica's present statistics.
+    fn noted(&self, local: usize) -> Result<Vec<Noted>, RecoveryError> {
+        self.variables.iter().map(|statistic| Noted::of(&statistic.components[local])).collect()
+    }
+
+    fn lock(&self, local: usize) -> parking_lot::MutexGuard<'_, Saved> {
+        self.saved[local].lock()
     }
 
     fn warn(&self, name: &str) {
@@ -111,31 +125,49 @@ impl Statistics {
     }
 }
 
+impl Saved {
+    /// Undoes what a batch without examples has changed in the statistics of a replica's own examples.
+    fn undo_batch(&mut self, variables: &[Statistic], local: usize) -> Result<(), RecoveryError> {
+        let batch = std::mem::take(&mut self.before_batch);
+        let before = if batch.is_empty() { &self.before } else { &batch };
+        let own = variables.iter().zip(before).filter(|(statistic, _)| !statistic.is_common);
+        own.into_iter().try_for_each(|(statistic, noted)| noted.put_back(&statistic.components[local]))
+    }
+}
+
 impl Recoverable for Statistics {
     fn note(&self, local: usize) -> Result<(), RecoveryError> {
-        let of_now = self.variables.iter().map(|statistic| Noted::of(&statistic.components[local]));
-        *self.lock(local) = of_now.collect::<Result<_, _>>()?;
+        *self.lock(local) = Saved { before: self.noted(local)?, before_batch: Vec::new() };
         Ok(())
     }
 
     fn take_back(&self, local: usize) -> Result<(), RecoveryError> {
-        let noted = self.lock(local);
+        let saved = self.lock(local);
         self.variables
             .iter()
-            .zip(noted.iter())
+            .zip(&saved.before)
             .try_for_each(|(statistic, noted)| noted.put_back(&statistic.components[local]))
+    }
+
+    fn begin_batch(&self, local: usize, had_examples: bool, has_examples: bool) -> Result<(), RecoveryError> {
+        let mut saved = self.lock(local);
+        if !had_examples {
+            saved.undo_batch(&self.variables, local)?;
+        }
+        saved.before_batch = if has_examples { Vec::new() } else { self.noted(local)? };
+        Ok(())
     }
 
     /// Restores a statistic that a batch has made NaN or infinite: candle's `batch_norm` divides by the number of rows
     /// minus one.
     fn commit(&self, local: usize, has_examples: bool) -> Result<(), RecoveryError> {
-        let mut noted = self.lock(local);
-        for (Statistic { name, components, is_common }, noted) in self.variables.iter().zip(noted.iter_mut()) {
+        let mut saved = self.lock(local);
+        if !has_examples {
+            saved.undo_batch(&self.variables, local)?;
+        }
+        saved.before_batch.clear();
+        for (Statistic { name, components, .. }, noted) in self.variables.iter().zip(&mut saved.before) {
             let component = &components[local];
-            if !has_examples && !is_common {
-                noted.put_back(component)?;
-                continue;
-            }
             if component.device().is_cpu() && !is_finite(component)? {
                 noted.put_back(component)?;
                 self.warn(name);

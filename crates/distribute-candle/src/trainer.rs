@@ -258,7 +258,7 @@ impl<M: ModuleT + Sync> Trainee for Trainer<M> {
         self.strategy.run_with(arguments, |context, (model, optimizer, batches)| {
             let mut sums = trainer::sums(self.measures.metrics());
             for Part { examples, has_examples } in batches {
-                context.begin_batch(has_examples);
+                context.begin_batch(has_examples)?;
                 let outputs = model.forward_t(&examples.inputs, true)?;
                 let mut losses = self.measures.losses(&outputs, &examples)?;
                 if has_examples {

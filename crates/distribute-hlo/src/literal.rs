@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use distribute_types::{bf16, f16};
+use distribute_types::{bf16, bf16_from_f64, f16, f16_from_f64};
 
 use crate::{ElementType, Error, Result, Scalar, TensorType};
 
@@ -156,8 +156,9 @@ fn number_bytes(element: ElementType, value: Number) -> Result<Vec<u8>> {
         // Rounded once, not by way of f64.
         (ElementType::F32, Number::Integer(value)) => (value as f32).append_to(&mut bytes),
         (ElementType::F32, _) => (as_f64(value) as f32).append_to(&mut bytes),
-        (ElementType::F16, _) => f16::from_f64(as_f64(value)).append_to(&mut bytes),
-        (ElementType::BF16, _) => bf16::from_f64(as_f64(value)).append_to(&mut bytes),
+        (ElementType::F16, _) => f16_from_f64(as_f64(value)).append_to(&mut bytes),
+        (ElementType::BF16, Number::Integer(value)) => bf16_from_f64(rounded_to_odd(value)).append_to(&mut bytes),
+        (ElementType::BF16, _) => bf16_from_f64(as_f64(value)).append_to(&mut bytes),
         (_, value) => {
             let integer = as_integer(value).ok_or_else(|| refused("a whole number"))?;
             let (low, high) = integer_range(element);
@@ -187,6 +188,17 @@ fn as_f64(value: Number) -> f64 {
         Number::Integer(value) => value as f64,
         Number::Float(value) => value,
     }
+}
+
+/// Returns the integer if f64 has it, else a neighbour whose last bit stands for all that were dropped, so that a
+/// second rounding gives the result of a single one.
+fn rounded_to_odd(value: i128) -> f64 {
+    let magnitude = value.unsigned_abs();
+    let dropped = (u128::BITS - magnitude.leading_zeros()).saturating_sub(f64::MANTISSA_DIGITS);
+    let kept = magnitude >> dropped;
+    let is_inexact = kept << dropped != magnitude;
+    let rounded = ((kept | u128::from(is_inexact)) << dropped) as f64;
+    if value < 0 { -rounded } else { rounded }
 }
 
 /// Returns the number as an integer, if it is one.

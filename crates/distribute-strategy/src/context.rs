@@ -358,8 +358,11 @@ impl ReplicaContext {
 
     /// Sets whether the batch that this replica works on from now on has examples of its own, for closures that work on
     /// several batches. For batches passed as arguments of a run it is known.
-    pub fn begin_batch(&self, has_examples: bool) {
-        self.recovery.begin_batch(self.local, has_examples);
+    ///
+    /// # Errors
+    /// [`Error::NotNoted`] if state that a batch without examples must not change cannot be read or written.
+    pub fn begin_batch(&self, has_examples: bool) -> Result<()> {
+        self.recovery.begin_batch(self.local, has_examples)
     }
 
     /// Checks that the [`weight`](ReplicaContext::weight) was read if this replica has no examples. For authors of

@@ -51,7 +51,7 @@ pub(crate) struct OwnDevices<'a> {
     pub(crate) strategy: &'static str,
     /// The table of devices; `None` for this machine's.
     pub(crate) table: Option<&'a Devices>,
-    /// The number of GPUs of each task, if the cluster's description contains it.
+    /// The number of GPUs of each task, if the cluster's description contains it or the scheduler says it.
     pub(crate) gpus_per_task: Option<usize>,
     /// The place of this process among those of its job on the same machine, if it is known.
     pub(crate) place: Option<LocalPlace>,
@@ -134,7 +134,10 @@ fn share(
     let (seen, place) = (visible.len(), place.unwrap_or(LocalPlace { rank: 0, size: 1 }));
     let each = match per_task {
         Some(each) if seen < each => {
-            return Err(format!("the cluster's description gives each task {each} GPUs, but this one sees {seen}"));
+            return Err(format!(
+                "the cluster's description gives each task {each} GPUs, but this one sees {seen}; name the devices if \
+                 it is to use fewer"
+            ));
         }
         // They are this task's own.
         Some(each) if seen == each => return Ok(visible),

@@ -41,7 +41,8 @@ impl MultiWorkerMirroredBuilder {
     /// Sets the devices of this process's replicas; every process must have the same number. Default: as
     /// [`MirroredBuilder::devices`](crate::MirroredBuilder::devices), where processes of the job on the same machine
     /// divide the GPUs that they see. The number for each is that of the resolver's
-    /// [`num_accelerators`](ClusterResolver::num_accelerators), if it contains `GPU`.
+    /// [`num_accelerators`](ClusterResolver::num_accelerators), if it contains `GPU`, else that of
+    /// [`Membership::gpus_per_task`].
     pub fn devices<D: Into<String>>(mut self, devices: impl IntoIterator<Item = D>) -> Self {
         self.workers.devices(DeviceChoice::named(devices));
         self

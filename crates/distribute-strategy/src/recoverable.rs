@@ -73,6 +73,18 @@ pub trait Recoverable: Send + Sync {
         self.note(local)
     }
 
+    /// Takes notice that a replica begins another batch within its run, before its steps have committed. Changes by a
+    /// batch without examples should be undone when the next one begins, and by [`commit`](Recoverable::commit), without
+    /// a change to what [`take_back`](Recoverable::take_back) restores. `had_examples` is about the batch that ends,
+    /// `has_examples` about the one that begins. Default: does nothing, for state that does not depend on examples.
+    ///
+    /// # Errors
+    /// If the state cannot be read or written; the replica's closure gets it.
+    fn begin_batch(&self, local: usize, had_examples: bool, has_examples: bool) -> Result<(), RecoveryError> {
+        let _ = (local, had_examples, has_examples);
+        Ok(())
+    }
+
     /// Takes notice of the end of the run, after the state was committed or restored: what is saved is not needed any
     /// more. Default: does nothing.
     fn end(&self, local: usize) {
@@ -101,6 +113,10 @@ impl Recoverable for Undo {
 
     fn commit(&self, local: usize, has_examples: bool) -> Result<(), RecoveryError> {
         if has_examples { self.note(local) } else { Ok(self.take_back_batch(local)?) }
+    }
+
+    fn begin_batch(&self, local: usize, had_examples: bool, _: bool) -> Result<(), RecoveryError> {
+        Ok(self.end_batch(local, had_examples)?)
     }
 
     fn end(&self, local: usize) {

@@ -56,7 +56,17 @@ impl Recovery {
         outcomes.fold(Ok(()), Result::and).map_err(Error::NotNoted)
     }
 
-    pub(crate) fn begin_batch(&self, local: usize, has_examples: bool) {
+    /// Begins another batch of a replica within its run.
+    pub(crate) fn begin_batch(&self, local: usize, has_examples: bool) -> Result<()> {
+        let (states, had_examples) = (self.states[local].lock().clone(), self.has_examples(local));
+        let begun = |state: &Arc<dyn Recoverable>| state.begin_batch(local, had_examples, has_examples);
+        states.iter().try_for_each(begun).map_err(Error::NotNoted)?;
+        self.set_batch(local, has_examples);
+        Ok(())
+    }
+
+    /// Sets whether the batch that a replica works on has examples.
+    pub(crate) fn set_batch(&self, local: usize, has_examples: bool) {
         self.examples[local].store(has_examples, Ordering::Relaxed);
         self.weighed[local].store(false, Ordering::Relaxed);
     }

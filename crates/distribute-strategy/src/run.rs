@@ -133,7 +133,7 @@ impl Strategy {
         let rendezvous = Arc::new(Rendezvous::new((0..ranks).map(|local| replicas.id_of(local)).collect()));
         let recovery = Arc::new(Recovery::new(ranks, &replicas.watched));
         for (local, has_examples) in examples.iter().flatten().enumerate().take(ranks) {
-            recovery.begin_batch(local, *has_examples);
+            recovery.set_batch(local, *has_examples);
         }
         let first_failure = parking_lot::Mutex::new(None);
         let body = &body;
@@ -332,6 +332,27 @@ mod tests {
         strategy.update(&on_write, add).unwrap();
         assert!(run(true).is_err());
         assert_eq!(values(), [2.0, 2.0, 1.0, 1.0]);
+    }
+
+    #[test]
+    fn a_batch_without_examples_changes_nothing_between_others_of_its_run() {
+        use distribute_values::{Aggregation, Assignment, HostTensor, Synchronization, TensorStorage, VariableOptions};
+
+        let strategy = strategy(Duration::from_secs(20));
+        let options = VariableOptions::default().synchronization(Synchronization::OnRead).aggregation(Aggregation::Sum);
+        let seen = strategy.variable("seen", &HostTensor::scalar(0.0), options).unwrap();
+        for batches in [vec![(true, 1.0), (false, 100.0)], vec![(false, 100.0), (true, 2.0), (true, 4.0)]] {
+            let outcome = strategy.run_with((), |context, ()| {
+                for (has_examples, value) in &batches {
+                    context.begin_batch(*has_examples)?;
+                    seen.assign(context.call_context(), Assignment::Add, &HostTensor::scalar(*value))?;
+                }
+                Ok::<(), Error>(())
+            });
+            outcome.unwrap();
+        }
+        let values = seen.components().iter().map(|component| component.to_elements::<f64>().unwrap()[0]);
+        assert_eq!(values.collect::<Vec<f64>>(), [7.0; 2]);
     }
 
     /// State whose copies cannot be made equal again.

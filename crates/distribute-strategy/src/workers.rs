@@ -119,7 +119,10 @@ impl Workers {
     fn own(self, strategy: &'static str, membership: Option<&Membership>) -> Result<Own> {
         let place = membership.map(LocalPlace::from_env).transpose()?.flatten();
         let accelerators = self.cluster.as_ref().map(ClusterResolver::num_accelerators);
-        let gpus_per_task = accelerators.and_then(|accelerators| accelerators.get("GPU").copied());
+        let gpus_per_task = match accelerators.and_then(|accelerators| accelerators.get("GPU").copied()) {
+            Some(gpus) => Some(gpus),
+            None => membership.map(Membership::gpus_per_task).transpose()?.flatten(),
+        };
         let ranks = self.tensor_parallel.unwrap_or(1);
         let devices = self.devices.devices(&OwnDevices { strategy, table: None, gpus_per_task, place }, ranks)?;
         let mesh = Mesh::new(strategy, devices.len(), ranks)?;

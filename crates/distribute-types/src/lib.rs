@@ -5,6 +5,7 @@
 //! - [`DType`] and [`Element`] are the element types of buffers, as values and as Rust types; [`with_dtype!`] converts
 //!   from the former to the latter.
 //! - [`ElementType`] is the type of an element in a compiled program.
+//! - [`f16_from_f64`] and [`bf16_from_f64`] round to 16 bits once.
 //! - [`Rank`] is a member's place in a process group.
 //! - [`ErrorClass`] tells which part of a job an error concerns, whether a restart helps, and the exit code of the
 //!   process; [`debug_is_display!`] makes a `main` that returns it print a sentence.
@@ -23,6 +24,7 @@ mod dtype;
 mod element_type;
 mod error_class;
 mod fnv;
+mod narrow;
 mod rank;
 mod setters;
 mod topology;
@@ -33,6 +35,7 @@ pub use element_type::ElementType;
 pub use error_class::{Class, Classified, ErrorClass, FailureKind, Scope};
 pub use fnv::{FNV32, FNV64, FNV128, fnv1a_32, fnv1a_64, fnv1a_128};
 pub use half::{bf16, f16};
+pub use narrow::{bf16_from_f64, f16_from_f64};
 pub use rank::Rank;
 pub use topology::{InvalidTopology, Topology};
 pub use waits::Waits;

@@ -246,19 +246,31 @@ fn gather_shapes<L, T: TensorStorage<L>>(
     values: &[&T],
     form: Form,
 ) -> Result<Vec<Vec<usize>>> {
-    let gathered = on_local_ranks(groups, |local, group| {
-        let shape = values[local].shape();
-        let mut encoded = vec![0u64; MAX_NDIM + 1];
-        encoded[0] = shape.len() as u64;
-        for (slot, length) in encoded[1..].iter_mut().zip(&shape) {
-            *slot = *length as u64;
-        }
-        group.start().tag(form.tag(&[])).all_gather(encoded, vec![0u64; (MAX_NDIM + 1) * group.world_size()])
-    })?;
-    let [_, all] = gathered.unwrap_or_default();
+    // The number of dimensions, and the first ones; zeros if there are fewer.
+    let exchange = |ndim: usize| {
+        let gathered = on_local_ranks(groups, |local, group| {
+            let shape = values[local].shape();
+            let mut encoded = vec![0u64; ndim + 1];
+            encoded[0] = shape.len() as u64;
+            for (slot, length) in encoded[1..].iter_mut().zip(&shape) {
+                *slot = *length as u64;
+            }
+            group.start().tag(form.tag(&[])).all_gather(encoded, vec![0u64; (ndim + 1) * group.world_size()])
+        })?;
+        let [_, all] = gathered.unwrap_or_default();
+        Ok::<_, Error>(all)
+    };
+    let mut ndim = USUAL_NDIM;
+    let mut all = exchange(ndim)?;
+    let largest = all.iter().step_by(ndim + 1).max().map_or(0, |largest| *largest as usize);
+    if largest > ndim {
+        // Known to all replicas.
+        ndim = largest;
+        all = exchange(ndim)?;
+    }
     let decode =
         |encoded: &[u64]| encoded[1..].iter().take(encoded[0] as usize).map(|length| *length as usize).collect();
-    Ok(all.chunks_exact(MAX_NDIM + 1).map(decode).collect())
+    Ok(all.chunks_exact(ndim + 1).map(decode).collect())
 }
 
 fn gather_typed<E: Arithmetic, L, T: TensorStorage<L>>(
@@ -299,8 +311,8 @@ fn gather_typed<E: Arithmetic, L, T: TensorStorage<L>>(
 
 /// The form of a nest up to one of its leaves: the kinds, keys and lengths of the containers that were entered before.
 ///
-/// Calls of collectives are tagged with it and the leaf's shape, since values of equal number and type would be combined
-/// with each other otherwise, whatever they are.
+/// Calls of collectives are tagged with it and the leaf's shape, since values of equal number and type would be
+/// combined with each other otherwise, whatever they are.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Form(u32);
 
@@ -344,8 +356,8 @@ pub fn broadcast_from<L, T: TensorStorage<L>>(groups: &[ProcessGroup], value: &T
     })
 }
 
-/// Maximum number of dimensions of a gathered value; candle and burn stay below.
-const MAX_NDIM: usize = 8;
+/// Number of dimensions up to which the shapes of gathered values are exchanged at once.
+const USUAL_NDIM: usize = 8;
 
 fn check_components<'a, L, T: TensorStorage<L>>(groups: &[ProcessGroup], values: &[&'a T]) -> Result<&'a T> {
     if values.len() != groups.len() {
@@ -448,6 +460,12 @@ mod tests {
         // The sum of these exceeds f16; their mean does not.
         let mean = over_rows(ReduceOp::Mean, halves(&[60000.0, 60000.0]), halves(&[30000.0])).unwrap();
         assert_eq!(mean, f16::from_f32(50000.0));
+        // A little more than half way between 2048 and 2050, by less than f32 has, and the same for bf16.
+        let sum = over_rows(ReduceOp::Sum, halves(&[2048.0, 1.0]), halves(&[2f32.powi(-24)])).unwrap();
+        assert_eq!(sum, f16::from_f32(2050.0));
+        let short = |of: &[f32]| of.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<bf16>>();
+        let sum = over_rows(ReduceOp::Sum, short(&[256.0, 1.0]), short(&[2f32.powi(-30)])).unwrap();
+        assert_eq!(sum, bf16::from_f32(258.0));
         // Added one by one in f32, the small ones would be lost.
         let mut many = vec![1e8f32];
         many.extend(vec![1.0; 999]);
@@ -491,6 +509,30 @@ mod tests {
             let error = reduce_values(&groups, ReduceOp::BitXor, &float, &axis).unwrap_err().to_string();
             assert!(error.contains("bxor of f64") && error.contains("take integers"), "{error}");
         }
+    }
+
+    #[test]
+    fn values_of_many_dimensions_are_gathered() {
+        for ndim in [8, 9, 12] {
+            let mut shape = vec![1; ndim];
+            let part = |rows: usize, shape: &mut Vec<usize>| {
+                (shape[ndim - 2], shape[ndim - 1]) = (rows, 2);
+                HostTensor::new(shape, (0..2 * rows).map(|at| at as f64).collect()).unwrap()
+            };
+            let values = pair(part(1, &mut shape), part(2, &mut shape));
+            let joined = gather_values(&ProcessGroup::local(2).unwrap(), &values, ndim - 2).unwrap();
+            (shape[ndim - 2], shape[ndim - 1]) = (3, 2);
+            assert_eq!(
+                (joined.shape(), joined.to_elements::<f64>().unwrap()),
+                (shape, vec![0.0, 1.0, 0.0, 1.0, 2.0, 3.0])
+            );
+        }
+        let values = pair(HostTensor::new(&[1; 10], vec![1.0]).unwrap(), HostTensor::new(&[1; 9], vec![1.0]).unwrap());
+        let error = gather_values(&ProcessGroup::local(2).unwrap(), &values, 0).unwrap_err();
+        assert!(
+            matches!(&error, Error::Shape { got, expected, .. } if got.len() == 9 && expected.len() == 10),
+            "{error}"
+        );
     }
 
     #[test]

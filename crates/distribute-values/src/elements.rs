@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use distribute_collectives::ReduceOp;
 use distribute_device::{BufferMut, BufferRef, Element};
-use distribute_types::with_dtype;
+use distribute_types::{bf16_from_f64, f16_from_f64, with_dtype};
 
 use crate::{Assignment, Result};
 
@@ -151,8 +151,8 @@ macro_rules! integers {
 floats! {
     f32, |x: f64| x as f32, f64::from;
     f64, std::convert::identity, std::convert::identity;
-    F16, F16::from_f64, F16::to_f64;
-    BF16, BF16::from_f64, BF16::to_f64;
+    F16, f16_from_f64, F16::to_f64;
+    BF16, bf16_from_f64, BF16::to_f64;
 }
 integers!(i8, u8, i32, u32, i64, u64);
 

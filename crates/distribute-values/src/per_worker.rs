@@ -107,12 +107,30 @@ impl<T> PerWorkerVariable<T> {
         })?;
         let [_, all] = gathered.unwrap_or_default();
         // All replicas of a worker contribute the same.
-        let stride = own.len() * groups.first().map_or(1, ProcessGroup::local_world_size);
-        let workers = all.len().checked_div(stride).unwrap_or(0);
+        let (world_size, replicas) =
+            groups.first().map_or((0, 1), |group| (group.world_size(), group.local_world_size().max(1)));
+        let (workers, stride) = (world_size / replicas, own.len() * replicas);
         let value = |worker: usize| {
             let elements = &all[worker * stride..worker * stride + own.len()];
             self.value.beside(&self.value.shape(), BufferRef::from(elements))
         };
         (0..workers).map(value).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::HostTensor;
+
+    #[test]
+    fn every_worker_has_a_value_also_if_it_has_no_elements() {
+        for (shape, len) in [(vec![], 1), (vec![2, 3], 6), (vec![0], 0), (vec![3, 0], 0)] {
+            let groups = ProcessGroup::local(2).unwrap();
+            let variable = PerWorkerVariable::new("seen", HostTensor::new(&shape, vec![7i64; len]).unwrap());
+            let all = variable.read_all(&groups).unwrap();
+            assert_eq!(all.len(), 1, "{shape:?}");
+            assert_eq!((all[0].shape(), all[0].to_elements::<i64>().unwrap()), (shape, vec![7; len]));
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! One element, whatever its type.
 
 use distribute_hlo::ElementType;
-use distribute_types::{bf16, f16};
+use distribute_types::{bf16_from_f64, f16_from_f64};
 
 /// An element, in a type that holds all values of all element types.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -70,8 +70,8 @@ impl Num {
 fn round(value: f64, element: ElementType) -> f64 {
     match element {
         ElementType::F32 => f64::from(value as f32),
-        ElementType::F16 => f16::from_f64(value).to_f64(),
-        ElementType::BF16 => bf16::from_f64(value).to_f64(),
+        ElementType::F16 => f16_from_f64(value).to_f64(),
+        ElementType::BF16 => bf16_from_f64(value).to_f64(),
         _ => value,
     }
 }

@@ -1,7 +1,7 @@
 //! Values of an evaluation.
 
 use distribute_hlo::{ElementType, Literal, TensorType};
-use distribute_types::{bf16, f16};
+use distribute_types::{bf16, bf16_from_f64, f16, f16_from_f64};
 
 use crate::number::Num;
 
@@ -154,7 +154,7 @@ impl Tensor {
             };
         }
         let data = pack! {
-            F16 f16::from_f64; BF16 bf16::from_f64; F32 |value| value as f32; F64 |value| value; ;
+            F16 f16_from_f64; BF16 bf16_from_f64; F32 |value| value as f32; F64 |value| value; ;
             I8 i8; I16 i16; I32 i32; I64 i64; U8 u8; U16 u16; U32 u32; U64 u64;
         };
         Tensor { ty, data }

@@ -45,21 +45,30 @@ impl Leaf {
         Ok(Leaf { dtype, shape, memory: Arc::new(memory) })
     }
 
-    /// Returns the tensor with `rows` rows, of which those that it lacks repeat its first row, or `other`'s if it has
-    /// none.
+    pub(crate) fn rows(&self) -> usize {
+        self.shape.first().copied().unwrap_or(0)
+    }
+
+    /// Returns the shape of a row, and the type of its elements.
+    pub(crate) fn row(&self) -> (&[usize], BurnType) {
+        (self.shape.get(1..).unwrap_or_default(), self.dtype)
+    }
+
+    /// Returns the tensor with `rows` rows, of which those that it lacks repeat its first row. If it has none, the
+    /// result has rows like the first one of `other`.
     pub(crate) fn padded(&self, rows: usize, other: &Leaf) -> Result<Leaf> {
-        let given = self.shape[0];
-        if given >= rows {
+        let model = if self.rows() > 0 { self } else { other };
+        let given = model.rows();
+        if given == 0 || self.rows() >= rows {
             return Ok(self.clone());
         }
-        let own = self.memory.as_bytes();
-        let row_bytes = other.memory.as_bytes().len() / other.shape[0].max(1);
-        let row = if given > 0 { &own[..row_bytes] } else { &other.memory.as_bytes()[..row_bytes] };
-        let mut bytes = own.to_vec();
-        bytes.extend((given..rows).flat_map(|_| row));
-        let mut shape = self.shape.clone();
+        let all = model.memory.as_bytes();
+        let row = &all[..all.len() / given];
+        let mut bytes = self.memory.as_bytes().to_vec();
+        bytes.extend((self.rows()..rows).flat_map(|_| row));
+        let mut shape = model.shape.clone();
         shape[0] = rows;
-        Leaf::new(self.dtype, shape, &bytes)
+        Leaf::new(model.dtype, shape, &bytes)
     }
 }
 

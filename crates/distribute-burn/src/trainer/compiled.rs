@@ -81,7 +81,7 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainer<
             leaves.push(collect(x.clone())?);
         }
         let has_examples: Vec<bool> = (0..batch.len()).map(|local| batch.has_examples(local)).collect();
-        let rows: Vec<usize> = leaves.iter().map(|leaves| leaves.first().map_or(0, |leaf| leaf.shape[0])).collect();
+        let rows: Vec<usize> = leaves.iter().map(|leaves| leaves.first().map_or(0, Leaf::rows)).collect();
         self.pad(&mut leaves, &rows, false)?;
         let x = &batch.values()[0];
         let shapes = leaves[0].clone();
@@ -116,7 +116,8 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainer<
 
     /// Makes batches of equal numbers of rows: of as many as the largest one has.
     fn pad(&self, leaves: &mut [Vec<Leaf>], rows: &[usize], trains: bool) -> Result<()> {
-        let present = |own: &[Leaf]| own.first().and_then(|leaf| leaf.shape.first()).copied().unwrap_or(0);
+        check_rows(leaves)?;
+        let present = |own: &[Leaf]| own.first().map_or(0, Leaf::rows);
         let largest = leaves.iter().map(|own| present(own)).max().unwrap_or(0);
         let is_even = rows.iter().all(|count| *count == largest);
         if is_even {
@@ -140,7 +141,7 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainer<
 
     /// Returns the factor of each row's loss: 1 or the weight of its class, and 0 for padding.
     fn factors(&self, fed: &Fed<X, Y>, class_weights: &[f32]) -> Result<Vec<f32>> {
-        let total = fed.leaves.first().map_or(0, |leaf| leaf.shape[0]);
+        let total = fed.leaves.first().map_or(0, Leaf::rows);
         let mut factors = vec![1.0; fed.rows];
         if !class_weights.is_empty() && fed.rows > 0 {
             // Classes without a weight have weight 1.
@@ -213,6 +214,37 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainer<
         }
         Ok(())
     }
+}
+
+/// Checks that all replicas have equally many tensors, with rows of the same shapes and types; a tensor without rows
+/// may have any.
+fn check_rows(leaves: &[Vec<Leaf>]) -> Result<()> {
+    for (replica, own) in leaves.iter().enumerate().skip(1) {
+        if own.len() != leaves[0].len() {
+            let problem = format!(
+                "the batch of replica 0 has {} tensors, and that of replica {replica} has {}; give all replicas the \
+                 same tensors, with weights for all of them or for none",
+                leaves[0].len(),
+                own.len()
+            );
+            return Err(Error::Program { problem });
+        }
+    }
+    for at in 0..leaves.first().map_or(0, Vec::len) {
+        let mut with_rows = leaves.iter().map(|own| &own[at]).enumerate().filter(|(_, leaf)| leaf.rows() > 0);
+        let Some((first, leaf)) = with_rows.next() else { continue };
+        let (shape, dtype) = leaf.row();
+        if let Some((replica, other)) = with_rows.find(|(_, other)| other.row() != leaf.row()) {
+            let (other_shape, other_dtype) = other.row();
+            let problem = format!(
+                "tensor {at} of the batch has rows of shape {shape:?} and {dtype:?} on replica {first}, but of \
+                 {other_shape:?} and {other_dtype:?} on replica {replica}, and all replicas run one program; make rows \
+                 of equal shapes and types, for example by padding them to a fixed length"
+            );
+            return Err(Error::Program { problem });
+        }
+    }
+    Ok(())
 }
 
 /// Returns the first rows of a program's output as a tensor of burn.

@@ -6,6 +6,7 @@ mod data;
 mod elastic;
 mod equality;
 mod failures;
+mod graphs;
 mod mixed_precision;
 mod optimizer_states;
 mod optimizers;

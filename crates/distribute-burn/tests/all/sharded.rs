@@ -116,6 +116,28 @@ fn replicas_of_which_some_keep_a_weight_train_as_mirrored_ones() {
     assert_eq!(run(mirrored(2)), run(sharded(2)));
 }
 
+/// The same of two graphs that are in memory at once.
+#[test]
+fn replicas_of_which_some_keep_a_weight_of_a_second_graph_train_as_mirrored_ones() {
+    let run = |strategy: Strategy| {
+        let model = scope::<Positions>(&strategy);
+        let optimizer = Sgd::new(0.1).build(&model).unwrap();
+        let device = Device::flex().autodiff();
+        for rows in [[[5, 5], [2, 5]], [[2, 5], [5, 2]]] {
+            let part = |step: usize, rows: usize| cut(&batch(step, 2 * rows), 2, &device).swap_remove(0);
+            let parts = PerReplica::new([0, 1].map(|replica| rows.map(|rows| part(replica, rows[replica]))).into());
+            let stepped = strategy.run_with((&model, &optimizer, parts), |context, (model, optimizer, parts)| {
+                let [first, second] = parts.map(|(x, y)| context.average_loss(model.losses(x, y), 20));
+                optimizer.accumulate(context, &first)?;
+                optimizer.minimize(context, &second)
+            });
+            stepped.unwrap();
+        }
+        wholes(&strategy, &model)
+    };
+    assert_eq!(run(mirrored(2)), run(sharded(2)));
+}
+
 #[test]
 fn normalisation_trains_alike_mirrored_and_sharded() {
     // Each replica normalises its own rows, so the number of replicas matters.

@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
-use burn::nn::{Linear, LinearConfig};
+use burn::data::dataloader::batcher::Batcher;
+use burn::data::dataset::InMemDataset;
+use burn::module::Module;
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::activation::{sigmoid, softmax};
 use burn::tensor::{Device, Int, Tensor};
 use distribute_burn::{
-    BinaryCrossentropy, BurnContext, BurnStrategy, Error, Fit, FromProbabilities, Loss, Model, Optimizer, Sgd,
+    BinaryCrossentropy, BurnContext, BurnStrategy, Error, Fit, FromProbabilities, Items, Loss, Model, Optimizer, Sgd,
     SparseCategoricalCrossentropy, Trainer,
 };
 use distribute_input::{Array, Dataset};
@@ -144,4 +147,66 @@ fn losses_of_probabilities_are_lowered_with_their_gradients() {
         Ok::<Tensor<1>, Error>(loss)
     });
     losses.unwrap();
+}
+
+/// A mean of embeddings, of as many numbers as there are classes.
+#[derive(Module, Debug)]
+struct Bag {
+    embedding: Embedding,
+}
+
+impl Bag {
+    fn forward(&self, words: Tensor<2, Int>) -> Tensor<2> {
+        let rows = words.dims()[0];
+        self.embedding.forward(words).mean_dim(1).reshape([rows, 3])
+    }
+}
+
+/// Makes rows as long as the longest of the replica's own.
+struct Ragged;
+
+impl Batcher<Vec<i64>, (Tensor<2, Int>, Tensor<1, Int>)> for Ragged {
+    fn batch(&self, items: Vec<Vec<i64>>, device: &Device) -> (Tensor<2, Int>, Tensor<1, Int>) {
+        let longest = items.iter().map(Vec::len).max().unwrap_or(0);
+        let words: Vec<i64> =
+            items.iter().flat_map(|item| (0..longest).map(|at| *item.get(at).unwrap_or(&0))).collect();
+        let words = Tensor::<1, Int>::from_ints(&words[..], device).reshape([items.len(), longest]);
+        (words, Tensor::zeros([items.len()], device))
+    }
+}
+
+#[test]
+fn rows_of_other_shapes_on_another_replica_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let strategy = simulated(&folder, Script::default());
+    // Two rows and one, and two each; a replica without rows has no shape to differ in.
+    for (lengths, told) in [
+        (&[12, 12, 10][..], Some("rows of shape [12] and I32 on replica 0, but of [10] and I32 on replica 1")),
+        (&[12, 11, 10, 10], Some("rows of shape [12] and I32 on replica 0, but of [10] and I32 on replica 1")),
+        (&[12, 12, 12], None),
+        (&[12], None),
+    ] {
+        let dataset = InMemDataset::new(lengths.iter().map(|length| vec![1i64; *length]).collect());
+        let data = Items::new(dataset, Ragged, |indices| indices.batch(4));
+        let mut trainer = Trainer::new(
+            &strategy,
+            |device| Bag { embedding: EmbeddingConfig::new(5, 3).init(device) },
+            Bag::forward,
+            |model| Sgd::new(0.1).build(model),
+            SparseCategoricalCrossentropy,
+            Metrics::new(),
+        )
+        .unwrap();
+        let outcome = trainer.fit(&data, Fit::epochs(1));
+        match told {
+            // The plugin computes nothing, so the outputs are refused later.
+            None => assert!(!outcome.unwrap_err().to_string().contains("rows of shape")),
+            Some(told) => {
+                let error = outcome.unwrap_err();
+                assert!(matches!(error, Error::Program { .. }) && error.to_string().contains(told), "{error}");
+                let error = trainer.evaluate(&data).unwrap_err().to_string();
+                assert!(error.contains(told), "{error}");
+            }
+        }
+    }
 }

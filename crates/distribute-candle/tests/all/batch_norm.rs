@@ -77,6 +77,28 @@ fn flat(tensor: &Tensor) -> Vec<f32> {
 }
 
 #[test]
+fn a_batch_without_examples_changes_no_statistic_of_others_in_its_run() {
+    let strategy = mirrored(1);
+    let of = |batches: &[bool]| -> Vec<Vec<f32>> {
+        let model = strategy.scope(|vb| batch_norm(4, BatchNormConfig::default(), vb)).unwrap();
+        let outcome = strategy.run_with(&model, |context, model| {
+            for has_examples in batches {
+                context.begin_batch(*has_examples)?;
+                let scale = if *has_examples { 1.0 } else { 100.0 };
+                model.forward_t(&(Tensor::arange(0f32, 8.0, &Device::Cpu)?.reshape((2, 4))? * scale)?, true)?;
+            }
+            Ok::<(), Error>(())
+        });
+        outcome.unwrap();
+        model.variables().iter().map(|variable| flat(&variable.components()[0])).collect()
+    };
+    let alone = of(&[true]);
+    assert_ne!(alone, of(&[]));
+    assert_eq!(of(&[true, false]), alone);
+    assert_eq!(of(&[false, true]), alone);
+}
+
+#[test]
 fn many_buckets_and_empty_replicas_train_as_one_replica() {
     // Channels of one element, and images.
     let cases = [(8, 600, false), (3, 600, false), (8, 24, false), (3, 24, false), (8, 24, true), (3, 24, true)];

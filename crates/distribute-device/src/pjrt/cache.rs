@@ -1,5 +1,6 @@
 //! Compiled programs on disk.
 
+use std::env;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -14,7 +15,8 @@ use crate::{Error, Result};
 /// A folder of compiled programs, which several processes may use at once.
 ///
 /// A program is found again by a hash (SHA-256) of its text, its options, the plugin's file and version, the platform's
-/// version, and the kinds of the client's devices. Files are written under another name and renamed, so that no process
+/// version, the kinds of the client's devices, and the flags in the environment: `XLA_FLAGS`, with the content of the
+/// file that it may name, and `LIBTPU_INIT_ARGS`. Files are written under another name and renamed, so that no process
 /// reads a part of one. The programs that were used least recently are removed when the folder grows too large.
 ///
 /// # Examples
@@ -118,6 +120,7 @@ impl ProgramCache {
         for device in client.devices() {
             kinds += &format!("{}\n", device.description().kind);
         }
+        let flags = flags();
         let mut hash = Sha256::new();
         for part in [
             program,
@@ -127,6 +130,7 @@ impl ProgramCache {
             client.platform_name().as_bytes(),
             client.platform_version().as_bytes(),
             kinds.as_bytes(),
+            &flags,
         ] {
             // With their lengths, so that the end of one part is not the beginning of the next.
             hash.update((part.len() as u64).to_le_bytes());
@@ -200,6 +204,26 @@ impl ProgramCache {
         }
     }
 }
+
+/// Returns the flags in the environment that change how plugins compile.
+fn flags() -> Vec<u8> {
+    let mut flags = Vec::new();
+    for name in FLAGS {
+        // An empty variable sets nothing.
+        let value = env::var_os(name).unwrap_or_default();
+        // XLA reads a value that is not a flag as the name of a file of them.
+        let is_file = !value.is_empty() && !value.as_encoded_bytes().starts_with(b"-");
+        let content = if is_file { fs::read(&value).unwrap_or_default() } else { Vec::new() };
+        for part in [value.as_encoded_bytes(), &content] {
+            flags.extend((part.len() as u64).to_le_bytes());
+            flags.extend(part);
+        }
+    }
+    flags
+}
+
+/// The variables of the environment from which XLA and libtpu take flags.
+const FLAGS: [&str; 2] = ["XLA_FLAGS", "LIBTPU_INIT_ARGS"];
 
 fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()

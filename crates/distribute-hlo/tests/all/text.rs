@@ -74,6 +74,13 @@ fn constants_keep_every_bit() {
     assert_eq!(text(splat(ElementType::F16, 1.0)), "dense<0x3C00> : tensor<2x3xf16>");
     assert_eq!(text(splat(ElementType::F64, 2.0)), "dense<0x4000000000000000> : tensor<2x3xf64>");
     assert_eq!(text(splat(ElementType::I8, -128.0)), "dense<-128> : tensor<2x3xi8>");
+    // A little more than half way between two neighbours, by less than f32 has.
+    let above = |tie: f64| tie + 2f64.powi(-24);
+    assert_eq!(text(splat(ElementType::F16, above(2049.0))), "dense<0x6801> : tensor<2x3xf16>");
+    assert_eq!(text(splat(ElementType::BF16, above(257.0))), "dense<0x4381> : tensor<2x3xbf16>");
+    // By less than f64 has.
+    let whole = Literal::splat(TensorType::scalar(ElementType::BF16), -((1i128 << 62) + (1i128 << 54) + 1) as i64);
+    assert_eq!(text(whole.unwrap()), "dense<0xDE81> : tensor<bf16>");
     let most = Literal::splat(TensorType::scalar(ElementType::U64), u64::MAX).unwrap();
     assert_eq!(text(most), "dense<18446744073709551615> : tensor<ui64>");
     // Its lower half decides, which f64 does not hold.

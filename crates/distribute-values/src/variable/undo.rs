@@ -72,6 +72,16 @@ impl Undo {
         Ok(())
     }
 
+    /// Ends a batch of a replica within its run. What the replica wrote in it is undone if it had no examples; what a
+    /// failure restores is unchanged.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`](crate::Error::Tensor) if the tensor cannot be written.
+    pub fn end_batch(&self, local: usize, had_examples: bool) -> Result<()> {
+        let before = self.slot(local).before_batch.take();
+        before.filter(|_| !had_examples).map_or(Ok(()), |before| before())
+    }
+
     /// Keeps a component's value before its replica changes it, unless one is kept already.
     pub(super) fn keep<L, T: TensorStorage<L>>(&self, local: usize, component: &T) -> Result<()> {
         let mut slot = self.slot(local);

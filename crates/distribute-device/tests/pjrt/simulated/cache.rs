@@ -1,11 +1,13 @@
 //! Compiled programs on disk.
 
+use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, SystemTime};
 
 use distribute_device::Error;
-use distribute_device::pjrt::{CacheOutcome, Client, CompileOptions, ProgramCache};
+use distribute_device::pjrt::{CacheOutcome, Client, ClientOptions, CompileOptions, Plugin, ProgramCache, Search};
 use simulated_pjrt::{Fail, Live, Script};
 
 use super::Simulated;
@@ -117,4 +119,41 @@ fn the_folder_stays_within_its_limit_and_keeps_what_was_used_last() {
     let outcome = get(&none, &client, &program(4));
     let told = matches!(&outcome, CacheOutcome::NotStored { problem } if problem.contains("raise its limit"));
     assert!(told, "{outcome:?}");
+}
+
+/// The variables by which a test that starts itself tells the folder of programs and the plugin.
+const FOLDER: &str = "DISTRIBUTE_TEST_PROGRAMS";
+const PLUGIN: &str = "DISTRIBUTE_TEST_PLUGIN";
+
+#[test]
+fn other_flags_in_the_environment_compile_again() {
+    if let Some(folder) = env::var_os(FOLDER) {
+        let plugin = Plugin::open(&Search::file(env::var_os(PLUGIN).unwrap()), soon()).unwrap();
+        let client = Client::create(&plugin, ClientOptions::new(), soon()).unwrap();
+        get(&ProgramCache::open(folder, 1 << 20).unwrap(), &client, &step(1, false));
+        return;
+    }
+    let (simulated, folder) = (Simulated::new(&Script::default()), tempfile::tempdir().unwrap());
+    let (cache, flags) = (folder.path().join("programs"), folder.path().join("flags"));
+    fs::write(&flags, "--xla_a=true").unwrap();
+    // Returns the number of programs after a process with these flags has asked for one.
+    let count_with = |variables: &[(&str, &str)]| {
+        let test = ["simulated::cache::other_flags_in_the_environment_compile_again", "--exact"];
+        let mut command = Command::new(env::current_exe().unwrap());
+        command.args(test).env_remove("XLA_FLAGS").env_remove("LIBTPU_INIT_ARGS").env(FOLDER, &cache);
+        command.env(PLUGIN, simulated.installed.path());
+        let output = command.envs(variables.iter().copied()).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        programs(&cache).len()
+    };
+    let of_file = [("XLA_FLAGS", flags.to_str().unwrap())];
+    assert_eq!(count_with(&[]), 1);
+    assert_eq!(count_with(&[("XLA_FLAGS", "")]), 1);
+    assert_eq!(count_with(&[("XLA_FLAGS", "--xla_a=true")]), 2);
+    assert_eq!(count_with(&[("XLA_FLAGS", "--xla_a=true")]), 2);
+    assert_eq!(count_with(&[("LIBTPU_INIT_ARGS", "--xla_a=true")]), 3);
+    assert_eq!(count_with(&of_file), 4);
+    fs::write(&flags, "--xla_a=false").unwrap();
+    assert_eq!(count_with(&of_file), 5);
+    assert_eq!(count_with(&of_file), 5);
 }

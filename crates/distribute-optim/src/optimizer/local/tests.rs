@@ -265,7 +265,7 @@ fn a_replica_without_examples_makes_no_update() {
     let optimizer = momentum(&model);
     let before = copies(&model, 2);
     let run = strategy.run_with(&optimizer, |context, optimizer| {
-        context.begin_batch(context.replica_id() == 0);
+        context.begin_batch(context.replica_id() == 0)?;
         let _ = context.weight();
         optimizer.minimize(context, &loss(0, context.replica_id()))
     });

@@ -147,7 +147,7 @@ fn fragments_become_equal_in_turn_and_in_few_bytes() {
             let equal = [(step + 1) % 4 == 0, (step + 1) % 4 == 2];
             // A replica without examples synchronizes with the others.
             let run = strategy.run_with(&optimizer, |context, optimizer| {
-                context.begin_batch(context.replica_id() != 1 || step % 2 == 0);
+                context.begin_batch(context.replica_id() != 1 || step % 2 == 0)?;
                 let _ = context.weight();
                 optimizer.minimize(context, &loss(step, context.replica_id()))
             });
