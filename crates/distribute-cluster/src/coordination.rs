@@ -117,10 +117,10 @@ impl Coordination {
     /// # Errors
     /// [`Error::Listen`] if the leader's port is taken, [`Error::Unreachable`] if the leader cannot be reached in time,
     /// [`Error::Missing`] if members do not join in time, [`Error::Refused`] if two processes claim one rank, were
-    /// given different descriptions of the job or different heartbeats, or belong to different jobs, [`Error::Secret`] if this process and the
-    /// leader do not have the same secret or do not accept each other's certificates, [`Error::GenerationOver`] if this
-    /// is a generation of an [`ElasticJob`](crate::ElasticJob) and a newer one is decided, and [`Error::Config`] if
-    /// options or addresses are invalid.
+    /// given different descriptions of the job or different heartbeats, or belong to different jobs,
+    /// [`Error::Secret`] if this process and the leader do not have the same secret or do not accept each other's
+    /// certificates, [`Error::GenerationOver`] if this is a generation of an [`ElasticJob`](crate::ElasticJob) and a
+    /// newer one is decided, and [`Error::Config`] if options or addresses are invalid.
     pub fn start(membership: &Membership, mut options: CoordinationOptions) -> Result<Coordination> {
         options.check(membership)?;
         Membership::mark_joined();

@@ -97,8 +97,8 @@ impl Rendezvous for crate::Coordination {
 /// member puts a random number, rank 0 answers with all of them and an [`Incarnation`], and keys contain it from then
 /// on.
 ///
-/// A store cannot end an exchange for all members at once: one that fails on a member may succeed on others. That member
-/// gets [`Error::Call`] whenever it exchanges the key again, until the members meet again.
+/// A store cannot end an exchange for all members at once: one that fails on a member may succeed on others. That
+/// member gets [`Error::Call`] whenever it exchanges the key again, until the members meet again.
 ///
 /// # Examples
 /// ```

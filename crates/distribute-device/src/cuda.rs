@@ -39,7 +39,6 @@
 mod compiler;
 mod compute;
 mod driver;
-mod environment;
 mod event;
 mod failure;
 mod gpu;

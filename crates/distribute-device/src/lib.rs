@@ -54,6 +54,8 @@ pub mod cuda;
 mod device;
 mod devices;
 mod discover;
+#[cfg(any(feature = "cuda", feature = "pjrt"))]
+mod environment;
 mod error;
 mod event;
 #[cfg(any(test, fuzzing))]

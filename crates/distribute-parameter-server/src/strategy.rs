@@ -457,8 +457,8 @@ impl Inner {
         self.incarnations.lock()[server] == incarnation
     }
 
-    /// Records the process of a server that holds its part, with its attendance. Until then no other finds the attendance
-    /// of a server that was started again.
+    /// Records the process of a server that holds its part, with its attendance. Until then no other finds the
+    /// attendance of a server that was started again.
     pub(crate) fn note_part(&self, server: usize, incarnation: u64, attendance: Attendance<ServerState>) {
         self.incarnations.lock()[server] = incarnation;
         self.attendances.lock()[server] = Some(attendance);

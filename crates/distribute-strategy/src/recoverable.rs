@@ -74,9 +74,10 @@ pub trait Recoverable: Send + Sync {
     }
 
     /// Takes notice that a replica begins another batch within its run, before its steps have committed. Changes by a
-    /// batch without examples should be undone when the next one begins, and by [`commit`](Recoverable::commit), without
-    /// a change to what [`take_back`](Recoverable::take_back) restores. `had_examples` is about the batch that ends,
-    /// `has_examples` about the one that begins. Default: does nothing, for state that does not depend on examples.
+    /// batch without examples should be undone when the next one begins, and by [`commit`](Recoverable::commit),
+    /// without a change to what [`take_back`](Recoverable::take_back) restores. `had_examples` is about the batch that
+    /// ends, `has_examples` about the one that begins. Default: does nothing, for state that does not depend on
+    /// examples.
     ///
     /// # Errors
     /// If the state cannot be read or written; the replica's closure gets it.

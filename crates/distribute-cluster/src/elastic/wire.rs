@@ -98,7 +98,7 @@ impl Difference {
     }
 }
 
-/// What a process of the job says of itself.
+/// The description that a process of the job gives of itself.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Greeting {
     /// The address at which it takes messages.

@@ -12,11 +12,10 @@ use cudarc::nvrtc::{Ptx, result as nvrtc, sys};
 use libloading::Library;
 
 use super::driver::{failed, why};
-use super::environment;
 use super::source::Module;
 use crate::mutex::Mutex;
 use crate::whole_file::write_whole;
-use crate::{Error, Result};
+use crate::{Error, Result, environment};
 
 /// Compiled kernels of one GPU.
 #[derive(Debug)]

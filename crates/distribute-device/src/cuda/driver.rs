@@ -7,8 +7,7 @@ use std::sync::OnceLock;
 use cudarc::driver::{DriverError, result, sys};
 use libloading::Library;
 
-use super::environment;
-use crate::{Error, Result};
+use crate::{Error, Result, environment};
 
 /// A driver that was found and initialised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,5 @@
 //! Compiled programs on disk.
 
-use std::env;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -10,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::{Client, CompileOptions, Executable};
 use crate::whole_file::{PART, write_whole};
-use crate::{Error, Result};
+use crate::{Error, Result, environment};
 
 /// A folder of compiled programs, which several processes may use at once.
 ///
@@ -210,7 +209,7 @@ fn flags() -> Vec<u8> {
     let mut flags = Vec::new();
     for name in FLAGS {
         // An empty variable sets nothing.
-        let value = env::var_os(name).unwrap_or_default();
+        let value = environment::value(name).unwrap_or_default();
         // XLA reads a value that is not a flag as the name of a file of them.
         let is_file = !value.is_empty() && !value.as_encoded_bytes().starts_with(b"-");
         let content = if is_file { fs::read(&value).unwrap_or_default() } else { Vec::new() };
