@@ -27,8 +27,8 @@ pub(crate) fn extreme(
 }
 
 /// Sets elements in order along a dimension, and their places before. Equal elements stay in order. Floating-point
-/// numbers are in IEEE 754's total order, as in Flex: -0 is below 0, a NaN is above all numbers if its sign is positive,
-/// and below all if it is negative, as that of 0/0 is on x86.
+/// numbers are in IEEE 754's total order, as in Flex: -0 is below 0, a NaN is above all numbers if its sign is
+/// positive, and below all if it is negative, as that of 0/0 is on x86.
 pub(crate) fn sort(
     l: &mut Lowering<'_>,
     input: &TensorIr,

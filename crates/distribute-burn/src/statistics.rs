@@ -30,7 +30,7 @@ pub(crate) struct Statistics<M> {
 struct Saved {
     /// The values that a failure restores; empty before the first run.
     before: Vec<FlexTensor>,
-    /// Those before a batch without examples that began within a run; empty if there is none.
+    /// The values before a batch without examples that began within a run; empty if there is none.
     before_batch: Vec<FlexTensor>,
 }
 

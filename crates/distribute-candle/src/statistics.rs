@@ -32,7 +32,7 @@ struct Statistic {
 struct Saved {
     /// The values that a failure restores; empty before the first run.
     before: Vec<Noted>,
-    /// Those before a batch without examples that began within a run; empty if there is none.
+    /// The values before a batch without examples that began within a run; empty if there is none.
     before_batch: Vec<Noted>,
 }
 
