@@ -59,9 +59,11 @@ impl<T: Trainee> Run for Session<'_, T> {
     fn save(&mut self, checkpoints: &mut CheckpointManager) -> Result<()> {
         self.claim(checkpoints)?;
         self.settle()?;
+        // A pass that is resumed after this has its position yet.
+        let resumed = self.standing.position.take();
         self.standing.position = match &self.batches {
             Some(pass) => Some(pass.position()?),
-            None => None,
+            None => resumed.clone(),
         };
         self.standing.sums = match self.standing.steps {
             0 => Vec::new(),
@@ -72,7 +74,7 @@ impl<T: Trainee> Run for Session<'_, T> {
         // this one is, so all save again after a restart.
         let outcome = checkpoints.save(strategy, self.steps, &[model, optimizer], &self.standing);
         // Both are only for restoring; this run continues with its own pass and sums.
-        (self.standing.position, self.standing.sums) = (None, Vec::new());
+        (self.standing.position, self.standing.sums) = (resumed, Vec::new());
         outcome
     }
 
