@@ -459,6 +459,11 @@ impl Request {
         Request { kind, dtype, count, layout: 0, op: None, root: None }
     }
 
+    /// Adds a tag to the fingerprint of the call.
+    fn tagged(self, tag: u32) -> Request {
+        Request { layout: self.layout ^ tag, ..self }
+    }
+
     fn numbered(self, sequence: u64) -> Call {
         let Request { kind, dtype, count, layout, op, root } = self;
         Call { kind, sequence, dtype, count: count as u64, layout, op, root }

@@ -2,7 +2,7 @@
 
 use distribute_device::{BufferMut, BufferRef, DType, Element};
 
-use super::{ProcessGroup, Request, Work};
+use super::{ProcessGroup, Work};
 use crate::engine::memory::{Borrowed, Buffers, OwnedBuffers, RawSlice, UseOfInputs};
 use crate::{Error, Operator, Rank, ReduceOp, Result};
 
@@ -86,7 +86,7 @@ impl<'a> Parts<'a> {
         let (request, counts) =
             self.group.all_gather_request(T::DTYPE, input.len(), output.len(), Some(self.counts))?;
         self.group.blocking(
-            self.tag_request(request),
+            request.tagged(self.tag),
             Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts),
         )
     }
@@ -121,7 +121,7 @@ impl<'a> Parts<'a> {
         let (request, counts) =
             self.group.gather_request(T::DTYPE, input.len(), output.len(), Some(self.counts), root)?;
         self.group.blocking(
-            self.tag_request(request),
+            request.tagged(self.tag),
             Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts),
         )
     }
@@ -139,7 +139,7 @@ impl<'a> Parts<'a> {
         let (request, counts) =
             self.group.scatter_request(T::DTYPE, input.len(), output.len(), Some(self.counts), root)?;
         self.group.blocking(
-            self.tag_request(request),
+            request.tagged(self.tag),
             Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts),
         )
     }
@@ -157,14 +157,9 @@ impl<'a> Parts<'a> {
         let counts = Some((self.counts, receive_counts));
         let (request, counts) = self.group.all_to_all_request(T::DTYPE, input.len(), output.len(), counts)?;
         self.group.blocking(
-            self.tag_request(request),
+            request.tagged(self.tag),
             Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts),
         )
-    }
-
-    /// Adds the tag to the fingerprint of a call.
-    fn tag_request(self, request: Request) -> Request {
-        Request { layout: request.layout ^ self.tag, ..request }
     }
 }
 
@@ -189,7 +184,7 @@ impl StartParts<'_> {
     pub fn all_gather<T: Element>(self, input: Vec<T>, output: Vec<T>) -> Result<Work<[Vec<T>; 2]>> {
         let request =
             self.parts.group.all_gather_request(T::DTYPE, input.len(), output.len(), Some(self.parts.counts))?;
-        self.parts.group.begin_apart((self.parts.tag_request(request.0), request.1), [input, output])
+        self.parts.group.begin_apart((request.0.tagged(self.parts.tag), request.1), [input, output])
     }
 
     /// Starts [`Parts::all_gather`] in place: this rank's values are at their position in `values` already, after the
@@ -223,7 +218,7 @@ impl StartParts<'_> {
         let size = T::DTYPE.size_bytes();
         let input = output.part(start * size..(start + own) * size);
         let buffers = Buffers { inputs: vec![input], outputs: vec![output], counts, ..Buffers::default() };
-        group.begin(self.parts.tag_request(request), buffers, values)
+        group.begin(request.tagged(self.parts.tag), buffers, values)
     }
 
     /// Starts [`Parts::reduce_scatter`].
@@ -238,7 +233,7 @@ impl StartParts<'_> {
             Some(self.parts.counts),
             op.into(),
         )?;
-        self.parts.group.begin_apart((self.parts.tag_request(request.0), request.1), [input, output])
+        self.parts.group.begin_apart((request.0.tagged(self.parts.tag), request.1), [input, output])
     }
 
     /// Starts [`Parts::reduce_scatter`] in place: afterwards this rank's part of the result is at its position in
@@ -291,7 +286,7 @@ impl StartParts<'_> {
             user: None,
             use_of_inputs: UseOfInputs::Result,
         };
-        group.begin(self.parts.tag_request(request), buffers, values)
+        group.begin(request.tagged(self.parts.tag), buffers, values)
     }
 
     /// Starts [`Parts::gather`].
@@ -301,7 +296,7 @@ impl StartParts<'_> {
     pub fn gather<T: Element>(self, input: Vec<T>, output: Vec<T>, root: Rank) -> Result<Work<[Vec<T>; 2]>> {
         let request =
             self.parts.group.gather_request(T::DTYPE, input.len(), output.len(), Some(self.parts.counts), root)?;
-        self.parts.group.begin_apart((self.parts.tag_request(request.0), request.1), [input, output])
+        self.parts.group.begin_apart((request.0.tagged(self.parts.tag), request.1), [input, output])
     }
 
     /// Starts [`Parts::scatter`].
@@ -311,7 +306,7 @@ impl StartParts<'_> {
     pub fn scatter<T: Element>(self, input: Vec<T>, output: Vec<T>, root: Rank) -> Result<Work<[Vec<T>; 2]>> {
         let request =
             self.parts.group.scatter_request(T::DTYPE, input.len(), output.len(), Some(self.parts.counts), root)?;
-        self.parts.group.begin_apart((self.parts.tag_request(request.0), request.1), [input, output])
+        self.parts.group.begin_apart((request.0.tagged(self.parts.tag), request.1), [input, output])
     }
 
     /// Starts [`Parts::all_to_all`].
@@ -326,6 +321,6 @@ impl StartParts<'_> {
     ) -> Result<Work<[Vec<T>; 2]>> {
         let counts = Some((self.parts.counts, receive_counts));
         let request = self.parts.group.all_to_all_request(T::DTYPE, input.len(), output.len(), counts)?;
-        self.parts.group.begin_apart((self.parts.tag_request(request.0), request.1), [input, output])
+        self.parts.group.begin_apart((request.0.tagged(self.parts.tag), request.1), [input, output])
     }
 }

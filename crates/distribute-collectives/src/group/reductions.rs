@@ -123,7 +123,7 @@ impl ProcessGroup {
     ) -> Result<()> {
         let (request, counts) =
             self.reduce_scatter_request(T::DTYPE, input.len(), output.len(), counts, op.fingerprint())?;
-        let request = Request { layout: request.layout ^ tag, ..request };
+        let request = request.tagged(tag);
         let borrowed = Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts);
         self.blocking(
             request,

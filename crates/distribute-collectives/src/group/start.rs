@@ -74,7 +74,7 @@ impl<'a> Start<'a> {
     }
 
     fn tagged(self, (request, counts): (Request, Counts)) -> (Request, Counts) {
-        (Request { layout: request.layout ^ self.tag, ..request }, counts)
+        (request.tagged(self.tag), counts)
     }
 
     /// Starts [`ProcessGroup::all_reduce`]; `buffers` are one vector, several, or tensors of another library
