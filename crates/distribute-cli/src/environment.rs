@@ -7,6 +7,8 @@ use std::path::PathBuf;
 
 use distribute_cluster::Membership;
 
+use crate::error::Error;
+
 /// Returns whether a variable is set, to any value.
 pub(crate) fn is_set(name: &str) -> bool {
     std::env::var_os(name).is_some()
@@ -17,14 +19,36 @@ pub(crate) fn is(name: &str, value: &str) -> bool {
     std::env::var(name).is_ok_and(|given| given.trim().eq_ignore_ascii_case(value))
 }
 
+/// Returns whether DISTRIBUTE_LOG asks for lines of progress as JSON objects.
+///
+/// # Errors
+/// [`Error::Options`] if its value is neither `text` nor `json`.
+pub(crate) fn progress_is_json() -> Result<bool, Error> {
+    is_json(std::env::var_os("DISTRIBUTE_LOG").unwrap_or_default().to_string_lossy().trim())
+}
+
+fn is_json(given: &str) -> Result<bool, Error> {
+    match given.to_ascii_lowercase().as_str() {
+        "" | "text" => Ok(false),
+        "json" => Ok(true),
+        _ => Err(Error::Options {
+            problem: "DISTRIBUTE_LOG has an unknown value",
+            given: given.to_owned(),
+            expected: "json or text, or unset it for text".to_owned(),
+        }),
+    }
+}
+
 /// Returns the place of this process in a job of several, as TF_CONFIG or RANK describes it: the launcher replaces both
 /// for its tasks, which therefore cannot notice.
-pub(crate) fn place_in_job() -> Option<Membership> {
+///
+/// # Errors
+/// [`distribute_cluster::Error`] if the variables cannot be read, or name only a part of the tasks that train.
+pub(crate) fn place_in_job() -> distribute_cluster::Result<Option<Membership>> {
     let names =
         ["TF_CONFIG", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "DISTRIBUTE_PORT", "DISTRIBUTE_ALONE"];
     let variable = |name: &str| names.contains(&name).then(|| std::env::var(name).ok()).flatten();
-    let described = Membership::from_vars(variable).ok().flatten();
-    described.filter(|membership| membership.world_size() > 1)
+    Ok(Membership::from_vars(variable)?.filter(|membership| membership.world_size() > 1))
 }
 
 /// Returns whether the user has given the job a secret.
@@ -75,4 +99,16 @@ pub(crate) fn all(text: impl Fn(OsString) -> String) -> BTreeMap<String, String>
 /// Returns the names of all variables.
 pub(crate) fn names() -> impl Iterator<Item = OsString> {
     std::env::vars_os().map(|(name, _)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_form_of_progress_that_is_not_known_is_refused() {
+        assert!(is_json("JSON").unwrap() && !is_json("text").unwrap() && !is_json("").unwrap());
+        let error = is_json("xml").unwrap_err();
+        assert!(error.to_string().contains("DISTRIBUTE_LOG"), "{error}");
+    }
 }

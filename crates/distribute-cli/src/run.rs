@@ -60,7 +60,15 @@ pub(crate) fn run(args: &Run) -> Result<u8, Error> {
 fn refuse_to_train_alone(args: &Run) -> Result<(), Error> {
     let workers = args.elastic.map(|elastic| elastic.max).or(args.workers).or(args.workers_per_node);
     let is_alone = workers == Some(1) && args.chief == 0 && args.ps == 0 && args.nodes() == 1 && args.hosts.is_none();
-    match environment::place_in_job().filter(|_| is_alone) {
+    if !is_alone {
+        return Ok(());
+    }
+    let place = environment::place_in_job().map_err(|error| Error::Options {
+        problem: "a job of one worker in a process whose place in its own job cannot be read",
+        given: error.to_string(),
+        expected: "variables that can be read, or DISTRIBUTE_ALONE=1 if this process is to train alone".to_owned(),
+    })?;
+    match place {
         None => Ok(()),
         Some(place) => Err(Error::Options {
             problem: "a job of one worker in each of several processes: each would train alone",

@@ -332,15 +332,20 @@ fn tasks_of_several_do_not_inherit_that_they_train_alone() {
 #[test]
 fn one_worker_in_each_of_several_processes_is_refused() {
     let several = r#"{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}"#;
+    // As TFJob has it for a worker that knows no other.
+    let sparse =
+        r#"{"sparseCluster": {"worker": {"1": "b:1"}, "ps": ["a:1"]}, "task": {"type": "worker", "index": 1}}"#;
     let alone = |flags: &[&str], env: &[(&str, &str)]| {
         let job = launcher(flags, "echo trained").without_env("DISTRIBUTE_ALONE").without_env("TF_CONFIG");
         let job = env.iter().fold(job, |job, (name, value)| job.env(*name, *value));
         job.start().unwrap().wait(0, DEADLINE).unwrap()
     };
     let ranks = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "9000")];
-    for (env, words) in
-        [(&[("TF_CONFIG", several)][..], "TF_CONFIG: this is worker:1 of 2"), (&ranks, "RANK and WORLD")]
-    {
+    for (env, words) in [
+        (&[("TF_CONFIG", several)][..], "worker:1 of 2"),
+        (&[("TF_CONFIG", sparse)], "a part of the cluster"),
+        (&ranks, "RANK and"),
+    ] {
         for flags in [&["-n", "1"][..], &["--elastic", "1:1"]] {
             let outcome = alone(flags, env);
             assert!(outcome.code == Some(2) && outcome.stderr.contains(words), "{outcome:?}");

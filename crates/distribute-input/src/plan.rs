@@ -102,7 +102,8 @@ impl DataPlan {
             (Some(Shares::Files(_)), Reads::Own { share: None, .. }) | (None, _) => {}
             (Some(files), _) => settings.push(("files", files.to_string())),
         }
-        if *reads == Reads::Walk {
+        // Positions compare them too, where workers read parts of the same data.
+        if self.order().is_some() {
             settings.push(("choice and order of elements", self.stages.join(", ")));
         }
         settings

@@ -221,6 +221,9 @@ fn workers_read_files_of_their_own_and_divide_what_is_left() {
     let others = numbers(&[&paths[..2], &paths[..1]].concat(), 1).batch(4);
     assert!(differ(&begun, &worker(&others, (2, 1, 1), InputOptions::default())));
     assert!(!differ(&begun, &worker(&data, (2, 1, 1), InputOptions::default())));
+    // And how each orders its part of them, which positions compare too.
+    let shuffled = |size: usize| worker(&numbers(&paths, 1).shuffle(size, 3).batch(4), (2, 1, 1), Default::default());
+    assert!(differ(&shuffled(4), &shuffled(8)) && !differ(&shuffled(4), &shuffled(4)));
     let range = || Dataset::range(0..20);
     let of = |data: Dataset<Array<i64>>| worker(&data.batch(4), (2, 1, 1), InputOptions::default());
     for (one, other) in [

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use distribute_collectives::{Compression, FusedAllReduce, FusionOptions};
-use distribute_rules::{OptimizerDescription, UpdateRule};
+use distribute_rules::{OptimizerDescription, UpdateRule, check_setting};
 use distribute_strategy::Strategy;
 use distribute_values::DistributedVariable;
 use serde::{Deserialize, Serialize};
@@ -457,9 +457,16 @@ impl<L: TensorLibrary> Optimizer<L> {
         f64::from_bits(self.learning_rate.load(Ordering::Acquire))
     }
 
-    /// Sets the learning rate. Call it between steps, with the same value on every worker.
+    /// Sets the learning rate. Call it between steps, with the same value on every worker. A step with a rate below 0,
+    /// or one that is not finite, is refused with [`Error::Setting`].
     pub fn set_learning_rate(&self, learning_rate: f64) {
         self.learning_rate.store(learning_rate.to_bits(), Ordering::Release);
+    }
+
+    /// Checks the rate of a step that begins.
+    fn check_learning_rate(&self) -> Result<(), Error> {
+        let rate = self.learning_rate();
+        Ok(check_setting("the learning rate", rate, rate >= 0.0, "0 or more; see to what sets it between steps")?)
     }
 
     /// Returns the settings of a step that begins now, which must be equal on all workers.
@@ -472,6 +479,10 @@ impl<L: TensorLibrary> Optimizer<L> {
                     None => line("optimizer", &self.rule),
                 },
                 line("gradient clipping", &self.clip),
+                line(
+                    "loss scaling",
+                    &self.states.first(|state| state.standing.scaling.map(|it| it.settings())).flatten(),
+                ),
                 line("compression", &self.compression),
                 line("sharded optimizer state (zero1)", &self.sharded),
                 line("gradients of few rows", &self.sparse_gradients),

@@ -453,10 +453,16 @@ impl Shared {
         format!("{waiting} functions wait and {running} run; {lost}")
     }
 
-    /// Records the failure of a closure, or with `None` of something else.
-    pub(crate) fn fail(&self, number: Option<u64>, error: Error) {
+    /// Records the failure of a closure, whose number and value are given, or with `None` of something else.
+    pub(crate) fn fail(&self, failed: Option<(u64, &RemoteValue)>, error: Error) {
         let why = error.to_string();
-        let cancelled = self.lock().fail(number, error);
+        let cancelled = {
+            let mut queue = self.lock();
+            if let Some((_, value)) = failed {
+                value.set(Err(error.again()));
+            }
+            queue.fail(failed.map(|(number, _)| number), error)
+        };
         cancel(cancelled, &why);
         self.notify();
     }
@@ -536,7 +542,8 @@ impl Drop for Handle {
 
 /// Cancels scheduled functions, which ends all waits for their results.
 pub(crate) fn cancel(scheduled: Vec<Scheduled>, why: &str) {
-    for scheduled in scheduled {
+    for mut scheduled in scheduled {
+        drop(scheduled.step.take());
         let what = scheduled.value.function().to_owned();
         scheduled.value.set(Err(Error::Cancelled { what, why: why.to_owned() }));
     }

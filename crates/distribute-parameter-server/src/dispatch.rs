@@ -139,7 +139,7 @@ impl Dispatcher {
                 }
                 // The worker refused this closure.
                 Err(status) => {
-                    self.fail(&begun.entry, refused(self.worker, "Run", &status));
+                    self.fail(begun.entry, refused(self.worker, "Run", &status));
                 }
             }
         }
@@ -226,15 +226,15 @@ impl Dispatcher {
     /// Processes the outcome of a closure.
     async fn note(&self, mut entry: Entry<Scheduled>, outcome: Outcome) {
         let Some(problem) = outcome.problem else {
-            // The value is set first, so that it is there when `join` returns.
-            entry.closure.value.set(Ok(outcome.payload));
-            // Taken, so that it may be scheduled again as soon as `join` has returned.
+            // Taken, so that it may be scheduled again as soon as its result is there.
             if let Some(step) = entry.closure.step.take() {
                 step.succeed();
             }
             let goes_on = {
                 let mut queue = self.shared.lock();
                 queue.done(entry.number, outcome.pushed);
+                // A function whose result is there is done, and `join` returns when results are there.
+                entry.closure.value.set(Ok(outcome.payload));
                 !queue.has_failed()
             };
             if goes_on {
@@ -267,13 +267,13 @@ impl Dispatcher {
                 let address = address.unwrap_or("an unknown address").to_owned();
                 let error = Error::ServerLost { server, address, why: problem.message };
                 self.inner.note_failure(&error);
-                self.fail(&entry, error);
+                self.fail(entry, error);
             }
             None if problem.cancelled && entry.attempts < self.shared.options.max_attempts => self.put_back(entry),
             None => {
                 let function = entry.closure.value.function().to_owned();
                 self.fail(
-                    &entry,
+                    entry,
                     Error::UserFunction { function, worker: self.worker as u32, message: problem.message },
                 );
             }
@@ -315,15 +315,15 @@ impl Dispatcher {
             let why = format!("its workers were lost {} times, lastly worker:{}", entry.attempts, self.worker);
             let error = Error::WorkerLost { what, why };
             self.inner.note_failure(&error);
-            return self.fail(&entry, error);
+            return self.fail(entry, error);
         }
         self.put_back(entry);
     }
 
     /// Reports the failure of a closure to waits for its value and for the queue.
-    fn fail(&self, entry: &Entry<Scheduled>, error: Error) {
-        entry.closure.value.set(Err(error.again()));
-        self.shared.fail(Some(entry.number), error);
+    fn fail(&self, mut entry: Entry<Scheduled>, error: Error) {
+        drop(entry.closure.step.take());
+        self.shared.fail(Some((entry.number, &entry.closure.value)), error);
     }
 
     fn put_back(&self, entry: Entry<Scheduled>) {

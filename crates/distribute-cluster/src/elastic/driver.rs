@@ -1,7 +1,7 @@
 //! Runs the state machine of a process: its clock, its connections, and its register.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot};
 
@@ -25,6 +25,10 @@ pub(super) struct Engine {
     requests: mpsc::Sender<Request>,
     origin: Instant,
     timer: Option<Instant>,
+    answer_window: Duration,
+    /// A process with other options that this one has met before it knew a generation, and until when a member may
+    /// answer: then the other is wrong, and otherwise this one.
+    differs: Option<(Instant, Ending)>,
 }
 
 /// A request of other threads to the event loop.
@@ -56,6 +60,8 @@ pub(super) async fn start(
     let (common, newest) = (Common::new(&settings), shared.newest());
     let own_side = Own { job, secret, tls, control, common, newest, reports, warned: Arc::default() };
     let engine = Engine {
+        answer_window: settings.answer_window,
+        differs: None,
         core: Core::new(settings, own, origin.elapsed()),
         shared,
         connections: Connections::new(own_side.clone()),
@@ -77,7 +83,9 @@ impl Engine {
         let actions = self.core.start(self.origin.elapsed());
         self.perform(actions);
         loop {
-            let timer = self.timer.unwrap_or_else(|| Instant::now() + crate::coordination::LONGEST);
+            let later = Instant::now() + crate::coordination::LONGEST;
+            let timer = self.timer.unwrap_or(later);
+            let answered_by = self.differs.as_ref().map_or(later, |(until, _)| *until);
             let event = tokio::select! {
                 report = reported.recv() => match report {
                     Some(Report::Message { from, message }) => {
@@ -101,10 +109,8 @@ impl Engine {
                         }
                     }
                     Some(Report::Differs { address, options }) => {
-                        // Once there is a generation, only the one that comes with other options gives up.
-                        if self.core.give_up() {
-                            self.shared.end(Ending::Differs { address, options });
-                        }
+                        let until = Instant::now() + self.answer_window;
+                        self.differs.get_or_insert((until, Ending::Differs { address, options }));
                         continue;
                     }
                     None => return,
@@ -118,6 +124,15 @@ impl Engine {
                     }
                     None => return,
                 },
+                () = tokio::time::sleep_until(answered_by.into()) => {
+                    // Once there is a generation, only the one that comes with other options gives up.
+                    if let Some((_, ending)) = self.differs.take()
+                        && self.core.give_up()
+                    {
+                        self.shared.end(ending);
+                    }
+                    continue;
+                }
                 () = tokio::time::sleep_until(timer.into()) => Event::Timer,
             };
             if matches!(event, Event::Timer) {

@@ -325,6 +325,22 @@ fn a_process_with_other_options_does_not_disturb_a_job() {
 }
 
 #[test]
+fn a_process_that_meets_a_wrong_one_first_joins_the_job() {
+    let listeners = [listener(), listener()];
+    let soon = |options: ElasticOptions| options.members(1..=3).join_window(Duration::from_millis(50));
+    let jobs = start(&listeners, soon);
+    let (wrong, right) = (listener(), listener());
+    // The wrong one reaches no member, and answers the right one at once.
+    let alone = options(1, &[address(&wrong), address(&right)]).members(1..=4).join_timeout(SOON);
+    let seeds = [address(&wrong), address(&listeners[1])];
+    let wrong = thread::spawn(move || ElasticJob::join(alone.listener(wrong)).unwrap_err().to_string());
+    let joined = ElasticJob::join(soon(options(1, &seeds)).listener(right)).unwrap();
+    assert_eq!(agree(&[&jobs[0], &jobs[1], &joined], 1).members.len(), 3);
+    let told = wrong.join().unwrap();
+    assert!(told.contains("of the same job, has others"), "{told}");
+}
+
+#[test]
 fn threads_share_a_job() {
     fn is_shared<T: Send + Sync + 'static>() {}
     is_shared::<ElasticJob>();

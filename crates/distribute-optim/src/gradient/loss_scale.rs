@@ -58,6 +58,11 @@ impl Scaling {
         Scaling { settings, scale: settings.initial, good_steps: 0 }
     }
 
+    /// Returns the settings, which are equal on all workers.
+    pub(crate) fn settings(&self) -> LossScale {
+        self.settings
+    }
+
     /// Returns whether the scale depends on earlier steps.
     pub(crate) fn changes(&self) -> bool {
         self.settings.interval.is_some()
@@ -71,7 +76,8 @@ impl Scaling {
             return;
         }
         self.good_steps += 1;
-        if self.good_steps == interval {
+        // A checkpoint may have counted towards a longer interval.
+        if self.good_steps >= interval {
             // Beyond this limit an f32 gradient would overflow.
             (self.scale, self.good_steps) = ((self.scale * 2.0).min(2f64.powi(100)), 0);
         }
@@ -93,6 +99,9 @@ mod tests {
             })
             .collect();
         assert_eq!(scales, [8.0, 8.0, 16.0, 8.0, 8.0, 8.0, 4.0, 2.0, 1.0, 1.0, 1.0]);
+        let mut shortened = Scaling { good_steps: 10, ..Scaling::new(LossScale::dynamic().initial(8.0).interval(3)) };
+        shortened.note(true);
+        assert_eq!((shortened.scale, shortened.good_steps), (16.0, 0));
         let mut fixed = Scaling::new(LossScale::fixed(4.0));
         fixed.note(false);
         assert_eq!(fixed.scale, 4.0);

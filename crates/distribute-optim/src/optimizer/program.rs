@@ -63,6 +63,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         let refuse = |what, why| Err(Error::Combination { what, other: "a step in one compiled program", why });
         let is_divided = |variable: &Variable<L>| variable.layout().is_some() || variable.tensor_split().is_some();
         self.states.check()?;
+        self.check_learning_rate()?;
         if self.library.is_some() {
             return refuse("the tensor library's own optimizer", "it runs on the host; use one of this crate");
         }

@@ -254,6 +254,35 @@ mod tests {
     }
 
     #[test]
+    fn a_rate_that_no_step_can_have_is_refused_and_changes_nothing() {
+        let strategy = MirroredStrategy::builder().build().unwrap();
+        let one = || HostTensor::new(&[1], vec![0.5]).unwrap();
+        let model = HostModel::new(&strategy, [("w", one())]).unwrap();
+        let optimizer = Adam::new(0.1).build(&model).unwrap();
+        for (rate, shown) in [(f64::NAN, "NaN"), (-0.1, "-0.1"), (f64::INFINITY, "inf")] {
+            optimizer.set_learning_rate(rate);
+            let loss = HostLoss(vec![Some(one())]);
+            let run = strategy.run_with(&optimizer, |context, optimizer| optimizer.minimize(context, &loss));
+            let told = run.unwrap_err().to_string();
+            assert!(told.starts_with(&format!("the learning rate is {shown}; expected 0 or more")), "{told}");
+            assert_eq!(model.values().unwrap(), [[0.5]]);
+        }
+    }
+
+    #[test]
+    fn loss_scales_that_grow_otherwise_are_other_settings() {
+        let strategy = MirroredStrategy::builder().build().unwrap();
+        let digest = |scale: LossScale| {
+            let model = HostModel::new(&strategy, [("w", HostTensor::new(&[1], vec![0.5]).unwrap())]).unwrap();
+            Adam::new(0.1).build(&model).unwrap().scale_losses(scale).unwrap().settings(None).digest()
+        };
+        let dynamic = || LossScale::dynamic().initial(8.0);
+        assert_eq!(digest(dynamic()), digest(dynamic()));
+        assert_ne!(digest(dynamic()), digest(dynamic().interval(500)));
+        assert_ne!(digest(dynamic()), digest(LossScale::fixed(8.0)));
+    }
+
+    #[test]
     fn reported_gradients_are_not_scaled() {
         let strategy = MirroredStrategy::builder().build().unwrap();
         let model = HostModel::new(&strategy, [("w", HostTensor::new(&[1], vec![0.5]).unwrap())]).unwrap();

@@ -137,6 +137,7 @@ impl<L: TensorLibrary> Optimizer<L> {
     /// Registers the state, so that a failed run reverts what steps change.
     pub(super) fn watch(&self, context: &ReplicaContext) -> Result<(), L::Error> {
         self.states.check()?;
+        self.check_learning_rate()?;
         context.check_weighed()?;
         let states: Arc<dyn Recoverable> = self.states.clone();
         Ok(context.recover(&states)?)

@@ -209,6 +209,14 @@ pub(crate) fn samples() -> Vec<Vec<u8>> {
         call(2, &|| pull.encode_to_vec()),
     ]
     .concat();
+    let kept_again = [
+        call(9, &|| attend(0, 0, Vec::new()).encode_to_vec()),
+        create.clone(),
+        call(1, &|| optimizer(sgd, 0, 0).encode_to_vec()),
+        call(10, &|| CompleteRequest::default().encode_to_vec()),
+        call(9, &|| AttendServer { again: true, ..attend(SESSION + 1, 0, Vec::new()) }.encode_to_vec()),
+    ]
+    .concat();
     let restore = |ended| RestoreRequest { ended, ..RestoreRequest::default() };
     let restored = [
         call(9, &|| AttendServer { again: true, ..AttendServer::default() }.encode_to_vec()),
@@ -234,6 +242,7 @@ pub(crate) fn samples() -> Vec<Vec<u8>> {
         [create.clone(), call(6, &|| assign.encode_to_vec()), call(2, &|| pull.encode_to_vec())].concat(),
         [create, call(7, &|| fence.encode_to_vec()), call(6, &|| assign.encode_to_vec())].concat(),
         handed_over,
+        kept_again,
         restored,
     ]
 }

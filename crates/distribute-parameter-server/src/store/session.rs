@@ -57,7 +57,8 @@ impl Store {
             *held = Held { lineage, ..Held::default() };
         }
         (held.session, held.numbered) = (request.session, request.numbered);
-        held.restoring |= request.again;
+        // What is kept was complete, unless its own restore has not ended.
+        held.restoring |= request.again && !kept;
         held.steps.lock().learn(&ended);
         held.shards.values().for_each(|shard| shard.keep_steps());
         held.optimizers.values().for_each(|optimizer| optimizer.lock().keep_steps());

@@ -27,6 +27,11 @@ fn functions_run_on_workers_and_return_values() {
     let workers: Vec<_> = (0..30).map(|_| coordinator.schedule("add", &0.0).unwrap()).collect();
     let workers: BTreeSet<usize> = coordinator.fetch(&workers).unwrap().into_iter().collect();
     assert!(workers.len() > 1, "{workers:?}");
+    // A function whose result is there does not run any more.
+    for _ in 0..200 {
+        coordinator.schedule("add", &0.0).unwrap().fetch::<usize>().unwrap();
+        assert!(coordinator.done().unwrap());
+    }
     // An unknown function, and arguments that do not fit.
     let error = coordinator.schedule("ad", &0.0).unwrap_err().to_string();
     assert!(error.contains("did you mean \"add\"?"), "{error}");

@@ -70,6 +70,12 @@ impl Best {
             return Ok(());
         }
         let held = checkpoints.held_everywhere(training.strategy)?;
+        if let Some(newest) = self.epochs.last()
+            && held.iter().any(|step| *step > newest.step)
+        {
+            // The folder is ahead of this state: one that was better replaced the best that is known here.
+            return Ok(());
+        }
         let mut missing = None;
         while let Some(newest) = self.epochs.pop_if(|newest| !held.contains(&newest.step)) {
             missing.get_or_insert(newest);

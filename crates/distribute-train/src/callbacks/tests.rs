@@ -346,6 +346,36 @@ fn the_best_is_the_one_that_is_in_the_folder() {
 }
 
 #[test]
+fn a_state_from_before_the_best_of_the_folder_keeps_what_it_knows() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut toy, mut before) = (Toy::new(), ModelCheckpoint::new(folder.path()).best("val_loss"));
+    toy.train(&mut before, "val_loss", &[3.0]);
+    let state = before.state();
+    // A better one replaces it in the folder, of which the state that is restored does not know.
+    (toy.epoch, toy.step) = (2, 6);
+    toy.show(&[("val_loss", 1.0)], |training| {
+        before.epoch_end(training)?;
+        before.save(training, Occasion::Epoch)
+    })
+    .unwrap();
+    drop(before);
+    for (value, saves) in [(3.5, false), (2.0, true)] {
+        let mut checkpoints = CheckpointManager::new(folder.path());
+        let mut again = Toy::new();
+        assert!(checkpoints.restore::<()>(&again.strategy, &[&again.weight]).unwrap().is_some());
+        let mut after = ModelCheckpoint::with(checkpoints).best("val_loss");
+        after.set_state(&state);
+        (again.epoch, again.step) = (2, 9);
+        let saved = again.show(&[("val_loss", value)], |training| {
+            after.epoch_begin(training)?;
+            after.epoch_end(training)?;
+            after.save(training, Occasion::Epoch)
+        });
+        assert_eq!(saved.unwrap(), saves, "{value}");
+    }
+}
+
+#[test]
 fn a_setting_that_the_best_overrides_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let new = || ModelCheckpoint::new(folder.path());
