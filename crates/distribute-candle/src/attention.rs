@@ -1,11 +1,9 @@
 //! Attention whose memory does not grow with the square of the number of tokens.
 
-use std::sync::OnceLock;
-
 use candle_core::{CpuStorage, D, DType, Error, Layout, Result, Shape, Storage, Tensor};
 use distribute_kernels::attention::{Arguments, Attention, Results, Vectors};
 
-use crate::host::{Element, Stored, elements, is_fused, tensor, with};
+use crate::host::{Element, Kept, Stored, elements, is_fused, tensor, with};
 use crate::relay::{Operation, apply};
 
 /// Which keys a query attends to.
@@ -76,8 +74,8 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, mask: AttentionMask<'_>) ->
     let mask = additive(mask, &of)?;
     let (q, k, v) = (side_by_side(q)?, side_by_side(k)?, side_by_side(v)?);
     let out = match q.dtype() {
-        DType::F64 => apply([&q, &k, &v], Attend { of, mask, sums: OnceLock::<Vec<f64>>::new() }),
-        _ => apply([&q, &k, &v], Attend { of, mask, sums: OnceLock::<Vec<f32>>::new() }),
+        DType::F64 => apply([&q, &k, &v], Attend { of, mask, sums: Kept::<f64>::none() }),
+        _ => apply([&q, &k, &v], Attend { of, mask, sums: Kept::<f32>::none() }),
     };
     out?.transpose(1, 2)
 }
@@ -119,8 +117,8 @@ pub fn self_attention(qkv: &Tensor, heads: usize, mask: AttentionMask<'_>) -> Re
     let mask = additive(mask, &of)?;
     let qkv = qkv.contiguous()?;
     match qkv.dtype() {
-        DType::F64 => apply([&qkv], Attend { of, mask, sums: OnceLock::<Vec<f64>>::new() }),
-        _ => apply([&qkv], Attend { of, mask, sums: OnceLock::<Vec<f32>>::new() }),
+        DType::F64 => apply([&qkv], Attend { of, mask, sums: Kept::<f64>::none() }),
+        _ => apply([&qkv], Attend { of, mask, sums: Kept::<f32>::none() }),
     }
 }
 
@@ -185,7 +183,7 @@ struct Attend<T> {
     of: Attention,
     mask: Option<Tensor>,
     /// One number of each query, from forward for backward.
-    sums: OnceLock<Vec<T>>,
+    sums: Kept<T>,
 }
 
 impl<T: Element> Attend<T> {
@@ -199,7 +197,7 @@ impl<T: Element> Attend<T> {
 
     fn results(&self, [q, k, v]: [Vectors<'_, T>; 3]) -> Result<CpuStorage> {
         let Results { means, sums } = self.with_mask(|mask| Ok(self.of.forward(&Arguments { q, k, v, mask })))?;
-        let _ = self.sums.set(sums);
+        self.sums.set(sums)?;
         Ok(T::to_cpu_storage_owned(means))
     }
 
@@ -211,8 +209,7 @@ impl<T: Element> Attend<T> {
         gradient: &Tensor,
         f: impl FnOnce(&Attention, &Arguments<'_, T>, &[T], &[T], &[T]) -> R,
     ) -> Result<R> {
-        let sums = self.sums.get().ok_or_else(|| Error::Msg("backward comes before forward".to_owned()))?;
-        with([y, gradient], |[means, gradient]: [&[T]; 2]| {
+        with([self.sums.tensor()?, y, gradient], |[sums, means, gradient]: [&[T]; 3]| {
             self.with_mask(|mask| Ok(f(&self.of, &Arguments { q, k, v, mask }, means, sums, gradient)))
         })?
     }
@@ -240,6 +237,10 @@ impl<T: Element> Operation<1> for Attend<T> {
         })??;
         Ok([Some(tensor(change, qkv)?)])
     }
+
+    fn kept(&self) -> Option<&Tensor> {
+        self.sums.get()
+    }
 }
 
 impl<T: Element> Operation<3> for Attend<T> {
@@ -259,5 +260,9 @@ impl<T: Element> Operation<3> for Attend<T> {
         };
         let ([of_q, of_k, of_v], [q, k, v]) = (changes, inputs);
         Ok([of(of_q, q)?, of(of_k, k)?, of(of_v, v)?])
+    }
+
+    fn kept(&self) -> Option<&Tensor> {
+        self.sums.get()
     }
 }

@@ -1,9 +1,10 @@
 //! Batch normalisation over the batches of all replicas.
 
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CudaStorage, CustomOp2, D, DType, Layout, Result, Shape, Tensor, Var};
+use candle_core::{CpuStorage, CudaStorage, CustomOp1, D, DType, Error, Layout, Result, Shape, Storage, Tensor, Var};
 use candle_nn::{BatchNormConfig, Init, ModuleT, VarBuilder};
 use distribute_strategy::{ReplicaContext, get_replica_context};
+use parking_lot::Mutex;
 
 use self::fused::{Fused, has_planes};
 use self::moments::Moments;
@@ -284,7 +285,7 @@ impl Batch {
             let centred = if self.remove_mean { self.centred(&wide)? } else { wide };
             centred.broadcast_mul(&vector(&self.scales, x)?)?
         };
-        normed.contiguous()?.apply_op2(x, self)
+        x.apply_op1(Normalised { batch: self, y: Mutex::new(Some(normed.contiguous()?)) })
     }
 
     /// Returns the deviation of each element from its channel's mean.
@@ -342,28 +343,40 @@ impl Batch {
     }
 }
 
-/// Forward returns the normalised values, backward returns the input's gradient.
-impl CustomOp2 for Batch {
+/// The operation of a batch: forward returns the normalised values, backward returns the input's gradient.
+struct Normalised {
+    batch: Batch,
+    /// The normalised values, until forward copies them to the result: candle would keep an argument.
+    y: Mutex<Option<Tensor>>,
+}
+
+impl Normalised {
+    fn take(&self) -> Result<Tensor> {
+        self.y.lock().take().ok_or_else(|| Error::Msg("a batch was normalised twice".to_owned()))
+    }
+}
+
+impl CustomOp1 for Normalised {
     fn name(&self) -> &'static str {
         "sync-batch-norm"
     }
 
-    fn cpu_fwd(&self, normed: &CpuStorage, layout: &Layout, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
-        Ok((normed.clone(), layout.shape().clone()))
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        let y = self.take()?;
+        let (storage, layout) = y.storage_and_layout();
+        let Storage::Cpu(storage) = &*storage else { candle_core::bail!("a batch is not in host memory") };
+        Ok((storage.clone(), layout.shape().clone()))
     }
 
-    fn cuda_fwd(
-        &self,
-        normed: &CudaStorage,
-        layout: &Layout,
-        _: &CudaStorage,
-        _: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
-        Ok((normed.try_clone(layout)?, layout.shape().clone()))
+    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
+        let y = self.take()?;
+        let (storage, layout) = y.storage_and_layout();
+        let Storage::Cuda(storage) = &*storage else { candle_core::bail!("a batch is not on the GPU of its input") };
+        Ok((storage.try_clone(layout)?, layout.shape().clone()))
     }
 
-    fn bwd(&self, _: &Tensor, x: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        Ok((None, Some(self.gradient(x, gradient)?)))
+    fn bwd(&self, x: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+        self.batch.gradient(x, gradient).map(Some)
     }
 }
 

@@ -11,7 +11,7 @@ use distribute_rows::pairs;
 use distribute_strategy::{RandomState, Recoverable, RecoveryError, get_replica_context};
 use rand_chacha::rand_core::Rng;
 
-use crate::host::{Element, Stored, elements, is_fused, tensor, with};
+use crate::host::{Element, Kept, Stored, elements, is_fused, tensor, with};
 use crate::initial::hash;
 use crate::relay::{Operation, apply};
 
@@ -103,8 +103,8 @@ impl ModuleT for Dropout {
         if is_fused(x) {
             let x = x.contiguous()?;
             return match x.dtype() {
-                DType::F64 => apply([&x], Dropped(mask.into_iter().map(f64::from).collect::<Vec<f64>>())),
-                _ => apply([&x], Dropped(mask)),
+                DType::F64 => apply([&x], Dropped::<f64>::new(mask.into_iter().map(f64::from).collect())?),
+                _ => apply([&x], Dropped::<f32>::new(mask)?),
             };
         }
         // The product is in the type of the input, as are its operands.
@@ -114,19 +114,33 @@ impl ModuleT for Dropout {
 }
 
 /// The product with a factor for each element: 0 for those that are dropped.
-struct Dropped<T>(Vec<T>);
+struct Dropped<T>(Kept<T>);
+
+impl<T: Element> Dropped<T> {
+    fn new(factors: Vec<T>) -> candle_core::Result<Dropped<T>> {
+        let kept = Kept::none();
+        kept.set(factors)?;
+        Ok(Dropped(kept))
+    }
+}
 
 impl<T: Element> Operation<1> for Dropped<T> {
     const NAME: &'static str = "dropout";
 
     fn forward(&self, [(storage, layout)]: [Stored<'_>; 1]) -> candle_core::Result<(CpuStorage, Shape)> {
         let x = elements::<T>(storage, layout)?;
-        Ok((T::to_cpu_storage_owned(pairs::multiply(x, &self.0)), layout.shape().clone()))
+        let y = with([self.0.tensor()?], |[factors]: [&[T]; 1]| pairs::multiply(x, factors))?;
+        Ok((T::to_cpu_storage_owned(y), layout.shape().clone()))
     }
 
     fn backward(&self, [x]: [&Tensor; 1], _: &Tensor, gradient: &Tensor) -> candle_core::Result<[Option<Tensor>; 1]> {
-        let change = with([gradient], |[gradient]: [&[T]; 1]| pairs::multiply(gradient, &self.0))?;
+        let arguments = [gradient, self.0.tensor()?];
+        let change = with(arguments, |[gradient, factors]: [&[T]; 2]| pairs::multiply(gradient, factors))?;
         Ok([Some(tensor(change, x)?)])
+    }
+
+    fn kept(&self) -> Option<&Tensor> {
+        self.0.get()
     }
 }
 

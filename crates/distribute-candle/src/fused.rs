@@ -68,6 +68,11 @@ pub(crate) trait Weighted: Send + Sync {
         y: &Tensor,
         gradient: &Tensor,
     ) -> Result<[Option<Tensor>; 3]>;
+
+    /// Returns what forward has kept for backward, as [`Operation::kept`] does.
+    fn kept(&self) -> Option<&Tensor> {
+        None
+    }
 }
 
 /// Computes an operation for tensors in host memory.
@@ -97,6 +102,10 @@ impl<O: Weighted> Operation<2> for WithWeight<O> {
         let [x, weight, _] = self.0.backward(x, weight, None, y, gradient)?;
         Ok([x, weight])
     }
+
+    fn kept(&self) -> Option<&Tensor> {
+        self.0.kept()
+    }
 }
 
 impl<O: Weighted> Operation<3> for WithWeight<O> {
@@ -108,5 +117,9 @@ impl<O: Weighted> Operation<3> for WithWeight<O> {
 
     fn backward(&self, [x, weight, bias]: [&Tensor; 3], y: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; 3]> {
         self.0.backward(x, weight, Some(bias), y, gradient)
+    }
+
+    fn kept(&self) -> Option<&Tensor> {
+        self.0.kept()
     }
 }

@@ -1,5 +1,8 @@
 //! Tensors in host memory as slices.
 
+use std::marker::PhantomData;
+use std::sync::OnceLock;
+
 use candle_core::{CpuStorage, DType, Device, Error, Layout, Result, Storage, Tensor, WithDType};
 use distribute_kernels::Float;
 use distribute_rows::{cross_entropy, gelu, normalise, pairs, relu, softmax};
@@ -52,12 +55,41 @@ macro_rules! by_type {
         match $dtype {
             candle_core::DType::F32 => $f::<f32 $(, $of)?>($($argument),*),
             candle_core::DType::F64 => $f::<f64 $(, $of)?>($($argument),*),
-            other => candle_core::bail!("a fused operation of {other:?}; convert them to f32"),
+            // Tensors of other types do not come here, but a parameter or a result that is not in memory may.
+            other => return Err(candle_core::Error::UnsupportedDTypeForOp(other, "fused operation").bt()),
         }
     };
 }
 
 pub(crate) use by_type;
+
+/// Elements that an operation keeps from forward for backward, in a tensor, whose memory a recomputed block can drop
+/// and put back.
+pub(crate) struct Kept<T>(OnceLock<Tensor>, PhantomData<fn(T)>);
+
+impl<T: Element> Kept<T> {
+    /// Creates the place, which is empty before forward.
+    pub(crate) fn none() -> Kept<T> {
+        Kept(OnceLock::new(), PhantomData)
+    }
+
+    /// Keeps elements; forward does so once.
+    pub(crate) fn set(&self, elements: Vec<T>) -> Result<()> {
+        let len = elements.len();
+        let _ = self.0.set(Tensor::from_vec(elements, len, &Device::Cpu)?);
+        Ok(())
+    }
+
+    /// Returns the elements as a tensor of one axis.
+    pub(crate) fn tensor(&self) -> Result<&Tensor> {
+        self.0.get().ok_or_else(|| Error::Msg("backward comes before forward".to_owned()))
+    }
+
+    /// Returns the elements as a tensor of one axis; `None` before forward.
+    pub(crate) fn get(&self) -> Option<&Tensor> {
+        self.0.get()
+    }
+}
 
 /// Adds two tensors of one shape in host memory.
 pub(crate) fn added(x: &Tensor, y: &Tensor) -> Result<Tensor> {

@@ -1,14 +1,12 @@
 //! Linear layers, whose products need no copies in host memory.
 
-use std::sync::OnceLock;
-
-use candle_core::{CpuStorage, D, DType, Error, Layout, Module, Result, Shape, Tensor};
+use candle_core::{CpuStorage, D, DType, Layout, Module, Result, Shape, Tensor};
 use candle_nn::VarBuilder;
 use distribute_kernels::linear::Linear as Kernel;
 use distribute_rows::gelu;
 
 use crate::fused::{Weighted, weighted};
-use crate::host::{Element, Stored, by_type, dtype, elements, gradient_of, is_fused, with};
+use crate::host::{Element, Kept, Stored, by_type, dtype, elements, gradient_of, is_fused, with};
 
 /// Linear layer, like [`candle_nn::Linear`], faster in host memory: the bias is part of the product, backward copies
 /// no transposed matrix, and the gradient of an input that has no variables is not computed.
@@ -149,12 +147,12 @@ impl Weighted for Product {
 struct ProductGelu<T> {
     of: Kernel,
     /// The product, from forward for backward.
-    product: OnceLock<Vec<T>>,
+    product: Kept<T>,
 }
 
-impl<T> ProductGelu<T> {
+impl<T: Element> ProductGelu<T> {
     fn new(of: Kernel) -> ProductGelu<T> {
-        ProductGelu { of, product: OnceLock::new() }
+        ProductGelu { of, product: Kept::none() }
     }
 }
 
@@ -164,7 +162,7 @@ impl<T: Element> Weighted for ProductGelu<T> {
     fn forward(&self, x: Stored<'_>, weight: Stored<'_>, bias: Option<Stored<'_>>) -> Result<(CpuStorage, Shape)> {
         let product = product::<T>(self.of, x, weight, bias)?;
         let y = gelu::forward(&product);
-        let _ = self.product.set(product);
+        self.product.set(product)?;
         Ok((T::to_cpu_storage_owned(y), shape(self.of, x.1)))
     }
 
@@ -176,9 +174,13 @@ impl<T: Element> Weighted for ProductGelu<T> {
         _: &Tensor,
         gradient: &Tensor,
     ) -> Result<[Option<Tensor>; 3]> {
-        let product = self.product.get().ok_or_else(|| Error::Msg("backward comes before forward".to_owned()))?;
-        let of_product = with([gradient], |[gradient]: [&[T]; 1]| gelu::backward(product, gradient))?;
+        let arguments = [self.product.tensor()?, gradient];
+        let of_product = with(arguments, |[product, gradient]: [&[T]; 2]| gelu::backward(product, gradient))?;
         gradients(self.of, [x, weight], bias, &of_product)
+    }
+
+    fn kept(&self) -> Option<&Tensor> {
+        self.product.get()
     }
 }
 

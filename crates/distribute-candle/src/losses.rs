@@ -60,8 +60,8 @@ pub struct Huber {
     pub delta: f64,
 }
 
-/// Kullback-Leibler divergence of the target distribution from the output distribution. Probabilities are clamped to
-/// 1e-7..=1, as in tf.keras.
+/// Kullback-Leibler divergence of the target distribution from the output distribution, which are the rows of the last
+/// axis: outputs of (N, T, classes) have losses of (N, T). Probabilities are clamped to 1e-7..=1, as in tf.keras.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KlDivergence;
 
@@ -105,9 +105,7 @@ impl Loss for MeanSquaredError {
 impl Loss for MeanAbsoluteError {
     fn per_example(&self, outputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
         let (outputs, targets) = wide(outputs, targets)?;
-        let difference = (outputs - targets)?;
-        // The gradient of candle's abs() is 1 at 0, where this one is 0.
-        rows(&(&difference * difference.detach().sign()?)?)
+        rows(&distance(&outputs, &targets)?)
     }
 }
 
@@ -117,7 +115,7 @@ impl Loss for Huber {
             candle_core::bail!("the delta of Huber is {}; give one above 0, such as 1.0", self.delta);
         }
         let (outputs, targets) = wide(outputs, targets)?;
-        let difference = (outputs - targets)?.abs()?;
+        let difference = distance(&outputs, &targets)?;
         // The quadratic part, up to delta, and the linear rest.
         let small = difference.clamp(0.0, self.delta)?;
         let beyond = (&difference - &small)?;
@@ -129,8 +127,7 @@ impl Loss for KlDivergence {
     fn per_example(&self, outputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
         let (outputs, targets) = wide(outputs, targets)?;
         let (outputs, targets) = (clamped(&outputs, 1.0)?, clamped(&targets, 1.0)?);
-        let parts = (&targets * (targets.log()? - outputs.log()?)?)?;
-        parts.flatten_from(1)?.sum(D::Minus1)
+        (&targets * (targets.log()? - outputs.log()?)?)?.sum(D::Minus1)
     }
 }
 
@@ -157,10 +154,20 @@ pub(crate) fn at_least_32_bits(tensor: &Tensor) -> Result<Tensor> {
 
 const EPSILON: f64 = 1e-7;
 
-/// Clamps probabilities. NaN stays NaN, which candle's kernels for GPUs would replace by a bound.
+/// Returns |outputs - targets|. Its gradient is 0 at 0, where that of candle's `abs` is 1.
+fn distance(outputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
+    let difference = (outputs - targets)?;
+    &difference * difference.detach().sign()?
+}
+
+/// Clamps probabilities; a bound itself has a gradient, as in TensorFlow, and NaN stays NaN. candle's `clamp` halves
+/// the gradient at a bound, and its kernels for GPUs replace NaN by one.
 fn clamped(probabilities: &Tensor, most: f64) -> Result<Tensor> {
-    let within = probabilities.clamp(EPSILON, most)?;
-    probabilities.ne(probabilities)?.where_cond(probabilities, &within)
+    let bound = |bound: f64| {
+        Tensor::full(bound, probabilities.shape(), probabilities.device())?.to_dtype(probabilities.dtype())
+    };
+    let at_least = probabilities.lt(EPSILON)?.where_cond(&bound(EPSILON)?, probabilities)?;
+    probabilities.gt(most)?.where_cond(&bound(most)?, &at_least)
 }
 
 /// Returns the mean of each row.
@@ -239,9 +246,23 @@ mod tests {
     fn an_output_that_is_right_has_no_gradient() {
         let outputs = candle_core::Var::new(&[[0f32, 1.0, -1.0]], &Device::Cpu).unwrap();
         let targets = Tensor::zeros((1, 3), candle_core::DType::F32, &Device::Cpu).unwrap();
-        let loss = MeanAbsoluteError.per_example(&outputs, &targets).unwrap().sum_all().unwrap();
-        let gradient = loss.backward().unwrap().get(&outputs).unwrap().to_vec2::<f32>().unwrap();
-        close(gradient.concat(), &[0.0, 1.0 / 3.0, -1.0 / 3.0]);
+        let (wide, narrow) = (Huber { delta: 1.0 }, Huber { delta: 0.5 });
+        for (loss, scale) in [(&MeanAbsoluteError as &dyn Loss, 1.0), (&wide, 1.0), (&narrow, 0.5)] {
+            let loss = loss.per_example(&outputs, &targets).unwrap().sum_all().unwrap();
+            let gradient = loss.backward().unwrap().get(&outputs).unwrap().to_vec2::<f32>().unwrap();
+            close(gradient.concat(), &[0.0, scale / 3.0, -scale / 3.0]);
+        }
+    }
+
+    #[test]
+    fn divergences_are_of_the_last_axis_and_bounds_have_gradients() {
+        let outputs = candle_core::Var::new(&[[[1f32, 0.0], [0.5, 0.5]]], &Device::Cpu).unwrap();
+        let targets = Tensor::new(&[[[0.5f32, 0.5], [0.25, 0.75]]], &Device::Cpu).unwrap();
+        let losses = KlDivergence.per_example(&outputs, &targets).unwrap();
+        assert_eq!(losses.dims(), [1, 2]);
+        let gradients = losses.sum_all().unwrap().backward().unwrap();
+        let gradient = gradients.get(&outputs).unwrap().flatten_all().unwrap().to_vec1().unwrap();
+        close(gradient, &[-0.5, 0.0, -0.5, -1.5]);
     }
 
     #[test]

@@ -117,6 +117,8 @@ impl<M> Model<M> {
         for variable in taken.filter(|variable| variable.layout().is_some()) {
             variable.overwrite_by_chief(strategy, values.get(variable.name()))?;
         }
+        // On every worker: what an optimizer keeps of the values before is of no use to any of them.
+        self.parameters.note_loaded();
         Ok(report)
     }
 
@@ -197,7 +199,6 @@ impl<M> Model<M> {
                 None => variable.overwrite(&value)?,
             }
         }
-        self.parameters.note_loaded();
         report.unused = unused.into_iter().collect();
         Ok((report, sharded))
     }

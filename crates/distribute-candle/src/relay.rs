@@ -24,6 +24,11 @@ pub(crate) trait Operation<const N: usize>: Send + Sync {
 
     /// Computes the gradients of the inputs, from the result `y` and its gradient; `None` for one that is not needed.
     fn backward(&self, inputs: [&Tensor; N], y: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; N]>;
+
+    /// Returns what forward has kept for backward, if it is as large as a tensor. A recomputed block drops it.
+    fn kept(&self) -> Option<&Tensor> {
+        None
+    }
 }
 
 /// Computes an operation.
@@ -46,7 +51,7 @@ where
     }
     let relays = inputs.map(Relay::of);
     let arguments = array::from_fn(|at| relays[at].as_ref().map_or(inputs[at], |relay| &relay.scalar).clone());
-    let (inbox, y) = (Arc::<Inbox>::default(), Arc::<OnceLock<Tensor>>::default());
+    let (inbox, y, kept) = (Arc::<Inbox>::default(), Arc::<OnceLock<Tensor>>::default(), operation.kept().cloned());
     let node = Node {
         operation,
         inputs: inputs.map(Tensor::clone),
@@ -54,7 +59,8 @@ where
         y: y.clone(),
         inbox: inbox.clone(),
     };
-    let relay = Arc::new(Relay { scalar: node.computed_of(arguments)?, inbox, of: OnceLock::new() });
+    let scalar = node.computed_of(arguments)?;
+    let relay = Arc::new(Relay { scalar, inbox, of: OnceLock::new(), y: y.clone(), kept });
     let result = relay.scalar.apply_op1(opened(Some(relay.clone())))?;
     relay.serve(&result);
     // Without its place in the graph, or the graph would contain itself.
@@ -68,28 +74,49 @@ struct Relay {
     inbox: Arc<Inbox>,
     /// The tensor.
     of: OnceLock<TensorId>,
+    /// The tensor without its place in the graph, and what its operation has kept for backward.
+    y: Arc<OnceLock<Tensor>>,
+    kept: Option<Tensor>,
 }
 
 /// The relays of all tensors that have one. candle does not show which operation a tensor is of.
-static RELAYS: LazyLock<Mutex<HashMap<TensorId, Weak<Relay>>>> = LazyLock::new(Mutex::default);
+static RELAYS: LazyLock<Mutex<Relays>> = LazyLock::new(Mutex::default);
+
+#[derive(Default)]
+struct Relays {
+    of_tensors: HashMap<TensorId, Weak<Relay>>,
+    of_scalars: HashMap<TensorId, Weak<Relay>>,
+}
+
+/// Returns the tensors that backward reads when it has come to `node`, or earlier, and that candle's graph does not
+/// show: if the node is a relay, the result of its operation and what that has kept. Nothing else has their memory but
+/// views of the result.
+pub(crate) fn behind(node: &Tensor) -> impl Iterator<Item = Tensor> {
+    let relay = RELAYS.lock().of_scalars.get(&node.id()).and_then(Weak::upgrade);
+    relay.into_iter().flat_map(|relay| relay.y.get().cloned().into_iter().chain(relay.kept.clone()))
+}
 
 impl Relay {
     fn of(tensor: &Tensor) -> Option<Arc<Relay>> {
-        RELAYS.lock().get(&tensor.id())?.upgrade()
+        RELAYS.lock().of_tensors.get(&tensor.id())?.upgrade()
     }
 
     /// Takes the place of a tensor until this is dropped.
     fn serve(self: &Arc<Relay>, tensor: &Tensor) {
         // It is set once, where the relay is made.
         let _ = self.of.set(tensor.id());
-        RELAYS.lock().insert(tensor.id(), Arc::downgrade(self));
+        let mut relays = RELAYS.lock();
+        relays.of_tensors.insert(tensor.id(), Arc::downgrade(self));
+        relays.of_scalars.insert(self.scalar.id(), Arc::downgrade(self));
     }
 }
 
 impl Drop for Relay {
     fn drop(&mut self) {
         if let Some(tensor) = self.of.get() {
-            RELAYS.lock().remove(tensor);
+            let mut relays = RELAYS.lock();
+            relays.of_tensors.remove(tensor);
+            relays.of_scalars.remove(&self.scalar.id());
         }
     }
 }
@@ -326,11 +353,16 @@ mod tests {
         let x = variable();
         let y = relu(&x).unwrap();
         let (id, reshaped) = (y.id(), y.reshape((3, 2)).unwrap());
+        let scalar = Relay::of(&y).unwrap().scalar.id();
         assert!(Relay::of(&y).is_some() && Relay::of(&reshaped).is_none() && Relay::of(&y.detach()).is_none());
         drop(y);
-        assert!(RELAYS.lock().contains_key(&id));
+        let are_there = || {
+            let relays = RELAYS.lock();
+            [relays.of_tensors.contains_key(&id), relays.of_scalars.contains_key(&scalar)]
+        };
+        assert_eq!(are_there(), [true, true]);
         drop(reshaped);
-        assert!(!RELAYS.lock().contains_key(&id));
+        assert_eq!(are_there(), [false, false]);
         let untracked = relu(&x.detach()).unwrap();
         assert!(!untracked.track_op() && Relay::of(&untracked).is_none());
     }

@@ -140,6 +140,7 @@ impl<M> Sharded<M> {
     /// # Ok::<(), Error>(())
     /// ```
     ///
+    /// All results that gradients pass through are dropped, and what this crate's operations keep for backward.
     /// Tensors outside the graph, such as a mask that `forward` computes and an operation keeps, stay in memory. So do
     /// `x` and the result. Layers with running statistics, and dropout, are built by the block's `VarBuilder`.
     ///

@@ -9,6 +9,7 @@
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::hash::{Hash, Hasher};
+use std::iter;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -19,6 +20,7 @@ use super::blocks::{self, Unit};
 use super::ops::{Output, dropped, swap};
 use crate::Candle;
 use crate::dropout::Stream;
+use crate::relay;
 use crate::tensor::is_whole;
 
 /// A block's run, as often as it is needed.
@@ -53,7 +55,8 @@ pub(super) struct Changes {
     pub(super) streams: Vec<Arc<Stream>>,
 }
 
-/// The tensors that a run has made and backward reads, in the order of backward.
+/// The tensors that a run has made and backward reads, in the order of backward: those of candle's graph, and behind
+/// each relay the result that it stands for and what its operation keeps.
 struct Made {
     nodes: Vec<Node>,
     storages: Vec<Storage>,
@@ -201,19 +204,21 @@ impl Made {
                 is_late |= results.contains(&number);
                 continue;
             }
-            let address = address(tensor);
-            let storage = (!before.contains(&address)).then(|| {
-                let index = *indices.entry(address).or_insert(made.storages.len());
-                // The last one is the tensor that the storage was made for. The others are views, some of which have
-                // elements twice, and candle writes in none of these.
-                let kept = Storage { tensor: tensor.detach(), is_late };
-                match made.storages.get_mut(index) {
-                    Some(storage) => *storage = kept,
-                    None => made.storages.push(kept),
-                }
-                index
-            });
-            made.nodes.push(Node { layout: tensor.layout().clone(), dtype: tensor.dtype(), storage });
+            for tensor in iter::once(tensor.clone()).chain(relay::behind(tensor)) {
+                let address = address(&tensor);
+                let storage = (!before.contains(&address)).then(|| {
+                    let index = *indices.entry(address).or_insert(made.storages.len());
+                    // The last one is the tensor that the storage was made for. The others are views, some of which
+                    // have elements twice, and candle writes in none of these.
+                    let kept = Storage { tensor: tensor.detach(), is_late };
+                    match made.storages.get_mut(index) {
+                        Some(storage) => *storage = kept,
+                        None => made.storages.push(kept),
+                    }
+                    index
+                });
+                made.nodes.push(Node { layout: tensor.layout().clone(), dtype: tensor.dtype(), storage });
+            }
         }
         Ok(made)
     }

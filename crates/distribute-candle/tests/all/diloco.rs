@@ -142,6 +142,39 @@ fn workers_have_equal_copies_after_outer_steps() {
     assert!(one.contains("inner_steps: 2") && other.contains("inner_steps: 3"), "{one} / {other}");
 }
 
+#[test]
+fn loaded_values_begin_new_outer_steps_on_every_worker() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.safetensors");
+    let other = mirrored(1);
+    other.scope_seeded(9, layer).unwrap().save_safetensors(&other, &file).unwrap();
+    let address = Ports::reserve(1).unwrap().addresses().remove(0);
+    let trained = |rank: u32, steps_before: usize| {
+        let over = MultiWorkerMirroredStrategy::builder()
+            .membership(Membership::new(rank, 2, &address).unwrap())
+            .communication(CommunicationOptions::default().timeout(Duration::from_secs(30)))
+            .build()
+            .unwrap();
+        let strategy = DilocoStrategy::builder().inner_steps(4).fragments(2).over(over).unwrap();
+        let model = strategy.scope_seeded(3, layer).unwrap();
+        let optimizer = Sgd::new(0.1).build(&model).unwrap();
+        let train = |steps: usize| {
+            for step in 0..steps {
+                let run = strategy.run_with((&model, &optimizer), |context, (layer, optimizer)| {
+                    let x = Tensor::full((context.replica_id() + step) as f32 * 0.3 - 1.0, (1, 3), &Device::Cpu)?;
+                    optimizer.minimize(context, &candle_core::Module::forward(layer, &x)?.sqr()?.mean_all()?)
+                });
+                run.unwrap();
+            }
+        };
+        train(steps_before);
+        model.load_safetensors(&strategy, &file).unwrap();
+        train(8);
+        weights(&model)
+    };
+    assert_eq!(in_two(|rank| trained(rank, 8)), in_two(|rank| trained(rank, 0)));
+}
+
 /// Trains two replicas of a worker, without outer momentum, and returns the outer parameters after each step.
 fn overlapping(rank: u32, address: &str) -> Vec<Vec<Vec<f32>>> {
     let over = MultiWorkerMirroredStrategy::builder()

@@ -1,15 +1,16 @@
 //! Blocks that are computed again in backward train as those whose results are kept, bit for bit.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Module, ModuleT, Result, Shape, Storage, Tensor, Var};
 use candle_nn::{BatchNorm, Linear, VarBuilder, VarMap, linear};
 use distribute_candle::{
-    Adam, CandleContext, CandleStrategy, ColumnParallelLinear, ColumnParallelOptions, Error, LayerNorm, Model,
-    Optimizer, RowParallelLinear, RowParallelOptions, Sharded, SyncBatchNorm, column_parallel_linear,
-    cross_entropy_per_example, layer_norm, row_parallel_linear, sync_batch_norm,
+    Adam, AttentionMask, CandleContext, CandleStrategy, ColumnParallelLinear, ColumnParallelOptions, Dropout, Error,
+    LayerNorm, Model, Optimizer, RowParallelLinear, RowParallelOptions, Sharded, SyncBatchNorm, add,
+    column_parallel_linear, cross_entropy_per_example, dropout, gelu, layer_norm, relu, row_parallel_linear,
+    self_attention, sync_batch_norm,
 };
 use distribute_strategy::{
     CentralStorageStrategy, CommunicationOptions, FullyShardedStrategy, MirroredStrategy, Strategy,
@@ -243,8 +244,40 @@ impl CustomOp1 for Watch {
     }
 }
 
+/// Returns the layer with this crate's operation, or as it is.
+fn linear_of(fused: bool, layer: &Linear, x: &Tensor) -> Result<Tensor> {
+    match fused {
+        true => distribute_candle::Linear::new(layer.weight().clone(), layer.bias().cloned()).forward(x),
+        false => layer.forward(x),
+    }
+}
+
 #[test]
 fn one_block_at_a_time_has_its_results_in_memory() {
+    one_block_at_a_time(|layer, x, seen| {
+        let all = [layer.forward(x)?, x.clone(), x.clone()];
+        let [wide, ..] = all;
+        let (bent, shifted) = (wide.tanh()?, (wide.sqr()? + 1.0)?);
+        seen.lock().extend([wide, bent.clone(), shifted.clone()]);
+        bent / shifted
+    });
+    // Results that candle's graph does not show.
+    one_block_at_a_time(|layer, x, seen| {
+        let wide = linear_of(true, layer, x)?;
+        let (bent, rectified) = (gelu(&wide)?, relu(&wide)?);
+        seen.lock().extend([wide, bent.clone(), rectified.clone()]);
+        add(&bent, &rectified)
+    });
+    // Such ones and others that are computed of them, or they of those.
+    one_block_at_a_time(|layer, x, seen| {
+        let wide = linear_of(true, layer, &x.sqr()?)?;
+        let (bent, rectified) = (wide.tanh()?, relu(&wide)?);
+        seen.lock().extend([wide, bent.clone(), rectified.clone()]);
+        gelu(&(bent * rectified.t()?.contiguous()?.t()?)?)
+    });
+}
+
+fn one_block_at_a_time(forward: fn(&Linear, &Tensor, &Mutex<Vec<Tensor>>) -> Result<Tensor>) {
     const BLOCKS: usize = 6;
     let one = 3 * 10 * WIDTH * 4;
     for (recomputes, after_forward, amid_backward) in [(true, 0, one), (false, BLOCKS * one, BLOCKS * one)] {
@@ -261,13 +294,7 @@ fn one_block_at_a_time_has_its_results_in_memory() {
                 let mut x = Tensor::ones((10, WIDTH), DType::F32, &Device::Cpu)?;
                 for block in model {
                     let seen = results.clone();
-                    x = call(recomputes, block, &x, move |layer, x| {
-                        let all = [layer.forward(x)?, x.clone(), x.clone()];
-                        let [wide, ..] = all;
-                        let (bent, shifted) = (wide.tanh()?, (wide.sqr()? + 1.0)?);
-                        seen.lock().extend([wide, bent.clone(), shifted.clone()]);
-                        bent / shifted
-                    })?;
+                    x = call(recomputes, block, &x, move |layer, x| forward(layer, x, &seen))?;
                     x = x.apply_op1(Watch { results: results.clone(), most: most.clone() })?;
                 }
                 let watch = Watch { results, most };
@@ -378,6 +405,93 @@ fn a_backward_that_fails_leaves_nothing_behind() {
     }
 }
 
+/// A transformer's block of this crate's operations, in which another one is nested.
+struct Layer {
+    norm: LayerNorm,
+    qkv: distribute_candle::Linear,
+    feed_forward: Sharded<FeedForward>,
+}
+
+type FeedForward = (distribute_candle::Linear, Dropout, distribute_candle::Linear);
+
+struct Transformer {
+    layers: Vec<Sharded<Layer>>,
+    last: Linear,
+    /// Whether layers recompute, and the blocks in them.
+    recomputes: [bool; 2],
+    /// Whether the second run of a layer fails on the last replica.
+    fails: Arc<AtomicBool>,
+}
+
+impl Transformer {
+    fn new(vb: VarBuilder<'_>, recomputes: [bool; 2], fails: Arc<AtomicBool>) -> Result<Transformer> {
+        let inner = |vb: VarBuilder<'_>| {
+            let layer = |inputs, outputs, name| distribute_candle::linear(inputs, outputs, vb.pp(name));
+            Ok((layer(8, 16, "up")?, dropout(0.25, vb.pp("dropout"))?, layer(16, 8, "down")?))
+        };
+        let layer = |index: usize| {
+            Sharded::new(vb.pp(format!("layers.{index}")), |vb| {
+                let qkv = distribute_candle::linear(8, 24, vb.pp("qkv"))?;
+                let feed_forward = Sharded::new(vb.pp("feed_forward"), inner)?;
+                Ok(Layer { norm: layer_norm(8, 1e-5, vb.pp("norm"))?, qkv, feed_forward })
+            })
+        };
+        let layers = (0..3).map(layer).collect::<Result<_>>()?;
+        Ok(Transformer { layers, last: linear(8, 3, vb.pp("last"))?, recomputes, fails })
+    }
+}
+
+impl Module for Transformer {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let ([outer, inner], mut x) = (self.recomputes, x.clone());
+        for (index, layer) in self.layers.iter().enumerate() {
+            let fails = index == 1 && self.fails.load(Ordering::Relaxed) && is_last_replica();
+            let calls = AtomicUsize::new(0);
+            x = call(outer, layer, &x, move |layer, x| {
+                let qkv = layer.qkv.forward(&layer.norm.forward(x)?)?.unsqueeze(0)?;
+                let sum = add(x, &self_attention(&qkv, 2, AttentionMask::Causal)?.squeeze(0)?)?;
+                if fails && calls.fetch_add(1, Ordering::Relaxed) == 1 {
+                    candle_core::bail!("the power went out")
+                }
+                let y = call(inner, &layer.feed_forward, &sum, |(up, dropout, down), x| {
+                    down.forward(&relu(&dropout.forward_t(&up.forward_gelu(x)?, true)?)?)
+                })?;
+                add(&sum, &gelu(&y)?)
+            })?;
+        }
+        self.last.forward(&x)
+    }
+}
+
+fn is_last_replica() -> bool {
+    distribute_strategy::get_replica_context().is_some_and(|here| here.replica_id() + 1 == here.num_replicas_in_sync())
+}
+
+#[test]
+fn operations_of_this_crate_are_recomputed_bit_for_bit() {
+    for strategy in [mirrored(1), mirrored(2), sharded(2, 2), sharded(4, 2)] {
+        let train = |recomputes: [bool; 2], failures: usize| {
+            let fails = Arc::new(AtomicBool::new(false));
+            let model = strategy.scope(|vb| Transformer::new(vb, recomputes, fails.clone())).unwrap();
+            let optimizer = Adam::new(0.01).build(&model).unwrap();
+            let mut losses = vec![try_step(&strategy, (&model, &optimizer), false).unwrap()];
+            for _ in 0..failures {
+                fails.store(true, Ordering::Relaxed);
+                let told = try_step(&strategy, (&model, &optimizer), false).unwrap_err().to_string();
+                assert!(told.contains("the power went out"), "{told}");
+                fails.store(false, Ordering::Relaxed);
+            }
+            losses.extend((0..3).map(|_| try_step(&strategy, (&model, &optimizer), true).unwrap()));
+            (wholes(&strategy, &model), losses)
+        };
+        let kept = train([false, false], 0);
+        for recomputes in [[true, false], [false, true], [true, true]] {
+            assert_eq!(train(recomputes, 0), kept, "{recomputes:?} under {}", strategy.describe());
+        }
+        assert_eq!(train([true, true], 2), kept, "{}", strategy.describe());
+    }
+}
+
 /// An encoder of blocks in a block, and decoder blocks that read its result, which they take from outside.
 struct Pair {
     encoder: Sharded<Vec<Sharded<Linear>>>,
@@ -385,10 +499,12 @@ struct Pair {
     last: Linear,
     /// Which of encoder, blocks of the encoder and decoder recompute.
     recomputes: [bool; 3],
+    /// Whether operations are this crate's.
+    fused: bool,
 }
 
 impl Pair {
-    fn new(vb: VarBuilder<'_>, recomputes: [bool; 3]) -> Result<Pair> {
+    fn new(vb: VarBuilder<'_>, recomputes: [bool; 3], fused: bool) -> Result<Pair> {
         let encoder = Sharded::new(vb.pp("encoder"), |vb| {
             (0..2).map(|index| Sharded::new(vb.pp(index), |vb| linear(8, 8, vb))).collect::<Result<Vec<_>>>()
         })?;
@@ -398,15 +514,19 @@ impl Pair {
             })
         };
         let decoder = (0..2).map(layer).collect::<Result<_>>()?;
-        Ok(Pair { encoder, decoder, last: linear(8, 3, vb.pp("last"))?, recomputes })
+        Ok(Pair { encoder, decoder, last: linear(8, 3, vb.pp("last"))?, recomputes, fused })
     }
 }
 
 impl Module for Pair {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let [encoder, inner, decoder] = self.recomputes;
+        let ([encoder, inner, decoder], fused) = (self.recomputes, self.fused);
+        let curve = move |layer: &Linear, x: &Tensor| match fused {
+            true => relu(&gelu(&linear_of(true, layer, x)?)?),
+            false => layer.forward(x)?.tanh(),
+        };
         let encoded = call(encoder, &self.encoder, x, move |blocks, x| {
-            let next = |x: Result<Tensor>, block| call(inner, block, &x?, |layer: &Linear, x| layer.forward(x)?.tanh());
+            let next = |x: Result<Tensor>, block| call(inner, block, &x?, curve);
             (blocks.iter().fold(Ok(x.clone()), next)? + x)?.sqr()
         })?;
         let mut x = x.clone();
@@ -414,7 +534,7 @@ impl Module for Pair {
             let encoded = encoded.clone();
             x = call(decoder, block, &x, move |(query, key), x| {
                 // Backward goes through the right operand first, and there to the encoder.
-                query.forward(x)?.sqr()?.tanh()? * key.forward(&encoded)?.tanh()?
+                linear_of(fused, query, x)?.sqr()?.tanh()? * curve(key, &encoded)?
             })?;
         }
         self.last.forward(&x)
@@ -423,16 +543,16 @@ impl Module for Pair {
 
 #[test]
 fn blocks_may_be_nested_and_read_values_from_outside() {
-    for strategy in [mirrored(2), sharded(2, 2)] {
+    for (strategy, fused) in [mirrored(2), sharded(2, 2)].into_iter().flat_map(|s| [(s.clone(), false), (s, true)]) {
         let train = |recomputes: [bool; 3]| {
-            let model = strategy.scope(|vb| Pair::new(vb, recomputes)).unwrap();
+            let model = strategy.scope(|vb| Pair::new(vb, recomputes, fused)).unwrap();
             let optimizer = Adam::new(0.01).build(&model).unwrap();
             let losses: Vec<f64> = (0..3).map(|_| try_step(&strategy, (&model, &optimizer), false).unwrap()).collect();
             (wholes(&strategy, &model), losses)
         };
         let kept = train([false; 3]);
         for recomputes in [[true, false, false], [false, true, false], [false, false, true], [true; 3]] {
-            assert_eq!(train(recomputes), kept, "{recomputes:?} under {}", strategy.describe());
+            assert_eq!(train(recomputes), kept, "{recomputes:?}, fused {fused}, under {}", strategy.describe());
         }
     }
 }
@@ -443,8 +563,12 @@ fn a_program_of_its_own_may_run_backward_several_times() {
     let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
     let block = Sharded::new(vb, |vb| linear(4, 4, vb)).unwrap();
     let x = Var::new(&[[1f32, -2.0, 3.0, -4.0]], &Device::Cpu).unwrap();
-    let gradients = |recomputes: bool| {
-        let y = call(recomputes, &block, &x, |layer, x| layer.forward(x)?.tanh()?.sqr()).unwrap();
+    let gradients = |recomputes: bool, fused: bool| {
+        let forward = move |layer: &Linear, x: &Tensor| match fused {
+            true => gelu(&linear_of(true, layer, x)?)?.sqr(),
+            false => layer.forward(x)?.tanh()?.sqr(),
+        };
+        let y = call(recomputes, &block, &x, forward).unwrap();
         let (one, other) = (y.sum_all().unwrap(), y.sqr().unwrap().sum_all().unwrap());
         let mut all: Vec<Vec<f32>> = Vec::new();
         for loss in [&one, &other, &one] {
@@ -455,9 +579,11 @@ fn a_program_of_its_own_may_run_backward_several_times() {
         }
         all
     };
-    let kept = gradients(false);
-    assert_eq!(kept, gradients(true));
-    assert_ne!(kept[0], kept[2]);
+    for fused in [false, true] {
+        let kept = gradients(false, fused);
+        assert_eq!(kept, gradients(true, fused));
+        assert_ne!(kept[0], kept[2]);
+    }
 }
 
 #[test]
@@ -476,11 +602,31 @@ fn uses_that_do_not_recompute_are_sentences() {
     let told = Error::from(kept.lock().clone().unwrap().sqr().unwrap_err()).to_string();
     assert!(told.contains("intermediate result of a recomputed block"), "{told}");
     drop(y);
+    // A result of this crate's operations, which read it as well.
+    let leak = kept.clone();
+    let y = block.recompute(&x, move |layer, x| {
+        let wide = linear_of(true, layer, x)?;
+        *leak.lock() = Some(wide.clone());
+        gelu(&wide)
+    });
+    let leaked = kept.lock().clone().unwrap();
+    for read in [gelu(&leaked), add(&leaked, &leaked), leaked.sqr()] {
+        let told = Error::from(read.unwrap_err()).to_string();
+        assert!(told.contains("intermediate result of a recomputed block"), "{told}");
+    }
+    drop(y);
     // The same values by another way.
     let calls = Arc::new(AtomicUsize::new(0));
     let y = block.recompute(&x, move |layer, x| match calls.fetch_add(1, Ordering::Relaxed) {
         0 => layer.forward(x),
         _ => layer.forward(x)?.neg()?.neg(),
+    });
+    let told = y.unwrap().sum_all().unwrap().backward().unwrap_err().to_string();
+    assert!(told.contains("layers.2") && told.contains("by other operations"), "{told}");
+    let calls = AtomicUsize::new(0);
+    let y = block.recompute(&x, move |layer, x| match calls.fetch_add(1, Ordering::Relaxed) {
+        0 => relu(&linear_of(true, layer, x)?),
+        _ => relu(&relu(&linear_of(true, layer, x)?)?),
     });
     let told = y.unwrap().sum_all().unwrap().backward().unwrap_err().to_string();
     assert!(told.contains("layers.2") && told.contains("by other operations"), "{told}");
