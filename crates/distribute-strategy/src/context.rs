@@ -269,8 +269,9 @@ impl ReplicaContext {
     /// its result on each of them.
     ///
     /// # Errors
-    /// [`Error::Merge`] if replicas make different numbers of merge calls or one of them fails, else the error of
-    /// `merge`.
+    /// [`Error::Merge`] if replicas make different numbers of merge calls, or one of them fails or does not come in
+    /// time; then no replica of this process gets a result, and further merge calls of the run fail too. Else the error
+    /// of `merge`.
     ///
     /// # Source
     /// `tf.distribute.ReplicaContext.merge_call`. It may be called conditionally, as long as all replicas agree.

@@ -98,7 +98,7 @@ pub enum Error {
         /// The panic's message.
         message: String,
     },
-    /// Replicas made different numbers of merge calls, or one of them failed meanwhile.
+    /// Replicas made different numbers of merge calls, or one of them failed or gave up waiting meanwhile.
     #[error(
         "merge_call: replica {replica} waited for the others, but {problem}; every replica must make the same merge \
         calls"

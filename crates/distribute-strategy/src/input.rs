@@ -14,6 +14,7 @@ use distribute_values::PerReplica;
 use parking_lot::Mutex;
 
 use crate::settings::INPUT;
+use crate::step_header::Announced;
 use crate::{Error, Result, Strategy};
 
 /// A dataset of which each step gives every replica of this process its part of the global batch.
@@ -81,7 +82,7 @@ impl<T: Clone + Send + 'static> DistributedDataset<T> {
             changes: self.strategy.changes(),
             failure,
             unequal,
-            token: None,
+            announced: None,
             ended: false,
             waited: Duration::ZERO,
         }
@@ -239,8 +240,8 @@ pub struct DistributedIterator<T> {
     failure: Option<Error>,
     /// How unequal amounts of data are treated; `None` if workers always have equal ones.
     unequal: Option<UnequalData>,
-    /// The token under which the last step's flag was announced.
-    token: Option<u64>,
+    /// The flag that the steps of optimizers carry, from the last step that was returned on.
+    announced: Option<Announced>,
     ended: bool,
     waited: Duration,
 }
@@ -330,7 +331,7 @@ impl<T: Clone + Send + 'static> DistributedIterator<T> {
             move || flag(unequal, steps.lock().more())
         };
         let steps = &self.strategy.replicas().step;
-        let sum = match self.token.take().and_then(|token| steps.agreed(token)) {
+        let sum = match self.announced.take().and_then(|announced| announced.agreed()) {
             Some(sum) => sum,
             None => self.agree(own())?,
         };
@@ -352,7 +353,7 @@ impl<T: Clone + Send + 'static> DistributedIterator<T> {
                 None => return Err(Error::NoData),
             },
         };
-        self.token = Some(steps.announce(Arc::new(own)));
+        self.announced = Some(steps.announce(Arc::new(own)));
         Ok(Some(parts))
     }
 
@@ -505,6 +506,7 @@ impl Strategy {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::StepHeader;
 
     #[test]
     fn an_error_lets_the_step_begin_in_which_it_is_returned() {
@@ -513,5 +515,27 @@ mod tests {
         assert_eq!(flags(UnequalData::Pad), [0, 1, 1, 1]);
         assert_eq!(flags(UnequalData::Drop), [1, 1, 0, 0]);
         assert_eq!(flags(UnequalData::Stop), [1, 0, 0, 0]);
+    }
+
+    #[test]
+    fn steps_after_a_pass_do_not_ask_its_data() {
+        let strategy = crate::OneDeviceStrategy::builder("CPU:0").build().unwrap();
+        let header = || strategy.replicas().step.header([0; 2]);
+        for unequal in [UnequalData::Pad, UnequalData::Drop, UnequalData::Stop] {
+            let options = InputOptions::default().unequal_data(unequal);
+            let make = |_| Ok(Dataset::range(0..4).batch(1));
+            // Workers that read their own data agree on its end. Here the first of two agrees with itself.
+            let topology = Topology::new(2, 0, 1).unwrap();
+            let own = distribute_input::distribute_datasets_from_function(topology, options, make).unwrap();
+            let data = strategy.with_ranks(own, options, None);
+            let left = data.iter();
+            let steps = Arc::downgrade(&left.steps);
+            assert_eq!(left.take(2).map(Result::unwrap).count(), 2);
+            assert_eq!((header(), steps.strong_count()), (StepHeader::default(), 0), "{unequal:?}, left");
+            let mut ended = data.iter();
+            assert_eq!(ended.by_ref().map(Result::unwrap).count(), 4);
+            assert_eq!(header(), StepHeader::default(), "{unequal:?}, ended");
+            assert!(ended.next().is_none());
+        }
     }
 }

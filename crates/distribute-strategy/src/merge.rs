@@ -25,7 +25,7 @@ struct State {
     round: u64,
     /// The replica that executes the merged function.
     merging: Option<usize>,
-    /// How each replica's closure ended, if it has.
+    /// How each replica's closure ended, or why it takes part in no further merge.
     ended: Vec<Option<&'static str>>,
 }
 
@@ -39,7 +39,7 @@ impl Rendezvous {
     }
 
     /// Waits for all replicas. The last to arrive calls `merge` with the values of all, and every replica gets its
-    /// result.
+    /// result; or none does, if one of them has given up waiting.
     ///
     /// No lock is held while `merge` runs: it may take long, and may panic.
     pub(crate) fn merge<T: Send + 'static, R: Clone + Send + 'static>(
@@ -51,6 +51,9 @@ impl Rendezvous {
     ) -> Result<R> {
         let mut state = self.lock();
         let round = state.round;
+        if let Some(problem) = self.ended(&state) {
+            return Err(self.failed(local, problem));
+        }
         state.brought[local] = Some(Box::new(brought));
         if state.brought.iter().all(Option::is_some) {
             let brought: Vec<_> = state.brought.iter_mut().filter_map(Option::take).collect();
@@ -76,16 +79,21 @@ impl Rendezvous {
             failure.how = None;
             drop(failure);
             state = self.lock();
+            state.merging = None;
+            if let Some(problem) = self.ended(&state) {
+                // It has returned an error, so no other may return the result.
+                drop(state);
+                return Err(self.failed(local, problem));
+            }
             state.results = results;
             state.round += 1;
-            state.merging = None;
             self.changed.notify_all();
         }
         let mut deadline = Instant::now() + timeout;
         let mut merging = None;
         while state.round == round {
-            if let Some((other, how)) = state.ended.iter().enumerate().find_map(|(other, how)| Some((other, (*how)?))) {
-                return Err(self.failed(local, format!("replica {} {how}", self.ids[other])));
+            if let Some(problem) = self.ended(&state) {
+                return Err(self.failed(local, problem));
             }
             if merging != state.merging {
                 // All replicas have arrived; from now on the deadline is that of the merged function.
@@ -100,6 +108,12 @@ impl Rendezvous {
                     ),
                     None => format!("they did not come within {timeout:.1?}"),
                 };
+                // Under the same lock as the decision, so that no other merges from now on.
+                state.ended[local].get_or_insert("gave up waiting at this merge_call");
+                let own = state.brought[local].take();
+                drop(state);
+                self.changed.notify_all();
+                drop(own);
                 return Err(self.failed(local, problem));
             }
             self.changed.wait_for(&mut state, left);
@@ -116,6 +130,12 @@ impl Rendezvous {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock()
+    }
+
+    /// Returns the replica that takes part in no further merge, and why, if there is one.
+    fn ended(&self, state: &State) -> Option<String> {
+        let ended = state.ended.iter().zip(&self.ids);
+        ended.filter_map(|(how, id)| Some(format!("replica {id} {}", (*how)?))).next()
     }
 
     fn failed(&self, local: usize, problem: String) -> Error {
@@ -141,6 +161,8 @@ impl Drop for Failure<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     /// Lets two replicas merge their values by `merge`, and returns the results of both.
@@ -205,7 +227,24 @@ mod tests {
             let first = scope.spawn(|| come(0));
             [come(1), first.join().unwrap()]
         });
-        let told: Vec<String> = outcomes.into_iter().filter_map(|outcome| Some(outcome.err()?.to_string())).collect();
-        assert!(matches!(&told[..], [told] if told.contains("has not returned from the merged function")), "{told:?}");
+        // Neither returns the result, since one of them has returned an error.
+        let mut told = outcomes.map(|outcome| outcome.unwrap_err().to_string());
+        told.sort_by_key(|told| told.contains("gave up waiting"));
+        assert!(told[0].contains("has not returned from the merged function"), "{told:?}");
+        assert!(told[1].contains("gave up waiting at this merge_call"), "{told:?}");
+    }
+
+    #[test]
+    fn a_replica_that_comes_after_another_has_given_up_does_not_merge() {
+        let rendezvous = Rendezvous::new((0..2).collect());
+        let merge = |_: PerReplica<Arc<()>>| -> Result<()> { panic!("a replica has given up") };
+        let brought = Arc::new(());
+        let first = rendezvous.merge(0, brought.clone(), Duration::from_millis(20), merge).unwrap_err().to_string();
+        assert!(first.contains("they did not come within 20.0ms"), "{first}");
+        assert_eq!(Arc::strong_count(&brought), 1, "its value is dropped");
+        for late in [1, 0] {
+            let told = rendezvous.merge(late, brought.clone(), LONG, merge).unwrap_err().to_string();
+            assert!(told.contains("replica 0 gave up waiting at this merge_call"), "{told}");
+        }
     }
 }

@@ -59,7 +59,7 @@ impl StepHeader {
 /// The state that this process puts into its headers, and the results of the last step's reduction.
 #[derive(Default)]
 pub(crate) struct StepAgreement {
-    state: Mutex<State>,
+    state: Arc<Mutex<State>>,
     asked: [Arc<AtomicBool>; REQUESTS],
     agreed: [AtomicBool; REQUESTS],
     /// Whether all agreed in the last step to leave.
@@ -75,18 +75,16 @@ struct State {
 }
 
 impl StepAgreement {
-    /// Registers an iterator's flag for the next step. Returns the token under which [`agreed`](StepAgreement::agreed)
-    /// returns the sum.
-    pub(crate) fn announce(&self, flag: Arc<dyn Fn() -> u32 + Send + Sync>) -> u64 {
+    /// Registers an iterator's flag for the next step, and for those after it until the result is dropped.
+    pub(crate) fn announce(&self, flag: Arc<dyn Fn() -> u32 + Send + Sync>) -> Announced {
         let mut state = self.lock();
         state.tokens += 1;
-        state.flag = Some((state.tokens, flag));
-        state.tokens
-    }
-
-    /// Returns the sum of all processes' flags under a token, if a step has carried them.
-    pub(crate) fn agreed(&self, token: u64) -> Option<u32> {
-        self.lock().agreed.filter(|(of, _)| *of == token).map(|(_, sum)| sum)
+        let token = state.tokens;
+        let earlier = state.flag.replace((token, flag));
+        drop(state);
+        // It may be the last owner of a pipeline, whose end takes time.
+        drop(earlier);
+        Announced { token, state: Arc::clone(&self.state) }
     }
 
     /// Returns whether all processes leave after this step, each on its own.
@@ -126,5 +124,58 @@ impl StepAgreement {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock()
+    }
+}
+
+/// An iterator's flag, which steps carry until this is dropped or another iterator announces its own.
+pub(crate) struct Announced {
+    token: u64,
+    state: Arc<Mutex<State>>,
+}
+
+impl Announced {
+    /// Returns the sum of all processes' flags, if a step has carried this one.
+    pub(crate) fn agreed(&self) -> Option<u32> {
+        self.state.lock().agreed.filter(|(of, _)| *of == self.token).map(|(_, sum)| sum)
+    }
+}
+
+impl Drop for Announced {
+    fn drop(&mut self) {
+        let own = self.state.lock().flag.take_if(|(token, _)| *token == self.token);
+        // Not under the lock: it may be the last owner of a pipeline, whose end takes time.
+        drop(own);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flag_is_carried_until_its_iterator_is_dropped() {
+        let step = StepAgreement::default();
+        let owned = Arc::new(());
+        let announce = |value: u32| {
+            let owned = Arc::clone(&owned);
+            step.announce(Arc::new(move || {
+                let _pipeline = &owned;
+                value
+            }))
+        };
+        let carried = || step.header([0; 2]).more_data;
+        let first = announce(1);
+        step.agree(step.header([0; 2]));
+        assert_eq!((first.agreed(), carried()), (Some(1), 1));
+        drop(first);
+        assert_eq!((carried(), Arc::strong_count(&owned)), (0, 1));
+        // The end of one iterator leaves the flag of another, such as that of a validation within a pass.
+        let (first, second) = (announce(1), announce(2));
+        drop(first);
+        assert_eq!(carried(), 2);
+        step.agree(step.header([0; 2]));
+        assert_eq!(second.agreed(), Some(2));
+        drop(second);
+        assert_eq!((carried(), Arc::strong_count(&owned)), (0, 1));
     }
 }

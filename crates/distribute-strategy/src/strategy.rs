@@ -197,12 +197,13 @@ impl Strategy {
     /// Creates a variable with the components that this strategy gives it, all with the initial value of the first
     /// replica: on several workers, the chief's.
     ///
-    /// Every worker must call this. An on-read variable has one component per replica under every strategy. A failed
-    /// run's writes to it are undone.
+    /// Every worker must call this, for the same variables in the same order: the name identifies the variable on all
+    /// of them, so it must not depend on the worker. An on-read variable has one component per replica under every
+    /// strategy. A failed run's writes to it are undone.
     ///
     /// # Errors
-    /// [`Error::Context`] inside a replica; [`Error::Values`] if the options do not fit, such as a mean of integers;
-    /// [`Error::Collective`] if a worker is missing or fails.
+    /// [`Error::Context`] inside a replica; [`Error::Values`] if the options do not fit, such as a mean of integers, if
+    /// workers create different variables, or if a worker is missing or fails.
     ///
     /// # Examples
     /// ```

@@ -154,8 +154,7 @@ fn check_kinds(strategy: &'static str, replicas: &Replicas, is_found: bool) -> R
         group.start().all_gather(vec![code], vec![0u8; group.world_size()])
     })?;
     let [_, all] = all.unwrap_or_default();
-    let each = replicas.devices.len().max(1);
-    different_kinds(&all, each).map_or(Ok(()), |problem| Err(Error::Devices { strategy, problem }))
+    different_kinds(&all, replicas.mesh).map_or(Ok(()), |problem| Err(Error::Devices { strategy, problem }))
 }
 
 /// How a rank's device was chosen, as ranks tell each other.
@@ -163,9 +162,10 @@ const NAMED: u8 = 0;
 const FOUND_CPU: u8 = 1;
 const FOUND_GPU: u8 = 2;
 
-/// Returns the problem if some ranks have found GPUs and others CPUs; each worker has `each` of the ranks.
-fn different_kinds(ranks: &[u8], each: usize) -> Option<String> {
-    let worker = |code: u8| ranks.iter().position(|of| *of == code).map(|rank| rank / each);
+/// Returns the problem if some ranks of a group have found GPUs and others CPUs; each worker has this mesh, and in the
+/// group one rank of each of its replicas.
+fn different_kinds(ranks: &[u8], mesh: Mesh) -> Option<String> {
+    let worker = |code: u8| ranks.iter().position(|of| *of == code).map(|rank| rank / mesh.replicas().max(1));
     let (cpu, gpu) = (worker(FOUND_CPU)?, worker(FOUND_GPU)?);
     Some(format!(
         "worker {gpu} has found GPUs, and worker {cpu} only CPUs; see `distribute doctor` on worker {cpu}, or name the \
@@ -195,11 +195,15 @@ mod tests {
 
     #[test]
     fn workers_that_find_different_kinds_of_devices_are_named() {
-        assert_eq!(different_kinds(&[FOUND_GPU; 4], 2), None);
-        assert_eq!(different_kinds(&[FOUND_CPU; 3], 1), None);
+        let mesh = |devices, tensor| Mesh::new("test", devices, tensor).unwrap();
+        assert_eq!(different_kinds(&[FOUND_GPU; 4], mesh(2, 1)), None);
+        assert_eq!(different_kinds(&[FOUND_CPU; 3], mesh(1, 1)), None);
         // Devices that the program names may be of different kinds.
-        assert_eq!(different_kinds(&[NAMED, FOUND_GPU, NAMED], 1), None);
-        let problem = different_kinds(&[FOUND_GPU, FOUND_GPU, FOUND_CPU, FOUND_CPU], 2).unwrap();
-        assert!(problem.starts_with("worker 0 has found GPUs, and worker 1 only CPUs"), "{problem}");
+        assert_eq!(different_kinds(&[NAMED, FOUND_GPU, NAMED], mesh(1, 1)), None);
+        for (devices, tensor) in [(2, 1), (4, 2)] {
+            let ranks = [FOUND_GPU, FOUND_GPU, FOUND_CPU, FOUND_CPU];
+            let problem = different_kinds(&ranks, mesh(devices, tensor)).unwrap();
+            assert!(problem.starts_with("worker 0 has found GPUs, and worker 1 only CPUs"), "{problem}");
+        }
     }
 }

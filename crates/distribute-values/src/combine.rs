@@ -309,9 +309,10 @@ fn gather_typed<E: Arithmetic, L, T: TensorStorage<L>>(
     }))
 }
 
-/// The form of a nest up to one of its leaves: the kinds, keys and lengths of the containers that were entered before.
+/// The form of a nest up to one of its leaves: the kinds, keys and lengths of the containers that were entered before;
+/// or the name of a variable.
 ///
-/// Calls of collectives are tagged with it and the leaf's shape, since values of equal number and type would be
+/// Calls of collectives are tagged with it and the value's shape, since values of equal number and type would be
 /// combined with each other otherwise, whatever they are.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Form(u32);
@@ -325,7 +326,12 @@ impl Form {
         Form(fnv1a_32(self.0, container.bytes().chain([0])))
     }
 
-    fn tag(self, shape: &[usize]) -> u32 {
+    /// Returns the form of a variable's value, which values of other variables do not have.
+    pub(crate) fn of_variable(name: &str) -> Form {
+        Form::BARE.within("variable").within(name)
+    }
+
+    pub(crate) fn tag(self, shape: &[usize]) -> u32 {
         fnv1a_32(self.0, shape.iter().flat_map(|extent| (*extent as u64).to_le_bytes()))
     }
 }
@@ -346,8 +352,18 @@ pub fn broadcast_value<L, T: TensorStorage<L>>(groups: &[ProcessGroup], value: &
 /// # Errors
 /// The errors of [`broadcast_value`].
 pub fn broadcast_from<L, T: TensorStorage<L>>(groups: &[ProcessGroup], value: &T, root: Rank) -> Result<T> {
+    broadcast_as(groups, value, root, Form::BARE)
+}
+
+/// Copies a value of this form, as [`broadcast_from`] does one that is not in a nest.
+pub(crate) fn broadcast_as<L, T: TensorStorage<L>>(
+    groups: &[ProcessGroup],
+    value: &T,
+    root: Rank,
+    form: Form,
+) -> Result<T> {
     let shape = value.shape();
-    let tag = Form::BARE.tag(&shape);
+    let tag = form.tag(&shape);
     with_dtype!(value.dtype()?, E => {
         let elements = on_local_ranks::<_, Error>(groups, |_, group| {
             Ok(group.start().tag(tag).broadcast(value.to_elements::<E>()?, root)?)

@@ -95,6 +95,19 @@ pub enum Error {
         /// Its number of rows.
         rows: usize,
     },
+    /// Ranks made different calls where this one used the variable: they use variables in different orders, under
+    /// different names or in different ways, or one of them uses none. Remedy: use the same variables in the same order
+    /// on every rank.
+    #[error(
+        "variable {name:?}: {source}; every rank must create, write and read the same variables, under the same names \
+         and in the same order (the order of a HashMap differs between processes: iterate a list or a BTreeMap)"
+    )]
+    VariableOrder {
+        /// The variable that this rank used.
+        name: String,
+        /// The calls that differ.
+        source: distribute_collectives::Error,
+    },
     /// The options do not fit the variable.
     #[error("variable {name:?} of type {dtype}: {problem}")]
     VariableOptions {
@@ -123,10 +136,22 @@ pub enum Error {
 
 distribute_types::debug_is_display!(Error);
 
+impl Error {
+    /// Adds the name of the variable that this rank used to the error of ranks that made different calls.
+    pub(crate) fn in_variable(self, name: &str) -> Error {
+        match self {
+            Error::Collective(source @ distribute_collectives::Error::Mismatch { .. }) => {
+                Error::VariableOrder { name: name.to_owned(), source }
+            }
+            other => other,
+        }
+    }
+}
+
 impl ErrorClass for Error {
     fn class(&self) -> Class {
         match self {
-            Error::Collective(error) => error.class(),
+            Error::Collective(error) | Error::VariableOrder { source: error, .. } => error.class(),
             Error::Device(error) => error.class(),
             _ => Class::PERMANENT,
         }

@@ -4,6 +4,7 @@ use distribute_collectives::{ProcessGroup, on_local_ranks};
 use distribute_device::BufferRef;
 use distribute_types::with_dtype;
 
+use crate::combine::Form;
 use crate::elements::{Arithmetic, assign};
 use crate::{Assignment, Error, Result, TensorStorage};
 
@@ -84,17 +85,19 @@ impl<T> PerWorkerVariable<T> {
         })
     }
 
-    /// Returns every worker's value, in the order of workers. Every worker must call this, outside replicas; `groups`
-    /// holds the local ranks of the group of all replicas.
+    /// Returns every worker's value, in the order of workers. Every worker must call this on its variable of the same
+    /// name, outside replicas; `groups` holds the local ranks of the group of all replicas.
     ///
     /// # Errors
-    /// [`Error::Collective`] if workers' values differ in size or type, or a worker is missing or fails;
-    /// [`Error::Tensor`] or [`Error::Device`] if a value cannot be read or created.
+    /// [`Error::VariableOrder`] if workers' values differ in shape or type, or some workers read another variable;
+    /// [`Error::Collective`] if a worker is missing or fails; [`Error::Tensor`] or [`Error::Device`] if a value cannot
+    /// be read or created.
     pub fn read_all<L>(&self, groups: &[ProcessGroup]) -> Result<Vec<T>>
     where
         T: TensorStorage<L>,
     {
-        with_dtype!(self.value.dtype()?, E => self.read_typed::<L, E>(groups))
+        let read = with_dtype!(self.value.dtype()?, E => self.read_typed::<L, E>(groups));
+        read.map_err(|error| error.in_variable(&self.name))
     }
 
     fn read_typed<L, E: Arithmetic>(&self, groups: &[ProcessGroup]) -> Result<Vec<T>>
@@ -102,8 +105,9 @@ impl<T> PerWorkerVariable<T> {
         T: TensorStorage<L>,
     {
         let own = self.value.to_elements::<E>()?;
+        let tag = Form::of_variable(&self.name).within("of each worker").tag(&self.value.shape());
         let gathered = on_local_ranks(groups, |_, group| {
-            group.start().all_gather(own.clone(), vec![E::default(); own.len() * group.world_size()])
+            group.start().tag(tag).all_gather(own.clone(), vec![E::default(); own.len() * group.world_size()])
         })?;
         let [_, all] = gathered.unwrap_or_default();
         // All replicas of a worker contribute the same.

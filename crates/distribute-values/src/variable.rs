@@ -6,8 +6,9 @@ use distribute_collectives::{ProcessGroup, Rank, ReduceOp};
 use distribute_device::BufferRef;
 use distribute_types::with_dtype;
 
+use crate::combine::{Form, begin_reduce, broadcast_as};
 use crate::elements::{assign, assign_share};
-use crate::{Axis, Error, PerReplica, Result, TensorStorage, broadcast_value, reduce_values};
+use crate::{Axis, Error, Result, TensorStorage};
 
 /// Whether code runs in a replica, outside all replicas or in an update, which determines whether an access means a
 /// component or the whole variable.
@@ -34,9 +35,14 @@ pub enum CallContext<'a> {
 
 /// A variable with one component per local replica.
 ///
+/// # Ordering
+/// The operations that communicate carry the variable's name, so all ranks must use the same variables, under the same
+/// names and in the same order.
+///
 /// # Errors
 /// Synchronization, aggregation and [`CallContext`] determine which operations are allowed; others return
-/// [`Error::Variable`] with the reason.
+/// [`Error::Variable`] with the reason. An operation that communicates returns [`Error::VariableOrder`] if other ranks
+/// use another variable or use this one in another way.
 ///
 /// # Examples
 /// ```
@@ -267,7 +273,7 @@ impl<T> DistributedVariable<T> {
                 self.write_own(local, assignment, value)
             }
             (CallContext::Replica { local, group }, Synchronization::OnWrite) => {
-                let aggregated = self.aggregate(group, value)?;
+                let aggregated = self.aggregate(group, assignment, value)?;
                 if !self.shared {
                     return self.write_own(local, assignment, &aggregated);
                 }
@@ -422,7 +428,7 @@ impl<T> DistributedVariable<T> {
         })
     }
 
-    fn aggregate<L>(&self, group: &ProcessGroup, value: &T) -> Result<T>
+    fn aggregate<L>(&self, group: &ProcessGroup, assignment: Assignment, value: &T) -> Result<T>
     where
         T: TensorStorage<L>,
     {
@@ -438,28 +444,40 @@ impl<T> DistributedVariable<T> {
                 ));
             }
         };
-        with_dtype!(value.dtype()?, E => {
-            let mut elements = value.to_elements::<E>()?;
-            match op {
-                Some(op) => group.all_reduce(&mut elements, op)?,
-                None => group.broadcast(&mut elements, Rank(0))?,
-            }
-            value.beside(&value.shape(), BufferRef::from(&elements[..]))
-        })
+        let tag = self.form().within(&format!("{assignment:?}")).tag(&value.shape());
+        let aggregated = with_dtype!(value.dtype()?, E => {
+            let (elements, start) = (value.to_elements::<E>()?, group.start().tag(tag));
+            let work = match op {
+                Some(op) => start.all_reduce(elements, op),
+                None => start.broadcast(elements, Rank(0)),
+            };
+            work.and_then(|work| work.wait())
+                .map_err(Error::from)
+                .and_then(|elements| value.beside(&value.shape(), BufferRef::from(&elements[..])))
+        });
+        aggregated.map_err(|error| error.in_variable(&self.name))
+    }
+
+    /// Returns the form of this variable's values in collectives, which no other variable has.
+    fn form(&self) -> Form {
+        Form::of_variable(&self.name)
     }
 
     fn combined<L>(&self, groups: &[ProcessGroup], op: ReduceOp) -> Result<T>
     where
         T: TensorStorage<L>,
     {
-        reduce_values(groups, op, &PerReplica::new(self.components.clone()), &Axis::None)
+        let components: Vec<&T> = self.components.iter().collect();
+        let combined = begin_reduce(groups, op, &components, &Axis::None, (None, self.form())).and_then(|wait| wait());
+        combined.map_err(|error| error.in_variable(&self.name))
     }
 
     fn first_of_all<L>(&self, groups: &[ProcessGroup]) -> Result<T>
     where
         T: TensorStorage<L>,
     {
-        broadcast_value(groups, self.component(0)?)
+        let first = broadcast_as(groups, self.component(0)?, Rank(0), self.form());
+        first.map_err(|error| error.in_variable(&self.name))
     }
 
     fn refuse(&self, problem: &'static str) -> Error {

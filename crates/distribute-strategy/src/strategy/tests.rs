@@ -1,8 +1,11 @@
+use std::time::Duration;
+
+use distribute_cluster::Membership;
 use distribute_input::{Dataset, UnequalData};
 use distribute_values::{Aggregation, HostTensor};
 
 use super::*;
-use crate::MirroredStrategy;
+use crate::{CommunicationOptions, MirroredStrategy, MultiWorkerMirroredStrategy};
 
 /// Whose variables count for each replica, and whose passes have whole steps only.
 struct Counting(Strategy);
@@ -50,4 +53,30 @@ fn an_author_decides_how_variables_are_created_and_input_is_distributed() {
             assert_eq!(sum.to_elements::<f64>().unwrap(), [2.0]);
         }
     }
+}
+
+#[test]
+fn workers_that_create_variables_in_another_order_get_an_error() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let address = format!("127.0.0.1:{port}");
+    let create = &|worker: u32| {
+        let strategy = MultiWorkerMirroredStrategy::builder()
+            .devices(["CPU:0"])
+            .membership(Membership::new(worker, 2, &address).unwrap())
+            .communication(CommunicationOptions::default().timeout(Duration::from_secs(60)))
+            .build()
+            .unwrap();
+        let names = if worker == 0 { ["a", "b"] } else { ["b", "a"] };
+        let create = |name| strategy.variable(name, &HostTensor::scalar(0.0), VariableOptions::default());
+        let outcome = names.into_iter().try_for_each(|name| create(name).map(drop));
+        (strategy, outcome)
+    };
+    let [_, (_, outcome)] = std::thread::scope(|scope| {
+        let workers = [0, 1].map(|worker| scope.spawn(move || create(worker)));
+        workers.map(|worker| worker.join().unwrap())
+    });
+    // The first worker sends its values, and learns of the difference in a later call.
+    let told = outcome.unwrap_err().to_string();
+    assert!(told.starts_with("variable \"b\": ") && told.contains("in the same order"), "{told}");
+    assert!(told.contains("called broadcast #"), "{told}");
 }

@@ -137,7 +137,9 @@ impl<T> DistributedVariable<T> {
                     self.scatter_one(local, scatter, row_len, &own)
                 }
                 CallContext::Replica { local, group } => {
-                    let all = self.rows_of_all(group, scatter, row_len, own)?;
+                    let tag = self.form().within(&format!("{scatter:?}")).tag(&shape);
+                    let all = self.rows_of_all(group, scatter, (row_len, tag), own);
+                    let all = all.map_err(|error| error.in_variable(&self.name))?;
                     let write = || {
                         self.keep(local)?;
                         self.scatter_one(local, scatter, row_len, &all)
@@ -148,27 +150,27 @@ impl<T> DistributedVariable<T> {
         })
     }
 
-    /// Collects the rows of all replicas.
+    /// Collects the rows of all replicas, which pass the same tag.
     fn rows_of_all<E: Arithmetic>(
         &self,
         group: &ProcessGroup,
         scatter: Scatter,
-        row_len: usize,
+        (row_len, tag): (usize, u32),
         own: Rows<E>,
     ) -> Result<Rows<E>> {
+        let start = group.start().tag(tag);
         match self.options.aggregation {
             Aggregation::None => Err(self.refuse(
                 "a replica cannot write it, because the copies would differ; give it an aggregation, write it outside \
                  the replicas, or ask for local_writes",
             )),
             Aggregation::OnlyFirstReplica => {
-                let mut count = [own.indices.len() as u64];
-                group.broadcast(&mut count, Rank(0))?;
+                let count = start.broadcast(vec![own.indices.len() as u64], Rank(0))?.wait()?[0] as usize;
                 let (mut indices, mut values) = (own.indices, own.values);
-                indices.resize(count[0] as usize, 0);
-                values.resize(count[0] as usize * row_len, E::default());
-                group.broadcast(&mut indices, Rank(0))?;
-                group.broadcast(&mut values, Rank(0))?;
+                indices.resize(count, 0);
+                values.resize(count * row_len, E::default());
+                let indices = start.broadcast(indices, Rank(0))?.wait()?;
+                let values = start.broadcast(values, Rank(0))?.wait()?;
                 Ok(Rows { indices, values })
             }
             Aggregation::Sum | Aggregation::Mean
@@ -180,14 +182,14 @@ impl<T> DistributedVariable<T> {
                 ))
             }
             aggregation => {
-                let mut counts = vec![0u64; group.world_size()];
-                group.all_gather(&[own.indices.len() as u64], &mut counts)?;
+                let count = vec![own.indices.len() as u64];
+                let [_, counts] = start.all_gather(count, vec![0u64; group.world_size()])?.wait()?;
                 let counts: Vec<usize> = counts.into_iter().map(|count| count as usize).collect();
                 let lens: Vec<usize> = counts.iter().map(|count| count * row_len).collect();
                 let mut indices = vec![0i64; counts.iter().sum()];
-                group.parts(&counts).all_gather(&own.indices, &mut indices)?;
+                group.parts(&counts).tag(tag).all_gather(&own.indices, &mut indices)?;
                 let mut values = vec![E::default(); lens.iter().sum()];
-                group.parts(&lens).all_gather(&own.values, &mut values)?;
+                group.parts(&lens).tag(tag).all_gather(&own.values, &mut values)?;
                 if aggregation == Aggregation::Mean {
                     values.iter_mut().for_each(|value| *value = value.ratio(counts.len() as u64));
                 }

@@ -1,7 +1,7 @@
 //! The tables of what a read and a write do: synchronization × aggregation × context.
 
 use super::*;
-use crate::HostTensor;
+use crate::{HostTensor, PerWorkerVariable};
 
 fn variable(synchronization: Synchronization, aggregation: Aggregation, start: f64) -> DistributedVariable<HostTensor> {
     let components = vec![HostTensor::scalar(start), HostTensor::scalar(start)];
@@ -173,4 +173,94 @@ fn what_is_saved_is_restored_on_another_number_of_replicas() {
         assert_eq!(parts, restored);
         assert_eq!(v.save(&groups).unwrap().to_elements::<i64>().unwrap(), [saved]);
     }
+}
+
+/// Two variables of one component, as each worker creates its own.
+struct Pair {
+    on_write: [DistributedVariable<HostTensor>; 2],
+    on_read: [DistributedVariable<HostTensor>; 2],
+    per_worker: [PerWorkerVariable<HostTensor>; 2],
+}
+
+impl Pair {
+    fn new(aggregation: Aggregation) -> Pair {
+        let make = |name, options| {
+            DistributedVariable::new(name, vec![HostTensor::new(&[2], vec![1.0; 2]).unwrap()], options).unwrap()
+        };
+        Pair {
+            on_write: ["a", "b"].map(|name| make(name, VariableOptions::on_write(aggregation))),
+            on_read: ["a", "b"].map(|name| make(name, VariableOptions::on_read(aggregation))),
+            per_worker: ["a", "b"].map(|name| PerWorkerVariable::new(name, HostTensor::scalar(1.0))),
+        }
+    }
+}
+
+/// An operation of one worker, which has a single rank, on one of its variables.
+type Use = fn(&Pair, usize, &[ProcessGroup]) -> Result<()>;
+
+fn own(group: &[ProcessGroup]) -> CallContext<'_> {
+    CallContext::Replica { local: 0, group: &group[0] }
+}
+
+/// Returns a row for a scatter.
+fn row() -> Result<HostTensor> {
+    HostTensor::new(&[1], vec![1.0])
+}
+
+const USES: [(&str, Use); 6] = [
+    ("creation", |pair, at, group| pair.on_write[at].share_initial(group)),
+    ("assign", |pair, at, group| {
+        pair.on_write[at].assign(own(group), Assignment::Add, &HostTensor::new(&[2], vec![1.0; 2])?)
+    }),
+    ("scatter", |pair, at, group| pair.on_write[at].scatter(own(group), Scatter::Add, &[1], &row()?)),
+    ("read", |pair, at, group| pair.on_read[at].read_value(CallContext::Cross { groups: group }).map(drop)),
+    ("save", |pair, at, group| pair.on_read[at].save(group).map(drop)),
+    ("read_all", |pair, at, group| pair.per_worker[at].read_all(group).map(drop)),
+];
+
+/// Lets two workers of one rank each do something with a pair of variables of their own.
+fn workers<R: Send>(
+    aggregation: Aggregation,
+    each: impl Fn(usize, &Pair, &[ProcessGroup]) -> Result<R> + Sync,
+) -> [Result<R>; 2] {
+    let groups = ProcessGroup::local(2).unwrap();
+    let work = |worker: usize| each(worker, &Pair::new(aggregation), &groups[worker..=worker]);
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| work(1));
+        [work(0), other.join().unwrap()]
+    })
+}
+
+#[test]
+fn workers_that_use_variables_in_another_order_get_an_error() {
+    for aggregation in [Aggregation::Sum, Aggregation::Mean, Aggregation::OnlyFirstReplica] {
+        for (named, operation) in USES {
+            let used =
+                workers(aggregation, |_, pair, group| [0, 1].into_iter().try_for_each(|at| operation(pair, at, group)));
+            assert!(used.iter().all(Result::is_ok), "{named} {aggregation:?}: {used:?}");
+            let used = workers(aggregation, |worker, pair, group| {
+                let order = if worker == 0 { [0, 1] } else { [1, 0] };
+                order.into_iter().try_for_each(|at| operation(pair, at, group))
+            });
+            for (used, name) in used.into_iter().zip(["a", "b"]) {
+                let error = used.unwrap_err();
+                assert!(matches!(&error, Error::VariableOrder { name: of, .. } if of == name), "{named}: {error}");
+                assert!(error.to_string().contains("in the same order"), "{error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn workers_that_change_a_variable_in_different_ways_get_an_error() {
+    let used = workers(Aggregation::Sum, |worker, pair, group| {
+        let assignment = [Assignment::Add, Assignment::Sub][worker];
+        pair.on_write[0].assign(own(group), assignment, &HostTensor::new(&[2], vec![1.0; 2])?)
+    });
+    assert!(used.iter().all(Result::is_err), "{used:?}");
+    let used = workers(Aggregation::Sum, |worker, pair, group| {
+        let scatter = [Scatter::Add, Scatter::Mul][worker];
+        pair.on_write[0].scatter(own(group), scatter, &[0], &row()?)
+    });
+    assert!(used.iter().all(Result::is_err), "{used:?}");
 }
