@@ -1,6 +1,7 @@
 //! Stores of small values that all members of a job reach.
 
 use std::fs;
+use std::hash::{BuildHasher, RandomState};
 use std::io::{Error as IoError, ErrorKind, Result as IoResult, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -75,8 +76,9 @@ impl FileStore {
 impl Store for FileStore {
     fn put(&self, key: &str, value: &[u8]) -> IoResult<()> {
         let path = self.path(key);
-        // A name that no other process or thread writes, so that the file appears whole under its own.
-        let own = format!(".{}-{:?}-{}", std::process::id(), std::thread::current().id(), file_name(key));
+        // A random name, so that the file appears whole under its own: processes of several containers may have the
+        // same number.
+        let own = format!(".{:016x}-{}", RandomState::new().hash_one(key), file_name(key));
         let own = self.folder.join(own.chars().take(MAX_NAME).collect::<String>());
         let written = fs::File::create(&own).and_then(|mut file| {
             file.write_all(value)?;
@@ -160,6 +162,18 @@ mod tests {
         assert_eq!(store.get("../k e/y", Duration::ZERO).unwrap().as_deref(), Some(&b""[..]));
         let files: Vec<_> = fs::read_dir(store.folder()).unwrap().map(|file| file.unwrap().file_name()).collect();
         assert_eq!(files, ["%2E%2E%2Fk%20e%2Fy"]);
+    }
+
+    #[test]
+    fn a_value_that_a_process_of_the_same_number_writes_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = FileStore::new(folder.path()).unwrap();
+        // As another container may have begun it.
+        let begun = format!(".{}-{:?}-k", std::process::id(), std::thread::current().id());
+        fs::write(folder.path().join(&begun), "a part").unwrap();
+        store.put("k", b"whole").unwrap();
+        assert_eq!(store.get("k", Duration::ZERO).unwrap().as_deref(), Some(&b"whole"[..]));
+        assert_eq!(fs::read(folder.path().join(&begun)).unwrap(), b"a part");
     }
 
     #[test]

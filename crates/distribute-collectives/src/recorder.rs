@@ -4,12 +4,10 @@
 //! requests it: when the group fails, for `distribute explain`, and at the end, as a trace for Perfetto.
 
 use std::fs;
-use std::hash::{DefaultHasher, Hasher};
+use std::hash::{BuildHasher, DefaultHasher, Hasher, RandomState};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
@@ -363,9 +361,9 @@ fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
     }
-    // Groups of one name, one after another, may fail at the same moment.
-    static NUMBER: AtomicU64 = AtomicU64::new(0);
-    let beside = path.with_extension(format!("{}-{}.tmp", process::id(), NUMBER.fetch_add(1, Ordering::Relaxed)));
+    // Random: groups of one name may fail at the same moment, in several containers too, whose processes may have the
+    // same number.
+    let beside = path.with_extension(format!("{:016x}.tmp", RandomState::new().hash_one(path)));
     fs::write(&beside, serde_json::to_vec(value)?)?;
     fs::rename(&beside, path)
 }

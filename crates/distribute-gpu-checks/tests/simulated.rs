@@ -269,3 +269,67 @@ fn a_strategy_finds_all_gpus_and_batches_arrive_on_them() {
     assert_eq!(fetched, expected(Some("GPU:0"), Some("GPU:1")));
     assert_eq!(parts(InputOptions::default().fetch_to_device(false)), expected(None, None));
 }
+
+/// Host memory that is freed together with its owner.
+struct Watched {
+    buffer: distribute_device::HostBuffer,
+    _owner: std::sync::Arc<()>,
+}
+
+impl distribute_device::HostMemory for Watched {
+    fn as_bytes(&self) -> &[u8] {
+        self.buffer.as_bytes()
+    }
+
+    fn as_bytes_mut(&mut self) -> &mut [u8] {
+        self.buffer.as_bytes_mut()
+    }
+
+    fn is_pinned(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn a_copy_whose_end_the_driver_cannot_tell_keeps_its_host_buffer() {
+    use std::sync::{Arc, Weak};
+
+    use distribute_device::{Devices, Error, HostBuffer};
+
+    // Out of memory at the event of one of the copies, which is enqueued.
+    let settings = [
+        ("SIMULATED_CUDA_DEVICES", "1"),
+        ("SIMULATED_CUDA_FAIL", "cuEventRecord:6:2"),
+        ("DISTRIBUTE_KERNEL_CACHE", ""),
+    ];
+    if !simulated_cuda::inside("a_copy_whose_end_the_driver_cannot_tell_keeps_its_host_buffer", &settings) {
+        return;
+    }
+    let device = Devices::local().open(&"GPU:0".parse().unwrap()).unwrap();
+    let (stream, memory) = (device.create_stream().unwrap(), device.allocate(64).unwrap());
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    let watched = || -> (HostBuffer, Weak<()>) {
+        let owner = Arc::new(());
+        let watch = Arc::downgrade(&owner);
+        let memory = Watched { buffer: HostBuffer::zeroed(64).unwrap(), _owner: owner };
+        (HostBuffer::from_memory(Box::new(memory)).unwrap(), watch)
+    };
+    let mut failed = 0;
+    for round in 0..10 {
+        let (buffer, watch) = watched();
+        let copy = match round % 2 {
+            0 => stream.copy_from_host(buffer, 0, &memory),
+            _ => stream.copy_to_host(&memory, buffer, 0),
+        };
+        match copy {
+            Ok(mut copy) => drop(copy.wait(deadline).unwrap()),
+            Err(Error::Cuda { operation: "recording an event", .. }) => {
+                assert!(watch.upgrade().is_some(), "the buffer is freed while the copy may use it");
+                failed += 1;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert_eq!(failed, 1);
+    stream.synchronize(deadline).unwrap();
+}

@@ -22,6 +22,7 @@ mod source;
 mod splits;
 
 use std::{
+    any::Any,
     fmt,
     path::PathBuf,
     sync::{
@@ -82,7 +83,8 @@ pub struct Dataset<T> {
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
     pub(crate) cardinality: Cardinality,
-    pub(crate) batch_size: Option<usize>,
+    /// The last `batch`.
+    pub(crate) batched: Option<Batched>,
     /// The depth of a prefetch at the end of the pipeline.
     pub(crate) prefetch: usize,
     pub(crate) error: Option<Error>,
@@ -95,6 +97,15 @@ pub(crate) struct Facts {
     pub(crate) stages: Vec<String>,
     /// The number of stages that hold elements and take part in a memory budget.
     pub(crate) buffers: usize,
+}
+
+/// A `batch` of elements.
+#[derive(Clone, Debug)]
+pub(crate) struct Batched {
+    size: usize,
+    /// The function that joins rows of several batches, if their elements differ in shape: a `fn(&[T]) -> Result<T>`
+    /// for batches of type `T`. A map to another type leaves none that fits.
+    join: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 /// How the dataset can be divided between workers that each read a share of their own.
@@ -184,7 +195,7 @@ impl<T: Send + 'static> Dataset<T> {
     /// Transformations that keep elements whole preserve it. So does `map`, which is assumed not to change the leading
     /// dimension. The last batch may be smaller.
     pub fn batch_size(&self) -> Option<usize> {
-        self.facts.batch_size
+        self.facts.batch_size()
     }
 
     /// Returns the shapes and types of an element, read from the first one; the leading extent of batches is left open.
@@ -243,7 +254,7 @@ impl<T> fmt::Debug for Dataset<T> {
         formatter
             .debug_struct("Dataset")
             .field("cardinality", &self.facts.cardinality)
-            .field("batch_size", &self.facts.batch_size)
+            .field("batch_size", &self.facts.batch_size())
             .finish_non_exhaustive()
     }
 }
@@ -275,11 +286,26 @@ impl<T> fmt::Debug for DatasetIter<T> {
     }
 }
 
+/// Joins rows of several batches.
+pub(crate) type Join<T> = fn(&[T]) -> crate::Result<T>;
+
+impl Batched {
+    /// Creates a description of batches of elements of equal shape.
+    pub(crate) fn of(size: usize) -> Batched {
+        Batched { size, join: None }
+    }
+
+    /// Creates a description of batches whose rows only `join` joins.
+    pub(crate) fn joined_by<T: 'static>(size: usize, join: Join<T>) -> Batched {
+        Batched { size, join: Some(Arc::new(join)) }
+    }
+}
+
 impl Facts {
     pub(crate) fn of(cardinality: Cardinality) -> Facts {
         Facts {
             cardinality,
-            batch_size: None,
+            batched: None,
             prefetch: 0,
             error: None,
             shares: Shares::None,
@@ -287,6 +313,30 @@ impl Facts {
             seeds: Vec::new(),
             stages: Vec::new(),
             buffers: 0,
+        }
+    }
+
+    /// Returns the size of the last `batch`, if any.
+    pub(crate) fn batch_size(&self) -> Option<usize> {
+        self.batched.as_ref().map(|batched| batched.size)
+    }
+
+    /// Returns the function that joins batches of type `T`, if it is not [`Element::concat`].
+    pub(crate) fn join<T: 'static>(&self) -> Option<Join<T>> {
+        self.batched.as_ref()?.join.as_ref()?.downcast_ref().copied()
+    }
+
+    /// Returns the batches of two sequences of batches, if they are of one size.
+    fn batched_as(&self, other: &Facts) -> Option<Batched> {
+        let (one, other) = (self.batched.as_ref()?, other.batched.as_ref()?);
+        let join = one.join.as_ref().or(other.join.as_ref()).cloned();
+        (one.size == other.size).then_some(Batched { size: one.size, join })
+    }
+
+    /// Records a stage that repeats the order of one pass, if the order changes with the pass.
+    fn keeps_order(&mut self, stage: &str) {
+        if !self.seeds.is_empty() {
+            self.stages.push(stage.to_owned());
         }
     }
 

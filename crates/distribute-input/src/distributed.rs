@@ -111,7 +111,10 @@ where
             steps(Arc::clone(open), rows, rebatch, move |rows: &Vec<usize>, range| source.pick(&rows[range]))
         }
         _ => {
-            let operations = Operations::of::<L>();
+            let mut operations = Operations::of::<L>();
+            if let Some(join) = dataset.facts.join() {
+                operations.concat = join;
+            }
             steps(Arc::clone(&dataset.open), operations, rebatch, operations.slice)
         }
     };
@@ -229,7 +232,7 @@ where
     };
     let steps: StepOpener<T> = Arc::new(move |start| {
         let (cut, mut step) = (Arc::clone(&cut), start.steps as usize);
-        let mut feed = Feed::new(&open, operations, start.epoch, start.lanes);
+        let mut feed = Feed::new(&open, operations, start.epoch, rebatch.topology.replicas_per_worker(), start.lanes);
         let mut next = move || -> Result<Option<Step<T>>> {
             let (ranges, piece, rows, full) = match start.read_mode {
                 ReadMode::Walk => {

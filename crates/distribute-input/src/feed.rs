@@ -28,12 +28,19 @@ struct Batches<B> {
 }
 
 impl<B> Feed<B> {
-    pub(crate) fn new(open: &Opener<B>, operations: Operations<B>, epoch: u64, lanes: Vec<Lane>) -> Feed<B> {
+    /// Begins to read the lanes of a worker with `replicas` replicas.
+    pub(crate) fn new(
+        open: &Opener<B>,
+        operations: Operations<B>,
+        epoch: u64,
+        replicas: usize,
+        lanes: Vec<Lane>,
+    ) -> Feed<B> {
         Feed {
             open: open.clone(),
             operations,
             // Rows are divided among workers, and skipped in a resumed pass, by their places.
-            pass: Pass::epoch(epoch).in_order().cut_again(),
+            pass: Pass::epoch(epoch).in_order().cut_again(replicas),
             lanes,
             reading: 0,
             batches: None,

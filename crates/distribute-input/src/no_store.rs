@@ -30,9 +30,14 @@ impl Cached {
     }
 }
 
-fn local(path: &Path) -> io::Result<PathBuf> {
+/// Returns whether a path is a URL, as `distribute_storage::is_url` does.
+pub(crate) fn is_url(path: &Path) -> bool {
     let scheme = path.to_str().and_then(|text| text.split_once("://")).map_or("", |(scheme, _)| scheme);
-    if scheme.len() > 1 && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+    scheme.len() > 1 && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'+')
+}
+
+fn local(path: &Path) -> io::Result<PathBuf> {
+    if is_url(path) {
         return Err(io::Error::new(
             io::ErrorKind::Unsupported,
             "it is a URL, and this program is built for paths only; build it with the feature object-store",

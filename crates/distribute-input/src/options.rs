@@ -24,14 +24,18 @@ pub enum AutoShardPolicy {
 }
 
 /// The treatment of steps for which some replicas have no data left and others do.
+///
+/// Workers that read data of their own (files, splits, a [`shard_hint`](crate::Dataset::shard_hint), an input function)
+/// end at different steps. Data that all workers walk together, and those of a single worker, end for all at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnequalData {
     /// Replicas without data continue with empty parts, which have weight zero, until all data have been seen.
     #[default]
     Pad,
-    /// Steps in which some replica has fewer rows than a full batch gives it are dropped.
+    /// Steps in which some replica has fewer rows than a full batch gives it are dropped, for data of both kinds.
     Drop,
-    /// The pass ends with the first worker that has no data left.
+    /// The pass ends with the first worker that has no data left. Where data end for all workers at once this is all of
+    /// them, and replicas without rows in the last step get empty parts, as with [`Pad`](UnequalData::Pad).
     Stop,
 }
 

@@ -254,6 +254,66 @@ fn exact_batches_of_files_lose_only_what_fills_no_step() {
     // Parts of unequal sizes need whole batches.
     let odd = workers(&numbers(&paths, 1).batch_exact(5), 2, 1, InputOptions::default());
     assert!(odd.iter().all(|steps| flat(steps).concat().len() == 5), "{odd:?}");
+    // So do parts whose replicas get unequal numbers of rows.
+    let (paths, _) = files(folder.path(), &[12, 12]);
+    let three = workers(&numbers(&paths, 1).batch_exact(8), 2, 3, InputOptions::default());
+    let sizes = |steps: &[Vec<Rows>]| flat(steps).iter().map(Vec::len).collect::<Vec<_>>();
+    assert_eq!((sizes(&three[0]), sizes(&three[1])), (vec![2, 2, 1, 1, 1, 1], vec![1, 1, 1, 2, 2, 1]));
+}
+
+#[test]
+fn batches_that_are_elements_of_a_batch_are_whole_on_every_worker() {
+    let folder = tempfile::tempdir().unwrap();
+    let (paths, _) = files(folder.path(), &[96, 96]);
+    // Windows of 64 numbers, of which each worker has one and a half.
+    let windows = numbers(&paths, 1).batch_exact(64);
+    let same = |data: &Dataset<Array<i64>>| data.clone().map(Ok);
+    for data in [windows.clone().batch(2), same(&windows).batch_exact(2), same(&windows).padded_batch(2)] {
+        for at in 0..2 {
+            let parts: Vec<_> = worker(&data, (2, at, 1), plain()).iter().flat_map(|step| step.unwrap()).collect();
+            let shapes: Vec<_> = parts.iter().map(|part| part.shape().to_vec()).collect();
+            assert_eq!(shapes, [[1, 64]]);
+        }
+    }
+}
+
+#[test]
+fn padded_batches_are_joined_by_any_number_of_workers() {
+    let folder = tempfile::tempdir().unwrap();
+    let padded = |lengths: &[usize]| {
+        let lines = numbers(&files(folder.path(), lengths).0, 1);
+        // Number 4 is 4 times itself, plus 1.
+        let rows = lines.map(|number| {
+            let number = *number.item().ok_or("no scalar")?;
+            Ok(Array::from(vec![number; number as usize + 1]))
+        });
+        rows.padded_batch(4)
+    };
+    /// Returns the numbers of the rest of a pass, whose rows have nothing but them and zeros.
+    fn rest(pass: WorkerIterator<Array<i64>>) -> Rows {
+        let mut seen = Vec::new();
+        for part in pass.flat_map(|step| step.unwrap()) {
+            for row in part.as_slice().chunks(part.shape()[1]) {
+                let number = row[0];
+                assert!(
+                    row.iter().enumerate().all(|(at, value)| *value == if at as i64 <= number { number } else { 0 })
+                );
+                seen.push(number);
+            }
+        }
+        seen
+    }
+    let data = padded(&[6, 6]);
+    let mut passes: Vec<_> = (0..2).map(|at| worker(&data, (2, at, 1), plain()).iter()).collect();
+    passes.iter_mut().for_each(|pass| drop(pass.next().unwrap().unwrap()));
+    let position = InputPosition::of_all(passes.iter().map(|pass| pass.position().clone()).collect()).unwrap();
+    // Rows of both batches of the first file are in the first step.
+    assert_eq!(rest(worker(&data, (1, 0, 1), plain()).iter_from(&position).unwrap()), [2, 3, 4, 5, 8, 9, 10, 11]);
+    // Also after stages that keep the type, and where the short batch is not the last one.
+    let data = padded(&[5, 5]).map(Ok).repeat(2).prefetch(1);
+    assert_eq!(rest(worker(&data, (2, 0, 1), plain()).iter()), [0, 1, 2, 3, 4, 0, 1, 2, 3, 4]);
+    let both = padded(&[5, 5]).concatenate(padded(&[5, 5]));
+    assert_eq!(rest(worker(&both, (2, 1, 1), plain()).iter()), [5, 6, 7, 8, 9, 5, 6, 7, 8, 9]);
 }
 
 #[test]
@@ -262,6 +322,35 @@ fn a_function_of_batches_that_are_short_at_the_end_drops_them_too() {
     let make = |_| Ok(Dataset::range(0..13).batch(4));
     let data = distribute_datasets_from_function(Topology::local(2).unwrap(), options, make).unwrap();
     assert_eq!(steps(data.iter()), [[[0, 1, 2, 3], [4, 5, 6, 7]]]);
+}
+
+#[test]
+fn each_dataset_of_a_function_fills_its_own_batches() {
+    let options =
+        InputOptions::default().replication_mode(InputReplicationMode::PerReplica).unequal_data(UnequalData::Drop);
+    let make = |sizes: [usize; 2]| {
+        let make = move |context: distribute_input::InputContext| {
+            Ok(Dataset::range(0..8).batch(sizes[context.input_pipeline_id]))
+        };
+        distribute_datasets_from_function(Topology::local(2).unwrap(), options, make)
+    };
+    for sizes in [[4, 2], [2, 4]] {
+        let text = make(sizes).unwrap_err().to_string();
+        assert!(text.contains("batches of different sizes") && text.contains("by the same size"), "{text}");
+    }
+    assert_eq!(make([4, 4]).unwrap().iter().count(), 2);
+    // The size of one is not known, and says nothing of the other.
+    let known = |known: usize| {
+        let make = move |context: distribute_input::InputContext| {
+            let batches = Dataset::range(0..7).batch(2);
+            let is_known = context.input_pipeline_id == known;
+            Ok(if is_known { batches } else { batches.interleave(1, 1, |batch| Ok(Dataset::from_tensors(batch))) })
+        };
+        distribute_datasets_from_function(Topology::local(2).unwrap(), options, make).unwrap()
+    };
+    for replica in 0..2 {
+        assert_eq!((known(replica).iter().count(), known(replica).batch_sizes(0)), (3, None));
+    }
 }
 
 #[test]
@@ -346,6 +435,19 @@ fn a_position_is_refused_by_rows_in_another_order() {
     assert!(refused(shuffled(&paths, 8)).contains("seeds [8]"));
     let fewer = numbers(&paths, 1).take(9).shuffle(4, 7).batch(2);
     assert!(refused(worker(&fewer, (1, 0, 1), plain())).contains("take"));
+    let fewer = numbers(&paths, 1).filter(|_| Ok(true)).shuffle(4, 7).batch(2);
+    assert!(refused(worker(&fewer, (1, 0, 1), plain())).contains("filter"));
+    // A cache repeats the order of the first pass, if there is a shuffle before it.
+    let kept = numbers(&paths, 1).shuffle(4, 7).cache().batch(2);
+    assert!(refused(worker(&kept, (1, 0, 1), plain())).contains("cache"));
+    assert!(worker(&numbers(&paths, 1).cache().shuffle(4, 7).batch(2), (1, 0, 1), plain()).iter_from(position).is_ok());
+    // Without the hint, each lane of a part would be everything.
+    let hinted = |hint: bool| if hint { Dataset::range(0..12).shard_hint() } else { Dataset::range(0..12) };
+    let mut pass = worker(&hinted(true).batch(4), (2, 0, 1), with(AutoShardPolicy::Hint)).iter();
+    pass.next();
+    let text = worker(&hinted(false).batch(4), (2, 0, 1), plain()).iter_from(pass.position()).unwrap_err().to_string();
+    assert!(text.contains("shard_hint"), "{text}");
+    assert!(worker(&hinted(true).batch(4), (2, 0, 1), plain()).iter_from(pass.position()).is_ok());
     // Rows in memory, of which there are more now.
     let range = |to| worker(&Dataset::range(0..to).shuffle(9, 1).batch(2), (1, 0, 1), plain());
     let mut pass = range(9).iter();

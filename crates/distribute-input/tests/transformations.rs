@@ -135,6 +135,35 @@ fn a_snapshot_is_written_by_a_whole_pass_and_read_by_later_ones() {
     assert!(error.contains("whole.tfrecord, record 0") && error.contains("checksum"), "{error}");
     let nowhere = Dataset::range(0..1).snapshot("/proc/nothing", |_| Vec::new(), |_| Ok(Array::scalar(0)));
     assert!(nowhere.iter().next().unwrap().unwrap_err().to_string().contains("/proc/nothing"));
+    // A store is refused before anything is written to a folder of its name.
+    for url in ["s3://bucket/snapshot", "file:///tmp/snapshot"] {
+        let remote = Dataset::range(0..1).snapshot(url, |_| Vec::new(), |_| Ok(Array::scalar(0)));
+        let text = remote.iter().next().unwrap().unwrap_err().to_string();
+        assert!(text.contains(url) && text.contains("snapshots are written to local folders"), "{text}");
+    }
+    assert!(!std::path::Path::new("s3:").exists());
+}
+
+#[test]
+fn a_snapshot_does_not_touch_the_part_of_a_process_of_the_same_number() {
+    let folder = tempfile::tempdir().unwrap();
+    let part = |count| folder.path().join(format!("whole.part-{}-{count}", std::process::id()));
+    (0..1000).for_each(|count| std::fs::write(part(count), "begun").unwrap());
+    let encode = |x: &Array<i64>| x.as_slice()[0].to_le_bytes().to_vec();
+    let decode = |bytes: &[u8]| Ok(Array::scalar(i64::from_le_bytes(bytes.try_into()?)));
+    let data = Dataset::range(0..4).snapshot(folder.path(), encode, decode);
+    assert_eq!((values(&data), values(&data)), (vec![0, 1, 2, 3], vec![0, 1, 2, 3]));
+    assert!((0..1000).all(|count| std::fs::read(part(count)).is_ok_and(|bytes| bytes == b"begun")));
+}
+
+#[test]
+fn a_generator_that_continues_after_its_end_has_ended() {
+    let data = Dataset::from_generator(|| {
+        let mut items = [Some(1), Some(2), Some(3), None, Some(5), Some(6)].into_iter();
+        std::iter::from_fn(move || items.next().flatten().map(|item| Ok(Array::scalar(item))))
+    });
+    let batches: Vec<i64> = data.batch(2).iter().flat_map(|batch| batch.unwrap().as_slice().to_vec()).collect();
+    assert_eq!(batches, [1, 2, 3]);
 }
 
 #[test]

@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use distribute_types::{FNV128, fnv1a_128};
@@ -98,8 +98,7 @@ impl Cache {
     /// [`Error::NotFound`], [`Error::Cache`] if the folder cannot be written, and those of [`Location`].
     pub fn fetch(&self, object: &Location) -> Result<Option<Cached>> {
         let version = object.meta()?.ok_or_else(|| Error::NotFound { url: object.url() })?;
-        let about = format!("{object}\n{}\n{}", version.tag, version.bytes);
-        let key = format!("{:032x}", fnv1a_128(FNV128, about.into_bytes()));
+        let key = key_of(object, &version);
         let path = self.shared.folder.join(&key).join(name_of(object));
         let copy = Cached { path: path.clone(), key: key.clone(), shared: Arc::clone(&self.shared) };
         {
@@ -169,9 +168,8 @@ impl Shared {
 
     /// Fetches a copy under another name, and renames it when it is whole.
     fn bring(&self, object: &Location, version: &Meta, key: &str) -> Result<()> {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let part = self.folder.join(format!("{key}{PART}{}-{count}", std::process::id()));
+        // Random, since processes of several containers that share the folder may have the same number.
+        let part = self.folder.join(format!("{key}{PART}{:016x}", RandomState::new().hash_one(key)));
         let outcome = self.write(object, version, &part);
         let outcome = outcome.and_then(|()| {
             let place = self.folder.join(key);
@@ -206,6 +204,12 @@ impl Shared {
         }
         Ok(())
     }
+}
+
+/// Returns the name of the folder of a copy.
+fn key_of(object: &Location, version: &Meta) -> String {
+    let about = format!("{object}\n{}\n{}", version.tag, version.bytes);
+    format!("{:032x}", fnv1a_128(FNV128, about.into_bytes()))
 }
 
 /// Returns the object's name in its folder, since readers tell classes and formats by both.
@@ -307,6 +311,24 @@ mod tests {
         assert_eq!(read(&cache, &object("begun/a", "one")), "one");
         assert!(begun.exists(), "it has no file yet");
         assert!(!abandoned.exists());
+    }
+
+    #[test]
+    fn a_part_of_a_process_of_the_same_number_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::new(folder.path(), 1000).unwrap();
+        let place = object("shared/a.txt", "one");
+        let key = key_of(&place, &place.meta().unwrap().unwrap());
+        // As another container, or this one before it started again, may have begun them.
+        let parts: Vec<PathBuf> = (0..1000)
+            .map(|count| folder.path().join(format!("{key}{PART}{}-{count}", std::process::id())).join(name_of(&place)))
+            .collect();
+        for part in &parts {
+            fs::create_dir_all(part.parent().unwrap()).unwrap();
+            fs::write(part, "o").unwrap();
+        }
+        assert_eq!(read(&cache, &place), "one");
+        assert!(parts.iter().all(|part| fs::read_to_string(part).unwrap() == "o"));
     }
 
     #[test]

@@ -1,14 +1,21 @@
 //! Settings of stores in the process's environment.
 
+use std::ffi::OsString;
 use std::time::Duration;
 
 use crate::{Error, Result};
 
 /// The variables from which stores take settings and credentials, by name and value.
 pub(crate) fn variables() -> Vec<(String, String)> {
-    let text =
-        std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
-    text.collect()
+    std::env::vars_os().filter_map(|(name, value)| text(name, value)).collect()
+}
+
+/// Returns a variable as text; none if it is not UTF-8. In [`RETRY`] bytes that are not UTF-8 are replaced, so that it
+/// is refused.
+fn text(name: OsString, value: OsString) -> Option<(String, String)> {
+    let name = name.into_string().ok()?;
+    let value = if name == RETRY { value.to_string_lossy().into_owned() } else { value.into_string().ok()? };
+    Some((name, value))
 }
 
 /// The variable that sets how long requests are repeated.
@@ -44,5 +51,16 @@ mod tests {
             let text = of(wrong).unwrap_err().to_string();
             assert!(text.contains("DISTRIBUTE_STORAGE_RETRY") && text.contains(&format!("{wrong:?}")), "{text}");
         }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_limit_that_is_not_utf_8_is_not_taken_for_none() {
+        use std::os::unix::ffi::OsStringExt;
+
+        let wrong = || OsString::from_vec(b"18\xe9".to_vec());
+        let error = retry_limit(&[text(RETRY.into(), wrong()).unwrap()]).unwrap_err().to_string();
+        assert!(error.starts_with("DISTRIBUTE_STORAGE_RETRY is \"18"), "{error}");
+        assert_eq!(text("AWS_REGION".into(), wrong()), None);
     }
 }

@@ -7,7 +7,7 @@ use object_store::{MultipartUpload, ObjectStoreExt};
 
 use crate::location::Asked;
 use crate::runtime::{self, Pending};
-use crate::{Location, Result};
+use crate::{Error, Location, Result};
 
 /// The length in bytes of every part of an upload but the last. With 10 000 parts, an object of S3 has up to 156 GiB.
 pub const PART_BYTES: usize = 16 << 20;
@@ -69,8 +69,7 @@ impl Upload {
     /// Sends a part of [`PART_BYTES`], or a shorter one that is the last. Returns when fewer than four are under way.
     ///
     /// # Errors
-    /// [`Error::Connection`](crate::Error::Connection) and the other errors of a [`Location`], for this part or an
-    /// earlier one.
+    /// [`Error::Connection`] and the other errors of a [`Location`], for this part or an earlier one.
     pub fn push(&mut self, part: impl Into<Bytes>) -> Result<()> {
         let part = part.into();
         while self.under_way.len() >= AT_A_TIME {
@@ -87,8 +86,8 @@ impl Upload {
     /// Waits until all parts are written, and makes the object appear.
     ///
     /// # Errors
-    /// [`Error::Connection`](crate::Error::Connection) and the other errors of a [`Location`]; the object has then most
-    /// likely not changed: it is looked at again if the answer to the last request was lost.
+    /// [`Error::Connection`] and the other errors of a [`Location`]; the object has then most likely not changed: it is
+    /// looked at again if the answer to the last request was lost.
     pub fn finish(mut self) -> Result<()> {
         while !self.under_way.is_empty() {
             self.wait_for_one()?;
@@ -96,11 +95,14 @@ impl Upload {
         let Some(mut parts) = self.parts.take() else { return Ok(()) };
         let before = self.location.meta()?;
         match self.location.once("completing", async move { parts.complete().await })?.wait() {
-            // The answer may have been lost.
-            Err(error) if error.is_retryable() => match self.location.meta()? {
-                Some(now) if before.as_ref() != Some(&now) && now.bytes == self.bytes => Ok(()),
-                _ => Err(error),
-            },
+            // The answer may have been lost. The store's client asks again then, and a store that has completed the
+            // upload may know no upload of this name.
+            Err(error) if error.is_retryable() || matches!(error, Error::NotFound { .. }) => {
+                match self.location.meta()? {
+                    Some(now) if before.as_ref() != Some(&now) && now.bytes == self.bytes => Ok(()),
+                    _ => Err(error),
+                }
+            }
             outcome => outcome.map(drop),
         }
     }
@@ -125,7 +127,63 @@ impl Drop for Upload {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::Pin;
+
+    use object_store::{PutPayload, PutResult, UploadPart};
+
     use super::*;
+
+    type Answer<'a, T> = Pin<Box<dyn Future<Output = object_store::Result<T>> + Send + 'a>>;
+
+    /// Parts of a store that completes an upload or not, and answers that there is none.
+    #[derive(Debug)]
+    struct Forgotten {
+        parts: Box<dyn MultipartUpload>,
+        completes: bool,
+    }
+
+    impl MultipartUpload for Forgotten {
+        fn put_part(&mut self, data: PutPayload) -> UploadPart {
+            self.parts.put_part(data)
+        }
+
+        fn complete<'a, 'b>(&'a mut self) -> Answer<'b, PutResult>
+        where
+            'a: 'b,
+            Self: 'b,
+        {
+            Box::pin(async move {
+                if self.completes {
+                    self.parts.complete().await?;
+                }
+                Err(object_store::Error::NotFound { path: "upload".to_owned(), source: "NoSuchUpload".into() })
+            })
+        }
+
+        fn abort<'a, 'b>(&'a mut self) -> Answer<'b, ()>
+        where
+            'a: 'b,
+            Self: 'b,
+        {
+            self.parts.abort()
+        }
+    }
+
+    #[test]
+    fn an_upload_that_is_complete_and_forgotten_is_looked_for() {
+        for completes in [true, false] {
+            let place = Location::open(&format!("memory://upload/forgotten-{completes}")).unwrap();
+            let mut upload = place.upload().unwrap();
+            let parts = upload.parts.take().unwrap();
+            upload.parts = Some(Box::new(Forgotten { parts, completes }));
+            upload.push("content").unwrap();
+            let outcome = upload.finish();
+            match completes {
+                true => assert_eq!((outcome.unwrap(), place.read(10).unwrap().as_ref()), ((), "content".as_bytes())),
+                false => assert!(matches!(outcome, Err(Error::NotFound { .. }))),
+            }
+        }
+    }
 
     #[test]
     fn parts_come_in_their_order_and_nothing_is_seen_before_the_end() {

@@ -163,9 +163,16 @@ impl CudaStream {
         }
     }
 
-    /// Keeps a host buffer until the copy that was just enqueued has ended.
+    /// Keeps a host buffer until the copy that was just enqueued has ended; for good if the driver cannot say when.
     fn transfer(&self, slot: HostSlot) -> Result<Transfer> {
-        let recorded = self.recorded()?;
+        let recorded = match self.recorded() {
+            Ok(recorded) => recorded,
+            Err(error) => {
+                // The copy may still use the buffer, so it is leaked.
+                std::mem::forget(slot);
+                return Err(error);
+            }
+        };
         let mut in_flight = self.in_flight.lock();
         self.release_finished(&mut in_flight);
         in_flight.push_back((recorded.mark.clone(), slot.clone()));
@@ -207,8 +214,8 @@ impl Stream for CudaStream {
                 if bytes.is_empty() {
                     return Ok(());
                 }
-                // SAFETY: both ends have the same length and live until the copy has ended: the slot holds the source,
-                // `enqueue` the destination.
+                // SAFETY: both ends have the same length and live until the copy has ended: the slot, which `transfer`
+                // keeps in every case, holds the source, and `enqueue` the destination.
                 unsafe { result::memcpy_htod_async(to.pointer, bytes, stream) }
             })
         });
@@ -226,8 +233,8 @@ impl Stream for CudaStream {
                 if bytes.is_empty() {
                     return Ok(());
                 }
-                // SAFETY: both ends have the same length and live until the copy has ended, and nothing reads the
-                // slot's buffer before.
+                // SAFETY: both ends have the same length and live until the copy has ended: `enqueue` holds the source,
+                // and the slot, which `transfer` keeps in every case, the destination. Nothing reads its buffer before.
                 unsafe { result::memcpy_dtoh_async(bytes, from.pointer, stream) }
             })
         });

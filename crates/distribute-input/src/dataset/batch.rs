@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Dataset, Items, Opener, Order, Picks};
+use super::{Batched, Dataset, Items, Opener, Order, Picks};
 use crate::Element;
 
 impl<T: Send + 'static> Dataset<T> {
@@ -24,7 +24,9 @@ impl<T: Send + 'static> Dataset<T> {
     }
 
     /// Batches like [`batch`](Dataset::batch), and drops the last batch if it would be smaller. Where each worker reads
-    /// files or splits of its own, it drops what does not fill its part of a step.
+    /// files or splits of its own, it drops what does not fill its part of a step, or what does not fill a batch if its
+    /// parts differ in size from step to step. Batches that are the elements of a later `batch` have `size` elements
+    /// each in any case.
     ///
     /// # Errors
     /// The errors of [`batch`](Dataset::batch).
@@ -51,7 +53,7 @@ impl<T: Send + 'static> Dataset<T> {
         // A size of zero is an error and never read; 1 avoids a division by zero here.
         let divisor = size.max(1);
         facts.cardinality = facts.cardinality.map(|n| if exact { n / divisor } else { n.div_ceil(divisor) });
-        facts.batch_size = Some(size);
+        facts.batched = Some(Batched::of(size));
         let prefetched = std::mem::take(&mut facts.prefetch) > 0;
         match self.picks.filter(|_| !prefetched) {
             Some(Picks { source, order: Order::Rows(open) }) => {
@@ -73,7 +75,7 @@ impl<T: Send + 'static> Dataset<T> {
 pub(crate) fn chunked<X: Send + 'static>(open: Opener<X>, size: usize, exact: bool) -> Opener<Vec<X>> {
     Arc::new(move |pass| {
         let multiple = if exact { pass.exact_rows(size).max(1) } else { 1 };
-        let mut items = open(pass);
+        let mut items = open(pass.within_batches());
         Box::new(std::iter::from_fn(move || {
             let mut chunk = Vec::with_capacity(size.min(MAX_RESERVED));
             while chunk.len() < size {

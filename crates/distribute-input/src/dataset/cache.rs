@@ -18,7 +18,8 @@ impl<T: Clone + Send + 'static> Dataset<T> {
     /// `tf.data.Dataset.cache`.
     pub fn cache(self) -> Dataset<T> {
         let prefetched = self.facts.prefetch > 0;
-        let facts = Facts { prefetch: 0, ..self.facts };
+        let mut facts = Facts { prefetch: 0, ..self.facts };
+        facts.keeps_order("cache");
         match self.picks.filter(|_| !prefetched) {
             // The rows are in memory already: only their order has to be fixed.
             Some(Picks { source, order: Order::Rows(open) }) => {
@@ -37,7 +38,7 @@ impl<T: Clone + Send + 'static> Dataset<T> {
                             state: Mutex::default(),
                         })
                     };
-                    let cache = Arc::clone(caches.entry(pass.share()).or_insert_with(new));
+                    let cache = Arc::clone(caches.entry(pass.sequence()).or_insert_with(new));
                     let mut position = 0;
                     Box::new(std::iter::from_fn(move || {
                         position += 1;

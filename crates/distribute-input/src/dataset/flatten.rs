@@ -63,7 +63,7 @@ impl<T: Send + 'static> Dataset<T> {
         U: Send + 'static,
         F: Fn(T) -> Result<Dataset<U>, BoxError> + Send + Sync + 'static,
     {
-        let mut facts = Facts { cardinality: Cardinality::Unknown, batch_size: None, prefetch: 0, ..self.facts };
+        let mut facts = Facts { cardinality: Cardinality::Unknown, batched: None, prefetch: 0, ..self.facts };
         facts.positive("interleave", "cycle", cycle);
         facts.positive("interleave", "block", block);
         facts.stages.push(format!("interleave {cycle} {block}"));
@@ -96,7 +96,7 @@ impl<T: Send + 'static> Dataset<T> {
     where
         T: Element<L>,
     {
-        let facts = Facts { cardinality: Cardinality::Unknown, batch_size: None, prefetch: 0, ..self.facts };
+        let facts = Facts { cardinality: Cardinality::Unknown, batched: None, prefetch: 0, ..self.facts };
         let open = self.open;
         let open: Opener<T> = Arc::new(move |pass: Pass| {
             let rows = |batch: Result<T>| -> Items<T> {

@@ -50,7 +50,9 @@ impl<T: Send + 'static> Dataset<T> {
             Cardinality::Known(0) => Cardinality::Known(0),
             _ => Cardinality::Unknown,
         };
-        Dataset::new(open, Facts { cardinality, prefetch: 0, ..self.facts })
+        let mut facts = Facts { cardinality, prefetch: 0, ..self.facts };
+        facts.stages.push("filter".to_owned());
+        Dataset::new(open, facts)
     }
 
     /// Pairs the elements of two datasets; ends with the shorter.
@@ -66,7 +68,7 @@ impl<T: Send + 'static> Dataset<T> {
             })) as Items<(T, U)>
         });
         let mut facts = Facts::of(self.facts.cardinality.shorter(other.facts.cardinality));
-        facts.batch_size = self.facts.batch_size.filter(|size| other.facts.batch_size == Some(*size));
+        facts.batched = self.facts.batched_as(&other.facts);
         facts.buffers = self.facts.buffers + other.facts.buffers;
         facts.sources = [self.facts.sources, other.facts.sources].concat();
         facts.seeds = [self.facts.seeds, other.facts.seeds].concat();
@@ -83,7 +85,7 @@ impl<T: Send + 'static> Dataset<T> {
             Box::new(first(pass.clone()).chain(std::iter::once_with(move || second(pass)).flatten())) as Items<T>
         });
         let mut facts = Facts::of(self.facts.cardinality.sum(other.facts.cardinality));
-        facts.batch_size = self.facts.batch_size.filter(|size| other.facts.batch_size == Some(*size));
+        facts.batched = self.facts.batched_as(&other.facts);
         facts.note(self.facts.error.or(other.facts.error));
         facts.buffers = self.facts.buffers + other.facts.buffers;
         facts.sources = [self.facts.sources, other.facts.sources].concat();
@@ -100,6 +102,6 @@ impl<T: Send + 'static> Dataset<T> {
             let numbered = (0_i64..).zip(open(pass));
             Box::new(numbered.map(|(number, item)| Ok((Array::scalar(number), item?)))) as Items<(Array<i64>, T)>
         });
-        Dataset::new(open, Facts { batch_size: None, prefetch: 0, shares: Shares::None, ..self.facts })
+        Dataset::new(open, Facts { batched: None, prefetch: 0, shares: Shares::None, ..self.facts })
     }
 }

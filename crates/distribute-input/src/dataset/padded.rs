@@ -2,11 +2,15 @@
 
 use std::sync::Arc;
 
-use super::{Dataset, Items, Opener, chunked};
+use super::{Batched, Dataset, Items, Opener, chunked};
 use crate::{Pad, Result};
 
 impl<T: Send + 'static> Dataset<T> {
     /// Batches like [`batch`](Dataset::batch), with elements padded to the largest extents of their batch.
+    ///
+    /// If the dataset is distributed, a step whose rows are of several batches, as after a resumption with another
+    /// number of workers, is padded again. This is not possible after a `map` of the batches to another type; put such
+    /// a map before.
     ///
     /// # Errors
     /// The pass reports [`Error::Zero`](crate::Error::Zero) if `size` is zero, and the errors of [`Pad::padded`] if
@@ -31,11 +35,22 @@ impl<T: Send + 'static> Dataset<T> {
         facts.positive("padded_batch", "size", size);
         let divisor = size.max(1);
         facts.cardinality = facts.cardinality.map(|n| n.div_ceil(divisor));
-        facts.batch_size = Some(size);
+        facts.batched = Some(Batched::joined_by(size, joined::<T, L>));
         facts.prefetch = 0;
         let chunks = chunked(self.open, divisor, false);
         let stack = |items: Result<Vec<T>>| T::stack(&T::padded(&items?)?);
         let open: Opener<T> = Arc::new(move |pass| Box::new(chunks(pass).map(stack)) as Items<T>);
         Dataset::new(open, facts)
     }
+}
+
+/// Joins rows of several batches, each of which is as wide as its own widest element.
+fn joined<T: Pad<L>, L>(batches: &[T]) -> Result<T> {
+    let mut rows = Vec::new();
+    for batch in batches {
+        for row in 0..batch.rows()? {
+            rows.push(batch.row(row)?);
+        }
+    }
+    T::stack(&T::padded(&rows)?)
 }

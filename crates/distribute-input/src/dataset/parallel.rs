@@ -120,7 +120,7 @@ impl<T: Send + 'static> Dataset<T> {
         facts.positive("map_and_batch", "size", size);
         let divisor = size.max(1);
         facts.cardinality = facts.cardinality.map(|n| n.div_ceil(divisor));
-        facts.batch_size = Some(size);
+        facts.batched = Some(super::Batched::of(size));
         let chunks = Dataset::new(super::chunked(self.open, divisor, false), facts);
         let map = move |items: Vec<T>| {
             let mapped: Result<Vec<U>, BoxError> = items.into_iter().map(&function).collect();

@@ -23,8 +23,9 @@ pub(crate) struct Pass {
     budget: Option<Arc<Budget>>,
     /// Whether stages that may yield elements in any order must yield them in the order of the pipeline.
     in_order: bool,
-    /// Whether batches are cut again, each worker taking its part of a global batch from its own share.
-    is_cut_again: bool,
+    /// If batches are cut again, each worker taking its part of a global batch from its own share: the number of
+    /// replicas of each worker.
+    cut_again: Option<usize>,
 }
 
 /// One of several equal shares of a source. The stages that can divide apply it: lists of files, and `shard_hint`.
@@ -36,7 +37,7 @@ pub(crate) struct Share {
 
 impl Pass {
     pub(crate) fn epoch(epoch: u64) -> Pass {
-        Pass { epoch, share: None, budget: None, in_order: false, is_cut_again: false }
+        Pass { epoch, share: None, budget: None, in_order: false, cut_again: None }
     }
 
     pub(crate) fn of_share(self, share: Option<Share>) -> Pass {
@@ -61,16 +62,32 @@ impl Pass {
         self.in_order
     }
 
-    /// Returns the same pass for a reader that takes its rows of a global batch from the batches of its share.
-    pub(crate) fn cut_again(self) -> Pass {
-        Pass { is_cut_again: true, ..self }
+    /// Returns the same pass for a reader with `replicas` replicas that takes its rows of a global batch from the
+    /// batches of its share.
+    pub(crate) fn cut_again(self, replicas: usize) -> Pass {
+        Pass { cut_again: Some(replicas), ..self }
+    }
+
+    /// Returns the pass of the elements of a batch, which is cut again instead of them.
+    pub(crate) fn within_batches(self) -> Pass {
+        Pass { cut_again: None, ..self }
+    }
+
+    /// Returns what the elements of the first pass depend on: the share, and how its batches are cut again.
+    pub(crate) fn sequence(&self) -> (Option<Share>, Option<usize>) {
+        (self.share, self.share.and(self.cut_again))
     }
 
     /// Returns of which number of rows the last of several batches of `size` is a multiple, where a smaller one is to
-    /// be dropped: of the rows of one worker in a step, if a worker reads a share.
+    /// be dropped: of the rows of one worker in a step, if a worker reads a share and has as many rows in each step.
     pub(crate) fn exact_rows(&self, size: usize) -> usize {
-        match self.share {
-            Some(Share { count, .. }) if self.is_cut_again && size.is_multiple_of(count.max(1)) => size / count.max(1),
+        match (self.share, self.cut_again) {
+            (Some(Share { count, .. }), Some(replicas))
+                if size.is_multiple_of(count.max(1).saturating_mul(replicas.max(1))) =>
+            {
+                size / count.max(1)
+            }
+            // A worker whose steps differ in size fills them by whole batches only.
             _ => size,
         }
     }

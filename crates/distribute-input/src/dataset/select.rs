@@ -96,7 +96,9 @@ impl<T: Send + 'static> Dataset<T> {
             }
             None => open(pass),
         });
-        Dataset::new(hinted, Facts { shares: Shares::Hint, prefetch: 0, ..self.facts })
+        let mut facts = Facts { shares: Shares::Hint, prefetch: 0, ..self.facts };
+        facts.stages.push("shard_hint".to_owned());
+        Dataset::new(hinted, facts)
     }
 
     fn select(self, selection: Selection) -> Dataset<T> {

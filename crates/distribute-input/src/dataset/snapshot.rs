@@ -1,14 +1,14 @@
 //! Caching on disk.
 
 use std::fs::{self, File};
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Dataset, Facts, Items, Opener, Pass};
 use crate::read::{RecordReader, TfRecordWriter, TfRecords};
-use crate::{BoxError, Error, FileShard, Result};
+use crate::{BoxError, Error, FileShard, Result, store};
 
 impl<T: Send + 'static> Dataset<T> {
     /// Caches like [`cache`](Dataset::cache), in a folder: the first complete pass writes the elements there, and later
@@ -17,8 +17,8 @@ impl<T: Send + 'static> Dataset<T> {
     /// The folder is a snapshot of the pipeline that wrote it: delete it when the pipeline changes.
     ///
     /// # Errors
-    /// The pass reports [`Error::File`] or [`Error::Record`] if the folder cannot be written or holds something else,
-    /// and [`Error::User`] if `decode` fails.
+    /// The pass reports [`Error::File`] or [`Error::Record`] if the folder is a URL, cannot be written or holds
+    /// something else, and [`Error::User`] if `decode` fails.
     ///
     /// # Examples
     /// ```
@@ -42,6 +42,9 @@ impl<T: Send + 'static> Dataset<T> {
         decode: impl Fn(&[u8]) -> Result<T, BoxError> + Send + Sync + 'static,
     ) -> Dataset<T> {
         let (folder, open): (PathBuf, _) = (folder.into(), self.open);
+        let mut facts = Facts { prefetch: 0, ..self.facts };
+        facts.keeps_order("snapshot");
+        facts.note(store::is_url(&folder).then(|| refused(&folder)));
         let (encode, decode) = (Arc::new(encode), Arc::new(decode));
         let opener: Opener<T> = Arc::new(move |pass: Pass| {
             // Each share of a distribution is a different sequence.
@@ -61,8 +64,14 @@ impl<T: Send + 'static> Dataset<T> {
                 Err(error) => Box::new(std::iter::once(Err(error))),
             }
         });
-        Dataset::new(opener, Facts { prefetch: 0, ..self.facts })
+        Dataset::new(opener, facts)
     }
+}
+
+fn refused(folder: &Path) -> Error {
+    let problem = "it is a URL, and snapshots are written to local folders; give the path of one, or read files of a \
+                   store by ReadOptions::cache";
+    Error::File { path: folder.to_owned(), source: Arc::new(io::Error::new(io::ErrorKind::Unsupported, problem)) }
 }
 
 fn read<T: Send + 'static>(
@@ -87,9 +96,8 @@ struct Writer {
 
 impl Writer {
     fn create(folder: &Path, path: PathBuf) -> Result<Writer> {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let part =
-            path.with_extension(format!("part-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
+        // Random, since processes of several containers that share the folder may have the same number.
+        let part = path.with_extension(format!("part-{:016x}", RandomState::new().hash_one(&path)));
         let create = || {
             fs::create_dir_all(folder)?;
             File::create(&part)

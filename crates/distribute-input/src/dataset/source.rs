@@ -69,8 +69,9 @@ impl<T: Send + 'static> Dataset<T> {
         I::IntoIter: Send + 'static,
     {
         let open: Opener<T> = Arc::new(move |_| {
-            Box::new(generator().into_iter().map(|item| item.map_err(|error| Error::user("generator", error))))
-                as Items<T>
+            // An iterator need not stay at its end, and stages ask again there.
+            let items = generator().into_iter().fuse();
+            Box::new(items.map(|item| item.map_err(|error| Error::user("generator", error)))) as Items<T>
         });
         Dataset::new(open, Facts::of(Cardinality::Unknown))
     }

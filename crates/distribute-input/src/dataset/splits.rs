@@ -118,10 +118,10 @@ impl<T: Send + 'static> Dataset<T> {
     /// assert!(settings.contains(&("seeds of shuffles", "[42]".to_owned())));
     /// ```
     pub fn settings(&self) -> Vec<(&'static str, String)> {
-        let Facts { cardinality, batch_size, seeds, shares, stages, .. } = &self.facts;
+        let Facts { cardinality, seeds, shares, stages, .. } = &self.facts;
         vec![
             ("elements of a pass", cardinality.to_string()),
-            ("batch", batch_size.map_or_else(|| "none".to_owned(), |size| size.to_string())),
+            ("batch", self.batch_size().map_or_else(|| "none".to_owned(), |size| size.to_string())),
             ("seeds of shuffles", format!("{seeds:?}")),
             ("division", shares.to_string()),
             ("choice and order of elements", stages.join(", ")),

@@ -12,7 +12,8 @@ use crate::dataset::chunked;
 ///
 /// # Errors
 /// [`Error::User`] or the function's own [`enum@Error`] if the function fails, and the error of its dataset's
-/// description, if it is invalid; [`Error::Options`] for options that say how data are divided between workers.
+/// description, if it is invalid; [`Error::Options`] for options that say how data are divided between workers, and for
+/// datasets of a worker that are batched by different sizes.
 ///
 /// # Examples
 /// ```
@@ -62,8 +63,16 @@ where
         }
         made.push(dataset);
     }
-    let batch = made[0].facts.batch_size;
+    let sizes: Vec<Option<usize>> = made.iter().map(|dataset| dataset.batch_size()).collect();
+    let mut known = sizes.iter().flatten();
+    if known.next().is_some_and(|first| known.any(|size| size != first)) {
+        let problem = "the input function makes batches of different sizes for the replicas of a worker; batch all of \
+                       its datasets by the same size";
+        return Err(Error::Options { problem });
+    }
+    let batch = sizes[0].filter(|_| !sizes.contains(&None));
     let per_step = replicas / made.len();
+    let sizes: Arc<[Option<usize>]> = sizes.into_iter().flat_map(|size| std::iter::repeat_n(size, per_step)).collect();
     let rows = batch.map(|batch| (batch * per_step) as u64);
     let taken = Taken { pipelines: made.len() as u64, batches: per_step as u64, rows };
     let cardinality = made.iter().map(|dataset| dataset.facts.cardinality.map(|elements| elements.div_ceil(per_step)));
@@ -73,6 +82,7 @@ where
     let chunks: Vec<Opener<Vec<T>>> = made.into_iter().map(|dataset| chunked(dataset.open, per_step, false)).collect();
     let open: StepOpener<T> = Arc::new(move |start| {
         let pass = crate::dataset::Pass::epoch(start.epoch).in_order();
+        let sizes = Arc::clone(&sizes);
         let mut lane = start.lanes.first().cloned().unwrap_or_else(|| Lane::of(None));
         // Nothing is seen after the cuts yet.
         let passed = usize::try_from(lane.passed()).unwrap_or(usize::MAX);
@@ -87,11 +97,12 @@ where
                 parts.extend((0..missing).map(|_| None));
             }
             let Some(some) = parts.iter().flatten().next_back().cloned() else { return Ok(None) };
-            let is_full = |part: &Option<T>| match (part, batch) {
-                (Some(part), Some(batch)) => Ok(rows(part)? >= batch),
+            let is_full = |(part, size): (&Option<T>, &Option<usize>)| match (part, size) {
+                (Some(part), Some(size)) => Ok(rows(part)? >= *size),
                 (part, _) => Ok(part.is_some()),
             };
-            let full = parts.iter().map(is_full).collect::<Result<Vec<bool>>>()?.iter().all(|is_full| *is_full);
+            let full = parts.iter().zip(&*sizes).map(is_full).collect::<Result<Vec<bool>>>()?;
+            let full = full.iter().all(|is_full| *is_full);
             let examples = parts.iter().map(Option::is_some).collect();
             // Replicas without data get zero rows or a stand-in row.
             let part = |part: Option<T>| part.map_or_else(|| slice(&some, 0..usize::from(start.stand_ins)), Ok);

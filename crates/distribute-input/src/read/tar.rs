@@ -14,7 +14,9 @@ use crate::{FileShard, Result};
 ///
 /// The path `train/0001.seg.png` belongs to the sample `train/0001`, as its file `seg.png`. Folders, links and other
 /// entries other than regular files are passed over, and so are files whose name has no dot or begins with one, and
-/// the metadata in paths such as `__index__/0`. Two files of one name in a sample, and sparse files, make a bad record.
+/// the metadata in paths such as `__index__/0`. Two files of one name in a sample, and sparse files, make a bad record,
+/// and so does an archive that ends without a block of zeros, since it may have been cut; its last sample is not
+/// yielded.
 ///
 /// # Source
 /// The WebDataset convention: `0001.jpg`, `0001.cls`, `0002.jpg`, …; `base_plus_ext` and `group_by_keys` of
@@ -63,7 +65,7 @@ impl Iterator for SampleRecords {
 
 /// Reads samples until the end of the archive, or until the receiver is gone.
 fn read(reader: impl Read, failure: &Failure, file: &FileShard, sender: &Sender<Result<Sample, BadRecord>>) {
-    let mut archive = tar::Archive::new(reader);
+    let mut archive = tar::Archive::new(ToEnd { reader, is_at_end: false });
     let mut samples = Samples { file, sender, begun: None, record: 0 };
     let mut offset = 0;
     let outcome = (|| -> io::Result<bool> {
@@ -76,6 +78,14 @@ fn read(reader: impl Read, failure: &Failure, file: &FileShard, sender: &Sender<
         }
         Ok(true)
     })();
+    let outcome = outcome.and_then(|is_wanted| match archive.into_inner().is_at_end && is_wanted {
+        false => Ok(is_wanted),
+        // An archive is read up to the first block of its end mark, and no further.
+        true => Err(io::Error::other(
+            "the file is truncated, or was not finished: it ends without the blocks of zeros that mark the end of a \
+             tar file; copy or write it again",
+        )),
+    });
     match outcome {
         // Fails if the receiver is gone.
         Ok(is_wanted) => drop(is_wanted && samples.finish()),
@@ -83,6 +93,20 @@ fn read(reader: impl Read, failure: &Failure, file: &FileShard, sender: &Sender<
             let begun = samples.begun.as_ref().map_or(offset, |begun| begun.offset);
             drop(sender.send(Err(failure.bad(samples.record, begun, error.to_string()))));
         }
+    }
+}
+
+/// A reader that remembers whether it was asked for more than there is.
+struct ToEnd<R> {
+    reader: R,
+    is_at_end: bool,
+}
+
+impl<R: Read> Read for ToEnd<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let got = self.reader.read(buffer)?;
+        self.is_at_end |= got == 0 && !buffer.is_empty();
+        Ok(got)
     }
 }
 

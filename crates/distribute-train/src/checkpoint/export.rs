@@ -1,6 +1,7 @@
 //! Safetensors files outside of checkpoints, written one tensor after another.
 
 use std::fs::{self, File};
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -93,7 +94,8 @@ struct Unfinished {
 impl Unfinished {
     fn create(path: &Path, header: &[u8]) -> Result<Unfinished> {
         let mut place = path.as_os_str().to_owned();
-        place.push(format!(".tmp-{}", std::process::id()));
+        // Random, since processes of several containers that share the folder may have the same number.
+        place.push(format!(".tmp-{:016x}", RandomState::new().hash_one(path)));
         let place = PathBuf::from(place);
         let wrong = |source| Error::File { path: path.to_owned(), source };
         let file = File::create(&place).map_err(wrong)?;
@@ -174,8 +176,12 @@ mod tests {
         let (error, seen) = write(&path, 4);
         assert!(error.unwrap_err().to_string().contains("\"b\" was announced as f32 [2], and is of f32 [4] now"));
         assert_eq!((seen, fs::read_dir(folder.path()).unwrap().count()), (2, 0));
+        // A process of the same number in another container writes it too.
+        let begun = folder.path().join(format!("file.tmp-{}", std::process::id()));
+        fs::write(&begun, "begun").unwrap();
         write(&path, 2).0.unwrap();
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+        assert_eq!(fs::read(&begun).unwrap(), b"begun");
         assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
     }
 }

@@ -15,8 +15,8 @@ use crate::{Array, Error, Ragged, Result};
 /// `[rows, names.len()]`.
 ///
 /// # Errors
-/// [`Error::Column`] if a column does not exist, is not numeric, or has missing values, for which [`columns_or`] has a
-/// substitute.
+/// [`Error::Column`] if a column does not exist, is not numeric, or has a number beyond the range of `f32` or missing
+/// values, for which [`columns_or`] has a substitute.
 pub fn columns(batch: &RecordBatch, names: &[&str]) -> Result<Array<f32>> {
     floats(batch, names, None)
 }
@@ -24,7 +24,7 @@ pub fn columns(batch: &RecordBatch, names: &[&str]) -> Result<Array<f32>> {
 /// Converts columns like [`columns`], with a number in place of each missing value.
 ///
 /// # Errors
-/// [`Error::Column`] if a column does not exist or is not numeric.
+/// [`Error::Column`] if a column does not exist, is not numeric, or has a number beyond the range of `f32`.
 pub fn columns_or(batch: &RecordBatch, names: &[&str], missing: f32) -> Result<Array<f32>> {
     floats(batch, names, Some(missing))
 }

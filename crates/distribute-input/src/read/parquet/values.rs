@@ -123,7 +123,7 @@ impl ColumnValue for Rounded {
     fn of(cell: Cell<'_>) -> Result<Rounded, Misfit> {
         match cell {
             Cell::Integer(value) => Ok(Rounded(value as f32)),
-            Cell::Float(value) => Ok(Rounded(value as f32)),
+            Cell::Float(_) => f32::of(cell).map(Rounded),
             Cell::Bool(value) => Ok(Rounded(u8::from(value).into())),
             Cell::Text(_) | Cell::Bytes(_) => Err(Misfit::Kind),
         }
@@ -152,6 +152,8 @@ impl Problem {
             Problem::Kind(held, wanted) => format!("it holds {held}, and {wanted} are wanted"),
             Problem::Value(position, value, wanted) => {
                 let row = position / shape.iter().skip(1).product::<usize>().max(1);
+                // Numbers of any type are rounded to this one.
+                let wanted = if wanted == Rounded::NAME { f32::NAME } else { wanted };
                 format!("row {row} has {value}, which {wanted} does not hold; ask for a wider type")
             }
             Problem::Other(problem) => problem,
@@ -410,7 +412,7 @@ impl std::fmt::Display for Cell<'_> {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Cell::Integer(value) => write!(formatter, "{value}"),
-            Cell::Float(value) => write!(formatter, "{value}"),
+            Cell::Float(value) => write!(formatter, "{value:?}"),
             Cell::Bool(value) => write!(formatter, "{value}"),
             Cell::Text(value) => write!(formatter, "{value:?}"),
             Cell::Bytes(value) => write!(formatter, "{} bytes", value.len()),

@@ -153,12 +153,17 @@ fn typed_columns_keep_their_values_or_say_which_they_cannot() {
     assert_eq!(text, "column \"id\": row 1 has 16777217, which f32 does not hold; ask for a wider type");
     assert!(problem(column::<f64>(&rows, "id")).contains("row 2 has 9223372036854775807, which f64 does not hold"));
     assert!(problem(column::<i64>(&rows, "large")).contains("row 2 has 18446744073709551615, which i64"));
-    assert!(problem(column::<f32>(&rows, "x")).contains("row 2 has 1000"));
+    assert!(problem(column::<f32>(&rows, "x")).contains("row 2 has 1e300, which f32 does not hold"));
     assert!(column::<f64>(&rows, "x").unwrap().as_slice()[1].is_nan());
     assert!(problem(column::<i64>(&rows, "x")).contains("it holds Float64, and i64 are wanted"));
     assert!(problem(column::<String>(&rows, "bytes")).contains("it holds Binary, and String are wanted"));
-    // The floats of `columns` are the nearest, as before.
+    // The floats of `columns` are the nearest, as before, and there is none near a number beyond their range.
     assert_eq!(columns_of(&rows, "id")[1], 16_777_216.0);
+    let beyond = "column \"x\": row 2 has 1e300, which f32 does not hold; ask for a wider type";
+    assert_eq!(problem(columns(&rows, &["x"])), beyond);
+    assert_eq!(problem(columns_or(&rows, &["x"], 0.0)), beyond);
+    let infinite = batch(vec![("x", Arc::new(Float64Array::from(vec![f64::NEG_INFINITY, 3e38])))]);
+    assert_eq!(columns_of(&infinite, "x"), [f32::NEG_INFINITY, 3e38]);
 }
 
 #[test]

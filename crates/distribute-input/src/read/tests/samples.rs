@@ -106,6 +106,28 @@ fn samples_are_named_as_webdataset_names_them() {
 }
 
 #[test]
+fn an_archive_without_its_end_mark_is_truncated_also_between_two_files() {
+    use ::tar::EntryType;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("shard.tar");
+    let entries = ["1.cls", "1.txt", "2.cls", "2.txt"].map(|path| (EntryType::Regular, path, &b"x"[..]));
+    let bytes = archive(&entries);
+    // Each entry has two blocks, and one block of the mark at the end is enough.
+    let end = 8 * 512;
+    for (length, expected, record, byte) in
+        [(end, 1, 1, 2048), (end - 1024, 1, 1, 2048), (end - 2048, 0, 0, 0), (0, 0, 0, 0), (end + 512, 2, 0, 0)]
+    {
+        fs::write(&path, &bytes[..length]).unwrap();
+        let (skipped, options) = skipping();
+        let samples = all(&Dataset::from_files([&path]).read(WebDataset, options)).unwrap();
+        assert_eq!(samples.len(), expected, "{length} bytes");
+        let text = skipped.first().concat();
+        let named = text.contains(&format!("shard.tar, record {record} at byte {byte}: the file is truncated"));
+        assert_eq!(named, length <= end, "{length} bytes: {text}");
+    }
+}
+
+#[test]
 fn a_sample_with_two_files_of_one_name_or_a_sparse_one_is_bad_and_others_are_read() {
     use ::tar::EntryType;
     let folder = tempfile::tempdir().unwrap();

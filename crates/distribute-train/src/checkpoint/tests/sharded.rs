@@ -292,6 +292,7 @@ fn early_stopping_restores_the_best_parts_on_all_workers() {
                 examples: 0,
                 values: &values,
                 without_validation: false,
+                without_training: false,
                 learning_rate: &mut learning_rate,
                 stop: &mut stop,
                 strategy,
