@@ -88,7 +88,7 @@ struct Relays {
     of_scalars: HashMap<TensorId, Weak<Relay>>,
 }
 
-/// Returns the tensors that backward reads when it has come to `node`, or earlier, and that candle's graph does not
+/// Returns the tensors that backward reads at `node`, or earlier, and that candle's graph does not
 /// show: if the node is a relay, the result of its operation and what that has kept. Nothing else has their memory but
 /// views of the result.
 pub(crate) fn behind(node: &Tensor) -> impl Iterator<Item = Tensor> {

@@ -60,6 +60,9 @@ pub struct Training<'a> {
     pub values: &'a [(String, f64)],
     /// Whether the epoch ends without the validation that there is after others.
     pub without_validation: bool,
+    /// Whether the epoch ends without losses and metrics of training: in an elastic job, the processes that made its
+    /// steps may be lost before these are added up.
+    pub without_training: bool,
     /// The learning rate of the next step.
     pub learning_rate: &'a mut f64,
     /// Set this to end the training on all workers, with the reason: after this epoch, or after the next step.
@@ -94,6 +97,13 @@ pub trait Run {
     /// # Errors
     /// The errors of [`CheckpointManager::restore`].
     fn restore(&mut self, checkpoints: &mut CheckpointManager) -> Result<Option<u64>>;
+
+    /// Returns whether the metric of this name should rise, as [`Metric::rises`](crate::metrics::Metric::rises) tells.
+    /// Default: `None`, unknown.
+    fn rises(&self, metric: &str) -> Option<bool> {
+        let _ = metric;
+        None
+    }
 }
 
 /// The occasion on which callbacks may save.
@@ -122,16 +132,25 @@ impl Training<'_> {
         })
     }
 
-    /// Returns a value by its name after an epoch, or `None` if it is one of the validation, and there is
-    /// [none after this epoch](crate::trainer::Fit::validation_every).
+    /// Returns a value by its name after an epoch, or `None` if the epoch has none: if it is one of the validation, and
+    /// there is [none after this epoch](crate::trainer::Fit::validation_every), or if the values of training are
+    /// [lost](Training::without_training).
     ///
     /// # Errors
     /// [`Error::Monitor`] if there is no value of this name.
     pub fn monitored(&self, name: &str) -> Result<Option<f64>> {
         match self.value(name) {
+            Err(_) if self.without_training => Ok(None),
             Err(_) if self.without_validation && name.starts_with("val_") => Ok(None),
             found => found.map(Some),
         }
+    }
+
+    /// Returns whether a value should rise, as its metric or else its name tells; `None` if neither does. A value of
+    /// the validation should rise if that of training should.
+    pub fn rises(&self, name: &str) -> Option<bool> {
+        let of_training = name.strip_prefix("val_").unwrap_or(name);
+        self.run.rises(of_training).or_else(|| watch::rises_by_name(of_training))
     }
 
     /// Returns whether this process writes what must be written once.

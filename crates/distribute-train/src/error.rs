@@ -82,6 +82,12 @@ pub enum Error {
         /// The variable's value.
         given: String,
     },
+    /// `DISTRIBUTE_LOG` has an unknown value.
+    #[error("DISTRIBUTE_LOG is {given:?}; set it to json or text, or unset it for text")]
+    UnknownLog {
+        /// The variable's value.
+        given: String,
+    },
     /// The launcher form was chosen without the launcher's address.
     #[error(
         "DISTRIBUTE_PROGRESS is \"launcher\", but DISTRIBUTE_PROGRESS_ADDR is not set; set it to the host:port where \
@@ -130,6 +136,15 @@ pub enum Error {
         name: String,
         /// The existing names.
         known: String,
+    },
+    /// A callback monitors a value of which it is unknown whether it should rise.
+    #[error(
+        "a callback watches {name:?}, and neither its metric nor its name tells whether it should rise or fall; call \
+         rises(true) or rises(false) on the callback, or implement Metric::rises"
+    )]
+    Direction {
+        /// The value's name.
+        name: String,
     },
     /// A file, or an object of a store, cannot be read or written.
     #[error("{}", described(path, source))]
@@ -450,6 +465,7 @@ impl ErrorClass for Error {
     fn class(&self) -> Class {
         match self {
             Error::UnknownForm { .. }
+            | Error::UnknownLog { .. }
             | Error::MissingAddress
             | Error::BadAddress { .. }
             | Error::BadStatusAddress { .. } => Class::CONFIGURATION,

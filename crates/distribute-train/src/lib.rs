@@ -14,7 +14,7 @@
 //!
 //! [`preemption`] ends a run on all workers after the same step when one of them is told to stop.
 //!
-//! [`status`] shows the state of a running job as a page, as JSON and for Prometheus (feature `status`).
+//! `status` shows the state of a running job as a page, as JSON and for Prometheus (feature `status`).
 //!
 //! [`tensorboard`] writes event files for TensorBoard.
 //!

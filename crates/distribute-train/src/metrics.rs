@@ -191,6 +191,12 @@ pub trait Metric: Send + Sync {
         false
     }
 
+    /// Returns whether larger values are better, for callbacks that look for the best one; `Some(false)` for errors.
+    /// Default: `None`, unknown: such callbacks then go by the name, or must be told.
+    fn rises(&self) -> Option<bool> {
+        None
+    }
+
     /// Returns the number of sums. Default: 2, the weighted sum of values and the sum of weights.
     fn len(&self) -> usize {
         2
@@ -253,6 +259,12 @@ impl Metrics {
             return Err(Error::Metric { metric: name.clone(), problem });
         }
         Ok(())
+    }
+
+    /// Returns whether the metric of this name [should rise](Metric::rises); `None` if that is unknown, or there is no
+    /// such metric.
+    pub fn rises(&self, name: &str) -> Option<bool> {
+        self.metrics.iter().find(|metric| metric.name() == name)?.rises()
     }
 
     /// Returns the sums before the first example.

@@ -131,6 +131,19 @@ impl RunConfig {
         &self.model_dir
     }
 
+    /// Declares the settings that must be equal on all workers: those that decide which steps all of them report and
+    /// save together.
+    pub(super) fn declare(&self, strategy: &Strategy) {
+        let saving = match self.saving() {
+            Saving::Steps(steps) => steps.to_string(),
+            // The chief's time applies.
+            Saving::Every(_) => "by time".to_owned(),
+        };
+        strategy.declare("save_checkpoints_steps", saving);
+        strategy.declare("save_summary_steps", self.save_summary_steps);
+        strategy.declare("log_step_count_steps", self.log_step_count_steps);
+    }
+
     pub(super) fn saving(&self) -> Saving {
         match self.save_checkpoints_steps {
             Some(steps) => Saving::Steps(steps),

@@ -114,6 +114,8 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
         let data = input().map_err(Error::InputFunction)?;
         let global_batch = data.batch_size().unwrap_or(1);
         let data = strategy.distribute_dataset(&data)?;
+        self.config.declare(strategy);
+        strategy.declare("train, until", format!("{until:?}"));
         let model = self.model(strategy, Mode::Train)?;
         let optimizer = (self.optimizer)(&model)?;
         let mut run = Run::restored(&self.config, strategy, &model, &optimizer, self.checkpoints())?;
@@ -190,7 +192,8 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
     }
 }
 
-/// Makes one step on all replicas. Returns the loss shares of this process's replicas.
+/// Makes one step on all replicas. Returns the loss shares of this process's replicas, whose sum over all replicas is
+/// the loss: a replica without examples has its share of the penalty.
 fn step<M: EstimatorModel + Sync>(
     strategy: &Strategy,
     model: &Model<M>,
@@ -198,7 +201,7 @@ fn step<M: EstimatorModel + Sync>(
     batch: PerReplica<(Features, Labels)>,
     global_batch: usize,
 ) -> Result<PerReplica<Tensor>> {
-    strategy.run_with((model, optimizer, batch), |context, (model, optimizer, (features, labels))| {
+    let losses = strategy.run_with((model, optimizer, batch), |context, (model, optimizer, (features, labels))| {
         let spec = model.spec(&features, Some(&labels), Mode::Train)?;
         let (losses, penalty) = spec.losses(Mode::Train)?;
         let mut loss = context.average_loss(&losses, global_batch)?;
@@ -206,8 +209,10 @@ fn step<M: EstimatorModel + Sync>(
             loss = (loss + context.scale_regularization_loss(penalty)?)?;
         }
         optimizer.minimize(context, &loss)?;
-        Ok(loss.detach())
-    })
+        Ok::<_, Error>(loss.detach())
+    })?;
+    // Weighted already, so none is excluded from the sum.
+    Ok(PerReplica::new(losses.into_values()))
 }
 
 /// A training run in progress.
@@ -303,5 +308,45 @@ impl<'a, M> Run<'a, M> {
 
     fn flush(&mut self) -> Result<()> {
         Ok(self.events.as_mut().map_or(Ok(()), EventWriter::flush)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_nn::VarBuilder;
+    use distribute_candle::{CandleStrategy, Sgd};
+    use distribute_input::Column;
+    use distribute_strategy::MirroredStrategy;
+
+    use super::super::EstimatorSpec;
+    use super::*;
+
+    /// A model whose examples have the loss 0, and whose penalty is 4.
+    struct Penalized(Tensor);
+
+    impl EstimatorModel for Penalized {
+        fn spec(&self, features: &Features, _: Option<&Labels>, _: Mode) -> Result<EstimatorSpec> {
+            let weight = self.0.sum_all()?;
+            let losses = (weight.broadcast_as(features.examples())? * 0.0)?;
+            Ok(EstimatorSpec::new().loss(&losses).penalty(&weight))
+        }
+    }
+
+    #[test]
+    fn the_loss_of_a_step_has_the_whole_penalty_if_a_replica_has_no_examples() {
+        let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build().unwrap();
+        let build = |vb: VarBuilder<'static>| {
+            Ok(Penalized(vb.get_with_hints(1, "weight", candle_nn::init::Init::Const(4.0))?))
+        };
+        let model = strategy.scope(build).unwrap();
+        let optimizer = Sgd::new(0.0).build(&model).unwrap();
+        let features = Features::new([("x", Column::from(vec![1.0f32]))]).unwrap();
+        let data = Dataset::from_tensor_slices((features, Column::from(vec![1.0f32]))).batch(1);
+        let data = strategy.distribute_dataset(&data).unwrap();
+        let batch = data.iter().next().unwrap().unwrap();
+        assert_eq!(batch.examples(), Some(&[true, false][..]));
+        let losses = step(&strategy, &model, &optimizer, batch, 1).unwrap();
+        let loss = strategy.reduce(ReduceOp::Sum, &losses, Axis::None).unwrap();
+        assert_eq!(number(&loss).unwrap(), 4.0);
     }
 }

@@ -191,3 +191,32 @@ fn several_workers_agree_on_when_to_save_and_only_the_chief_needs_the_folder() {
     let scores = alone.evaluate(&EvalSpec::new(once(&labels))).unwrap();
     assert!((scores["loss"] - one.0["loss"]).abs() < 1e-5, "{scores:?}");
 }
+
+#[test]
+fn settings_that_differ_between_workers_are_named_in_the_first_step() {
+    type Change = fn(RunConfig) -> RunConfig;
+    let folder = tempfile::tempdir().unwrap();
+    let labels = Column::from(prices());
+    let others: [(&str, u64, Change); 4] = [
+        ("train, until: MaxSteps(9)", 9, |config| config),
+        ("save_checkpoints_steps: 3", 5, |config| config.save_checkpoints_steps(3)),
+        ("save_summary_steps: 2", 5, |config| config.save_summary_steps(2)),
+        ("log_step_count_steps: 4", 5, |config| config.log_step_count_steps(4)),
+    ];
+    for (line, steps, other) in others {
+        let address = distribute_testkit::Ports::reserve(1).unwrap().addresses().remove(0);
+        let train = &|rank: u32| {
+            let membership = distribute_cluster::Membership::new(rank, 2, address.clone()).unwrap();
+            let strategy = MultiWorkerMirroredStrategy::builder().membership(membership).build().unwrap();
+            let config = RunConfig::new(folder.path()).train_distribute(&strategy);
+            let (config, steps) = if rank == 0 { (config, 5) } else { (other(config), steps) };
+            let regressor = LinearRegressor::new(&columns()).build(adam(0.05), config).unwrap();
+            regressor.train(forever(&labels), Until::MaxSteps(steps)).unwrap_err().to_string()
+        };
+        let told = std::thread::scope(|scope| [0, 1].map(|rank| scope.spawn(move || train(rank))).map(|t| t.join()));
+        for told in told {
+            let told = told.unwrap();
+            assert!(told.contains(line), "{line}: {told}");
+        }
+    }
+}

@@ -42,13 +42,25 @@ struct Kept {
 }
 
 impl Best {
-    pub(super) fn new(monitor: &str) -> Best {
-        Best { watch: Watch::new(monitor), is_best: false, epochs: Vec::new(), is_unchecked: false }
+    pub(super) fn new(monitor: &str, rises: Option<bool>) -> Best {
+        let watch = Watch { rises, ..Watch::new(monitor) };
+        Best { watch, is_best: false, epochs: Vec::new(), is_unchecked: false }
+    }
+
+    /// Sets whether the value should rise.
+    pub(super) fn rises(mut self, rises: bool) -> Best {
+        self.watch.rises = Some(rises);
+        self
+    }
+
+    /// Finds whether the value should rise, if the program has not set it.
+    pub(super) fn settle(&mut self, training: &Training<'_>) -> Result<()> {
+        self.watch.settle(training)
     }
 
     /// Looks at the values of an epoch.
     pub(super) fn see(&mut self, training: &Training<'_>) -> Result<()> {
-        let value = training.monitored(&self.watch.monitor)?;
+        let value = self.watch.value(training)?;
         self.is_best = value.is_some_and(|value| self.watch.is_best(value));
         if self.is_best {
             self.epochs.push(BestEpoch { step: training.step, value });

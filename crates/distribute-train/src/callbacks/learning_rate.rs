@@ -98,7 +98,8 @@ impl fmt::Debug for LearningRateSchedule {
 }
 
 /// Multiplies the learning rate by the number of replicas, for global batches that grow with it, optionally with a
-/// linear warm-up. The rate stays after training: of several calls of `fit` for one trainer, give it to the first.
+/// linear warm-up. If a restarted program has another number of replicas, the rate is multiplied by the ratio of the
+/// two numbers. The rate stays after training: of several calls of `fit` for one trainer, give it to the first.
 ///
 /// # Examples
 /// ```
@@ -123,6 +124,9 @@ struct Scaled {
     rate: Option<f64>,
     /// Whether the rate has been multiplied by the number of replicas; then other callbacks may change it.
     done: bool,
+    /// The number of replicas that it was last multiplied by; earlier versions did not save it.
+    #[serde(default)]
+    replicas: Option<usize>,
 }
 
 impl ScaleByReplicas {
@@ -142,12 +146,20 @@ impl ScaleByReplicas {
             self.scaled.done = training.step > self.warm_up;
         }
         let rate = *self.scaled.rate.get_or_insert(*training.learning_rate);
+        let replicas = training.strategy.num_replicas_in_sync();
+        let before = self.scaled.replicas.replace(replicas).unwrap_or(replicas);
         if !self.scaled.done {
-            let replicas = training.strategy.num_replicas_in_sync() as f64;
             // Several steps may have been made at once, beyond the end of the warm-up.
             self.scaled.done = training.step >= self.warm_up;
             let grown = if self.scaled.done { 1.0 } else { training.step as f64 / self.warm_up as f64 };
-            *training.learning_rate = rate * (1.0 + (replicas - 1.0) * grown);
+            *training.learning_rate = rate * (1.0 + (replicas as f64 - 1.0) * grown);
+        } else if before != replicas {
+            // Restored under another number. Factors of other callbacks stay.
+            *training.learning_rate *= replicas as f64 / before as f64;
+            if training.is_chief() {
+                let rate = *training.learning_rate;
+                tracing::info!("{replicas} replicas instead of {before}: the learning rate is now {rate}");
+            }
         }
         Ok(())
     }
@@ -175,7 +187,7 @@ impl Callback for ScaleByReplicas {
     fn set_state(&mut self, given: &Value) {
         // Earlier versions saved the rate alone. The number of an epoch, of a schedule, has no fraction.
         let rate = given.as_f64().filter(|_| given.is_f64());
-        if let Some(scaled) = state::read(SCALE, given, |_| Some(Scaled { rate: Some(rate?), done: false })) {
+        if let Some(scaled) = state::read(SCALE, given, |_| Some(Scaled { rate: Some(rate?), ..Scaled::default() })) {
             (self.scaled, self.is_earlier) = (scaled, rate.is_some());
         }
     }
@@ -196,25 +208,37 @@ pub struct ReduceLrOnPlateau {
 }
 
 impl ReduceLrOnPlateau {
-    /// Monitors a value, as [`EarlyStopping`](super::EarlyStopping) does. Default patience: 10; factor: 0.1.
+    /// Monitors a value, as [`EarlyStopping`](super::EarlyStopping) does.
     pub fn new(monitor: &str) -> ReduceLrOnPlateau {
-        let watch = Watch { patience: 10, ..Watch::new(monitor) };
+        let watch = Watch { patience: 10, min_delta: 1e-4, ..Watch::new(monitor) };
         ReduceLrOnPlateau { watch, factor: 0.1, min_learning_rate: 0.0 }
     }
 
-    /// Sets the number of epochs without improvement to tolerate.
+    /// Sets the number of epochs in a row without improvement after which the rate is reduced. Default: 10.
     pub fn patience(mut self, epochs: u32) -> ReduceLrOnPlateau {
         self.watch.patience = epochs;
         self
     }
 
-    /// Sets the factor that the rate is multiplied by.
+    /// Sets the smallest change that counts as an improvement. Default: 1e-4.
+    pub fn min_delta(mut self, delta: f64) -> ReduceLrOnPlateau {
+        self.watch.min_delta = delta.abs();
+        self
+    }
+
+    /// Sets whether the value should rise. Default: as its metric or its name tells.
+    pub fn rises(mut self, rises: bool) -> ReduceLrOnPlateau {
+        self.watch.rises = Some(rises);
+        self
+    }
+
+    /// Sets the factor that the rate is multiplied by. Default: 0.1.
     pub fn factor(mut self, factor: f64) -> ReduceLrOnPlateau {
         self.factor = factor;
         self
     }
 
-    /// Sets the lower bound of the rate.
+    /// Sets the lower bound of the rate. Default: 0.
     pub fn min_learning_rate(mut self, learning_rate: f64) -> ReduceLrOnPlateau {
         self.min_learning_rate = learning_rate;
         self
@@ -222,8 +246,12 @@ impl ReduceLrOnPlateau {
 }
 
 impl Callback for ReduceLrOnPlateau {
+    fn train_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
+        self.watch.settle(training)
+    }
+
     fn epoch_end(&mut self, training: &mut Training<'_>) -> Result<()> {
-        let Some(value) = training.monitored(&self.watch.monitor)? else { return Ok(()) };
+        let Some(value) = self.watch.value(training)? else { return Ok(()) };
         if !self.watch.is_best(value) && self.watch.is_out_of_patience() {
             self.watch.seen.waited = 0;
             // A rate that is lower already stays.

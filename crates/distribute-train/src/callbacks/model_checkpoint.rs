@@ -35,6 +35,8 @@ pub struct ModelCheckpoint {
     /// Whether the program has set how many are kept.
     keeps: bool,
     best: Option<Best>,
+    /// Whether the value of `best` should rise, as the program has set it.
+    rises: Option<bool>,
 }
 
 /// When to save, besides at the end.
@@ -53,7 +55,7 @@ impl ModelCheckpoint {
 
     /// Saves with a manager's options.
     pub fn with(checkpoints: CheckpointManager) -> ModelCheckpoint {
-        ModelCheckpoint { checkpoints, every: None, keeps: false, best: None }
+        ModelCheckpoint { checkpoints, every: None, keeps: false, best: None, rises: None }
     }
 
     /// Sets the number of checkpoints to keep. Default: five, and one with [`best`](ModelCheckpoint::best).
@@ -82,17 +84,26 @@ impl ModelCheckpoint {
     }
 
     /// Saves only after epochs that are the best so far by a value, such as `val_loss`, and keeps only the best, unless
-    /// [`keep`](ModelCheckpoint::keep) sets another number. Values whose names end in `loss`, `error`, `cross_entropy`
-    /// and `perplexity` should fall, others rise. Together with [`every_epochs`](ModelCheckpoint::every_epochs) or
-    /// [`every_steps`](ModelCheckpoint::every_steps) it is an error, [`Error::WithoutEffect`], before the first step.
+    /// [`keep`](ModelCheckpoint::keep) sets another number. Whether the value should rise is found as by
+    /// [`EarlyStopping`](super::EarlyStopping::new), unless [`rises`](ModelCheckpoint::rises) sets it. Together with
+    /// [`every_epochs`](ModelCheckpoint::every_epochs) or [`every_steps`](ModelCheckpoint::every_steps) it is an error,
+    /// [`Error::WithoutEffect`], before the first step.
     ///
     /// If the best model is missing in the folder after a restart, because the program was stopped before it was
     /// written, there is a warning, and epochs are compared with the best one that is there.
     pub fn best(mut self, monitor: &str) -> ModelCheckpoint {
-        self.best = Some(Best::new(monitor));
+        self.best = Some(Best::new(monitor, self.rises));
         if !self.keeps {
             self.checkpoints = self.checkpoints.keep(1);
         }
+        self
+    }
+
+    /// Sets whether the value of [`best`](ModelCheckpoint::best) should rise. Default: as its metric or its name tells.
+    /// Without [`best`](ModelCheckpoint::best) it is an error, [`Error::WithoutEffect`], before the first step.
+    pub fn rises(mut self, rises: bool) -> ModelCheckpoint {
+        self.rises = Some(rises);
+        self.best = self.best.map(|best| best.rises(rises));
         self
     }
 
@@ -110,9 +121,14 @@ impl ModelCheckpoint {
 }
 
 impl Callback for ModelCheckpoint {
-    fn train_begin(&mut self, _: &mut Training<'_>) -> Result<()> {
-        let (setting, given) = match self.every.filter(|_| self.best.is_some()) {
-            None => return Ok(()),
+    fn train_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
+        let Some(best) = &mut self.best else {
+            let why = "only ModelCheckpoint::best compares values; call it, or leave rises out";
+            let error = |rises| Error::WithoutEffect { setting: "rises", given: usize::from(rises), why };
+            return self.rises.map_or(Ok(()), |rises| Err(error(rises)));
+        };
+        let (setting, given) = match self.every {
+            None => return best.settle(training),
             Some(Every::Epochs(epochs)) => ("every_epochs", u64::from(epochs)),
             Some(Every::Steps(steps)) => ("every_steps", steps.count()),
         };

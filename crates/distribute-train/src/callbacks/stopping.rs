@@ -27,13 +27,17 @@ pub struct EarlyStopping {
 }
 
 impl EarlyStopping {
-    /// Monitors a value, such as `val_loss`. Values whose names end in `loss`, `error`, `cross_entropy` and
-    /// `perplexity` should fall, others rise.
+    /// Monitors a value, such as `val_loss`. Whether it should rise is told by its metric
+    /// ([`Metric::rises`](crate::metrics::Metric::rises)), or by its name: values whose names end in `loss`, `error`,
+    /// `cross_entropy` or `perplexity` should fall, and those in `accuracy`, `auc`, `precision`, `recall` or `f1` rise.
+    /// For others, call [`rises`](EarlyStopping::rises); without it, training ends before the first step with
+    /// [`Error::Direction`].
     pub fn new(monitor: &str) -> EarlyStopping {
         EarlyStopping { watch: Watch::new(monitor), start_from_epoch: 0, restores: false, kept: None }
     }
 
-    /// Sets the number of epochs without improvement to tolerate. Default: 0.
+    /// Sets the number of epochs in a row without improvement after which training ends, though never after the first
+    /// epoch. Default: 0, which ends it as soon as 1 does.
     pub fn patience(mut self, epochs: u32) -> EarlyStopping {
         self.watch.patience = epochs;
         self
@@ -45,9 +49,9 @@ impl EarlyStopping {
         self
     }
 
-    /// Sets whether the value should rise, if its name does not tell.
+    /// Sets whether the value should rise. Default: as its metric or its name tells.
     pub fn rises(mut self, rises: bool) -> EarlyStopping {
-        self.watch.rises = rises;
+        self.watch.rises = Some(rises);
         self
     }
 
@@ -90,18 +94,19 @@ impl Callback for EarlyStopping {
     fn train_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
         let why = "each process keeps the best model in its memory, and one that joins would not have it; use \
                    ModelCheckpoint::best";
-        refuse_elastic(training, self.restores, "restore_best", why)
+        refuse_elastic(training, self.restores, "restore_best", why)?;
+        self.watch.settle(training)
     }
 
     fn epoch_end(&mut self, training: &mut Training<'_>) -> Result<()> {
-        let Some(value) = training.monitored(&self.watch.monitor)? else { return Ok(()) };
+        let Some(value) = self.watch.value(training)? else { return Ok(()) };
         if training.epoch < self.start_from_epoch {
             return Ok(());
         }
         if self.is_to_keep(value) {
             self.kept = Some((value, training.snapshot()?));
         }
-        if !self.watch.is_best(value) && self.watch.is_out_of_patience() {
+        if !self.watch.is_best(value) && self.watch.is_out_of_patience() && training.epoch > 1 {
             let best = self.watch.seen.best.unwrap_or(f64::NAN);
             let (monitor, waited) = (&self.watch.monitor, self.watch.seen.waited);
             *training.stop = Some(format!("{monitor} has not got better than {best} for {waited} epochs"));
@@ -151,7 +156,7 @@ impl Callback for TerminateOnNan {
     }
 
     fn epoch_end(&mut self, training: &mut Training<'_>) -> Result<()> {
-        let loss = training.value("loss")?;
+        let Some(loss) = training.monitored("loss")? else { return Ok(()) };
         if !loss.is_finite() {
             let step = self.step.map_or_else(String::new, |step| format!(" after step {step}"));
             let variables = not_finite(&training.snapshot()?);

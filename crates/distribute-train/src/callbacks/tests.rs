@@ -90,6 +90,7 @@ impl Toy {
             examples: *step * 10,
             values: &values,
             without_validation: false,
+            without_training: false,
             learning_rate,
             stop,
             strategy,
@@ -130,15 +131,21 @@ fn stopping_waits_as_long_as_its_patience() {
         let epochs = toy.train(&mut stopping, name, values);
         toy.stop.map(|_| epochs)
     };
-    let falling = EarlyStopping::new("val_loss").patience(1);
+    // The epochs after which tf.keras stops, counted from 1.
+    let stays = [1.0, 1.1, 1.1, 1.1, 1.1];
+    for (patience, expected) in [(0, Some(2)), (1, Some(2)), (2, Some(3)), (3, Some(4)), (5, None)] {
+        assert_eq!(seen(EarlyStopping::new("val_loss").patience(patience), "val_loss", &stays), expected, "{patience}");
+    }
+    let falling = EarlyStopping::new("val_loss").patience(2);
     assert_eq!(seen(falling.clone(), "val_loss", &[3.0, 2.0, 2.5, 1.0, 1.0, 1.0]), Some(6));
     assert_eq!(seen(falling, "val_loss", &[3.0, 2.0, 1.0, 0.5]), None);
     assert_eq!(seen(EarlyStopping::new("val_accuracy"), "val_accuracy", &[0.5, 0.6, 0.6]), Some(3));
     assert_eq!(seen(EarlyStopping::new("score").rises(false), "score", &[0.5, 0.6]), Some(2));
     assert_eq!(seen(EarlyStopping::new("val_loss").min_delta(0.5), "val_loss", &[3.0, 2.0, 1.9]), Some(3));
-    assert_eq!(seen(EarlyStopping::new("val_loss"), "val_loss", &[f64::NAN, 1.0]), Some(1));
+    assert_eq!(seen(EarlyStopping::new("val_loss"), "val_loss", &[f64::NAN, 1.0]), None);
+    assert_eq!(seen(EarlyStopping::new("val_loss"), "val_loss", &[f64::NAN, f64::NAN]), Some(2));
     assert_eq!(seen(EarlyStopping::new("val_loss").start_from_epoch(2), "val_loss", &[1.0, 2.0, 2.0]), Some(3));
-    assert_eq!(seen(EarlyStopping::new("val_loss").baseline(0.5), "val_loss", &[1.0]), Some(1));
+    assert_eq!(seen(EarlyStopping::new("val_loss").baseline(0.5), "val_loss", &[1.0, 0.9]), Some(2));
     let mut toy = Toy::new();
     toy.train(&mut EarlyStopping::new("val_loss"), "val_loss", &[1.0, 2.0]);
     assert_eq!(toy.stop.unwrap(), "val_loss has not got better than 1 for 1 epochs");
@@ -147,10 +154,10 @@ fn stopping_waits_as_long_as_its_patience() {
 #[test]
 fn stopping_goes_on_counting_after_a_restart_and_restores_the_best() {
     let mut toy = Toy::new();
-    let mut before = EarlyStopping::new("val_loss").patience(2);
+    let mut before = EarlyStopping::new("val_loss").patience(3);
     toy.train(&mut before, "val_loss", &[1.0, 2.0, 2.0]);
     assert_eq!(toy.stop, None);
-    let mut after = EarlyStopping::new("val_loss").patience(2);
+    let mut after = EarlyStopping::new("val_loss").patience(3);
     after.set_state(&Callback::state(&before));
     toy.train(&mut after, "val_loss", &[2.0, 2.0, 2.0]);
     assert_eq!((toy.stop.is_some(), toy.epoch), (true, 4));
@@ -161,7 +168,7 @@ fn stopping_goes_on_counting_after_a_restart_and_restores_the_best() {
 
     // After a restart, the best since then is restored, though a better one was before.
     let mut toy = Toy::new();
-    let new = || EarlyStopping::new("val_loss").patience(2).restore_best();
+    let new = || EarlyStopping::new("val_loss").patience(3).restore_best();
     let mut before = new();
     before.set_state(&serde_json::json!({ "monitor": "val_loss", "best": 0.3, "waited": 0 }));
     assert_eq!(toy.train(&mut before, "val_loss", &[0.4, 0.45, 0.6]), 3);
@@ -176,11 +183,76 @@ fn the_rate_falls_on_a_plateau_and_not_below_its_least() {
         toy.train(&mut plateau, "val_loss", values);
         assert_eq!(toy.learning_rate, rate);
     }
+    // As tf.keras counts: the best, and as many epochs as the patience; a change below the smallest is none.
+    let reduced = |plateau: ReduceLrOnPlateau, values: &[f64]| {
+        let mut toy = Toy::new();
+        toy.train(&mut plateau.factor(0.5), "val_loss", values);
+        toy.learning_rate
+    };
+    let plateau = |patience| ReduceLrOnPlateau::new("val_loss").patience(patience);
+    assert_eq!(reduced(plateau(2), &[1.0; 2]), 1.0);
+    assert_eq!(reduced(plateau(2), &[1.0; 3]), 0.5);
+    assert_eq!(reduced(plateau(2), &[1.0; 5]), 0.25);
+    assert_eq!(reduced(plateau(1), &[1.0, 0.99995]), 0.5);
+    assert_eq!(reduced(plateau(1).min_delta(1e-5), &[1.0, 0.99995]), 1.0);
     // A schedule may have set a lower one.
     let mut toy = Toy::new();
     let mut plateau = ReduceLrOnPlateau::new("val_loss").patience(0).factor(0.5).min_learning_rate(3.0);
     toy.train(&mut plateau, "val_loss", &[1.0; 4]);
     assert_eq!(toy.learning_rate, 1.0);
+}
+
+#[test]
+fn a_name_that_does_not_tell_whether_it_should_rise_is_refused_until_the_program_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let best = |name: &str| ModelCheckpoint::new(folder.path()).best(name);
+    let unknown: [&mut dyn Callback; 3] =
+        [&mut best("val_score"), &mut EarlyStopping::new("score"), &mut ReduceLrOnPlateau::new("val_score")];
+    for callback in unknown {
+        let error = Toy::new().show(&[], |training| callback.train_begin(training)).unwrap_err();
+        assert!(matches!(error, Error::Direction { .. }) && error.to_string().contains("rises(true)"), "{error}");
+    }
+    for name in ["val_loss", "loss", "val_mean_squared_error", "val_accuracy", "top_3_accuracy", "auc", "val_f1"] {
+        Toy::new().show(&[], |training| best(name).train_begin(training)).unwrap();
+    }
+    let values = [0.9, 0.5, 0.7, 1.2];
+    for (rises, expected) in [(false, "step-00000006"), (true, "step-00000012")] {
+        let set = || ModelCheckpoint::new(folder.path()).set_aside_other_runs();
+        for mut checkpoint in [set().best("val_score").rises(rises), set().rises(rises).best("val_score")] {
+            Toy::new().train(&mut checkpoint, "val_score", &values);
+            let names: Vec<String> = kept(folder.path()).into_iter().filter(|name| name.starts_with("step-")).collect();
+            assert_eq!(names, [expected], "{rises}");
+        }
+    }
+    for (rises, expected) in [(false, 0.5), (true, 1.0)] {
+        let mut toy = Toy::new();
+        let mut plateau = ReduceLrOnPlateau::new("val_score").rises(rises).patience(2).factor(0.5);
+        toy.train(&mut plateau, "val_score", &[1.0, 1.1, 1.2]);
+        assert_eq!(toy.learning_rate, expected, "{rises}");
+    }
+    let error = Toy::new().show(&[], |training| ModelCheckpoint::new("never").rises(true).train_begin(training));
+    assert!(matches!(error, Err(Error::WithoutEffect { setting: "rises", .. })), "{error:?}");
+}
+
+#[test]
+fn an_epoch_whose_values_of_training_are_lost_does_not_count() {
+    let mut toy = Toy::new();
+    toy.epoch = 2;
+    let callbacks: [&mut dyn Callback; 4] = [
+        &mut EarlyStopping::new("loss").baseline(0.5),
+        &mut ReduceLrOnPlateau::new("accuracy").patience(0),
+        &mut ModelCheckpoint::new("never").best("loss"),
+        &mut TerminateOnNan::default(),
+    ];
+    for callback in callbacks {
+        let saved = toy.show(&[("val_loss", 1.0)], |training| {
+            training.without_training = true;
+            callback.epoch_end(training)?;
+            callback.save(training, Occasion::Epoch)
+        });
+        assert!(!saved.unwrap());
+    }
+    assert!(toy.stop.is_none() && toy.learning_rate == 1.0);
 }
 
 #[test]
@@ -257,6 +329,34 @@ fn a_rate_that_grows_reaches_its_end_however_many_steps_are_run_at_once() {
         toy.show(&[], |training| scale.step_end(training)).unwrap();
         assert_eq!(toy.learning_rate, 0.25);
     }
+}
+
+#[test]
+fn a_rate_follows_the_replicas_of_a_restarted_program() {
+    let of = |replicas: usize| {
+        let devices: Vec<String> = (0..replicas).map(|index| format!("CPU:{index}")).collect();
+        Toy::under(distribute_strategy::MirroredStrategy::builder().devices(devices).build().unwrap())
+    };
+    let (mut two, mut before) = (of(2), ScaleByReplicas::new());
+    two.train(&mut before, "x", &[1.0]);
+    assert_eq!(two.learning_rate, 2.0);
+    // Another callback has halved it since.
+    let (mut four, mut after) = (Toy { learning_rate: 1.0, ..of(4) }, ScaleByReplicas::new());
+    after.set_state(&before.state());
+    four.train(&mut after, "x", &[1.0, 1.0]);
+    assert_eq!(four.learning_rate, 2.0);
+    // Within the warm-up it is computed anew.
+    let (mut four, mut after) = (Toy { step: 2, ..of(4) }, ScaleByReplicas::new().warm_up(4));
+    let mut within = before.state();
+    within["done"] = false.into();
+    after.set_state(&within);
+    four.show(&[], |training| after.epoch_begin(training)).unwrap();
+    assert_eq!(four.learning_rate, 2.5);
+    // Earlier versions did not save the number.
+    let (mut four, mut after) = (of(4), ScaleByReplicas::new());
+    after.set_state(&serde_json::json!({ "callback": "ScaleByReplicas", "rate": 1.0, "done": true }));
+    four.train(&mut after, "x", &[1.0]);
+    assert_eq!(four.learning_rate, 1.0);
 }
 
 #[test]

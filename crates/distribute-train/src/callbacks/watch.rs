@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::state;
+use super::{Training, state};
+use crate::{Error, Result};
 
 /// A monitored value and its history.
 #[derive(Clone, Debug)]
@@ -11,7 +12,8 @@ pub(super) struct Watch {
     pub(super) monitor: String,
     pub(super) min_delta: f64,
     pub(super) patience: u32,
-    pub(super) rises: bool,
+    /// Whether the value should rise; until the program has set it or the training tells it, `None`.
+    pub(super) rises: Option<bool>,
     pub(super) seen: Seen,
 }
 
@@ -33,9 +35,29 @@ pub(super) struct Watched {
 
 impl Watch {
     pub(super) fn new(monitor: &str) -> Watch {
-        let falling = ["loss", "error", "cross_entropy", "perplexity"];
-        let rises = !falling.iter().any(|falling| monitor.ends_with(falling));
-        Watch { monitor: monitor.to_owned(), min_delta: 0.0, patience: 0, rises, seen: Seen::default() }
+        Watch { monitor: monitor.to_owned(), min_delta: 0.0, patience: 0, rises: None, seen: Seen::default() }
+    }
+
+    /// Finds whether the value should rise, if the program has not set it.
+    ///
+    /// # Errors
+    /// [`Error::Direction`] if neither the value's metric nor its name tells it.
+    pub(super) fn settle(&mut self, training: &Training<'_>) -> Result<()> {
+        if self.rises.is_none() {
+            let unknown = || Error::Direction { name: self.monitor.clone() };
+            self.rises = Some(training.rises(&self.monitor).ok_or_else(unknown)?);
+        }
+        Ok(())
+    }
+
+    /// Returns the value of the epoch that has ended; `None` if the epoch has none. Afterwards it can be compared.
+    ///
+    /// # Errors
+    /// [`Error::Monitor`] if there is no such value, and the error of [`settle`](Watch::settle).
+    pub(super) fn value(&mut self, training: &Training<'_>) -> Result<Option<f64>> {
+        let value = training.monitored(&self.monitor)?;
+        self.settle(training)?;
+        Ok(value)
     }
 
     /// Records a value and returns whether it is the best so far.
@@ -52,14 +74,14 @@ impl Watch {
     /// Returns whether a value improves on another one.
     pub(super) fn is_better(&self, value: f64, best: f64) -> bool {
         match self.rises {
-            true => value > best + self.min_delta,
-            false => value < best - self.min_delta,
+            Some(true) => value > best + self.min_delta,
+            _ => value < best - self.min_delta,
         }
     }
 
-    /// Returns whether the value has not improved for more epochs than the patience allows.
+    /// Returns whether as many epochs as the patience have passed without improvement.
     pub(super) fn is_out_of_patience(&self) -> bool {
-        self.seen.waited > self.patience
+        self.seen.waited >= self.patience
     }
 
     pub(super) fn watched(&self) -> Watched {
@@ -90,3 +112,17 @@ impl Watch {
         }
     }
 }
+
+/// Returns whether a value with this name should rise; `None` for a name that does not tell.
+pub(super) fn rises_by_name(name: &str) -> Option<bool> {
+    let ends_with = |endings: &[&str]| endings.iter().any(|ending| name.ends_with(ending));
+    match (ends_with(&FALLING), ends_with(&RISING)) {
+        (true, _) => Some(false),
+        (false, true) => Some(true),
+        (false, false) => None,
+    }
+}
+
+/// The ends of names of values that should fall, and of those that should rise.
+const FALLING: [&str; 4] = ["loss", "error", "cross_entropy", "perplexity"];
+const RISING: [&str; 5] = ["accuracy", "auc", "precision", "recall", "f1"];

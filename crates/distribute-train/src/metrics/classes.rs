@@ -47,6 +47,10 @@ impl Metric for Accuracy {
         true
     }
 
+    fn rises(&self) -> Option<bool> {
+        Some(true)
+    }
+
     fn update(&self, sums: &mut [f64], predictions: &Predictions<'_>) {
         for (scores, class, weight) in predictions.classified() {
             sums[0] += if highest(scores) == Some(class) { weight } else { 0.0 };
@@ -62,6 +66,10 @@ impl Metric for TopK {
 
     fn needs_classes(&self) -> bool {
         true
+    }
+
+    fn rises(&self) -> Option<bool> {
+        Some(true)
     }
 
     fn update(&self, sums: &mut [f64], predictions: &Predictions<'_>) {
@@ -83,6 +91,10 @@ impl Metric for CrossEntropy {
         true
     }
 
+    fn rises(&self) -> Option<bool> {
+        Some(false)
+    }
+
     fn update(&self, sums: &mut [f64], predictions: &Predictions<'_>) {
         for (logits, class, weight) in predictions.classified() {
             sums[0] += weight * cross_entropy(logits, class);
@@ -98,6 +110,10 @@ impl Metric for Perplexity {
 
     fn needs_classes(&self) -> bool {
         true
+    }
+
+    fn rises(&self) -> Option<bool> {
+        Some(false)
     }
 
     fn update(&self, sums: &mut [f64], predictions: &Predictions<'_>) {
@@ -116,6 +132,10 @@ impl Metric for ConfusionMatrix {
 
     fn needs_classes(&self) -> bool {
         true
+    }
+
+    fn rises(&self) -> Option<bool> {
+        Some(true)
     }
 
     /// The matrix, and the weight of examples that have no place in it.

@@ -34,6 +34,10 @@ impl<M: Metric> Metric for Named<M> {
         self.metric.needs_classes()
     }
 
+    fn rises(&self) -> Option<bool> {
+        self.metric.rises()
+    }
+
     fn len(&self) -> usize {
         self.metric.len()
     }

@@ -15,6 +15,12 @@ fn close(a: f64, b: f64) -> bool {
 }
 
 #[test]
+fn metrics_tell_whether_they_should_rise_under_any_name() {
+    let metrics = Metrics::new().with(Named::new("rmse", MeanSquaredError)).with(F1::default()).with(Mean);
+    assert_eq!(["rmse", "f1", "mean", "other"].map(|name| metrics.rises(name)), [Some(false), Some(true), None, None]);
+}
+
+#[test]
 fn classes_by_hand() {
     let scores = [0.1, 0.7, 0.2, 0.5, 0.3, 0.2, f32::NAN, 0.0, 0.0];
     let predictions = Predictions::new(&scores, 3, Targets::Classes(&[1, 1, 1])).unwrap();

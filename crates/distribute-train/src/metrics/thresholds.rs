@@ -83,6 +83,10 @@ macro_rules! counted {
                 $name.to_owned()
             }
 
+            fn rises(&self) -> Option<bool> {
+                Some(true)
+            }
+
             fn len(&self) -> usize {
                 4
             }
@@ -108,6 +112,10 @@ counted! {
 impl Metric for Auc {
     fn name(&self) -> String {
         "auc".to_owned()
+    }
+
+    fn rises(&self) -> Option<bool> {
+        Some(true)
     }
 
     /// Positives and negatives in each interval between thresholds.

@@ -15,10 +15,14 @@ pub struct MeanSquaredError;
 pub struct MeanAbsoluteError;
 
 macro_rules! means {
-    ($($metric:ident $name:literal |$output:ident, $target:ident| $value:expr;)*) => {$(
+    ($($metric:ident $name:literal $rises:expr, |$output:ident, $target:ident| $value:expr;)*) => {$(
         impl Metric for $metric {
             fn name(&self) -> String {
                 $name.to_owned()
+            }
+
+            fn rises(&self) -> Option<bool> {
+                $rises
             }
 
             fn update(&self, sums: &mut [f64], predictions: &Predictions<'_>) {
@@ -32,7 +36,7 @@ macro_rules! means {
 }
 
 means! {
-    Mean "mean" |output, _target| output;
-    MeanSquaredError "mean_squared_error" |output, target| (output - target).powi(2);
-    MeanAbsoluteError "mean_absolute_error" |output, target| (output - target).abs();
+    Mean "mean" None, |output, _target| output;
+    MeanSquaredError "mean_squared_error" Some(false), |output, target| (output - target).powi(2);
+    MeanAbsoluteError "mean_absolute_error" Some(false), |output, target| (output - target).abs();
 }

@@ -28,18 +28,23 @@ pub enum Form {
 
 impl Form {
     /// Reads `DISTRIBUTE_PROGRESS` (`auto`, `bar`, `plain`, `json`, `launcher`, `off`),
-    /// `DISTRIBUTE_PROGRESS_ADDR` (`host:port`, for `launcher`) and `DISTRIBUTE_LOG` (`json` turns
+    /// `DISTRIBUTE_PROGRESS_ADDR` (`host:port`, for `launcher`) and `DISTRIBUTE_LOG` (`text`, or `json`, which turns
     /// plain lines into JSON lines).
     ///
     /// # Errors
-    /// [`Error::UnknownForm`], [`Error::MissingAddress`] or [`Error::BadAddress`] if a variable is invalid; they name
-    /// the variable and its valid values.
+    /// [`Error::UnknownForm`], [`Error::UnknownLog`], [`Error::MissingAddress`] or [`Error::BadAddress`] if a variable
+    /// is invalid; they name the variable and its valid values.
     pub fn from_env() -> Result<Self, Error> {
         Self::from_vars(environment::text)
     }
 
     fn from_vars(var: impl Fn(&str) -> Option<String>) -> Result<Self, Error> {
-        let json = var(LOG).is_some_and(|log| log.trim().eq_ignore_ascii_case("json"));
+        let log = var(LOG).unwrap_or_default();
+        let json = match log.trim().to_ascii_lowercase().as_str() {
+            "" | "text" => false,
+            "json" => true,
+            _ => return Err(Error::UnknownLog { given: log }),
+        };
         let given = var(PROGRESS).unwrap_or_default();
         let form = match given.trim().to_ascii_lowercase().as_str() {
             "" | "auto" => Self::Auto,
@@ -119,7 +124,8 @@ mod tests {
         assert_eq!(form(&[(LOG, "json")]).unwrap(), Form::Json);
         assert_eq!(form(&[(LOG, "json"), (PROGRESS, "plain")]).unwrap(), Form::Json);
         assert_eq!(form(&[(LOG, "json"), (PROGRESS, "off")]).unwrap(), Form::Off);
-        assert_eq!(form(&[(LOG, "text")]).unwrap(), Form::Auto);
+        assert_eq!(form(&[(LOG, " Text ")]).unwrap(), Form::Auto);
+        assert_eq!(form(&[(LOG, "")]).unwrap(), Form::Auto);
     }
 
     #[test]
@@ -133,6 +139,8 @@ mod tests {
         let text = |vars: &[(&str, &str)]| form(vars).unwrap_err().to_string();
         let unknown = text(&[(PROGRESS, "fancy")]);
         assert!(unknown.contains(r#"DISTRIBUTE_PROGRESS is "fancy"; set it to auto"#), "{unknown}");
+        let unknown = text(&[(LOG, "xml"), (PROGRESS, "off")]);
+        assert!(unknown.contains(r#"DISTRIBUTE_LOG is "xml"; set it to json or text"#), "{unknown}");
         let missing = text(&[(PROGRESS, "launcher")]);
         assert!(missing.contains("DISTRIBUTE_PROGRESS_ADDR is not set"), "{missing}");
         for addr in ["localhost", ":4711", "localhost:", "localhost:0", "localhost:70000"] {

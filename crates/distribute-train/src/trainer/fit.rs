@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use distribute_input::InputPosition;
-use distribute_strategy::{DistributedDataset, DistributedIterator, Request};
+use distribute_strategy::{DistributedDataset, DistributedIterator, Request, Strategy};
 use distribute_values::PerReplica;
 use serde_json::Value;
 
@@ -53,12 +53,17 @@ struct Session<'a, T: Trainee> {
     stop: Option<String>,
     /// Whether there is no validation after this epoch, but after others.
     without_validation: bool,
+    /// Whether the sums of this epoch's steps are lost.
+    without_training: bool,
     /// The run to which all checkpoints of this training run belong, once it is known.
     run: Option<RunId>,
 }
 
 /// Trains, and returns the losses and metrics of each epoch, including those of an earlier run that this one resumes.
 /// Passes over the data are numbered over all calls for one trainer, so each shuffles anew.
+///
+/// Epochs, steps, validation and class weights are [declared](Strategy::declare): if they differ between workers, the
+/// first step fails on all of them.
 ///
 /// Every worker must call this. An error on one of them reaches the others in their next step, if the caller reports it
 /// with [`Strategy::report_failure_as`](distribute_strategy::Strategy::report_failure_as).
@@ -91,6 +96,7 @@ pub fn fit<T: Trainee>(
         Some(validation) => Some(validation.distribute(strategy, unshuffled)?.0),
         None => None,
     };
+    declare(strategy, &fit);
     let class_weights = std::mem::take(&mut fit.class_weights);
     let mut session = Session {
         trainer,
@@ -111,6 +117,7 @@ pub fn fit<T: Trainee>(
         sums: zeros(trainer),
         stop: None,
         without_validation: false,
+        without_training: false,
         run: None,
     };
     let mut course = Course { validation, preemption: None, progress: None, is_memory_told: false, fit };
@@ -134,6 +141,24 @@ pub fn fit<T: Trainee>(
             Err(error) if !session.leaves && elastic::is_of_members(&error) => tracing::warn!("{error}"),
             Err(error) => return Err(error),
         }
+    }
+}
+
+/// Declares the settings that must be equal on all workers.
+fn declare<B, E>(strategy: &Strategy, fit: &Fit<B, E>) {
+    let or = |number: Option<u64>, default: &str| number.map_or(default.to_owned(), |number| number.to_string());
+    let validation = if fit.validation.is_some() { "yes" } else { "no" };
+    let settings = [
+        ("epochs", fit.epochs.to_string()),
+        ("steps_per_epoch", or(fit.steps_per_epoch, "those of a pass")),
+        ("steps_per_execution", fit.steps_per_execution.to_string()),
+        ("class_weights", format!("{:?}", fit.class_weights)),
+        ("validation", validation.to_owned()),
+        ("validation_steps", or(fit.validation_steps.map(|steps| steps as u64), "all")),
+        ("validation_every", fit.validation_every.to_string()),
+    ];
+    for (name, value) in settings {
+        strategy.declare(&format!("fit, {name}"), value);
     }
 }
 
@@ -293,7 +318,19 @@ impl<T: Trainee> Session<'_, T> {
             return Err(Error::NoExamples { what: "train on" }.into());
         }
         let whole = sums_of_all(trainer.strategy(), &self.sums)?;
-        let mut values = results(trainer.metrics(), &whole);
+        // An elastic job: the processes that made the steps are lost, and this one joined later.
+        self.without_training = whole[1] == 0.0;
+        let mut values = match self.without_training {
+            true => Vec::new(),
+            false => results(trainer.metrics(), &whole),
+        };
+        if self.without_training && trainer.strategy().is_chief() {
+            distribute_notice::warn!(
+                "epoch {} has no loss and no metrics of training: the processes that made its steps were lost before \
+                 these were added up; callbacks that watch them skip this epoch",
+                self.epoch
+            );
+        }
         trainer.synchronize()?;
         if let Some(Validated { data, steps, pass }) = validated {
             progress.activity(Activity::Validating);
@@ -384,7 +421,7 @@ impl<T: Trainee> Session<'_, T> {
     }
 
     fn begin_epoch(&mut self, epoch: u32) {
-        self.epoch = epoch;
+        (self.epoch, self.without_training) = (epoch, false);
         let strategy = self.trainer.strategy();
         if strategy.is_chief() {
             // The sums saved before a restart are counted on one replica only, on all of its ranks.
@@ -522,6 +559,7 @@ impl<T: Trainee> Session<'_, T> {
                 examples: self.examples,
                 values,
                 without_validation: self.without_validation,
+                without_training: self.without_training,
                 learning_rate: &mut learning_rate,
                 stop: &mut stop,
                 strategy,

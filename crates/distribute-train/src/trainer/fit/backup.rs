@@ -100,4 +100,8 @@ impl<T: Trainee> Run for Session<'_, T> {
         (self.steps, self.standing) = (steps, standing);
         Ok(Some(steps))
     }
+
+    fn rises(&self, metric: &str) -> Option<bool> {
+        self.trainer.metrics().rises(metric)
+    }
 }

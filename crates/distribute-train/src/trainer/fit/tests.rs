@@ -2,15 +2,16 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::Duration;
 
+use distribute_cluster::Membership;
 use distribute_input::{Array, Dataset};
-use distribute_strategy::{MirroredStrategy, Strategy};
-use distribute_testkit::Job;
+use distribute_strategy::{CommunicationOptions, MirroredStrategy, MultiWorkerMirroredStrategy, Strategy};
+use distribute_testkit::{Job, Ports};
 
 use super::*;
 use crate::BoxError;
-use crate::callbacks::{BackupAndRestore, ModelCheckpoint};
-use crate::checkpoint::{Checkpointed, Snapshot};
-use crate::metrics::{Metrics, Named, Precision};
+use crate::callbacks::{BackupAndRestore, EarlyStopping, ModelCheckpoint, TerminateOnNan};
+use crate::checkpoint::{CheckpointManager, Checkpointed, Snapshot};
+use crate::metrics::{Mean, MeanSquaredError, Metrics, Named, Precision};
 use crate::trainer::{Part, evaluate};
 
 /// A model without variables. The loss of an example is its number, or that of the call if there is a list.
@@ -90,7 +91,9 @@ impl Trainee for Toy {
     ) -> Result<PerReplica<Vec<f64>>, Error> {
         std::thread::sleep(self.pause * batches.values()[0].len() as u32);
         let loss = self.losses.get(self.calls.fetch_add(1, Ordering::Relaxed));
-        self.strategy.run_with(batches, |_, parts| {
+        self.strategy.run_with(batches, |context, parts| {
+            // As optimizers do if the digests of settings differ.
+            context.compare_settings(Vec::new())?;
             let mut sums = sums(&self.metrics);
             for part in parts.iter().filter(|part| part.has_examples) {
                 let numbers = part.examples.as_slice();
@@ -107,6 +110,7 @@ impl Trainee for Toy {
 }
 
 /// The numbers from 0, two in a batch.
+#[derive(Clone, Copy)]
 struct Numbers(i64);
 
 impl TrainingData<Array<i64>, Error> for Numbers {
@@ -182,6 +186,71 @@ fn a_best_model_that_was_not_written_is_saved_after_the_restart() {
     let history = train(&[2.0, 2.5], 4);
     assert_eq!(history.of("loss"), [3.0, 1.0, 2.0, 2.5]);
     assert_eq!(kept(&best), ["step-00000002"]);
+}
+
+#[test]
+fn an_epoch_whose_sums_are_lost_has_no_loss_and_is_not_the_best() {
+    let folder = tempfile::tempdir().unwrap();
+    let (best, backup) = (folder.path().join("best"), folder.path().join("backup"));
+    // All steps of the first epoch were made, by processes of which none is left.
+    let (strategy, mut made) = (Strategy::default_strategy().unwrap(), CheckpointManager::new(&backup));
+    let standing = Standing { steps: 4, all_steps: true, ..Standing::default() };
+    made.save(&strategy, 4, &[&Nothing, &Nothing], &standing).unwrap();
+    made.finish_everywhere(&strategy).unwrap();
+    drop(made);
+    let settings = Fit::epochs(2)
+        .callback(BackupAndRestore::new(&backup))
+        .callback(ModelCheckpoint::new(&best).best("loss"))
+        .callback(EarlyStopping::new("loss"))
+        .callback(TerminateOnNan::default());
+    let history = fit(&Toy::new(strategy), &Numbers(8), settings).unwrap();
+    let lost = (1, Vec::new());
+    assert_eq!((&history.epochs[0], history.of("loss")), (&lost, vec![3.5]));
+    assert_eq!(kept(&best), ["step-00000008"]);
+}
+
+#[test]
+fn settings_that_differ_between_workers_are_named_in_the_first_step() {
+    type Settings = Fit<Array<i64>, Error>;
+    type Change = fn(Settings) -> Settings;
+    let base = || Fit::epochs(2).validation(&Numbers(4));
+    let others: [(&str, Change); 7] = [
+        ("class_weights: [1.0, 2.0]", |fit| fit.class_weights([1.0, 2.0])),
+        ("epochs: 3", |fit| Fit { epochs: 3, ..fit }),
+        ("steps_per_epoch: 2", |fit| fit.steps_per_epoch(2)),
+        ("steps_per_execution: 2", |fit| fit.steps_per_execution(2)),
+        ("validation: no", |fit| Fit { validation: None, ..fit }),
+        ("validation_steps: 1", |fit| fit.validation_steps(1)),
+        ("validation_every: 2", |fit| fit.validation_every(2)),
+    ];
+    for (line, other) in others {
+        let address = format!("127.0.0.1:{}", Ports::reserve(1).unwrap().release()[0]);
+        let train = &|rank: u32| {
+            let strategy = MultiWorkerMirroredStrategy::builder()
+                .membership(Membership::new(rank, 2, &address).unwrap())
+                .communication(CommunicationOptions::default().timeout(Duration::from_secs(30)))
+                .build()
+                .unwrap();
+            let settings = if rank == 0 { base() } else { other(base()) };
+            fit(&Toy::new(strategy), &Numbers(8), settings).unwrap_err().to_string()
+        };
+        let told = std::thread::scope(|scope| [0, 1].map(|rank| scope.spawn(move || train(rank))).map(|t| t.join()));
+        for told in told {
+            let told = told.unwrap();
+            assert!(told.contains(&format!("fit, {line}")), "{line}: {told}");
+        }
+    }
+}
+
+#[test]
+fn a_metric_tells_callbacks_whether_it_should_rise() {
+    let train = |metrics: Metrics, name: &str| {
+        let toy = Toy { metrics, ..Toy::of_losses(&[]) };
+        fit(&toy, &Numbers(2), Fit::epochs(1).callback(EarlyStopping::new(name)))
+    };
+    train(Metrics::new().with(Named::new("rmse", MeanSquaredError)), "rmse").unwrap();
+    let error = train(Metrics::new().with(Mean), "mean").unwrap_err();
+    assert!(matches!(error, Error::Direction { .. }), "{error}");
 }
 
 #[test]
