@@ -79,6 +79,7 @@ impl Host {
         let Settings { program, log_dir, only, quiet, timestamps, cpus_per_worker, progress, tls, draws_secret } =
             settings;
         let only = only.as_deref().map(|given| job::find(tasks, given)).transpose()?;
+        let json = environment::progress_is_json()?;
         if let Some(folder) = &log_dir {
             let refused = |source| Error::LogDir { path: folder.clone(), source };
             fs::create_dir_all(folder).map_err(refused)?;
@@ -88,7 +89,7 @@ impl Host {
         process::adopt_orphans().map_err(Error::system("adopt orphaned processes"))?;
         let guardian = Guardian::start().map_err(Error::system("start the guardian process"))?;
         let look = Look::from_streams(tasks, timestamps);
-        let screen = Screen::start(look).map_err(Error::system("start a thread"))?;
+        let screen = Screen::start(look, json).map_err(Error::system("start a thread"))?;
         let progress = match progress && !environment::is_set("DISTRIBUTE_PROGRESS") {
             false => None,
             true => {

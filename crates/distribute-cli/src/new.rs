@@ -98,6 +98,8 @@ mod tests {
         assert!(lines.iter().all(|line| manifest.contains(line)), "{manifest}");
         let program = fs::read_to_string(path.join("src/main.rs")).unwrap();
         assert!(program.contains("target/release/my-training`") && !program.contains('@'), "{program}");
+        // A lost worker ends it with a code that job managers restart; all workers have the same data.
+        assert!(program.contains("distribute::exit(run())") && !program.contains("rand"), "{program}");
         fs::write(path.join("src/main.rs"), "mine").unwrap();
         let error = run(&new(path.clone())).unwrap_err();
         assert!(matches!(error, Error::Exists { .. }), "{error}");

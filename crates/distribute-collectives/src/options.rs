@@ -98,15 +98,23 @@ impl Options {
             })?;
         }
         if let Some(given) = variable("DISTRIBUTE_TRANSPORT") {
-            options.transport = given.parse()?;
+            options.transport = given.parse().map_err(of_variable("DISTRIBUTE_TRANSPORT"))?;
         }
         if let Some(given) = variable("DISTRIBUTE_ALGORITHM") {
-            options.algorithm = given.parse()?;
+            options.algorithm = given.parse().map_err(of_variable("DISTRIBUTE_ALGORITHM"))?;
         }
         if let Some(given) = variable("DISTRIBUTE_LINK") {
             options.link = Some(Link::parse(&given)?);
         }
         Ok(options)
+    }
+}
+
+/// Returns a function that makes the error of an unknown name one of the variable that has it.
+fn of_variable(name: &'static str) -> impl Fn(Error) -> Error {
+    move |error| match error {
+        Error::UnknownName { given, expected, .. } => Error::UnknownName { what: name, given, expected },
+        other => other,
     }
 }
 
@@ -129,9 +137,11 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_variable_is_a_sentence() {
-        let vars = |name: &str| (name == "DISTRIBUTE_TIMEOUT").then(|| "soon".to_owned());
-        let error = Options::from_vars(vars).unwrap_err().to_string();
-        assert!(error.contains("DISTRIBUTE_TIMEOUT") && error.contains("soon"), "{error}");
+    fn a_wrong_variable_is_a_sentence_that_names_it() {
+        for variable in ["DISTRIBUTE_TIMEOUT", "DISTRIBUTE_TRANSPORT", "DISTRIBUTE_ALGORITHM", "DISTRIBUTE_LINK"] {
+            let vars = |name: &str| (name == variable).then(|| "soon".to_owned());
+            let error = Options::from_vars(vars).unwrap_err().to_string();
+            assert!(error.contains(variable) && error.contains("soon"), "{error}");
+        }
     }
 }

@@ -263,7 +263,10 @@ impl std::fmt::Debug for DataWorkerBuilder {
 /// # Errors
 /// [`Error::NoAddress`], or [`Error::Option`] if it is not host:port.
 pub(crate) fn dispatcher_address(given: Option<String>) -> Result<String> {
-    let address = given.or_else(environment::address).ok_or(Error::NoAddress)?;
+    let address = match given {
+        Some(given) => given,
+        None => environment::address()?.ok_or(Error::NoAddress)?,
+    };
     let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());
     match port {
         Some(Ok(1..)) => Ok(address),

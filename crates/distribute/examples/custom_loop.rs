@@ -1,17 +1,30 @@
 //! The smallest custom training loop: `cargo run --release -p distribute --example custom_loop -- CPU:0,CPU:1`
 //!
-//! The second argument is the number of epochs, 3 by default. The example `mnist` is the same loop with all options.
+//! The second argument is the number of epochs. The example `mnist` is the same loop with all options.
 #![expect(clippy::print_stdout, reason = "it prints what it has learnt")]
+
+use std::process::ExitCode;
 
 use candle_core::{Device, Module, Tensor};
 use candle_nn::linear;
-use distribute::Error;
+use clap::Parser;
 use distribute::prelude::*;
 use distribute::train::metrics::{Accuracy, Metrics, Predictions, Targets, TopK};
 use distribute_testkit::digits::{CLASSES, Digits, PIXELS, Split};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Trains a network to read handwritten digits.
+#[derive(Parser)]
+struct Flags {
+    /// Devices of this process, such as CPU:0,CPU:1.
+    #[arg(default_value = "CPU:0")]
+    devices: String,
+    /// Passes over the training data.
+    #[arg(default_value_t = 3)]
+    epochs: u32,
+}
 
 const BATCH: usize = 128;
 
@@ -20,12 +33,12 @@ fn dataset(split: &Split) -> distribute::Result<Dataset<(Tensor, Tensor)>> {
     Ok(Dataset::from_tensor_slices((images, Tensor::from_slice(&split.labels, split.len(), &Device::Cpu)?)))
 }
 
-fn main() -> distribute::Result<()> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let devices = arguments.first().map_or("CPU:0", String::as_str).split(',');
-    let epochs: u32 = arguments.get(1).map_or("3", String::as_str).parse().map_err(Error::program)?;
+fn main() -> ExitCode {
+    distribute::exit(run(&Flags::parse()))
+}
 
-    let strategy = MirroredStrategy::builder().devices(devices).build()?;
+fn run(flags: &Flags) -> distribute::Result<()> {
+    let strategy = MirroredStrategy::builder().devices(flags.devices.split(',')).build()?;
     let digits = Digits::standard();
     let train = dataset(&digits.train)?.shuffle(digits.train.len(), 42).batch(BATCH).prefetch(AUTOTUNE);
     let (train, test) =
@@ -33,7 +46,7 @@ fn main() -> distribute::Result<()> {
     let model = strategy.scope(|vb| Ok((linear(PIXELS, 128, vb.pp("fc1"))?, linear(128, CLASSES, vb.pp("fc2"))?)))?;
     let optimizer = Adam::new(1e-3).build(&model)?;
 
-    for epoch in 1..=epochs {
+    for epoch in 1..=flags.epochs {
         let (mut sum, mut steps) = (0.0, 0);
         for batch in &train {
             let losses = strategy.run((&model, &optimizer, batch?), |ctx, ((fc1, fc2), optimizer, (x, y))| {

@@ -1,8 +1,10 @@
-//! Handwritten digits that other processes smooth: `cargo run --release -p distribute --features data-service --example
-//! data_service`, as a job of two data workers and a training program.
+//! Handwritten digits that other processes smooth, as a job of two data workers and a training program.
 //!
 //! ```text
-//! distribute data-service --bind 127.0.0.1:5050 --workers 2 -- target/release/examples/data_service serve
+//! cargo build --release -p distribute-cli
+//! cargo build --release -p distribute --features data-service --example data_service
+//! target/release/distribute data-service --bind 127.0.0.1:5050 --workers 2 -- \
+//!     target/release/examples/data_service serve
 //! DISTRIBUTE_DATA_SERVICE=127.0.0.1:5050 target/release/examples/data_service CPU:0,CPU:1
 //! ```
 //!
@@ -13,6 +15,7 @@ use std::process::ExitCode;
 
 use candle_core::{Device, Module, Result as CandleResult, Tensor};
 use candle_nn::{Linear, VarBuilder, linear};
+use clap::Parser;
 use distribute::candle::{Fit, Model, SparseCategoricalCrossentropy};
 use distribute::data_service::{DataWorker, ServiceOptions, dataset};
 use distribute::prelude::*;
@@ -21,6 +24,17 @@ use distribute_testkit::digits::{Digits, PIXELS, Split};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Trains a network to read handwritten digits that data workers serve.
+#[derive(Parser)]
+struct Flags {
+    /// Devices of this process, such as CPU:0,CPU:1; or `serve`, for a data worker.
+    #[arg(value_name = "DEVICES|serve", default_value = "CPU:0")]
+    what: String,
+    /// Passes over the training data.
+    #[arg(long, default_value_t = 3)]
+    epochs: u32,
+}
 
 struct Mlp(Linear, Linear);
 
@@ -56,7 +70,7 @@ fn serve() -> distribute::Result<()> {
     Ok(DataWorker::builder().dataset("digits", &smoothed).serve()?)
 }
 
-fn train(devices: &str) -> distribute::Result<()> {
+fn train(devices: &str, epochs: u32) -> distribute::Result<()> {
     let strategy = MirroredStrategy::builder().devices(devices.split(',')).build()?;
     let served: Dataset<(Tensor, Tensor)> = dataset(ServiceOptions::new("digits").splits(8))?;
     let test = digits(&Digits::standard().test)?.map(|example| Ok(smooth(example)?)).batch(1000);
@@ -64,7 +78,7 @@ fn train(devices: &str) -> distribute::Result<()> {
     let adam = |model: &Model<Mlp>| Adam::new(1e-3).build(model);
     let metrics = Metrics::new().with(Accuracy);
     let mut trainer = Trainer::new(&strategy, Mlp::new, adam, SparseCategoricalCrossentropy, metrics)?;
-    let history = trainer.fit(&served.batch(128).prefetch(AUTOTUNE), Fit::epochs(3).validation(&test))?;
+    let history = trainer.fit(&served.batch(128).prefetch(AUTOTUNE), Fit::epochs(epochs).validation(&test))?;
     println!("losses: {:?}", history.of("loss"));
     println!("test accuracy: {:.4}", history.of("val_accuracy").last().unwrap_or(&0.0));
     Ok(())
@@ -72,9 +86,9 @@ fn train(devices: &str) -> distribute::Result<()> {
 
 fn main() -> ExitCode {
     distribute::init_logging();
-    let argument = std::env::args().nth(1);
-    distribute::exit(match argument.as_deref() {
-        Some("serve") => serve(),
-        devices => train(devices.unwrap_or("CPU:0")),
+    let flags = Flags::parse();
+    distribute::exit(match flags.what.as_str() {
+        "serve" => serve(),
+        devices => train(devices, flags.epochs),
     })
 }

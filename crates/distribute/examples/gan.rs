@@ -7,6 +7,7 @@
 
 use std::collections::BTreeSet;
 use std::f64::consts::TAU;
+use std::process::ExitCode;
 
 use candle_core::{Device, Module, Result as CandleResult, Tensor};
 use candle_nn::{Linear, VarBuilder, linear};
@@ -87,9 +88,13 @@ fn per_example(logits: &Tensor, is_real: bool) -> CandleResult<Tensor> {
     x.relu()? + (x.abs()?.neg()?.exp()? + 1.0)?.log()?
 }
 
-fn main() -> distribute::Result<()> {
+fn main() -> ExitCode {
     let flags = Flags::parse();
     distribute::init_logging();
+    distribute::exit(run(flags))
+}
+
+fn run(flags: Flags) -> distribute::Result<()> {
     let strategy = MirroredStrategy::builder().devices(flags.devices).build()?;
     let generator = strategy.scope(|vb| Net::new(NOISE, 2, &vb.pp("generator")))?;
     let discriminator = strategy.scope(|vb| Net::new(2, 1, &vb.pp("discriminator")))?;

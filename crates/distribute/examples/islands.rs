@@ -1,6 +1,10 @@
-//! Islands that train apart (Decoupled DiLoCo): `cargo build --release -p distribute -p distribute-cli --features
-//! parameter-server --example islands`, then
-//! `distribute run --ps 2 --workers 2 -- target/release/examples/islands`
+//! Islands that train apart (Decoupled DiLoCo).
+//!
+//! ```text
+//! cargo build --release -p distribute-cli
+//! cargo build --release -p distribute --features parameter-server --example islands
+//! target/release/distribute run --ps 2 --workers 2 -- target/release/examples/islands
+//! ```
 //!
 //! The chief and the workers are three islands: each trains on its own part of handwritten digits with an unchanged
 //! trainer, and exchanges parameters with the servers after every 20 steps, in eight bits. None waits for another: make

@@ -10,6 +10,7 @@ use std::process::ExitCode;
 
 use candle_core::{Device, Module, Result as CandleResult, Tensor};
 use candle_nn::{Linear, VarBuilder, linear};
+use clap::Parser;
 use distribute::candle::{Fit, Model, SparseCategoricalCrossentropy};
 use distribute::prelude::*;
 use distribute::train::callbacks::{
@@ -21,6 +22,16 @@ use distribute_testkit::digits::{Digits, PIXELS, Split};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Trains a network to read handwritten digits.
+#[derive(Parser)]
+struct Flags {
+    /// Devices of this process, such as CPU:0,CPU:1.
+    #[arg(default_value = "CPU:0")]
+    devices: String,
+    /// Folder for event files, a table, the best model and the state from which a run resumes.
+    folder: Option<PathBuf>,
+}
 
 struct Mlp(Linear, Linear);
 
@@ -43,13 +54,11 @@ fn tensors(split: &Split) -> distribute::Result<(Tensor, Tensor)> {
 
 fn main() -> ExitCode {
     distribute::init_logging();
-    distribute::exit(run())
+    distribute::exit(run(Flags::parse()))
 }
 
-fn run() -> distribute::Result<()> {
-    let mut arguments = std::env::args().skip(1);
-    let devices: Vec<String> = arguments.next().unwrap_or("CPU:0".to_owned()).split(',').map(str::to_owned).collect();
-    let folder = arguments.next().map(PathBuf::from);
+fn run(flags: Flags) -> distribute::Result<()> {
+    let devices = flags.devices.split(',');
     let strategy = match distribute::cluster::Membership::from_env()? {
         Some(_) => MultiWorkerMirroredStrategy::builder().devices(devices).build()?,
         None => MirroredStrategy::builder().devices(devices).build()?,
@@ -67,10 +76,10 @@ fn run() -> distribute::Result<()> {
     let mut trainer = Trainer::new(&strategy, Mlp::new, adam, SparseCategoricalCrossentropy, metrics)?;
     let mut fit = Fit::epochs(6)
         .validation(&test)
-        .callback(EarlyStopping::new("val_loss").patience(1))
+        .callback(EarlyStopping::new("val_loss").patience(2))
         .callback(LearningRateSchedule::new(|epoch, rate| if epoch < 5 { rate } else { 3e-4 }))
         .progress("keras_mnist");
-    if let Some(folder) = folder {
+    if let Some(folder) = flags.folder {
         fit = fit
             .callback(TensorBoard::new(&folder).histograms(1).every_steps(10))
             .callback(CsvLogger::new(folder.join("history.csv")))

@@ -4,6 +4,7 @@
 //! so that gradients do not underflow. On two replicas: `-- --devices CPU:0,CPU:1`.
 #![expect(clippy::print_stdout, reason = "it prints what each has learnt")]
 
+use std::process::ExitCode;
 use std::time::Instant;
 
 use candle_core::{DType, Device, Module, Result as CandleResult, Tensor};
@@ -48,12 +49,16 @@ impl Module for Mlp {
     }
 }
 
-fn main() -> distribute::Result<()> {
+fn main() -> ExitCode {
     let flags = Flags::parse();
     distribute::init_logging();
+    distribute::exit(run(&flags))
+}
+
+fn run(flags: &Flags) -> distribute::Result<()> {
     let strategy = MirroredStrategy::builder().devices(flags.devices.clone()).build()?;
     let digits = Digits::drawn(0, flags.images, 2000);
-    let outcomes = [DType::F32, DType::F16, DType::BF16].map(|dtype| train(&strategy, &flags, &digits, dtype));
+    let outcomes = [DType::F32, DType::F16, DType::BF16].map(|dtype| train(&strategy, flags, &digits, dtype));
     let outcomes = outcomes.into_iter().collect::<distribute::Result<Vec<Outcome>>>()?;
 
     let row = |what: &str, value: &dyn Fn(&Outcome) -> String| {

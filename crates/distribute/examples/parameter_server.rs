@@ -1,6 +1,10 @@
-//! Parameter servers: `cargo build --release -p distribute -p distribute-cli --features parameter-server --example
-//! parameter_server`, then
-//! `distribute run --ps 2 --workers 3 -- target/release/examples/parameter_server`
+//! Parameter servers, and a loop that schedules steps on workers.
+//!
+//! ```text
+//! cargo build --release -p distribute-cli
+//! cargo build --release -p distribute --features parameter-server --example parameter_server
+//! target/release/distribute run --ps 2 --workers 3 -- target/release/examples/parameter_server
+//! ```
 //!
 //! Every task runs the same program: servers hold the variables, workers compute gradients, and the chief schedules
 //! steps and evaluates the model. If a worker is killed while it trains, its steps run again on another worker. The

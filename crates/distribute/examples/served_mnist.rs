@@ -1,6 +1,10 @@
-//! Parameter servers without a custom loop: `cargo build --release -p distribute -p distribute-cli --features
-//! parameter-server --example served_mnist`, then
-//! `distribute run --ps 2 --workers 3 -- target/release/examples/served_mnist`
+//! Parameter servers without a custom loop.
+//!
+//! ```text
+//! cargo build --release -p distribute-cli
+//! cargo build --release -p distribute --features parameter-server --example served_mnist
+//! target/release/distribute run --ps 2 --workers 3 -- target/release/examples/served_mnist
+//! ```
 //!
 //! Every task makes the same description of the training. Started alone, without servers, the program trains two
 //! replicas in its process instead. With a folder, `served_mnist runs/1`, it keeps the best model there, and resumes
@@ -13,6 +17,7 @@ use std::sync::LazyLock;
 
 use candle_core::{Device, Module, Result as CandleResult, Tensor};
 use candle_nn::{Linear, VarBuilder, linear};
+use clap::Parser;
 use distribute::candle::{ServedFit, SparseCategoricalCrossentropy};
 use distribute::parameter_server::Server;
 use distribute::prelude::*;
@@ -22,6 +27,16 @@ use distribute_testkit::digits::{Digits, PIXELS, Split};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Trains a network to read handwritten digits, on parameter servers if there are any.
+#[derive(Parser)]
+struct Flags {
+    /// Folder for the best model and the state from which a run resumes.
+    folder: Option<PathBuf>,
+    /// Passes over the training data.
+    #[arg(long, default_value_t = 4)]
+    epochs: u32,
+}
 
 static DIGITS: LazyLock<Digits> = LazyLock::new(Digits::standard);
 
@@ -59,10 +74,10 @@ fn training() -> ServedTraining<Mlp> {
 
 fn main() -> ExitCode {
     distribute::init_logging();
-    distribute::exit(run())
+    distribute::exit(run(Flags::parse()))
 }
 
-fn run() -> distribute::Result<()> {
+fn run(flags: Flags) -> distribute::Result<()> {
     let (cluster, training) = (TfConfigResolver::from_env()?, training());
     if let Some(TaskType::Worker | TaskType::Ps) = cluster.task_type() {
         return Ok(Server::start(&cluster, training.program())?.join()?);
@@ -71,12 +86,12 @@ fn run() -> distribute::Result<()> {
         0 => training.under(&MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?)?,
         _ => training.on_servers(&ParameterServerStrategy::builder(&cluster).build()?)?,
     };
-    let mut fit = ServedFit::epochs(4)
+    let mut fit = ServedFit::epochs(flags.epochs)
         .steps_per_epoch((DIGITS.train.len() / BATCH) as u64)
         .validation(&trainer.data("test")?)
-        .callback(EarlyStopping::new("val_loss").patience(1))
+        .callback(EarlyStopping::new("val_loss").patience(2))
         .progress("served_mnist");
-    if let Some(folder) = std::env::args().nth(1).map(PathBuf::from) {
+    if let Some(folder) = flags.folder {
         fit = fit
             .callback(ModelCheckpoint::new(folder.join("best")).best("val_loss").set_aside_other_runs())
             .callback(BackupAndRestore::new(folder.join("backup")).every_steps(100));

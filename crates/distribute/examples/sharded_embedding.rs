@@ -1,6 +1,10 @@
-//! A large embedding on parameter servers: `cargo build --release -p distribute -p distribute-cli --features
-//! parameter-server --example sharded_embedding`, then `distribute run --ps 2 --workers 3 --
-//! target/release/examples/sharded_embedding`
+//! A large embedding on parameter servers.
+//!
+//! ```text
+//! cargo build --release -p distribute-cli
+//! cargo build --release -p distribute --features parameter-server --example sharded_embedding
+//! target/release/distribute run --ps 2 --workers 3 -- target/release/examples/sharded_embedding
+//! ```
 //!
 //! 100,000 words have vectors of 64 numbers, 25 MB, sharded over the servers. A step fetches the rows of its words and
 //! sends their gradient: a few hundred KB. With `--here` the same model trains in one process, for comparison, where

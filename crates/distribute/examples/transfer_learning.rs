@@ -7,6 +7,7 @@
 
 use std::ops::Range;
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use accuracy::accuracy;
 use candle_core::{Device, Module, ModuleT, Result as CandleResult, Tensor};
@@ -84,9 +85,13 @@ impl ModuleT for Residual {
     }
 }
 
-fn main() -> distribute::Result<()> {
+fn main() -> ExitCode {
     let flags = Flags::parse();
     distribute::init_logging();
+    distribute::exit(run(flags))
+}
+
+fn run(flags: Flags) -> distribute::Result<()> {
     let strategy = MirroredStrategy::builder().devices(flags.devices).build()?;
     let folder = tempfile::tempdir().map_err(Error::program)?;
     let path = flags.save.unwrap_or_else(|| folder.path().join("digits.safetensors"));

@@ -310,7 +310,7 @@ Example:
 const JOB_AFTER_HELP: &str = "\
 Example:
   distribute manifest job --name mnist --image registry.example/mnist:1 -n 4 --gpus 1 --checkpoints training-data \
--- mnist --folder /checkpoints";
+-- mnist --checkpoints /checkpoints";
 
 const JOB_SET_AFTER_HELP: &str = "\
 Example:

@@ -75,14 +75,13 @@ pub(crate) struct Screen {
 }
 
 impl Screen {
-    /// Starts the thread. Progress is a bar if standard error is a terminal, else lines.
-    pub(crate) fn start(look: Look) -> io::Result<Self> {
+    /// Starts the thread. Progress is a bar if standard error is a terminal, else lines, with `json` as JSON objects.
+    pub(crate) fn start(look: Look, json: bool) -> io::Result<Self> {
         let (output, outputs) = bounded(64);
         let (notes, noted) = unbounded();
         let (close, closed) = bounded(1);
         let (finished, done) = bounded(0);
         let dumb = environment::is("TERM", "dumb");
-        let json = environment::is("DISTRIBUTE_LOG", "json");
         let renderer: Box<dyn Renderer> = if look.terminal[1] && !dumb {
             Box::new(BarRenderer::new(Standard(io::stderr()), terminal_width).with_colors(look.colors[1]))
         } else if json {

@@ -48,6 +48,50 @@ pub(crate) fn numbers(outcome: &Outcome, label: &str) -> Vec<f64> {
 }
 
 #[test]
+fn every_example_prints_its_options_and_refuses_others() {
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
+    let files = fs::read_dir(examples).unwrap().map(|entry| entry.unwrap().path());
+    let files = files.filter(|path| path.extension().is_some_and(|end| end == "rs"));
+    // Of the features that examples need, this program is built with all others.
+    let has = |name: &str| match name {
+        "data_service" => cfg!(feature = "data-service"),
+        "tpu" => cfg!(feature = "pjrt"),
+        _ => true,
+    };
+    let names: Vec<String> = files.map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned()).collect();
+    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/examples.md")).unwrap();
+    let missing: Vec<&String> = names.iter().filter(|name| !page.contains(&format!("/{name}.rs)"))).collect();
+    assert_eq!(missing, Vec::<&String>::new(), "docs/examples.md");
+    let folder = tempfile::tempdir().unwrap();
+    for name in names.iter().filter(|name| has(name)) {
+        let program = target_binary(name).unwrap();
+        let ended = |flag: &str| {
+            let command = "cd \"$FOLDER\" && exec \"$0\" \"$1\"";
+            let job = Job::builder("sh").args(["-c", command]).arg(&program).arg(flag);
+            let mut job = job.env("FOLDER", folder.path().to_str().unwrap()).start().unwrap();
+            job.wait(0, DEADLINE).unwrap()
+        };
+        let printed = ended("--help");
+        assert!(printed.success() && printed.stdout.contains("Usage: "), "{name}: {printed:?}");
+        let refused = ended("--no-such-flag");
+        assert_eq!(refused.code, Some(2), "{name}: {refused:?}");
+        assert!(refused.stderr.contains("unexpected argument '--no-such-flag'"), "{name}: {refused:?}");
+    }
+    assert_eq!(entries(folder.path()), 0, "files are left");
+}
+
+#[test]
+fn ledger_describes_every_step() {
+    let outcomes = run(two_workers(example("ledger", &["--steps", "4", "--pause", "0"])));
+    let of = |outcome: &Outcome, begin: &str| outcome.stdout.lines().filter(|line| line.starts_with(begin)).count();
+    for outcome in &outcomes {
+        assert_eq!(of(outcome, "step "), 4, "{outcome:?}");
+        // 48 examples a step.
+        assert_eq!(of(outcome, "end 4 examples 192 "), 1, "{outcome:?}");
+    }
+}
+
+#[test]
 fn custom_loop_learns_the_same_on_two_replicas() {
     let [one, two] = ["CPU:0", TWO].map(|devices| run(example("custom_loop", &[devices, "1"])).remove(0));
     for outcome in [&one, &two] {

@@ -4,6 +4,8 @@
 mod burn;
 mod burn_sharded;
 mod checkpoints;
+#[cfg(feature = "data-service")]
+mod data_service;
 mod derive;
 mod elastic;
 mod estimator;

@@ -170,10 +170,11 @@ fn wrong_settings_end_with_exit_code_2() {
         ("DISTRIBUTE_TRANSPORT", "carrier-pigeon"),
         ("DISTRIBUTE_ALGORITHM", "rign"),
         ("DISTRIBUTE_PROGRESS", "loud"),
+        ("DISTRIBUTE_LOG", "xml"),
     ] {
         let (code, error) = failure(mnist(&["--devices", "CPU:0,CPU:1"]).env(name, value));
         assert_eq!(code, Some(2), "{error}");
-        says(&error, &[value]);
+        says(&error, &[name, value]);
     }
     let (code, error) = failure(mnist(&["--devices", "GPU:7x"]));
     assert_eq!(code, Some(2), "{error}");

@@ -85,8 +85,10 @@ fn an_example_survives_its_workers_and_is_judged_beside() {
 
 #[test]
 fn fit_learns_on_servers_and_without_them() {
-    let there = ended_well(start("served_mnist", &[]));
+    let brief = ["--epochs", "2"];
+    let there = ended_well(start("served_mnist", &brief));
     let mut here = Job::builder(target_binary("served_mnist").unwrap())
+        .args(brief)
         .env("RAYON_NUM_THREADS", "1")
         .without_env("TF_CONFIG")
         .start()
