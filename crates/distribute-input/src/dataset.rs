@@ -322,7 +322,7 @@ impl Facts {
     }
 
     /// Returns the function that joins batches of type `T`, if it is not [`Element::concat`].
-    pub(crate) fn join<T: 'static>(&self) -> Option<Join<T>> {
+    pub(crate) fn join_of_rows<T: 'static>(&self) -> Option<Join<T>> {
         self.batched.as_ref()?.join.as_ref()?.downcast_ref().copied()
     }
 

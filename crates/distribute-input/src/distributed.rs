@@ -112,7 +112,7 @@ where
         }
         _ => {
             let mut operations = Operations::of::<L>();
-            if let Some(join) = dataset.facts.join() {
+            if let Some(join) = dataset.facts.join_of_rows() {
                 operations.concat = join;
             }
             steps(Arc::clone(&dataset.open), operations, rebatch, operations.slice)
