@@ -1,13 +1,12 @@
 //! Optimizers over all replicas of a model.
 
 use std::collections::HashMap;
-use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use distribute_collectives::{Compression, FusedAllReduce, FusionOptions};
-use distribute_rules::{OptimizerDescription, UpdateRule, check_setting};
+use distribute_rules::{OptimizerDescription, UpdateRule};
 use distribute_strategy::Strategy;
 use distribute_values::DistributedVariable;
 use serde::{Deserialize, Serialize};
@@ -18,10 +17,11 @@ use crate::exchange::SlotShard;
 use crate::gradient::{LossScale, Scaling};
 use crate::library::{bytes, len, wide};
 use crate::row_share::SparseGradients;
-use crate::settings::{FixedSettings, Settings};
+use crate::settings::FixedSettings;
 use crate::step_counts::SavedCounts;
 use crate::{Clip, Error, Parameters, ShardLayout, StepCounts, TensorLibrary, Trainable, Variable, tensor_split};
 
+mod agreed;
 mod backward;
 mod builders;
 mod gradients;
@@ -461,35 +461,6 @@ impl<L: TensorLibrary> Optimizer<L> {
     /// or one that is not finite, is refused with [`Error::Setting`].
     pub fn set_learning_rate(&self, learning_rate: f64) {
         self.learning_rate.store(learning_rate.to_bits(), Ordering::Release);
-    }
-
-    /// Checks the rate of a step that begins.
-    fn check_learning_rate(&self) -> Result<(), Error> {
-        let rate = self.learning_rate();
-        Ok(check_setting("the learning rate", rate, rate >= 0.0, "0 or more; see to what sets it between steps")?)
-    }
-
-    /// Returns the settings of a step that begins now, which must be equal on all workers.
-    fn settings(&self, scaling: Option<Scaling>) -> Settings {
-        let fixed = self.fixed.get_or_init(|| {
-            let line = |name: &str, value: &dyn Debug| format!("{name}: {value:?}");
-            Arc::new(FixedSettings::new(vec![
-                match &self.library {
-                    Some(library) => format!("optimizer: {}", library.describe()),
-                    None => line("optimizer", &self.rule),
-                },
-                line("gradient clipping", &self.clip),
-                line(
-                    "loss scaling",
-                    &self.states.first(|state| state.standing.scaling.map(|it| it.settings())).flatten(),
-                ),
-                line("compression", &self.compression),
-                line("sharded optimizer state (zero1)", &self.sharded),
-                line("gradients of few rows", &self.sparse_gradients),
-                line("steps between audits", &self.audit_every),
-            ]))
-        });
-        Settings::new(fixed, self.learning_rate(), scaling.map(|scaling| scaling.scale))
     }
 
     /// Returns the state that a checkpoint keeps in addition to the slots.
