@@ -377,6 +377,9 @@ pub struct ElasticWait {
     /// The address of the one that proposes the next generation.
     #[prost(string, tag = "1")]
     pub leader: ::prost::alloc::string::String,
+    /// The newest generation that the process that answers knows; 0 before the first.
+    #[prost(uint64, tag = "2")]
+    pub number: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ElasticBallot {

@@ -218,10 +218,10 @@ impl Coordination {
         self.alarm.failure()
     }
 
-    /// Waits for the first failure of a member, and returns it; `None` if there is none within `timeout`.
+    /// Waits for the first failure of a member, and returns it; `None` if there is none within `timeout`. The wait does
+    /// not end when the leader or this process leaves, after which no failure is reported any more.
     pub fn await_failure(&self, timeout: Duration) -> Option<Failure> {
-        self.alarm.wait(timeout);
-        self.alarm.failure()
+        self.alarm.wait_for_failure(timeout)
     }
 
     /// Tells all members that this one has failed with an error of its own that a restart would not fix. See

@@ -34,8 +34,8 @@ pub enum HostDecision {
     NoRoute,
 }
 
-/// Returns the host at which other members reach this process: its own address in the description of the job, else the
-/// chosen interface, else the leader's own address or that of the interface towards the leader.
+/// Returns the host at which other members reach this process: the chosen interface, else its own address in the
+/// description of the job, else the leader's own address or that of the interface towards the leader.
 ///
 /// # Errors
 /// [`Error::Config`](crate::Error::Config) if the choice matches no interface of this machine.
@@ -44,20 +44,19 @@ pub(crate) fn decide(membership: &Membership, interface: Option<&InterfaceChoice
     Ok(decided(membership, interface)?.unwrap_or_else(|| towards_leader(membership)))
 }
 
-/// Returns the host if the leader's address is not needed for it.
+/// Returns the host if the leader's address is not needed for it. A choice was made on purpose, so that it comes before
+/// the description, whose addresses are for joining the job.
 ///
 /// # Errors
-/// [`Error::Config`](crate::Error::Config) if the choice matches no interface of this machine, even if the description
-/// overrides it.
+/// [`Error::Config`](crate::Error::Config) if the choice matches no interface of this machine.
 pub(crate) fn decided(membership: &Membership, interface: Option<&InterfaceChoice>) -> Result<Option<LocalHost>> {
-    let like = membership.leader_address.parse::<SocketAddr>().ok().map(|address| address.ip());
-    let chosen = interface.map(|choice| Ok((choice, choice.address(like)?))).transpose()?;
+    if let Some(choice) = interface {
+        let like = membership.leader_address.parse::<SocketAddr>().ok().map(|address| address.ip());
+        let host = choice.address(like)?.to_string();
+        return Ok(Some(LocalHost { host, decided_by: HostDecision::Interface(choice.variable()) }));
+    }
     let described = membership.advertised_host.clone();
-    let described = described.map(|host| LocalHost { host, decided_by: HostDecision::Description });
-    Ok(described.or_else(|| {
-        let (choice, address) = chosen?;
-        Some(LocalHost { host: address.to_string(), decided_by: HostDecision::Interface(choice.variable()) })
-    }))
+    Ok(described.map(|host| LocalHost { host, decided_by: HostDecision::Description }))
 }
 
 /// Returns the host if neither the description nor an option determines it. The leader's name must exist by then.
@@ -115,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_description_counts_before_a_choice_and_that_before_the_route() {
+    fn a_choice_counts_before_the_description_and_that_before_the_route() {
         let decided = |membership: &Membership, chosen: Option<&str>| {
             let interface = chosen.map(InterfaceChoice::new);
             decide(membership, interface.as_ref()).map(|local| (local.host, local.decided_by))
@@ -127,7 +126,8 @@ mod tests {
         assert_eq!(decided(&membership, Some(LOOPBACK)).unwrap(), (loopback(), option));
         assert!(decided(&membership, Some("no-such-interface")).is_err());
         membership.advertised_host = Some("b".to_owned());
-        assert_eq!(decided(&membership, Some(LOOPBACK)).unwrap(), ("b".to_owned(), HostDecision::Description));
+        assert_eq!(decided(&membership, None).unwrap(), ("b".to_owned(), HostDecision::Description));
+        assert_eq!(decided(&membership, Some(LOOPBACK)).unwrap(), (loopback(), option));
         membership.advertised_host = None;
         membership.leader_address = "nonsense".to_owned();
         assert_eq!(decided(&membership, None).unwrap(), (loopback(), HostDecision::NoRoute));

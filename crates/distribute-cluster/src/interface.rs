@@ -31,7 +31,8 @@ impl InterfaceChoice {
         VARIABLES.into_iter().find_map(|name| Some(InterfaceChoice { variable: name, given: variable(name)? }))
     }
 
-    /// Returns an address of the chosen interface, preferably of the same protocol as `like`.
+    /// Returns an address of the chosen interfaces: of the loopback interface only if there is no other, preferably of
+    /// the same protocol as `like`.
     pub(crate) fn address(&self, like: Option<IpAddr>) -> Result<IpAddr> {
         let interfaces = if_addrs::get_if_addrs().unwrap_or_default();
         let interfaces: Vec<(String, IpAddr)> =
@@ -44,7 +45,8 @@ impl InterfaceChoice {
         let wants_v6 = like.is_some_and(|like| like.is_ipv6());
         // A link-local address is unusable on another machine without a scope id.
         let usable = chosen.filter(|ip| !matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local()));
-        usable.min_by_key(|ip| ip.is_ipv6() != wants_v6).ok_or_else(|| {
+        // Exclusions leave the loopback interface in, which no other machine reaches.
+        usable.min_by_key(|ip| (ip.is_loopback(), ip.is_ipv6() != wants_v6)).ok_or_else(|| {
             let mut known: Vec<&str> = Vec::new();
             for (name, _) in interfaces {
                 // An interface is listed once per address, and those of one protocol come before those of the other.
@@ -103,6 +105,9 @@ mod tests {
             ("=eth01", "", "10.0.1.5"),
             ("docker, eth", "", "10.0.0.5"),
             ("^lo,eth", "", "172.17.0.1"),
+            ("^docker", "", "10.0.0.5"),
+            ("^docker", "127.0.0.1", "10.0.0.5"),
+            ("^docker,eth", "", "127.0.0.1"),
             ("10.0.1.5", "", "10.0.1.5"),
             ("lo", "", "127.0.0.1"),
         ] {

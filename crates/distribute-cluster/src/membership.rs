@@ -41,7 +41,8 @@ pub struct Membership {
     /// and `localhost` are used as they are; for any other name the leader listens on all interfaces, because the name
     /// may resolve to another address there than elsewhere.
     pub bind_host: Option<String>,
-    /// The host at which other members reach this process; `None` to detect it from the route to the leader.
+    /// The host at which other members reach this process, unless the choice of an interface gives another for data;
+    /// `None` to detect it from the route to the leader.
     pub advertised_host: Option<String>,
     /// The source of the description, such as `TF_CONFIG`.
     pub source: &'static str,
@@ -269,6 +270,16 @@ impl Membership {
     /// Returns the job's identity, which all members share and verify when they connect.
     pub fn job_id(&self) -> JobId {
         self.job.clone().unwrap_or_else(|| JobId::of_ranks(self.world_size(), &self.leader_address))
+    }
+
+    /// Returns the job's identity, in place of a derived one that of DISTRIBUTE_JOB_ID if the variable is set.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the variable is malformed.
+    pub(crate) fn job_id_or_given(&self, variable: impl Fn(&str) -> Option<String>) -> Result<JobId> {
+        let job = self.job_id();
+        let given = if job.is_derived() { JobId::from_vars(variable)? } else { None };
+        Ok(given.unwrap_or(job))
     }
 
     /// Returns the error of joining a generation of an elastic job when a newer one is decided.

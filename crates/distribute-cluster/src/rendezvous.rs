@@ -95,7 +95,8 @@ impl Rendezvous for crate::Coordination {
 ///
 /// Values that an earlier job, or an earlier start of this one, has left in the store are not taken for new ones: each
 /// member puts a random number, rank 0 answers with all of them and an [`Incarnation`], and keys contain it from then
-/// on.
+/// on. Jobs that use a store at the same time are kept apart by their identities alone, so that a
+/// [derived](crate::JobId::is_derived) one, which another job may share, is refused in jobs of several members.
 ///
 /// A store cannot end an exchange for all members at once: one that fails on a member may succeed on others. That
 /// member gets [`Error::Call`] whenever it exchanges the key again, until the members meet again.
@@ -120,18 +121,32 @@ pub struct StoreRendezvous<S> {
     prefix: String,
     secret: Option<JobSecret>,
     tls: Option<JobTls>,
-    /// The next round of each key that was exchanged; `None` after a round that failed here. It may have ended for
-    /// others, which are ahead then, so that values of different rounds would be taken for one.
-    rounds: Mutex<HashMap<String, Option<u64>>>,
+    rounds: Mutex<HashMap<String, Round>>,
+}
+
+/// State of a key that was exchanged.
+#[derive(Clone, Copy)]
+enum Round {
+    /// The number of the next round.
+    Next(u64),
+    /// A thread of this process is in a round: another one would take its values.
+    Busy,
+    /// A round has failed here. It may have ended for others, which are ahead then, so that values of different rounds
+    /// would be taken for one.
+    Failed,
 }
 
 impl<S: Store> StoreRendezvous<S> {
     /// Meets the other members of a job at a store, and returns when all are there.
     ///
     /// The membership's address of the leader is not needed. The interface at which other members reach this process is
-    /// that of [`advertised_host`](Membership::advertised_host), else that which DISTRIBUTE_INTERFACE,
-    /// NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME chooses, else the one towards the leader, else the one of the default
+    /// that which DISTRIBUTE_INTERFACE, NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME chooses, else that of
+    /// [`advertised_host`](Membership::advertised_host), else the one towards the leader, else the one of the default
     /// route.
+    ///
+    /// The identity is that of the membership; if that one is [derived](crate::JobId::is_derived), DISTRIBUTE_JOB_ID
+    /// comes first. Two jobs of several members that use a store at the same time, with the same derived identity,
+    /// would meet each other, so it is refused.
     ///
     /// A secret of the job, from DISTRIBUTE_JOB_SECRET_FILE or DISTRIBUTE_JOB_SECRET, and a certificate, from
     /// DISTRIBUTE_TLS_CA, DISTRIBUTE_TLS_CERT and DISTRIBUTE_TLS_KEY, are not used for the store, which is protected by
@@ -139,9 +154,25 @@ impl<S: Store> StoreRendezvous<S> {
     ///
     /// # Errors
     /// [`Error::Missing`] with the names of the members that did not come within `timeout`, [`Error::Store`] if the
-    /// store cannot be used, [`Error::Config`] if a variable matches no interface of this machine, the secret cannot be
-    /// read or the certificate cannot be used.
+    /// store cannot be used, [`Error::Config`] if a job of several members has no identity but a derived one,
+    /// DISTRIBUTE_JOB_ID is malformed, a variable matches no interface of this machine, the secret cannot be read or
+    /// the certificate cannot be used.
     pub fn start(store: S, membership: Membership, timeout: Duration) -> Result<StoreRendezvous<S>> {
+        let job = crate::environment::read(|variable| membership.job_id_or_given(variable))?;
+        if job.is_derived() && membership.world_size() > 1 {
+            let problem = "the job has none of its own, and another job at the store may have the same description";
+            let expected = "an identity that no other job has";
+            let remedy = "Set DISTRIBUTE_JOB_ID to the same name on every task of the job, or give the membership an \
+                          identity by Membership::with_job_id.";
+            return Err(Error::config(
+                "the identity of a job that meets at a store",
+                problem,
+                job.name(),
+                expected,
+                remedy,
+            ));
+        }
+        let membership = membership.with_job_id(job);
         Membership::mark_joined();
         let interface = crate::environment::read(|variable| Ok(InterfaceChoice::from_vars(variable)))?;
         let (secret, tls) = (JobSecret::from_env()?, JobTls::from_env()?);
@@ -170,8 +201,8 @@ impl<S: Store> StoreRendezvous<S> {
         format!("{}/{key}", self.prefix)
     }
 
-    fn rounds(&self) -> MutexGuard<'_, HashMap<String, Option<u64>>> {
-        // A number is read or written whole.
+    fn rounds(&self) -> MutexGuard<'_, HashMap<String, Round>> {
+        // An entry is read or written whole.
         self.rounds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -225,18 +256,30 @@ impl<S: Store> Rendezvous for StoreRendezvous<S> {
     }
 
     fn exchange(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
-        let Some(round) = *self.rounds().entry(key.into()).or_insert(Some(0)) else {
-            let reason = "an earlier exchange of this key failed on this task, and may have succeeded on others; let \
-                          the members meet again, or exchange another key"
-                .to_owned();
+        let refused = |reason: &str| {
             let (task, what) = (self.membership.task().to_string(), format!("exchange {key:?}"));
-            return Err(Error::Call { task, what, reason });
+            Err(Error::Call { task, what, reason: reason.to_owned() })
+        };
+        let entered = {
+            let mut rounds = self.rounds();
+            let known = rounds.entry(key.to_owned()).or_insert(Round::Next(0));
+            match *known {
+                Round::Next(_) => std::mem::replace(known, Round::Busy),
+                other => other,
+            }
+        };
+        let round = match entered {
+            Round::Next(round) => round,
+            Round::Busy => return refused("another thread of this task is there already; use a key for each"),
+            Round::Failed => {
+                return refused(
+                    "an earlier exchange of this key failed on this task, and may have succeeded on others; let the \
+                     members meet again, or exchange another key",
+                );
+            }
         };
         let values = self.exchange_in(key, round, value, timeout);
-        // Another thread's exchange of the same key may have failed meanwhile.
-        if let Some(next) = self.rounds().get_mut(key).filter(|next| **next == Some(round)) {
-            *next = values.is_ok().then_some(round + 1);
-        }
+        self.rounds().insert(key.to_owned(), if values.is_ok() { Round::Next(round + 1) } else { Round::Failed });
         values
     }
 

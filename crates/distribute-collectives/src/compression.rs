@@ -11,6 +11,7 @@ use std::sync::{Arc, MutexGuard};
 use bytemuck::cast_slice;
 use distribute_arithmetic::{self as arithmetic, Combine, ShortFloat};
 use distribute_device::DType;
+use distribute_types::fnv1a_32;
 use half::{bf16, f16};
 
 use crate::engine::memory::OwnedBuffers;
@@ -39,7 +40,8 @@ pub enum Compression {
     /// No compression.
     #[default]
     None,
-    /// Half the bytes, with 11 significant bits; values above 65504 become infinite.
+    /// Half the bytes, with 11 significant bits; values above 65504 become infinite, and so do sums. Each rank sends
+    /// its share of a mean, so that a mean of values up to 65504 does not overflow.
     F16,
     /// Half the bytes, with 8 significant bits and the range of `f32`.
     Bf16,
@@ -111,14 +113,25 @@ impl Compression {
         }
     }
 
-    pub(crate) fn compressor(&self, tensors: &[FusedTensor]) -> Option<Box<dyn Compressor>> {
-        Some(match self {
+    /// Creates the compressor of a bucket that holds these tensors, whose digest is equal on all ranks.
+    pub(crate) fn bucketed(&self, tensors: &[FusedTensor], digest: u32) -> Option<Bucketed> {
+        let compressor: Box<dyn Compressor> = match self {
             Compression::None => return None,
             Compression::F16 => Box::new(Short(ShortFloat::F16)),
             Compression::Bf16 => Box::new(Short(ShortFloat::Bf16)),
             Compression::TopK(share) => Box::new(TopK { share: *share }),
             Compression::PowerSgd(rank) => Box::new(PowerSgd::new(*rank, tensors)),
             Compression::Custom(custom) => (custom.make)(tensors),
+        };
+        let len = tensors.iter().map(FusedTensor::len).sum();
+        Some(Bucketed {
+            compressor,
+            tag: fnv1a_32(digest, self.name().bytes()),
+            sends_shares: matches!(self, Compression::F16 | Compression::Bf16),
+            left: vec![0.0; len],
+            before: Vec::new(),
+            begun: false,
+            sum: vec![0.0; len],
         })
     }
 }
@@ -160,7 +173,7 @@ pub enum Payload {
 }
 
 /// Compresses the values of one bucket to a smaller payload, and decodes the combined payloads of all ranks to their
-/// sum.
+/// sum. For a mean the decoded sum is divided by the number of ranks.
 ///
 /// Each bucket has one on each rank. All ranks must send payloads of one kind and length, and must decode the same
 /// payload to the same bits.
@@ -218,7 +231,12 @@ pub trait Compressor: Send {
 /// A bucket's compressor and its state.
 pub(crate) struct Bucketed {
     compressor: Box<dyn Compressor>,
-    /// The error of earlier steps.
+    /// Digest of the bucket's tensors and of the compression, which ranks compare in every message.
+    tag: u32,
+    /// Whether each rank sends its share of a mean, so that the sum of the shares does not overflow 16 bits. Otherwise
+    /// the sum is divided.
+    sends_shares: bool,
+    /// The error of earlier steps: in units of the mean, if shares are sent.
     left: Vec<f32>,
     /// The error before the current step.
     before: Vec<f32>,
@@ -234,11 +252,6 @@ impl fmt::Debug for Bucketed {
 }
 
 impl Bucketed {
-    pub(crate) fn new(compressor: Box<dyn Compressor>, tensors: &[FusedTensor]) -> Bucketed {
-        let len = tensors.iter().map(FusedTensor::len).sum();
-        Bucketed { compressor, left: vec![0.0; len], before: Vec::new(), begun: false, sum: vec![0.0; len] }
-    }
-
     #[cfg(test)]
     pub(crate) fn left(&self) -> &[f32] {
         &self.left
@@ -257,14 +270,20 @@ impl Bucketed {
         }
     }
 
-    fn begin<B: OwnedBuffers>(&mut self, tensors: &mut [B]) -> Payload {
+    /// Adds the tensors, or their shares of a mean over `divisor` ranks, to the error and compresses the sum. The
+    /// tensors' values are unspecified afterwards.
+    fn begin<B: OwnedBuffers>(&mut self, tensors: &mut [B], divisor: Option<u32>) -> Payload {
         self.before.clone_from(&self.left);
         self.begun = true;
+        let divisor = divisor.filter(|_| self.sends_shares);
         let left: &mut [u8] = bytemuck::cast_slice_mut(&mut self.left);
         let mut start = 0;
         for tensor in tensors {
             tensor.visit(&mut |slice| {
                 let end = start + slice.len();
+                if let Some(n) = divisor {
+                    arithmetic::divide(DType::F32, slice, n);
+                }
                 arithmetic::combine(DType::F32, Combine::Sum, &mut left[start..end], slice);
                 start = end;
             });
@@ -283,7 +302,7 @@ impl Bucketed {
         if let Some(next) = self.compressor.go_on(received, &mut self.left, &mut self.sum) {
             return Some(next);
         }
-        if let Some(n) = divisor {
+        if let Some(n) = divisor.filter(|_| !self.sends_shares) {
             arithmetic::divide(DType::F32, bytemuck::cast_slice_mut(&mut self.sum), n);
         }
         let sum: &[u8] = cast_slice(&self.sum);
@@ -318,16 +337,17 @@ pub(crate) enum Message {
 impl<B: OwnedBuffers> Launched<B> {
     pub(crate) fn begin(
         group: &ProcessGroup,
-        mut tensors: Vec<B>,
-        dtype: DType,
+        mut batch: Batch<B>,
+        digest: u32,
         bucketed: Option<MutexGuard<'_, Bucketed>>,
         op: ReduceOp,
     ) -> Result<Launched<B>> {
         match bucketed {
-            None => Ok(Launched::Plain(group.start().all_reduce(Batch { tensors, dtype }, op)?)),
+            None => Ok(Launched::Plain(group.start().tag(digest).all_reduce(batch, op)?)),
             Some(mut bucketed) => {
-                let message = Message::send(group, bucketed.begin(&mut tensors), op)?;
-                Ok(Launched::Compressed { tensors, message })
+                let payload = bucketed.begin(&mut batch.tensors, divisor(group, op));
+                let message = Message::send(group, payload, bucketed.tag, op)?;
+                Ok(Launched::Compressed { tensors: batch.tensors, message })
             }
         }
     }
@@ -343,9 +363,9 @@ impl<B: OwnedBuffers> Launched<B> {
             // Compressed values have a compressor.
             (Launched::Compressed { tensors, .. }, None) => Ok(tensors),
             (Launched::Compressed { mut tensors, mut message }, Some(mut bucketed)) => {
-                let divisor = (op == ReduceOp::Mean).then(|| u32::try_from(group.world_size()).unwrap_or(u32::MAX));
+                let divisor = divisor(group, op);
                 while let Some(next) = bucketed.go_on(message.receive()?, &mut tensors, divisor) {
-                    message = Message::send(group, next, op)?;
+                    message = Message::send(group, next, bucketed.tag, op)?;
                 }
                 Ok(tensors)
             }
@@ -354,9 +374,10 @@ impl<B: OwnedBuffers> Launched<B> {
 }
 
 impl Message {
-    /// Sends a part of a reduction by `op`, which is a sum or a concatenation itself, to ranks with the same `op`.
-    fn send(group: &ProcessGroup, payload: Payload, op: ReduceOp) -> Result<Message> {
-        let tag = op as u32;
+    /// Sends a part of a reduction by `op`, which is a sum or a concatenation itself, to ranks with the same `tag` and
+    /// `op`.
+    fn send(group: &ProcessGroup, payload: Payload, tag: u32, op: ReduceOp) -> Result<Message> {
+        let tag = tag ^ op as u32;
         let start = group.start().tag(tag);
         Ok(match payload {
             Payload::SumF32(values) => Message::F32(start.all_reduce(values, ReduceOp::Sum)?),
@@ -380,6 +401,11 @@ impl Message {
             }
         })
     }
+}
+
+/// Returns the divisor of a mean.
+fn divisor(group: &ProcessGroup, op: ReduceOp) -> Option<u32> {
+    (op == ReduceOp::Mean).then(|| u32::try_from(group.world_size()).unwrap_or(u32::MAX))
 }
 
 #[cfg(test)]

@@ -89,6 +89,21 @@ trait Backend: Send + Sync {
     fn run(&self, work: &Work<'_>) -> Result<()>;
 }
 
+/// A call before it has its sequence number and its memory.
+struct Request {
+    kind: Kind,
+    dtype: DType,
+    layout: u32,
+    op: Option<Reducing>,
+    root: Option<Rank>,
+}
+
+impl Request {
+    fn new(kind: Kind, dtype: DType) -> Request {
+        Request { kind, dtype, layout: 0, op: None, root: None }
+    }
+}
+
 /// One call of one rank.
 struct Work<'a> {
     call: Call,
@@ -150,8 +165,21 @@ impl DeviceGroup {
     /// # Errors
     /// The errors of every operation: see [`DeviceGroup`].
     pub fn all_reduce(&self, values: &DeviceBuffer, dtype: DType, op: ReduceOp, stream: &dyn Stream) -> Result<()> {
+        self.all_reduce_tagged(values, dtype, op, 0, stream)
+    }
+
+    /// Reduces like [`all_reduce`](DeviceGroup::all_reduce), with a tag that must be equal on all ranks.
+    fn all_reduce_tagged(
+        &self,
+        values: &DeviceBuffer,
+        dtype: DType,
+        op: ReduceOp,
+        tag: u32,
+        stream: &dyn Stream,
+    ) -> Result<()> {
         op.check(dtype)?;
-        self.run(Kind::AllReduce, dtype, Some(op), None, [values, values], stream)
+        let request = Request { layout: tag, op: Some(op.into()), ..Request::new(Kind::AllReduce, dtype) };
+        self.run(request, [values, values], stream)
     }
 
     /// Replaces every rank's values with the root's, in place.
@@ -163,7 +191,8 @@ impl DeviceGroup {
     /// [`Error::RankOutside`] if `root` is not a member, and the errors of every operation: see [`DeviceGroup`].
     pub fn broadcast(&self, values: &DeviceBuffer, dtype: DType, root: Rank, stream: &dyn Stream) -> Result<()> {
         self.group.check_rank("root", root)?;
-        self.run(Kind::Broadcast, dtype, None, Some(root), [values, values], stream)
+        let request = Request { root: Some(root), ..Request::new(Kind::Broadcast, dtype) };
+        self.run(request, [values, values], stream)
     }
 
     /// Reduces every rank's values; rank r gets the r-th part of the result.
@@ -183,7 +212,8 @@ impl DeviceGroup {
     ) -> Result<()> {
         op.check(dtype)?;
         self.check_parts("reduce_scatter input", input, output, dtype)?;
-        self.run(Kind::ReduceScatter, dtype, Some(op), None, [input, output], stream)
+        let request = Request { op: Some(op.into()), ..Request::new(Kind::ReduceScatter, dtype) };
+        self.run(request, [input, output], stream)
     }
 
     /// Collects every rank's values on all ranks, in rank order.
@@ -201,7 +231,7 @@ impl DeviceGroup {
         stream: &dyn Stream,
     ) -> Result<()> {
         self.check_parts("all_gather output", output, input, dtype)?;
-        self.run(Kind::AllGather, dtype, None, None, [input, output], stream)
+        self.run(Request::new(Kind::AllGather, dtype), [input, output], stream)
     }
 
     /// Ends the group on every rank, like [`ProcessGroup::abort`].
@@ -219,15 +249,8 @@ impl DeviceGroup {
         Err(Error::Length { what, got, expected, remedy: "give one part for each rank" })
     }
 
-    fn run(
-        &self,
-        kind: Kind,
-        dtype: DType,
-        op: Option<ReduceOp>,
-        root: Option<Rank>,
-        [input, output]: [&DeviceBuffer; 2],
-        stream: &dyn Stream,
-    ) -> Result<()> {
+    fn run(&self, request: Request, [input, output]: [&DeviceBuffer; 2], stream: &dyn Stream) -> Result<()> {
+        let Request { kind, dtype, layout, op, root } = request;
         if let Some(len_bytes) =
             [input, output].map(DeviceBuffer::len_bytes).into_iter().find(|len| !len.is_multiple_of(dtype.size_bytes()))
         {
@@ -236,7 +259,7 @@ impl DeviceGroup {
         let count = (input.len_bytes() / dtype.size_bytes()) as u64;
         // Relaxed: calls of one rank are ordered by their caller; the number only names them.
         let sequence = self.calls.fetch_add(1, Ordering::Relaxed);
-        let call = Call { kind, sequence, dtype, count, layout: 0, op: op.map(Reducing::from), root };
+        let call = Call { kind, sequence, dtype, count, layout, op, root };
         let work = Work { call, input, output, stream };
         self.attempt(&work).inspect_err(|error| {
             // The other ranks must not wait for this one.

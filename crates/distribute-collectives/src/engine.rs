@@ -28,6 +28,7 @@ use crossbeam_utils::CachePadded;
 
 use self::blocks::Disagreement;
 use self::context::GroupContext;
+use self::dependents::Dependents;
 use self::io_thread::IoThread;
 use self::memory::Buffers;
 use self::network::InterProcess;
@@ -41,6 +42,7 @@ use crate::{Error, Result, SharedCrossDeviceOps};
 
 mod blocks;
 mod context;
+mod dependents;
 mod io_thread;
 pub(crate) mod memory;
 pub(crate) mod network;
@@ -83,6 +85,8 @@ pub(crate) struct Engine {
     io_thread: IoThread,
     /// Operations in progress that ranks poll as futures, each with the local rank.
     polled: Mutex<Vec<(usize, Arc<Operation>)>>,
+    /// Engines that end with this one.
+    dependents: Dependents,
     /// The flight recorders of the local ranks.
     pub(crate) recorders: Vec<CachePadded<Recorder>>,
 }
@@ -122,6 +126,7 @@ impl Engine {
                 inter_process,
                 io_thread: IoThread::new(move || engine.upgrade().map(|engine| engine.serve())),
                 polled: Mutex::new(Vec::new()),
+                dependents: Dependents::default(),
                 recorders: (0..local_ranks).map(|_| CachePadded::new(Recorder::from_env())).collect(),
             }
         });
@@ -201,6 +206,15 @@ impl Engine {
         self.outcome(operation, operation.phases.state()).map_or(Poll::Pending, Poll::Ready)
     }
 
+    /// Works on free chunks and checks time limits like a rank that waits, and never blocks on other ranks. Returns
+    /// whether the operation is over.
+    pub(crate) fn test(&self, local: usize, operation: &Arc<Operation>) -> bool {
+        if !operation.is_over() {
+            self.attend(local, operation);
+        }
+        operation.is_over()
+    }
+
     fn outcome(&self, operation: &Operation, state: OperationState) -> Option<Result<()>> {
         match state {
             OperationState::Done => Some(Ok(())),
@@ -237,7 +251,7 @@ impl Engine {
         outcome
     }
 
-    /// Ends the group on all ranks; the first cause is kept.
+    /// Ends the group on all ranks, and the engines that depend on this one; the first cause is kept.
     pub(crate) fn abort(&self, origin: &str, error: &Error) {
         if !self.context.interrupt(origin, error) {
             return;
@@ -246,6 +260,7 @@ impl Engine {
             stage.abort(&error.as_reason(origin));
         }
         self.wake_all();
+        self.each_dependent(|dependent, _| dependent.abort(origin, error));
         for (local, recorder) in self.recorders.iter().enumerate() {
             recorder.fail(error, || self.flight_header(local));
         }
@@ -283,6 +298,10 @@ impl Engine {
             self.wake_sleepers();
             self.io_thread.wake_if_started();
         }
+        self.each_dependent(|dependent, ranks| {
+            let member = ranks.iter().position(|rank| *rank == local);
+            member.into_iter().for_each(|member| dependent.set_idle(member, idle));
+        });
     }
 
     /// Returns the operation of a sequence number. Each rank calls this once per number, in order.

@@ -95,19 +95,20 @@ impl FusedAllReduce {
         FusedAllReduce::with_plan(BucketPlan::new(tensors, &order, options.bucket_bytes), options)
     }
 
-    /// Uses a given plan, which must be equal on all ranks.
+    /// Uses a given plan, which must be equal on all ranks: a bucket that holds other tensors, or the same in another
+    /// order, is [`Error::Mismatch`] in the step.
     ///
     /// # Errors
     /// [`Error::Compression`] if the settings of the compression are invalid.
     pub fn with_plan(plan: BucketPlan, options: &FusionOptions) -> Result<FusedAllReduce> {
         options.compression.check(options.op)?;
-        let compressor = |bucket: &Bucket| -> Option<Mutex<Bucketed>> {
+        let compressor = |(index, bucket): (usize, &Bucket)| -> Option<Mutex<Bucketed>> {
             let tensors: Vec<FusedTensor> = bucket.members.iter().map(|index| plan.tensors[*index].clone()).collect();
-            let compressor =
-                (bucket.dtype == DType::F32).then(|| options.compression.compressor(&tensors)).flatten()?;
-            Some(Mutex::new(Bucketed::new(compressor, &tensors)))
+            let is_compressed = bucket.dtype == DType::F32;
+            let bucketed = is_compressed.then(|| options.compression.bucketed(&tensors, plan.digest(index))).flatten();
+            bucketed.map(Mutex::new)
         };
-        let compressors = Arc::new(plan.buckets.iter().map(compressor).collect());
+        let compressors = Arc::new(plan.buckets.iter().enumerate().map(compressor).collect());
         Ok(FusedAllReduce { plan: Arc::new(plan), op: options.op, compressors })
     }
 
@@ -183,7 +184,8 @@ impl<B: OwnedBuffers> FusedStep<B> {
     /// Waits for all buckets and returns the reduced tensors, in the order of their indices.
     ///
     /// # Errors
-    /// [`Error::Tensor`] if a tensor was not pushed; the errors of [`Work::wait`](crate::Work::wait).
+    /// [`Error::Tensor`] if a tensor was not pushed; the errors of [`Work::wait`](crate::Work::wait), such as
+    /// [`Error::Mismatch`] if ranks have different plans.
     pub fn finish(mut self, group: &ProcessGroup) -> Result<Vec<B>> {
         let absent = (0..self.plan.tensors.len()).find(|index| self.plan.place(*index).is_ok() && !self.has(*index));
         if let Some(index) = absent {
@@ -202,8 +204,9 @@ impl<B: OwnedBuffers> FusedStep<B> {
     fn launch(&mut self, group: &ProcessGroup) -> Result<()> {
         let index = self.launched.len();
         let tensors: Vec<B> = self.waiting[index].iter_mut().filter_map(Option::take).collect();
+        let batch = Batch { tensors, dtype: self.plan.buckets[index].dtype };
         let compressor = self.compressors[index].as_ref().map(lock);
-        self.launched.push(Launched::begin(group, tensors, self.plan.buckets[index].dtype, compressor, self.op)?);
+        self.launched.push(Launched::begin(group, batch, self.plan.digest(index), compressor, self.op)?);
         Ok(())
     }
 }

@@ -236,9 +236,9 @@ impl ProcessGroup {
         &self.options
     }
 
-    /// Aborts the group on every rank: operations in progress and later ones return [`Error::Aborted`] with `reason`.
-    /// `kind` tells whether a restart helps; all ranks' errors have it, and it determines the exit codes of their
-    /// processes.
+    /// Aborts the group on every rank: operations in progress and later ones return [`Error::Aborted`] with `reason`,
+    /// and so do messages between two ranks. `kind` tells whether a restart helps; all ranks' errors have it, and it
+    /// determines the exit codes of their processes.
     ///
     /// Call it on a rank that fails outside a collective, so that its peers do not wait for it.
     pub fn abort(&self, reason: &str, kind: FailureKind) {
@@ -253,7 +253,8 @@ impl ProcessGroup {
     }
 
     /// Marks this rank as one that makes no calls for now, although it keeps its handle, or as active again. A rank of
-    /// the same process that waits for a call of an idle rank gets [`Error::Absent`] at once, and not at its deadline.
+    /// the same process that waits for a call or a message of an idle rank gets [`Error::Absent`] at once, and not at
+    /// its deadline.
     pub fn set_idle(&self, idle: bool) {
         self.engine.set_idle(self.local, idle);
     }
@@ -393,8 +394,9 @@ impl ProcessGroup {
 
     /// Returns the last operations of this rank, newest last (its flight record).
     ///
-    /// Every rank of a failing group writes its record to the folder named by `DISTRIBUTE_FLIGHT_DIR`. With
-    /// `DISTRIBUTE_TRACE`, a trace of all operations is written when the group ends.
+    /// Every rank of a failing group writes its record to the folder named by `DISTRIBUTE_FLIGHT_DIR`. It holds the
+    /// last 2,000 operations. With `DISTRIBUTE_TRACE` the last 200,000 are kept, and a trace of them is written when
+    /// the group ends.
     pub fn flight_record(&self) -> FlightRecord {
         self.engine.recorders[self.local].record(self.engine.flight_header(self.local))
     }

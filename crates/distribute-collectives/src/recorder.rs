@@ -364,8 +364,11 @@ fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
     // Random: groups of one name may fail at the same moment, in several containers too, whose processes may have the
     // same number.
     let beside = path.with_extension(format!("{:016x}.tmp", RandomState::new().hash_one(path)));
-    fs::write(&beside, serde_json::to_vec(value)?)?;
-    fs::rename(&beside, path)
+    let bytes = serde_json::to_vec(value)?;
+    fs::write(&beside, bytes).and_then(|()| fs::rename(&beside, path)).inspect_err(|_| {
+        // A folder that is full has no room for the rest of it either.
+        let _ = fs::remove_file(&beside);
+    })
 }
 
 #[cfg(test)]

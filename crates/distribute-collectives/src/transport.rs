@@ -289,6 +289,13 @@ pub trait Transport: Send {
         None
     }
 
+    /// Returns the kind that connects sub-groups and pairs of members: the one that [`connect()`] was given, alike on
+    /// all members. `None`, the default, stands for a transport of another origin, whose group cannot be split between
+    /// processes. A transport that wraps another one returns that one's kind.
+    fn kind(&self) -> Option<TransportKind> {
+        None
+    }
+
     /// Returns the secret that its connections have proved, where there is one: those of sub-groups prove it too.
     fn secret(&self) -> Option<JobSecret> {
         None
@@ -333,6 +340,17 @@ pub(crate) enum Sharing {
     Never,
     WherePossible,
     Everywhere,
+}
+
+impl Sharing {
+    /// Returns the kind of a transport that shares memory in this way.
+    pub(crate) fn kind(self) -> TransportKind {
+        match self {
+            Sharing::Never => TransportKind::Tcp,
+            Sharing::WherePossible => TransportKind::Auto,
+            Sharing::Everywhere => TransportKind::Shm,
+        }
+    }
 }
 
 /// Why members could not be connected.

@@ -53,6 +53,7 @@ pub(super) fn reduce(outside: &Outside<'_>) -> Result<(), String> {
             [("RANK", rank.to_string()), ("WORLD_SIZE", RANKS.to_string()), ("DISTRIBUTE_STORE", store.clone())];
         // Nothing listens there.
         let leader = [("MASTER_ADDR", "127.0.0.1".to_owned()), ("MASTER_PORT", "1".to_owned())];
+        let leader = leader.into_iter().chain([("DISTRIBUTE_JOB_ID", "reduces-1".to_owned())]);
         place.into_iter().chain(leader).map(|(name, value)| (name.to_owned(), value)).collect()
     };
     let outcomes = outcomes(Job::builder(&program).tasks(RANKS).task_env(place))?;

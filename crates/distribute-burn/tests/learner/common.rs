@@ -8,7 +8,7 @@ use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::InMemDataset;
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
 use burn::nn::loss::{MseLoss, Reduction};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
@@ -75,6 +75,11 @@ impl Net {
 
     pub(crate) fn with_frozen_hidden_layer(self) -> Net {
         Net { hidden: self.hidden.no_grad(), ..self }
+    }
+
+    /// Returns the group of the hidden layer's parameters, by their ids.
+    pub(crate) fn hidden_ids(&self) -> ParamGroup {
+        ParamGroup::ids_from_module(self.hidden.clone())
     }
 
     pub(crate) fn running_mean(&self) -> Vec<f32> {
@@ -219,6 +224,15 @@ pub(crate) fn lazy(net: Net) -> Learner<Net> {
 pub(crate) fn learner(net: Net) -> Learner<Net> {
     let scheduler = CosineAnnealingLrSchedulerConfig::new(0.03, 100).init().unwrap();
     Learner::new(net, AdamWConfig::new().with_weight_decay(0.1).init(), scheduler)
+}
+
+/// Returns a learner whose optimizer has a state already, of a step on some rows.
+pub(crate) fn experienced(net: Net) -> Learner<Net> {
+    let mut optimizer: ModuleOptimizer = AdamWConfig::new().with_weight_decay(0.1).init();
+    let batch = Rows.batch(rows(8), &Device::flex().autodiff());
+    let gradients = TrainStep::step(&net, batch).grads;
+    let net = optimizer.step(0.03, net, gradients);
+    Learner::new(net, optimizer, CosineAnnealingLrSchedulerConfig::new(0.03, 100).init().unwrap())
 }
 
 pub(crate) fn mirrored(replicas: usize) -> Strategy {

@@ -207,6 +207,7 @@ fn a_process_that_is_killed_is_named_by_the_others() {
     let folder = tempfile::tempdir().unwrap();
     let job = Job::of_test("failures::worker").unwrap();
     let job = job.env("DISTRIBUTE_STORE", format!("file:{}", folder.path().display()));
+    let job = job.env("DISTRIBUTE_JOB_ID", "killed-1");
     let mut job = job.tasks(3).task_env(place).env(WORKER, "1").start().unwrap();
     // The renderer of the chief prints each step.
     job.wait_for_line(0, "ProgressSnapshot", DEADLINE).unwrap();

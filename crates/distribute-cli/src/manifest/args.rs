@@ -78,6 +78,15 @@ pub(crate) struct Program {
     pub(crate) program: Vec<String>,
 }
 
+impl Program {
+    /// Returns whether a register decides who trains: its records belong to one start of a job, which needs an identity
+    /// that no other start has.
+    pub(super) fn has_register(&self) -> bool {
+        let is_register = |given: &Variable| given.name == "DISTRIBUTE_GENERATIONS" && !given.value.trim().is_empty();
+        self.env.iter().any(is_register)
+    }
+}
+
 /// Tasks in addition to the workers.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Roles {

@@ -49,6 +49,10 @@ fn service(job: &Compose, tasks: Tasks, role: Role, index: u32, gpus: &mut u32) 
     let address = |role: Role, index| format!("{}:{port}", host(role, index));
     let config = tasks.tf_config(address, role, &index.to_string());
     let mut environment = Map::new().with("TF_CONFIG", config);
+    if job.program.has_register() {
+        let comment = "From the shell, because the register's records are those of one start.";
+        environment = environment.noted(comment, "DISTRIBUTE_JOB_ID", IDENTITY);
+    }
     for variable in &job.program.env {
         environment = environment.with(&variable.name, literal(&variable.value));
     }
@@ -94,6 +98,9 @@ fn host(role: Role, index: u32) -> String {
 fn literal(text: &str) -> String {
     text.replace('$', "$$")
 }
+
+/// A reference to a variable of the shell, without which Compose starts nothing.
+const IDENTITY: &str = "${DISTRIBUTE_JOB_ID:?set it to a name of this start}";
 
 /// The most tasks of a file, whose size grows with the square of their number.
 const MOST: u32 = 256;

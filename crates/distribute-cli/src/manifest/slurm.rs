@@ -37,6 +37,12 @@ pub(super) fn file(job: &Slurm) -> Result<String, Error> {
     if let Some(port) = job.port {
         let _ = writeln!(text, "# The port of rank 0, on the first node.\nexport DISTRIBUTE_PORT={port}");
     }
+    if job.program.has_register() {
+        text.push_str(
+            "# A job that is requeued keeps its number, and the register's records are those of one start.\n\
+             export DISTRIBUTE_JOB_ID=\"slurm-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}\"\n",
+        );
+    }
     let cpus = job.resources.cpus.and_then(|cpus| cpus.whole());
     let cpus = cpus.map_or_else(String::new, |cpus| format!(" --cpus-per-task={cpus}"));
     let program = job.program.program.iter().map(|part| quoted(part)).collect::<Result<Vec<_>, _>>()?.join(" ");

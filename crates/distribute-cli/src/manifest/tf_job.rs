@@ -1,5 +1,7 @@
 //! A TFJob of Kubeflow's training operator.
 
+use distribute_cluster::JobId;
+
 use super::args::TfJob;
 use super::kubernetes::{check, container, list, metadata, volumes};
 use super::tasks::{Role, Tasks, fits};
@@ -9,7 +11,8 @@ use crate::error::Error;
 /// Returns the job file.
 ///
 /// # Errors
-/// [`Error::Manifest`] if options contradict each other or a name is too long.
+/// [`Error::Manifest`] if options contradict each other or a name is too long, [`Error::System`] if the system has no
+/// random numbers for an identity.
 ///
 /// # Source
 /// kubeflow.org/v1: the operator sets TF_CONFIG in the container `tensorflow`, with the port `tfjob-port`, and restarts
@@ -18,10 +21,11 @@ pub(super) fn file(job: &TfJob) -> Result<String, Error> {
     check(&job.container)?;
     let tasks = Tasks::new(&job.program, &job.roles)?;
     let name = &job.program.name;
+    let identity = job.program.has_register().then(|| identity(&name.0)).transpose()?;
     let mut replicas = Map::new();
     for role in tasks.roles() {
         fits(&name.0, &format!("{name}-{}-{}", role.name, role.count - 1))?;
-        replicas = replicas.with(key(role), replica(job, role));
+        replicas = replicas.with(key(role), replica(job, role, identity.as_ref()));
     }
     let run = Map::new()
         .noted("Tasks that still run when the job ends, such as parameter servers.", "cleanPodPolicy", "Running")
@@ -40,9 +44,18 @@ pub(super) fn file(job: &TfJob) -> Result<String, Error> {
     Ok(documents(heading, &[object]))
 }
 
-fn replica(job: &TfJob, role: Role) -> Node {
+/// Returns a name for one start of the job: the operator does not tell its pods the uid of theirs.
+fn identity(name: &str) -> Result<String, Error> {
+    let random = JobId::random().map_err(std::io::Error::other).map_err(Error::system("name the job"))?;
+    Ok(format!("{name}-{random:.8}"))
+}
+
+fn replica(job: &TfJob, role: Role, identity: Option<&String>) -> Node {
     let port = Map::new().with("name", "tfjob-port").with("containerPort", u32::from(job.port.port));
-    let task = container("tensorflow", &job.program, &job.container, Vec::new(), role.computes).noted(
+    let comment = "Of one start of this file: write another name before the next.";
+    let variable = |name: &String| Map::new().noted(comment, "name", "DISTRIBUTE_JOB_ID").with("value", name).into();
+    let env = identity.map(variable).into_iter().collect();
+    let task = container("tensorflow", &job.program, &job.container, env, role.computes).noted(
         "The port in TF_CONFIG, which the operator sets in a container named tensorflow only.",
         "ports",
         vec![port.into()],

@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::{call, document, documents, list, print};
+use crate::{call, compose, document, documents, kubernetes, list, print};
 
 /// Returns the message of a call that must be refused as wrong use.
 fn refused(args: &[&str]) -> String {
@@ -177,6 +177,45 @@ fn every_option_of_a_container_is_in_the_pod() {
     assert_eq!((&job["name"], &pod["containers"][0]["name"]), (&json!("node"), &json!("node")));
     assert_eq!((&pod["containers"][0]["volumeMounts"], &pod["volumes"]), (&mounts, &volumes));
     assert_eq!(pod["terminationGracePeriodSeconds"], 90);
+}
+
+#[test]
+fn each_start_with_a_register_has_an_identity() {
+    let base = ["--name", "mnist", "--image", "mnist:1", "-n", "3"];
+    let elastic = [&base[..], &["--env", "DISTRIBUTE_GENERATIONS=lease:mnist"]].concat();
+    let ids = |kind: &str, flags: &[&str]| {
+        let all = documents(&print(kind, flags, &["train"]));
+        let pods = match kind {
+            "job" => kubernetes::job(&all),
+            "jobset" => kubernetes::job_set(&all[0]),
+            "tfjob" => kubernetes::tf_job(&all[0]),
+            _ => kubernetes::train_job(&all[0]),
+        };
+        pods.into_iter().map(|pod| pod.environment.get("DISTRIBUTE_JOB_ID").cloned()).collect::<Vec<_>>()
+    };
+    for kind in ["job", "jobset", "tfjob", "trainjob"] {
+        let ids = ids(kind, &elastic);
+        assert!(ids.len() == 3 && ids[0].is_some() && ids.iter().all(|id| *id == ids[0]), "{kind}: {ids:?}");
+    }
+    let of_tf_job = |flags: &[&str]| ids("tfjob", flags).swap_remove(0);
+    assert!(of_tf_job(&elastic).is_some_and(|id| id.starts_with("mnist-") && id.len() == "mnist-".len() + 8));
+    assert_ne!(of_tf_job(&elastic), of_tf_job(&elastic));
+    assert_eq!(of_tf_job(&[&base[..], &["--env", "DISTRIBUTE_GENERATIONS="]].concat()), None);
+    // Compose refuses to start without the variable.
+    let file = document(&print("compose", &elastic, &["train"]));
+    let reference = "${DISTRIBUTE_JOB_ID:?set it to a name of this start}";
+    assert_eq!(file["services"]["worker-2"]["environment"]["DISTRIBUTE_JOB_ID"], reference);
+    assert!(
+        compose::pods(&document(&print("compose", &base, &["train"])))
+            .iter()
+            .all(|pod| { !pod.environment.contains_key("DISTRIBUTE_JOB_ID") })
+    );
+    let script = print("slurm", &["--name", "a", "-n", "2", "--env", "DISTRIBUTE_GENERATIONS=file:/data/g"], &["c"]);
+    assert!(
+        script.contains("\nexport DISTRIBUTE_JOB_ID=\"slurm-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}\"\n"),
+        "{script}"
+    );
+    assert!(!print("slurm", &["--name", "a", "-n", "2"], &["c"]).contains("DISTRIBUTE_JOB_ID"));
 }
 
 #[test]

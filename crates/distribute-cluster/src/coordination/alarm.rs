@@ -91,6 +91,13 @@ impl Alarm {
         !self.rang.wait_while_for(&mut self.news.lock(), quiet, timeout).timed_out()
     }
 
+    /// Waits for a failure and returns it.
+    pub(super) fn wait_for_failure(&self, timeout: Duration) -> Option<Failure> {
+        let mut news = self.news.lock();
+        self.rang.wait_while_for(&mut news, |news| news.failure.is_none(), timeout);
+        news.failure.clone()
+    }
+
     /// Converts a failure from its wire form; `None` if the rank is outside the job.
     pub(super) fn failure_of(&self, told: &wire::Failure) -> Option<Failure> {
         use wire::failure::Cause;

@@ -1,6 +1,7 @@
 //! The member's side after joining.
 
 use std::io::{ErrorKind, Result as IoResult};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -315,21 +316,36 @@ pub(super) fn named(membership: &Membership, absent: &wire::Absent) -> String {
     }
 }
 
+/// Waits for room in the queue, and puts a message into it. Nothing is left to say where the connection has ended.
+async fn deliver(outbox: mpsc::Sender<MemberMessage>, message: Option<MemberMessage>) {
+    if let Some(message) = message {
+        let _ = outbox.send(message).await;
+    }
+}
+
 /// Holds the connection until this member leaves or the leader is gone.
 async fn attend(mut attendance: Attendance, mut orders: mpsc::Receiver<Command>, calls: Arc<Calls>, alarm: Arc<Alarm>) {
     let (mut leaving, mut closing) = (None, false);
+    // A report or a departure is not lost where the queue is full, and keeps its place among the calls that wait too.
+    let (mut delivery, mut is_delivering) = (pin!(deliver(attendance.outbox.clone(), None)), false);
     loop {
         let event = tokio::select! {
             biased;
-            order = orders.recv(), if leaving.is_none() => {
-                match order {
-                    Some(Command::Report(report)) => attendance.send(member_message::Kind::Report(report)),
+            () = &mut delivery, if is_delivering => {
+                is_delivering = false;
+                continue;
+            }
+            order = orders.recv(), if leaving.is_none() && !is_delivering => {
+                let kind = match order {
+                    Some(Command::Report(report)) => member_message::Kind::Report(report),
                     Some(Command::Leave(left)) => {
-                        attendance.send(member_message::Kind::Leave(Leave {}));
                         leaving = Some(left);
+                        member_message::Kind::Leave(Leave {})
                     }
                     None => return,
-                }
+                };
+                delivery.set(deliver(attendance.outbox.clone(), Some(message(kind))));
+                is_delivering = true;
                 continue;
             }
             event = attendance.next() => event,
@@ -355,5 +371,60 @@ async fn attend(mut attendance: Attendance, mut orders: mpsc::Receiver<Command>,
                 return alarm.leader_lost(how.to_owned(), silence);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::TcpStream;
+
+    /// Returns whether the leader gets a message of this kind, once it reads again: when the order was given, the queue
+    /// of the member was full.
+    async fn arrives(order: impl FnOnce(&Member), is_wanted: impl Fn(&member_message::Kind) -> bool) -> bool {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stream = TcpStream::connect(&[listener.local_addr().unwrap()]).await.unwrap();
+        let (leader, _) = listener.accept().await.unwrap();
+        let membership = Membership::new(1, 2, "127.0.0.1:1").unwrap();
+        let options = CoordinationOptions::default();
+        let attendance = Attendance::begin(Socket::from(stream), Join::default(), 2, &options);
+        let outbox = attendance.outbox.clone();
+        let alarm = Arc::new(Alarm::new(membership.clone()));
+        let incarnation = Incarnation::random().unwrap();
+        let member = Member::begin(attendance, &wire::State::default(), &membership, incarnation, alarm);
+        // The system takes some of them, until its buffers are full too.
+        let value = vec![0; super::super::limits::MAX_VALUE_BYTES];
+        let put = wire::PutRequest { key: "k".to_owned(), value: value.into() };
+        let put = message(member_message::Kind::Call(wire::Call { id: 1, request: Some(call::Request::Put(put)) }));
+        while tokio::time::timeout(Duration::from_millis(50), outbox.send(put.clone())).await.is_ok() {}
+        order(&member);
+        // The order is taken while there is no room.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let mut inbox = Receiver::new(leader, PREAMBLE, wire::MAX_MEMBER_BYTES);
+        let reading = async {
+            loop {
+                let received: MemberMessage = inbox.whole().await.unwrap();
+                if received.kind.is_some_and(|kind| is_wanted(&kind)) {
+                    return;
+                }
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(5), reading).await.is_ok()
+    }
+
+    #[tokio::test]
+    async fn a_departure_that_finds_a_full_queue_arrives() {
+        let leave = |member: &Member| drop(tokio::spawn(member.leave()));
+        assert!(arrives(leave, |kind| matches!(kind, member_message::Kind::Leave(_))).await);
+    }
+
+    #[tokio::test]
+    async fn a_report_that_finds_a_full_queue_arrives() {
+        let report = |member: &Member| member.report("disk full", FailureKind::Permanent);
+        let is_report = |kind: &member_message::Kind| match kind {
+            member_message::Kind::Report(report) => report.message == "disk full",
+            _ => false,
+        };
+        assert!(arrives(report, is_report).await);
     }
 }

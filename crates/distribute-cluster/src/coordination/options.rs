@@ -27,8 +27,9 @@ pub struct CoordinationOptions {
     pub progress_interval: Duration,
     /// Receives the reports; by default they are logged by `tracing` at level info.
     pub progress: Option<Arc<Progress>>,
-    /// The network interface at which other members reach this process: one of its addresses, or names in the syntax of
-    /// [`from_env`](CoordinationOptions::from_env). Default: the one towards the leader.
+    /// The network interface at which other members reach this process for data: one of its addresses, or names in the
+    /// syntax of [`from_env`](CoordinationOptions::from_env). The leader's address, at which members join, stays as it
+    /// is. Default: this process's own address in the description of the job, else the one towards the leader.
     pub interface: Option<InterfaceChoice>,
     /// The job's identity; overrides that of the [`Membership`]. Default: the membership's;
     /// [`from_env`](CoordinationOptions::from_env) reads DISTRIBUTE_JOB_ID.
@@ -120,8 +121,8 @@ impl CoordinationOptions {
         Ok(options)
     }
 
-    /// Returns the host at which other members reach this process: its own address in the description of the job, else
-    /// the chosen interface, else the one towards the leader, whose name lookup takes at most 5 s. Does not join the
+    /// Returns the host at which other members reach this process: the chosen interface, else its own address in the
+    /// description of the job, else the one towards the leader, whose name lookup takes at most 5 s. Does not join the
     /// job.
     ///
     /// # Errors
@@ -143,7 +144,8 @@ impl CoordinationOptions {
                 "Correct the membership.",
             ));
         }
-        if self.heartbeat_interval < Duration::from_millis(1) || self.heartbeat_timeout < self.heartbeat_interval * 2 {
+        let least = self.heartbeat_interval.saturating_mul(2);
+        if self.heartbeat_interval < Duration::from_millis(1) || self.heartbeat_timeout < least {
             let given = format!(
                 "every {} s, at most {} s",
                 seconds(&self.heartbeat_interval),
@@ -154,6 +156,7 @@ impl CoordinationOptions {
             return Err(Error::config("heartbeats", problem, given, expected, "Raise heartbeat_timeout."));
         }
         self.join_timeout = self.join_timeout.min(LONGEST);
+        self.heartbeat_interval = self.heartbeat_interval.min(LONGEST / 2);
         self.heartbeat_timeout = self.heartbeat_timeout.min(LONGEST);
         self.progress_interval = self.progress_interval.clamp(Duration::from_millis(10), LONGEST);
         Ok(())

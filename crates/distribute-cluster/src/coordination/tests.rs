@@ -215,7 +215,9 @@ fn it_works_on_a_thread_that_runs_an_event_loop_of_its_own() {
 
 #[test]
 fn endless_timeouts_are_no_panic() {
-    let job = job(2, &CoordinationOptions { join_timeout: Duration::MAX, ..options() });
+    let endless = CoordinationOptions { join_timeout: Duration::MAX, progress_interval: Duration::MAX, ..options() };
+    let (heartbeat_interval, heartbeat_timeout) = (Duration::MAX, Duration::MAX);
+    let job = job(2, &CoordinationOptions { heartbeat_interval, heartbeat_timeout, ..endless });
     job[1].put("k", b"v").unwrap();
     assert_eq!(job[0].get("k", Duration::MAX).unwrap(), b"v");
     assert!(each(&job, |member| member.barrier("b", Duration::MAX)).iter().all(Result::is_ok));

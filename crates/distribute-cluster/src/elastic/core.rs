@@ -182,9 +182,9 @@ impl Core {
         self.trains && is_present
     }
 
-    /// Ends this process if it knows no generation yet, and returns whether it did.
+    /// Ends this process if it knows of no generation yet, and returns whether it did.
     pub(super) fn give_up(&mut self) -> bool {
-        let is_beginning = self.role == Role::Joining && self.base.number == 0;
+        let is_beginning = self.role == Role::Joining && self.base.number == 0 && !self.joiner.is_expected;
         if is_beginning {
             self.role = Role::Ended;
         }
@@ -217,7 +217,7 @@ impl Core {
     fn on_message(&mut self, now: Duration, from: String, message: Message) {
         match message {
             Message::Join { have, candidate } => self.on_join(now, from, have, candidate),
-            Message::Wait { leader } => self.on_wait(now, &from, leader),
+            Message::Wait { leader, number } => self.on_wait(now, &from, leader, number),
             Message::Prepare { base, ballot } => self.on_prepare(now, from, base, ballot),
             Message::Promise(promise) => self.on_promise(now, &from, promise),
             Message::Accept { base, ballot, change } => self.on_accept(now, from, base, ballot, change),

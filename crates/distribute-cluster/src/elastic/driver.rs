@@ -26,8 +26,8 @@ pub(super) struct Engine {
     origin: Instant,
     timer: Option<Instant>,
     answer_window: Duration,
-    /// A process with other options that this one has met before it knew a generation, and until when a member may
-    /// answer: then the other is wrong, and otherwise this one.
+    /// A process with other options that this one has met before it knew a generation, and until when a member of one
+    /// may answer: then the other is wrong, and otherwise this one.
     differs: Option<(Instant, Ending)>,
 }
 

@@ -124,7 +124,7 @@ pub(crate) fn samples() -> Vec<Vec<u8>> {
     let last = Generation { number: Generation::LAST, next_join: Generation::LAST, ..(*first).clone() };
     let kinds = [
         Message::Join { have: 0, candidate: candidate(2) },
-        Message::Wait { leader: "b:1".to_owned() },
+        Message::Wait { leader: "b:1".to_owned(), number: 1 },
         Message::Prepare { base: 0, ballot },
         Message::Prepare { base: 0, ballot: Ballot { round: Generation::LAST, ..ballot } },
         Message::Promise(promise.clone()),

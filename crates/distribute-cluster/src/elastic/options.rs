@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::generation::{Generation, check_address};
 use super::register::{FileRegister, Register};
 use crate::coordination::LONGEST;
-use crate::{Error, JobId, JobSecret, JobTls, Membership, Result, environment, host};
+use crate::{Error, InterfaceChoice, JobId, JobSecret, JobTls, Membership, Result, environment, host};
 
 /// Who decides the next generation.
 #[derive(Clone)]
@@ -116,10 +116,20 @@ impl ElasticOptions {
     /// that a launcher has started again in the same job (DISTRIBUTE_TASK_RESTARTS) is not
     /// [founding](ElasticOptions::founding).
     ///
+    /// The identity is that of the membership; if that one is [derived](JobId::is_derived), DISTRIBUTE_JOB_ID comes
+    /// first. A register that DISTRIBUTE_GENERATIONS names needs an identity that is not derived: other jobs, and later
+    /// starts of this one, may have the same description, and would continue the job that the register holds.
+    ///
+    /// If the addresses are not known, others reach this process at the interface that DISTRIBUTE_INTERFACE,
+    /// NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME chooses, else at its address in the description, else at the one
+    /// towards the leader. The interface of data is that of
+    /// [`CoordinationOptions`](crate::CoordinationOptions::interface) in any case.
+    ///
     /// # Errors
-    /// [`Error::Config`] if DISTRIBUTE_GENERATIONS is malformed, the secret or the certificate cannot be read, or the
-    /// processes cannot find each other: without a register or with a smallest number above 1, their addresses must be
-    /// known.
+    /// [`Error::Config`] if DISTRIBUTE_GENERATIONS or DISTRIBUTE_JOB_ID is malformed, DISTRIBUTE_GENERATIONS is set and
+    /// the identity is derived, the secret or the certificate cannot be read, a variable matches no interface of this
+    /// machine, or the processes cannot find each other: without a register or with a smallest number above 1, their
+    /// addresses must be known.
     pub fn from_env(
         membership: &Membership,
         members: RangeInclusive<u32>,
@@ -140,21 +150,23 @@ impl ElasticOptions {
     ) -> Result<ElasticOptions> {
         let variable = environment::set(&variable);
         let given = variable("DISTRIBUTE_GENERATIONS");
+        let job_id = membership.job_id_or_given(&variable)?;
         let authority = match (authority, given) {
             (Some(authority), _) => authority,
             (None, None) => Authority::Majority,
-            (None, Some(given)) => Authority::Register(register(&given, membership, &variable)?),
+            (None, Some(given)) => Authority::Register(register(&given, &job_id, &variable)?),
         };
         let seeds: Option<Vec<String>> = membership.addresses.iter().cloned().collect();
         let is_again = variable("DISTRIBUTE_TASK_RESTARTS").is_some_and(|count| count.trim() != "0");
-        let mut options = ElasticOptions::new(members, seeds.unwrap_or_default(), membership.job_id());
+        let mut options = ElasticOptions::new(members, seeds.unwrap_or_default(), job_id);
         let own = membership.addresses.get(membership.rank as usize).cloned().flatten();
         (options.authority, options.founding, options.bind) = (authority, !is_again, own);
         options.host.clone_from(&membership.advertised_host);
         options.secret = JobSecret::from_vars(&variable)?;
         options.tls = JobTls::from_vars(&variable)?;
         if options.seeds.is_empty() {
-            options.host.get_or_insert(host::decide(membership, None)?.host);
+            let interface = InterfaceChoice::from_vars(&variable);
+            options.host = Some(host::decide(membership, interface.as_ref())?.host);
         }
         Ok(options)
     }
@@ -223,20 +235,22 @@ distribute_types::setters! {
     }
 }
 /// Returns the register that DISTRIBUTE_GENERATIONS names.
-fn register(
-    given: &str,
-    membership: &Membership,
-    variable: &dyn Fn(&str) -> Option<String>,
-) -> Result<Arc<dyn Register>> {
+fn register(given: &str, job: &JobId, variable: &dyn Fn(&str) -> Option<String>) -> Result<Arc<dyn Register>> {
     let wrong = |problem: &str, remedy: &str| {
         let expected = "file:/shared/folder, lease:NAME or lease:NAME@NAMESPACE";
         Error::config("DISTRIBUTE_GENERATIONS", problem.to_owned(), given.to_owned(), expected, remedy)
     };
+    if job.is_derived() {
+        let problem = "it holds the generations of one start of one job, which has no identity of its own";
+        let expected = "an identity that no other start has";
+        let remedy = "Set DISTRIBUTE_JOB_ID to a name of this start, the same on all of its processes.";
+        return Err(Error::config("DISTRIBUTE_GENERATIONS", problem, format!("{given}, {job}"), expected, remedy));
+    }
     if let Some(lease) = given.strip_prefix("lease:") {
-        return lease_register(lease, membership, variable, &wrong);
+        return lease_register(lease, job, variable, &wrong);
     }
     match given.strip_prefix("file:").map(PathBuf::from).filter(|path| path.is_absolute()) {
-        Some(folder) => Ok(Arc::new(FileRegister::new(folder, &membership.job_id())?)),
+        Some(folder) => Ok(Arc::new(FileRegister::new(folder, job)?)),
         None => {
             Err(wrong("it does not name a folder or a Lease", "Name a folder or a Lease that all processes reach."))
         }
@@ -246,7 +260,7 @@ fn register(
 #[cfg(feature = "kubernetes")]
 fn lease_register(
     lease: &str,
-    membership: &Membership,
+    job: &JobId,
     variable: &dyn Fn(&str) -> Option<String>,
     _: &dyn Fn(&str, &str) -> Error,
 ) -> Result<Arc<dyn Register>> {
@@ -255,13 +269,13 @@ fn lease_register(
         None => (lease, None),
     };
     let options = crate::KubernetesOptions::default();
-    Ok(Arc::new(crate::LeaseRegister::from_vars(name, namespace, &membership.job_id(), options, variable)?))
+    Ok(Arc::new(crate::LeaseRegister::from_vars(name, namespace, job, options, variable)?))
 }
 
 #[cfg(not(feature = "kubernetes"))]
 fn lease_register(
     _: &str,
-    _: &Membership,
+    _: &JobId,
     _: &dyn Fn(&str) -> Option<String>,
     wrong: &dyn Fn(&str, &str) -> Error,
 ) -> Result<Arc<dyn Register>> {

@@ -327,14 +327,15 @@ fn a_process_with_other_options_does_not_disturb_a_job() {
 #[test]
 fn a_process_that_meets_a_wrong_one_first_joins_the_job() {
     let listeners = [listener(), listener()];
-    let soon = |options: ElasticOptions| options.members(1..=3).join_window(Duration::from_millis(50));
-    let jobs = start(&listeners, soon);
+    // There is room for more than one, so that the job waits for others while the process may give up.
+    let slow = |options: ElasticOptions| options.members(1..=4).join_window(Duration::from_millis(600));
+    let jobs = start(&listeners, slow);
     let (wrong, right) = (listener(), listener());
     // The wrong one reaches no member, and answers the right one at once.
-    let alone = options(1, &[address(&wrong), address(&right)]).members(1..=4).join_timeout(SOON);
+    let alone = options(1, &[address(&wrong), address(&right)]).members(1..=5).join_timeout(SOON);
     let seeds = [address(&wrong), address(&listeners[1])];
     let wrong = thread::spawn(move || ElasticJob::join(alone.listener(wrong)).unwrap_err().to_string());
-    let joined = ElasticJob::join(soon(options(1, &seeds)).listener(right)).unwrap();
+    let joined = ElasticJob::join(slow(options(1, &seeds)).listener(right)).unwrap();
     assert_eq!(agree(&[&jobs[0], &jobs[1], &joined], 1).members.len(), 3);
     let told = wrong.join().unwrap();
     assert!(told.contains("of the same job, has others"), "{told}");
@@ -357,6 +358,53 @@ fn only_a_process_in_the_place_of_a_lost_one_does_not_found_the_job() {
     // A job that was started again as a whole has an identity of its own.
     assert!(founds("DISTRIBUTE_RESTART_COUNT", "1") && founds("DISTRIBUTE_TASK_RESTARTS", "0"));
     assert!(!founds("DISTRIBUTE_TASK_RESTARTS", "1"));
+}
+
+#[test]
+fn a_register_of_the_environment_is_that_of_a_named_job() {
+    let folder = tempfile::tempdir().unwrap();
+    let register = format!("file:{}", folder.path().display());
+    let derived = Membership::new(0, 4, "127.0.0.1:29501").unwrap();
+    let options = |membership: &Membership, name: Option<&str>| {
+        ElasticOptions::from_vars(membership, 1..=4, None, |variable| match variable {
+            "DISTRIBUTE_GENERATIONS" => Some(register.clone()),
+            "DISTRIBUTE_JOB_ID" => name.map(str::to_owned),
+            _ => None,
+        })
+    };
+    // Two jobs of one size and port, or two starts of one, would share it.
+    let error = options(&derived, None).unwrap_err();
+    assert_eq!((error.class().kind, error.is_retryable()), (FailureKind::Configuration, false), "{error}");
+    let text = error.to_string();
+    assert!(text.starts_with("DISTRIBUTE_GENERATIONS: ") && text.contains("Set DISTRIBUTE_JOB_ID to"), "{text}");
+    assert_eq!(options(&derived, Some("a-1")).unwrap().job_id, JobId::new("a-1").unwrap());
+    let named = derived.clone().with_job_id(JobId::new("b-1").unwrap());
+    assert_eq!(options(&named, Some("a-1")).unwrap().job_id, JobId::new("b-1").unwrap());
+    // A majority needs no more than the addresses.
+    let known = Membership { addresses: (1..=4).map(|port| Some(format!("127.0.0.1:{port}"))).collect(), ..derived };
+    assert!(ElasticOptions::from_vars(&known, 1..=4, None, |_| None).unwrap().job_id.is_derived());
+}
+
+#[test]
+fn a_process_of_no_known_address_is_reached_at_the_chosen_interface() {
+    let folder = tempfile::tempdir().unwrap();
+    let register = format!("file:{}", folder.path().display());
+    let host = |membership: &Membership, interface: Option<&str>| {
+        let variable = |variable: &str| match variable {
+            "DISTRIBUTE_GENERATIONS" => Some(register.clone()),
+            "DISTRIBUTE_INTERFACE" => interface.map(str::to_owned),
+            _ => None,
+        };
+        ElasticOptions::from_vars(membership, 1..=2, None, variable).map(|options| options.host)
+    };
+    let mut membership = Membership::new(0, 2, "10.0.0.1:29501").unwrap().with_job_id(JobId::new("j").unwrap());
+    assert_eq!(host(&membership, None).unwrap().as_deref(), Some("10.0.0.1"));
+    assert_eq!(host(&membership, Some("127.0.0.1")).unwrap().as_deref(), Some("127.0.0.1"));
+    assert!(host(&membership, Some("no-such-interface")).is_err());
+    // The addresses at which processes find each other are those that all know.
+    membership.addresses = vec![Some("10.0.0.1:1".to_owned()), Some("10.0.0.2:1".to_owned())];
+    membership.advertised_host = Some("10.0.0.1".to_owned());
+    assert_eq!(host(&membership, Some("127.0.0.1")).unwrap().as_deref(), Some("10.0.0.1"));
 }
 
 #[test]

@@ -19,7 +19,7 @@ use crate::text::clean;
 pub(super) const PREAMBLE: Preamble = *b"distelas";
 
 /// Grows when messages change.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 /// Limit of a greeting.
 pub(super) const MAX_HELLO_BYTES: usize = 1024;
@@ -157,7 +157,7 @@ impl From<Message> for ElasticMessage {
     fn from(message: Message) -> ElasticMessage {
         let kind = match message {
             Message::Join { have, candidate } => Kind::Join(ElasticJoin { have, candidate: Some(candidate.into()) }),
-            Message::Wait { leader } => Kind::Wait(ElasticWait { leader }),
+            Message::Wait { leader, number } => Kind::Wait(ElasticWait { leader, number }),
             Message::Prepare { base, ballot } => Kind::Prepare(ElasticPrepare { base, ballot: Some(ballot.into()) }),
             Message::Promise(Promise { base, ballot, voter, accepted, candidate, is_leaving }) => {
                 let accepted = accepted.map(|(ballot, change)| vote(ballot, &change));
@@ -192,7 +192,7 @@ pub(super) fn read(message: ElasticMessage) -> Option<Message> {
     Some(match message.kind? {
         Kind::Hello(_) | Kind::Refusal(_) => return None,
         Kind::Join(join) => Message::Join { have: join.have, candidate: candidate(join.candidate?)? },
-        Kind::Wait(ElasticWait { leader }) => Message::Wait { leader },
+        Kind::Wait(ElasticWait { leader, number }) => Message::Wait { leader, number },
         Kind::Prepare(prepare) => Message::Prepare { base: prepare.base, ballot: read_ballot(prepare.ballot?)? },
         Kind::Promise(promise) => {
             let ElasticPromise { base, ballot, voter, accepted, candidate: own, is_leaving } = promise;
@@ -345,7 +345,7 @@ mod tests {
         };
         let messages = [
             Message::Join { have: 5, candidate: candidate(2) },
-            Message::Wait { leader: "a:1".to_owned() },
+            Message::Wait { leader: "a:1".to_owned(), number: 5 },
             Message::Prepare { base: 0, ballot },
             Message::Promise(Promise { accepted: None, candidate: None, ..promise.clone() }),
             Message::Promise(promise),

@@ -36,7 +36,7 @@ impl Store for InMemory {
 fn member(rank: u32, size: u32) -> Membership {
     let mut membership = Membership::new(rank, size, "h:1").unwrap();
     membership.advertised_host = Some("127.0.0.1".to_owned());
-    membership
+    membership.with_job_id(JobId::new("job").unwrap())
 }
 
 /// Starts the members of a job, each on its own thread.
@@ -126,6 +126,43 @@ fn an_exchange_that_failed_on_a_member_is_not_taken_for_the_next_one() {
         assert_eq!(again[0].exchange("e", b"a2", SOON).unwrap(), [b"a2", b"b2"]);
         other.join().unwrap();
     });
+}
+
+#[test]
+fn threads_of_a_member_do_not_take_each_others_values() {
+    let store = InMemory::default();
+    let [a, b] = <[_; 2]>::try_from(job(&store, 2)).unwrap_or_else(|_| panic!("there are two"));
+    thread::scope(|scope| {
+        let first = scope.spawn(|| a.exchange("e", b"a0", SOON));
+        let begun = Instant::now();
+        while !store.0.lock().unwrap().keys().any(|key| key.contains("exchange/e/0/0")) {
+            assert!(begun.elapsed() < SOON);
+            thread::yield_now();
+        }
+        let error = a.exchange("e", b"a1", SOON).unwrap_err();
+        assert!(matches!(error, Error::Call { .. }), "{error}");
+        assert!(error.to_string().contains("another thread of this task is there already"), "{error}");
+        assert_eq!(b.exchange("e", b"b0", SOON).unwrap(), [b"a0", b"b0"]);
+        assert_eq!(first.join().unwrap().unwrap(), [b"a0", b"b0"]);
+    });
+    // The refusal does not end the key.
+    thread::scope(|scope| {
+        let other = scope.spawn(|| b.exchange("e", b"b1", SOON).unwrap());
+        assert_eq!(a.exchange("e", b"a1", SOON).unwrap(), [b"a1", b"b1"]);
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn a_job_of_several_without_an_identity_of_its_own_is_refused() {
+    let store = InMemory::default();
+    // Another job of two at this port would have the same one.
+    let derived = Membership::new(0, 2, "h:1").unwrap();
+    let error = StoreRendezvous::start(store.clone(), derived, SOON).unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, Error::Config { .. }) && text.contains("Set DISTRIBUTE_JOB_ID to"), "{text}");
+    // A job of one meets no other.
+    StoreRendezvous::start(store, Membership::new(0, 1, "").unwrap(), SOON).unwrap();
 }
 
 #[test]

@@ -236,8 +236,11 @@ fn the_variable_names_the_lease() {
     let resolver = TfConfigResolver::from_json(config).unwrap();
     let membership = Membership::from_resolver(&resolver).unwrap().unwrap();
     let options = |given: &str| {
-        let given = given.to_owned();
-        let find = move |name: &str| (name == "DISTRIBUTE_GENERATIONS").then(|| given.clone());
+        let find = |name: &str| match name {
+            "DISTRIBUTE_GENERATIONS" => Some(given.to_owned()),
+            "DISTRIBUTE_JOB_ID" => Some("mnist-1".to_owned()),
+            _ => None,
+        };
         ElasticOptions::from_vars(&membership, 1..=2, None, find)
     };
     for given in ["lease:mnist", "lease:mnist.v2@team-1"] {

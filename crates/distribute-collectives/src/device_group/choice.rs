@@ -6,7 +6,7 @@ use distribute_device::Device;
 use serde::{Deserialize, Serialize};
 
 use super::implementation::DeviceImplementation;
-use crate::{ProcessGroup, Result};
+use crate::{Error, ProcessGroup, Result};
 
 /// The backend that was chosen, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +43,9 @@ pub(super) struct Nccl {
     pub(super) shares_gpus: bool,
 }
 
+/// Maximum length of the encoded properties of a rank's device, which are a few hundred bytes.
+const MAX_FACTS_BYTES: usize = 64 * 1024;
+
 impl Facts {
     /// `gpu` is the identity of the physical GPU, `nccl` says which NCCL this process has.
     pub(super) fn of(
@@ -64,6 +67,11 @@ impl Facts {
         let mut counts = vec![0u64; group.world_size()];
         group.all_gather(&[mine.len() as u64], &mut counts)?;
         let counts: Vec<usize> = counts.into_iter().map(|count| count as usize).collect();
+        if let Some(got) = counts.iter().copied().find(|count| *count > MAX_FACTS_BYTES) {
+            let what = "description of a rank's device";
+            let remedy = "the rank runs another version of this crate; run the same on all ranks";
+            return Err(Error::Length { what, got, expected: MAX_FACTS_BYTES, remedy });
+        }
         let mut all = vec![0; counts.iter().sum()];
         group.parts(&counts).all_gather(&mine, &mut all)?;
         let mut rest = all.as_slice();
@@ -172,6 +180,17 @@ mod tests {
         let nccl = nccl.map(|version| Nccl { version: version.to_owned(), shares_gpus: false });
         let nccl = nccl.ok_or_else(|| "libnccl.so.2 was not found".to_owned());
         Facts { device: device.to_owned(), process, gpu: gpu.map(str::to_owned), nccl }
+    }
+
+    #[test]
+    fn an_impossible_length_of_a_description_is_an_error() {
+        let groups = ProcessGroup::local(2).unwrap();
+        std::thread::scope(|scope| {
+            let claims = scope.spawn(|| groups[1].all_gather(&[u64::MAX], &mut [0; 2]));
+            let error = rank("CPU:0", 0, None, None).exchange(&groups[0]).unwrap_err();
+            assert!(matches!(error, Error::Length { got: usize::MAX, .. }), "{error}");
+            claims.join().expect("no panic").unwrap();
+        });
     }
 
     #[test]

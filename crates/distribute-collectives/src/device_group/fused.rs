@@ -71,8 +71,8 @@ struct Packed {
 }
 
 impl FusedDeviceAllReduce {
-    /// Creates the fused all-reduce of a plan's tensors. The plan must be equal on all ranks. Allocates memory for all
-    /// buckets.
+    /// Creates the fused all-reduce of a plan's tensors. The plan must be equal on all ranks: a bucket that holds other
+    /// tensors, or the same in another order, is [`Error::Mismatch`] in the step. Allocates memory for all buckets.
     ///
     /// # Errors
     /// [`Error::Device`] if the device does not have enough memory.
@@ -182,10 +182,13 @@ impl FusedDeviceStep {
         if self.has(index) {
             return refuse("it was given before in this step".to_owned());
         }
+        // Tensors may come from several streams. The bucket is packed after all of them, and after the work that still
+        // reads the last step's results in it.
+        self.order(stream, &*self.fused.stream)?;
         self.waiting[bucket][place] = Some(tensor);
         self.missing[bucket] -= 1;
         while self.missing.get(self.launched) == Some(&0) {
-            self.launch(group, stream)?;
+            self.launch(group)?;
         }
         Ok(())
     }
@@ -220,17 +223,16 @@ impl FusedDeviceStep {
             .collect()
     }
 
-    fn launch(&mut self, group: &DeviceGroup, stream: &dyn Stream) -> Result<()> {
+    fn launch(&mut self, group: &DeviceGroup) -> Result<()> {
         let fused = Arc::clone(&self.fused);
         let (index, own) = (self.launched, &*fused.stream);
         let Packed { memory, places, short } = &fused.buckets[index];
-        // After the gradients, and after work that still reads the last step's results in the bucket.
-        self.order(stream, own)?;
         let tensors: Vec<(&DeviceBuffer, usize)> =
             self.waiting[index].iter().flatten().zip(places.iter().copied()).collect();
         let failed = |error| device_error(&group.group, error);
         backends::pack(own, &tensors, memory).map_err(failed)?;
-        let reduce = |values: &DeviceBuffer, dtype| group.all_reduce(values, dtype, fused.op, own);
+        let digest = fused.plan.digest(index);
+        let reduce = |values: &DeviceBuffer, dtype| group.all_reduce_tagged(values, dtype, fused.op, digest, own);
         match short {
             Some(short) => short.exchange(own, memory, failed, reduce)?,
             None => reduce(memory, fused.plan.buckets[index].dtype)?,

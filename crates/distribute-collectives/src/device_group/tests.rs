@@ -181,3 +181,52 @@ fn tensors_that_do_not_fit_a_plan_are_sentences() {
     });
     assert!(outcome.iter().all(Result::is_ok), "{outcome:?}");
 }
+
+#[test]
+fn a_bucket_is_packed_after_the_streams_of_all_its_tensors() {
+    use crate::{BucketPlan, FusedTensor};
+    let outcome = on_ranks(1, |group, stream| {
+        let layers = [FusedTensor::new(DType::F32, [2]), FusedTensor::new(DType::F32, [2])];
+        let plan = BucketPlan::new(&layers, &[0, 1], 1 << 20);
+        let fused = Arc::new(FusedDeviceAllReduce::new(group, plan, ReduceOp::Sum)?);
+        // The stream of the first tensor is still computing it.
+        let busy = group.device().create_stream().unwrap();
+        let computes = || {
+            std::thread::sleep(Duration::from_millis(200));
+            Ok(())
+        };
+        let late = put(group, stream, &[0.0; 2]);
+        stream.synchronize(deadline()).unwrap();
+        busy.launch_host(Box::new(computes)).unwrap();
+        busy.copy_from_host(HostBuffer::from_slice(&[1.0f32, 2.0]).unwrap(), 0, &late).unwrap();
+        let mut step = fused.begin();
+        step.push(group, 0, late, &*busy)?;
+        step.push(group, 1, put(group, stream, &[3.0, 4.0]), stream)?;
+        let sums: Vec<Vec<f32>> = step.finish(stream)?.iter().map(|(_, sum)| get(group, stream, sum)).collect();
+        assert_eq!(sums, [[1.0, 2.0], [3.0, 4.0]]);
+        Ok(())
+    });
+    assert!(outcome.iter().all(Result::is_ok), "{outcome:?}");
+}
+
+#[test]
+fn buckets_of_other_tensors_are_a_mismatch() {
+    use crate::{BucketPlan, FusedTensor};
+    let plan = |lens: [usize; 2], order: [usize; 2]| {
+        BucketPlan::new(&lens.map(|len| FusedTensor::new(DType::F32, [len])), &order, 1 << 20)
+    };
+    let differing = [[plan([4, 4], [0, 1]), plan([4, 4], [1, 0])], [plan([4, 8], [0, 1]), plan([8, 4], [0, 1])]];
+    for plans in differing {
+        let outcome = on_ranks(2, |group, stream| {
+            let plan = plans[group.rank().index()].clone();
+            let lens: Vec<usize> = plan.tensors().iter().map(FusedTensor::len).collect();
+            let fused = Arc::new(FusedDeviceAllReduce::new(group, plan, ReduceOp::Sum)?);
+            let mut step = fused.begin();
+            for (index, len) in lens.into_iter().enumerate() {
+                step.push(group, index, put(group, stream, &vec![1.0; len]), stream)?;
+            }
+            step.finish(stream).map(drop)
+        });
+        assert!(outcome.iter().all(|outcome| matches!(outcome, Err(Error::Mismatch { .. }))), "{outcome:?}");
+    }
+}

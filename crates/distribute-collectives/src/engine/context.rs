@@ -94,10 +94,15 @@ impl GroupContext {
 
     /// Returns what the other processes are told of an abort, if the group has been aborted.
     pub(super) fn abort_reason(&self) -> Option<AbortReason> {
+        self.cause().map(|(origin, error)| error.as_reason(&origin))
+    }
+
+    /// Returns the origin and the error of the first failure, if the group has been aborted.
+    pub(super) fn cause(&self) -> Option<(String, Error)> {
         if !self.is_aborted() {
             return None;
         }
-        lock(&self.cause).as_ref().map(|AbortCause { origin, error }| error.as_reason(origin))
+        lock(&self.cause).as_ref().map(|AbortCause { origin, error }| (origin.clone(), error.clone()))
     }
 
     /// Returns why the group has ended, if it has.

@@ -4,7 +4,8 @@
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use self::connections::{Connections, ExchangeContext, ExchangeError};
@@ -18,7 +19,7 @@ use super::plan::LocalPlan;
 use crate::reduction::Combiner;
 use crate::schedule::{Algorithm, Link, Step};
 use crate::sync::lock;
-use crate::transport::{AbortReason, Proofs, Transport};
+use crate::transport::{AbortReason, Proofs, Transport, TransportKind};
 use crate::{Error, ReduceOp, Result};
 
 mod connections;
@@ -33,6 +34,7 @@ pub(super) const SPIN: Duration = Duration::from_micros(50);
 pub(crate) struct InterProcess {
     connections: Mutex<Connections>,
     transport: &'static str,
+    kind: Option<TransportKind>,
     local_host: Option<String>,
     proofs: Proofs,
     schedules: Schedules,
@@ -81,6 +83,7 @@ impl InterProcess {
         let link = link.unwrap_or_else(|| transport.link());
         InterProcess {
             transport: transport.name(),
+            kind: transport.kind(),
             local_host: local_host.or_else(|| transport.local_host()),
             proofs: Proofs { secret: transport.secret(), tls: transport.tls() },
             schedules: Schedules::new(algorithm, link, processes, transport.hosts()),
@@ -92,6 +95,11 @@ impl InterProcess {
     /// Returns the transport's name.
     pub(crate) fn transport(&self) -> &'static str {
         self.transport
+    }
+
+    /// Returns the kind that connects sub-groups, if the transport is one of this crate.
+    pub(crate) fn kind(&self) -> Option<TransportKind> {
+        self.kind
     }
 
     /// Returns the algorithm of an all-reduce, unless the hierarchy of hosts determines it.
@@ -227,10 +235,7 @@ impl InterProcess {
         let outcome = catch_unwind(AssertUnwindSafe(run));
         let error = match outcome {
             Ok(Ok(())) => {
-                // Aborted meanwhile, by a thread that did not get the connections.
-                if let Some(reason) = context.abort_reason() {
-                    connections.abort(&reason);
-                }
+                self.release(context, connections);
                 return Ok(());
             }
             Ok(Err(error)) => error::explain(error, context, &connections, call, started),
@@ -242,8 +247,22 @@ impl InterProcess {
         Err(error)
     }
 
+    /// Frees the connections after an exchange that has succeeded, and notifies the other processes if the group was
+    /// aborted meanwhile by a thread that did not get the connections.
+    fn release(&self, context: &GroupContext, connections: MutexGuard<'_, Connections>) {
+        drop(connections);
+        // The fences are here, between the unlocking and the look at the flag, and in `abort`, between the setting of
+        // the flag and the attempt to lock: this thread sees the flag, or the other one finds the connections free.
+        fence(Ordering::SeqCst);
+        if let Some(reason) = context.abort_reason() {
+            self.abort(&reason);
+        }
+    }
+
     /// Notifies the other processes that this one has failed. An exchange in progress does this itself, when it ends.
     pub(super) fn abort(&self, reason: &AbortReason) {
+        // See `release`.
+        fence(Ordering::SeqCst);
         if let Ok(mut connections) = self.connections.try_lock() {
             connections.abort(reason);
         }
@@ -303,27 +322,48 @@ mod tests {
         }
     }
 
-    #[test]
-    fn peers_learn_the_reason_of_an_abort_that_found_the_connections_in_use() {
+    /// Returns the stage of process 0 of 2, what it tells its peer, and the group's context.
+    fn stage() -> (InterProcess, Arc<Mutex<Vec<String>>>, GroupContext) {
         let told: Arc<Mutex<Vec<String>>> = Arc::default();
         let transport = Box::new(Recorded(told.clone()));
         let stage = InterProcess::new(transport, (0, 2), Algorithm::Auto, None, None);
         let context = GroupContext::new("world".to_owned(), vec!["a".to_owned(), "b".to_owned()], 0, 1);
-        let error = Error::PeerLost {
+        (stage, told, context)
+    }
+
+    fn lost() -> Error {
+        Error::PeerLost {
             name: "a".to_owned(),
             peer: "b".to_owned(),
             peer_rank: Rank(1),
             during: "all_reduce #1".to_owned(),
             how: "its process ended".to_owned(),
-        };
-        assert!(context.interrupt("a", &error));
+        }
+    }
+
+    #[test]
+    fn peers_learn_the_reason_of_an_abort_that_found_the_connections_in_use() {
+        let (stage, told, context) = stage();
+        assert!(context.interrupt("a", &lost()));
         {
             let _in_use = lock(&stage.connections);
-            stage.abort(&error.as_reason("a"));
+            stage.abort(&lost().as_reason("a"));
         }
         assert!(lock(&told).is_empty());
         stage.leave(&context);
         let told = lock(&told).clone();
         assert!(told.len() == 2 && told[0].contains("lost b") && told[1] == "left", "{told:?}");
+    }
+
+    #[test]
+    fn an_abort_at_the_end_of_an_exchange_is_told_when_the_connections_are_free() {
+        let (stage, told, context) = stage();
+        let in_use = lock(&stage.connections);
+        assert!(context.interrupt("a", &lost()));
+        stage.abort(&lost().as_reason("a"));
+        assert!(lock(&told).is_empty());
+        stage.release(&context, in_use);
+        let told = lock(&told).clone();
+        assert!(matches!(&told[..], [cause] if cause.contains("lost b")), "{told:?}");
     }
 }

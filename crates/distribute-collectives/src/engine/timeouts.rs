@@ -85,6 +85,16 @@ impl Engine {
         }
     }
 
+    /// Does for an operation what a rank that waits for it does, without waiting.
+    pub(super) fn attend(&self, local: usize, operation: &Arc<Operation>) {
+        self.help(operation, false);
+        match operation.phases.state() {
+            state if state.is_over() => {}
+            OperationState::Gathering => self.check_gathering(local, operation),
+            state => self.check_under_way(local, operation, state),
+        }
+    }
+
     /// Makes the I/O thread watch an operation that a rank polls, because no other thread would notice its deadline or
     /// a peer that leaves.
     pub(super) fn watch(&self, local: usize, operation: &Arc<Operation>) {
@@ -105,12 +115,7 @@ impl Engine {
         let now = Instant::now();
         let mut sleep = MAX_IDLE;
         for (local, operation) in operations {
-            self.help(&operation, false);
-            match operation.phases.state() {
-                state if state.is_over() => continue,
-                OperationState::Gathering => self.check_gathering(local, &operation),
-                state => self.check_under_way(local, &operation, state),
-            }
+            self.attend(local, &operation);
             if let Some(CallTimes { deadline, .. }) = operation.call_of(local).filter(|_| !operation.is_over()) {
                 let left = deadline.saturating_duration_since(now);
                 // After its deadline an operation waits only for chunks that other threads hold.

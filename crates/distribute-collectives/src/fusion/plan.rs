@@ -1,6 +1,7 @@
 //! The assignment of tensors to buckets.
 
 use distribute_device::DType;
+use distribute_types::{FNV32, fnv1a_32};
 
 use crate::engine::memory::OwnedBuffers;
 use crate::{Error, Result};
@@ -47,6 +48,8 @@ pub struct BucketPlan {
     pub(crate) buckets: Vec<Bucket>,
     /// For each tensor its bucket and its position in the bucket; `None` if it is in no bucket.
     place: Vec<Option<(usize, usize)>>,
+    /// For each bucket the digest that ranks compare.
+    digests: Vec<u32>,
 }
 
 impl BucketPlan {
@@ -76,7 +79,8 @@ impl BucketPlan {
             place[index] = Some((at, buckets[at].members.len()));
             buckets[at].members.push(index);
         }
-        BucketPlan { tensors: tensors.to_vec(), buckets, place }
+        let digests = buckets.iter().map(|bucket| digest(bucket, tensors)).collect();
+        BucketPlan { tensors: tensors.to_vec(), buckets, place, digests }
     }
 
     /// Returns the buckets.
@@ -97,6 +101,12 @@ impl BucketPlan {
     /// Returns the bucket of a tensor, and its position among the bucket's members.
     pub fn position(&self, index: usize) -> Option<(usize, usize)> {
         self.place.get(index).copied().flatten()
+    }
+
+    /// Returns the digest of a bucket's tensors. It is part of the calls that reduce the bucket, so that ranks whose
+    /// plans differ get [`Error::Mismatch`] instead of sums of different tensors.
+    pub(crate) fn digest(&self, bucket: usize) -> u32 {
+        self.digests[bucket]
     }
 
     pub(super) fn place(&self, index: usize) -> Result<(usize, usize)> {
@@ -120,4 +130,14 @@ impl BucketPlan {
             format!("it came with {len} elements of {dtype}, planned were {} of {}", expected.len(), expected.dtype);
         Err(Error::Tensor { index, problem })
     }
+}
+
+/// Returns the digest of the type of a bucket, and of the indices and shapes of its tensors in their order.
+fn digest(bucket: &Bucket, tensors: &[FusedTensor]) -> u32 {
+    let words = bucket.members.iter().flat_map(|index| {
+        let dims = &tensors[*index].dims;
+        [*index, dims.len()].into_iter().chain(dims.iter().copied())
+    });
+    let bytes = words.flat_map(|word| (word as u64).to_le_bytes());
+    fnv1a_32(FNV32, std::iter::once(bucket.dtype.code()).chain(bytes))
 }

@@ -94,3 +94,43 @@ fn a_wrong_type_is_refused() {
     let error = fused.begin().push(&group, 0, vec![1.0f64; 2]).expect_err("refused");
     assert!(error.to_string().contains("2 elements of f64, planned were 2 of f32"), "{error}");
 }
+
+/// Returns the outcome of a step on each of two ranks that use these plans.
+fn step_with(plans: [BucketPlan; 2], compression: &Compression) -> Vec<Result<Vec<Vec<f32>>>> {
+    let groups = ProcessGroup::local(2).expect("a group");
+    let options = FusionOptions { compression: compression.clone(), ..FusionOptions::default() };
+    let run = |group: &ProcessGroup, plan: BucketPlan| {
+        let fused = FusedAllReduce::with_plan(plan, &options)?;
+        let mut step = fused.begin();
+        for (index, tensor) in fused.plan().tensors().iter().enumerate() {
+            step.push(group, index, vec![1.0f32; tensor.len()])?;
+        }
+        step.finish(group)
+    };
+    thread::scope(|scope| {
+        let run = &run;
+        let ranks = groups.iter().zip(plans).map(|(group, plan)| scope.spawn(move || run(group, plan)));
+        ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().expect("no panic")).collect()
+    })
+}
+
+#[test]
+fn buckets_of_other_tensors_are_a_mismatch() {
+    let plan = |lens: &[usize], order: &[usize]| BucketPlan::new(&layers(lens), order, 1 << 20);
+    let matrix = |dims: [usize; 2]| BucketPlan::new(&[FusedTensor::new(DType::F32, dims)], &[0], 1 << 20);
+    for compression in [Compression::None, Compression::F16, Compression::TopK(0.5), Compression::PowerSgd(1)] {
+        let differing = [
+            ("order", [plan(&[4, 4], &[0, 1]), plan(&[4, 4], &[1, 0])]),
+            ("lengths", [plan(&[4, 8], &[0, 1]), plan(&[8, 4], &[0, 1])]),
+            ("shape", [matrix([2, 6]), matrix([6, 2])]),
+        ];
+        for (what, plans) in differing {
+            for outcome in step_with(plans, &compression) {
+                let is_told = matches!(outcome, Err(Error::Mismatch { .. }));
+                assert!(is_told, "{what}, {}: {outcome:?}", compression.name());
+            }
+        }
+        let equal = step_with([plan(&[4, 8], &[1, 0]), plan(&[4, 8], &[1, 0])], &compression);
+        assert!(equal.iter().all(Result::is_ok), "{}: {equal:?}", compression.name());
+    }
+}

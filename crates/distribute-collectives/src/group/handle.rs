@@ -26,10 +26,9 @@ impl EngineHandle {
         self.job.as_ref()
     }
 
-    /// Returns the reference that the I/O thread holds.
-    #[cfg(test)]
-    pub(super) fn engine(&self) -> Arc<Engine> {
-        self.engine.clone()
+    /// Returns the engine, for those that do not keep the group.
+    pub(super) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
     }
 }
 

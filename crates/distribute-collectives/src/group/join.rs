@@ -18,13 +18,14 @@ impl ProcessGroup {
     /// else the variables of Open MPI or Slurm, else a group of this process alone.
     ///
     /// The members meet at the leader's coordination service (feature `coordination`, enabled by default), or in the
-    /// folder that DISTRIBUTE_STORE names, `file:/shared/folder`: see [`distribute_cluster`]. Options are read by
-    /// [`Options::from_env`].
+    /// folder that DISTRIBUTE_STORE names, `file:/shared/folder`: see [`distribute_cluster`]. Jobs that meet in one
+    /// folder are kept apart by their identities, so that the folder needs DISTRIBUTE_JOB_ID where no scheduler gives
+    /// one. Options are read by [`Options::from_env`].
     ///
     /// # Errors
-    /// [`Error::Cluster`] if the variables are invalid, members are missing or the folder cannot be used,
-    /// [`Error::UnknownName`] if DISTRIBUTE_STORE is malformed, [`Error::NotBuilt`] if it is not set and the feature is
-    /// off, [`Error::Connect`] if sockets fail.
+    /// [`Error::Cluster`] if the variables are invalid, members are missing, the folder cannot be used or the job has
+    /// no identity for it, [`Error::UnknownName`] if DISTRIBUTE_STORE is malformed, [`Error::NotBuilt`] if it is not
+    /// set and the feature is off, [`Error::Connect`] if sockets fail.
     pub fn from_env() -> Result<ProcessGroup> {
         let options = Options::from_env()?;
         let Some(membership) = Membership::from_env()? else {
@@ -55,13 +56,13 @@ impl ProcessGroup {
     /// ```
     /// use std::sync::Arc;
     /// use std::time::Duration;
-    /// use distribute_cluster::{FileStore, Membership, StoreRendezvous};
+    /// use distribute_cluster::{FileStore, JobId, Membership, StoreRendezvous};
     /// use distribute_collectives::{Options, ProcessGroup, ReduceOp};
     ///
     /// let folder = tempfile::tempdir()?;
     /// let process = |rank| {
     ///     let store = FileStore::new(folder.path())?;
-    ///     let membership = Membership::new(rank, 2, "127.0.0.1:1")?;
+    ///     let membership = Membership::new(rank, 2, "127.0.0.1:1")?.with_job_id(JobId::new("sum-1")?);
     ///     let meeting = Arc::new(StoreRendezvous::start(store, membership, Duration::from_secs(10))?);
     ///     let group = ProcessGroup::join(&meeting, 1, &Options::default())?.remove(0);
     ///     let mut values = [1.0 + rank as f32];
@@ -89,7 +90,6 @@ impl ProcessGroup {
         if processes == 1 {
             return ProcessGroup::local_with(local_ranks, options);
         }
-        let deadline = Instant::now() + options.timeout.min(MAX_CONNECT);
         let kind = options.transport;
         let tasks: Vec<String> = membership.tasks.iter().map(ToString::to_string).collect();
         let listener =
@@ -109,6 +109,8 @@ impl ProcessGroup {
         };
         let key = format!("group/{}/endpoint", options.name);
         let all = rendezvous.exchange(&key, &mine.encode(), options.timeout.min(MAX_CONNECT))?;
+        // All members are there only now: the time that the last one took to come is not that of connecting.
+        let deadline = Instant::now() + options.timeout.min(MAX_CONNECT);
         let mut endpoints: Vec<Endpoint> = Vec::with_capacity(all.len());
         for (other, bytes) in all.iter().enumerate() {
             let endpoint = Endpoint::decode(bytes).ok_or_else(|| Error::Disagreement {
@@ -190,6 +192,10 @@ struct Endpoint {
     address: String,
 }
 
+/// Bytes of gradients for which members compare the sizes of their packs, which may be any function of the total. It is
+/// large enough that different numbers of packs are of different sizes.
+const SAMPLE_BYTES: usize = 1 << 30;
+
 /// The options that change what members of a group send, by name; all members must be given the same.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Agreed(Vec<(String, String)>);
@@ -209,13 +215,19 @@ impl Agreed {
             device_implementation,
         } = options;
         let own = "default".to_owned();
+        let packs = cross_device_ops.as_ref().and_then(|ops| ops.bytes_per_pack(SAMPLE_BYTES));
+        let packs = packs.map(|bytes| format!("{bytes} of {SAMPLE_BYTES} bytes"));
+        let implementation = cross_device_ops.as_ref().and_then(|ops| ops.device_implementation());
+        let implementation = implementation.map(|implementation| format!("{implementation:?}"));
         let fields = [
             ("protocol", PROTOCOL.to_owned()),
             ("number of replicas per process", local_ranks.to_string()),
             ("transport", transport.name().to_owned()),
             ("algorithm", algorithm.name().to_owned()),
             ("link figures", link.as_ref().map_or(own.clone(), ToString::to_string)),
-            ("cross-device operations", cross_device_ops.as_ref().map_or(own, |ops| ops.name().to_owned())),
+            ("cross-device operations", cross_device_ops.as_ref().map_or(own.clone(), |ops| ops.name().to_owned())),
+            ("packs of the cross-device operations", packs.unwrap_or(own.clone())),
+            ("device implementation of the cross-device operations", implementation.unwrap_or(own)),
             ("bytes per pack", bytes_per_pack.to_string()),
             ("device implementation", format!("{device_implementation:?}")),
         ];
@@ -292,13 +304,79 @@ mod as_text {
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
+    use distribute_cluster::{Failure, JobId, JobSecret, JobTls};
+
     use super::*;
     use crate::schedule::Link;
-    use crate::{Algorithm, ReductionToOneDevice, TransportKind};
+    use crate::{Algorithm, HierarchicalCopyAllReduce, ReductionToOneDevice, TransportKind};
+
+    /// A place where the last member comes just before the timeout.
+    struct Late(StoreRendezvous<FileStore>);
+
+    impl Rendezvous for Late {
+        fn membership(&self) -> &Membership {
+            self.0.membership()
+        }
+
+        fn local_host(&self) -> String {
+            self.0.local_host()
+        }
+
+        fn put(&self, key: &str, value: &[u8]) -> distribute_cluster::Result<()> {
+            self.0.put(key, value)
+        }
+
+        fn get(&self, key: &str, timeout: Duration) -> distribute_cluster::Result<Vec<u8>> {
+            self.0.get(key, timeout)
+        }
+
+        fn exchange(&self, key: &str, value: &[u8], timeout: Duration) -> distribute_cluster::Result<Vec<Vec<u8>>> {
+            let all = self.0.exchange(key, value, Duration::from_secs(20));
+            thread::sleep(timeout);
+            all
+        }
+
+        fn on_failure(&self, callback: Box<dyn Fn(&Failure) + Send + Sync>) {
+            self.0.on_failure(callback);
+        }
+
+        fn secret(&self) -> Option<JobSecret> {
+            self.0.secret()
+        }
+
+        fn tls(&self) -> Option<JobTls> {
+            self.0.tls()
+        }
+    }
+
+    #[test]
+    fn the_time_for_connecting_begins_when_the_members_have_met() {
+        let folder = tempfile::tempdir().unwrap();
+        let join = |rank| {
+            let store = FileStore::new(folder.path()).unwrap();
+            let job = JobId::new("late").unwrap();
+            let membership = Membership::new(rank, 2, "127.0.0.1:1").unwrap().with_job_id(job);
+            let meeting = StoreRendezvous::start(store, membership, Duration::from_secs(20)).unwrap();
+            let options = Options::default().timeout(Duration::from_millis(500)).transport(TransportKind::Tcp);
+            ProcessGroup::join(&Arc::new(Late(meeting)), 1, &options).map(|ranks| ranks.len())
+        };
+        thread::scope(|scope| {
+            let join = &join;
+            let members = [0, 1].map(|rank| scope.spawn(move || join(rank)));
+            let joined = members.map(|member| member.join().unwrap());
+            assert!(joined.iter().all(|joined| matches!(joined, Ok(1))), "{joined:?}");
+        });
+    }
 
     #[test]
     fn every_option_that_changes_what_travels_is_compared_by_name() {
         let mine = Options::default();
+        let packs = |num_packs| Options {
+            cross_device_ops: Some(HierarchicalCopyAllReduce::new(num_packs).into()),
+            ..Options::default()
+        };
         let changes: [(&str, usize, Options); 7] = [
             ("number of replicas per process", 3, mine.clone()),
             ("transport", 2, Options { transport: TransportKind::Tcp, ..mine.clone() }),
@@ -323,6 +401,10 @@ mod tests {
             let Error::Disagreement { what, mine, theirs, .. } = &error else { panic!("{error}") };
             assert!(&**what == name && mine != theirs, "{error}");
         }
+        let error = Agreed::new(&packs(1), 2).compare(&Agreed::new(&packs(4), 2), "g", "a", "b").unwrap_err();
+        let Error::Disagreement { what, mine, theirs, .. } = &error else { panic!("{error}") };
+        assert_eq!(&**what, "packs of the cross-device operations");
+        assert_eq!((&**mine, &**theirs), ("1073741824 of 1073741824 bytes", "268435456 of 1073741824 bytes"));
     }
 
     #[test]

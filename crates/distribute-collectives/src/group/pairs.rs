@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use distribute_cluster::Rendezvous;
 use distribute_device::{BufferMut, BufferRef, DType, Element};
 
 use super::children::ChildKey;
@@ -14,7 +15,7 @@ use super::{ProcessGroup, Request};
 use crate::call::Kind;
 use crate::engine::memory::{Borrowed, Counts};
 use crate::sync::lock;
-use crate::transport::{self, GroupIdentity};
+use crate::transport::{self, GroupIdentity, Nonce, Transport};
 use crate::{Error, Options, Rank, Result};
 
 /// The groups of a sender and a receiver that one rank belongs to, by both. The first thread that needs one makes it,
@@ -95,6 +96,9 @@ impl ProcessGroup {
     ///
     /// Messages from one rank to another arrive in the order in which they were sent. They are independent of the
     /// group's other operations and of messages between other ranks, so several threads may send and receive at once.
+    /// They end with the group: after an abort neither side waits for the other, and a message that is on its way may
+    /// not arrive. A rank learns of an abort in another process if an earlier message has connected the two, or if
+    /// another thread of its process is in an operation of the group.
     ///
     /// # Cost
     /// The first message of a pair connects it, and other threads' messages of the same pair wait for that. Within one
@@ -102,8 +106,9 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// [`Error::RankOutside`] if `to` is not a member or is this rank, [`Error::NotConnectable`] between processes of a
-    /// group that met nowhere, and the errors of every operation: see [`ProcessGroup`]. Different lengths
-    /// are a mismatch on the receiver; a sender in another process may have returned before.
+    /// group that met nowhere, [`Error::Connect`] if the other process does not make its first call within
+    /// [`Options::timeout`], and the errors of every operation: see [`ProcessGroup`]. Different lengths are a mismatch
+    /// on the receiver; a sender in another process may have returned before.
     ///
     /// # Examples
     /// ```
@@ -153,20 +158,23 @@ impl ProcessGroup {
                 world_size: self.world_size(),
             });
         }
+        if let Some(error) = self.failure() {
+            return Err(error);
+        }
         let (from, to) = (from.index(), to.index());
         match self.pairs.find_or_begin((from, to)) {
             Found::Begun(begun) => begun.end(self.make_pair(from, to).map(Arc::new)),
             Found::Known(attempt) => {
-                let deadline = Instant::now() + self.options.timeout.min(MAX_CONNECT);
-                attempt.outcome_by(deadline).unwrap_or_else(|| Err(self.not_connected(from, to)))
+                let deadline = Instant::now() + self.options.timeout;
+                let problem = "another thread of this rank has begun to connect the two, and did not finish in time";
+                attempt.outcome_by(deadline).unwrap_or_else(|| Err(self.not_connected(from, to, problem.to_owned())))
             }
         }
     }
 
-    /// Builds the error of a thread that has waited in vain for another one to make a pair.
-    fn not_connected(&self, from: usize, to: usize) -> Error {
+    /// Builds the error of a thread that has waited in vain for another one, or another rank, to connect a pair.
+    fn not_connected(&self, from: usize, to: usize, problem: String) -> Error {
         let other = if self.rank().index() == from { to } else { from };
-        let problem = "another thread of this rank has begun to connect the two, and did not finish in time";
         Error::Connect {
             name: self.rank_name(self.rank()).to_owned(),
             action: "connect to",
@@ -184,7 +192,7 @@ impl ProcessGroup {
         if process(from) == process(to) {
             return self.make_local_pair(from, to, names, &options);
         }
-        self.connect_pair(process(from), process(to), from == self.rank().index(), names, &options)
+        self.connect_pair(from, to, names, &options)
     }
 
     /// Takes the handle that the other rank has stored, or creates both and stores the other's.
@@ -194,6 +202,8 @@ impl ProcessGroup {
         let (mine, theirs) = (ChildKey::Pair(from, to, me), ChildKey::Pair(from, to, other));
         let handle = self.children.take_or_make(mine, theirs, || {
             let mut handles = ProcessGroup::local_named(names, options);
+            let locals = [from, to].map(|rank| rank - self.engine.context.first_rank);
+            self.engine.add_dependent(handles[0].engine.engine(), locals.to_vec());
             let (receiver, sender) = (handles.swap_remove(1), handles.swap_remove(0));
             if me == from { (sender, receiver) } else { (receiver, sender) }
         })?;
@@ -203,53 +213,153 @@ impl ProcessGroup {
         Ok(handle)
     }
 
-    /// Connects two processes: the sender publishes its address where the group met.
-    fn connect_pair(
-        &self,
-        from: usize,
-        to: usize,
-        is_sender: bool,
-        names: Vec<String>,
-        options: &Options,
-    ) -> Result<ProcessGroup> {
+    /// Connects two processes, which meet where the group met.
+    fn connect_pair(&self, from: usize, to: usize, names: Vec<String>, options: &Options) -> Result<ProcessGroup> {
         let needs = "a place to meet";
         let not_connectable = Error::NotConnectable { what: "send", group: self.name().to_owned(), needs };
         let home = self.job().ok_or(not_connectable)?;
-        let rendezvous = &home.rendezvous;
         let generation = home.generation;
-        let key = format!("group/{}/{generation}/sender", options.name);
-        let timeout = self.options.timeout.min(MAX_CONNECT);
-        let deadline = Instant::now() + timeout;
-        let (listener, mine, nonce) = self.open_listener()?;
-        let (addresses, nonce) = match is_sender {
-            true => {
-                rendezvous.put(&key, format!("{nonce} {mine}").as_bytes())?;
-                (vec![mine, String::new()], nonce)
-            }
-            false => {
-                let endpoint = String::from_utf8_lossy(&rendezvous.get(&key, timeout)?).into_owned();
-                let read = endpoint.split_once(' ').and_then(|(nonce, address)| Some((nonce.parse().ok()?, address)));
-                let (nonce, address) = read.ok_or_else(|| Error::Disagreement {
-                    group: options.name.clone(),
-                    what: "protocol".into(),
-                    here: names[1].clone(),
-                    mine: "a nonce and an address".into(),
-                    there: names[0].clone(),
-                    theirs: endpoint.escape_debug().to_string().into(),
-                })?;
-                (vec![address.to_owned(), mine], nonce)
-            }
+        let meeting = Meeting {
+            group: self,
+            rendezvous: &*home.rendezvous,
+            key: format!("group/{}/{generation}", options.name),
+            pair: (from, to),
+            names: &names,
+            deadline: Instant::now() + self.options.timeout,
         };
-        let place = usize::from(!is_sender);
-        let group = GroupIdentity { name: &options.name, nonce, proofs: self.proofs() };
-        let kind = self.transport_kind("send")?;
-        let transport = transport::open(kind, place, &addresses, listener, group, &names[place], deadline)?;
+        let is_sender = self.rank().index() == from;
+        let transport = if is_sender { meeting.accept(&options.name)? } else { meeting.dial(&options.name)? };
+        let process = |rank: usize| home.processes[rank / self.engine.context.local_ranks];
         let job = JobMembership {
-            rendezvous: rendezvous.clone(),
-            processes: vec![home.processes[from], home.processes[to]],
+            rendezvous: home.rendezvous.clone(),
+            processes: vec![process(from), process(to)],
             generation,
         };
-        super::first(ProcessGroup::connected(transport, place, 1, names, options, Some(job))?)
+        let place = usize::from(!is_sender);
+        let pair = super::first(ProcessGroup::connected(transport, place, 1, names, options, Some(job))?)?;
+        self.engine.add_dependent(pair.engine.engine(), vec![self.local]);
+        Ok(pair)
+    }
+}
+
+/// Longest wait for another process between two checks whether the group has ended.
+const CHECK: Duration = Duration::from_millis(200);
+
+/// Longest silence of the place where processes meet.
+const SILENCE: Duration = Duration::from_secs(5);
+
+/// Pause before a key is read again that holds the value of an earlier attempt.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// The value that a sender leaves when it has given up. It is not an address.
+const GIVEN_UP: &[u8] = b"given up";
+
+/// The connecting of a sender and a receiver in two processes.
+///
+/// The sender stores its address with a nonce. The receiver reads both and stores the nonce, for which the sender
+/// waits. Then both connect: an abort ends the wait for a process that does not come.
+struct Meeting<'a> {
+    group: &'a ProcessGroup,
+    rendezvous: &'a dyn Rendezvous,
+    /// The beginning of the pair's keys.
+    key: String,
+    /// The sender and the receiver.
+    pair: (usize, usize),
+    names: &'a [String],
+    deadline: Instant,
+}
+
+impl Meeting<'_> {
+    /// Waits for the receiver, which connects to this process.
+    fn accept(&self, name: &str) -> Result<Box<dyn Transport>> {
+        let kind = self.group.transport_kind("send")?;
+        let (listener, mine, nonce) = self.group.open_listener()?;
+        self.rendezvous.put(&self.sender(), format!("{nonce} {mine}").as_bytes())?;
+        let told = nonce.to_string();
+        let opened = self.wait(&self.receiver(), "recv", |value| value == told.as_bytes()).and_then(|_| {
+            let group = GroupIdentity { name, nonce, proofs: self.group.proofs() };
+            let deadline = self.deadline.min(Instant::now() + MAX_CONNECT);
+            transport::open(kind, 0, &[mine, String::new()], listener, group, &self.names[0], deadline)
+        });
+        opened.inspect_err(|_| {
+            // A later receiver must not connect to a port at which no process listens.
+            let _ = self.rendezvous.put(&self.sender(), GIVEN_UP);
+        })
+    }
+
+    /// Waits for the sender and connects to it. If that fails, the sender may have given up, and listens elsewhere when
+    /// it sends again.
+    fn dial(&self, name: &str) -> Result<Box<dyn Transport>> {
+        let kind = self.group.transport_kind("send")?;
+        let mut failed: Option<(Vec<u8>, Error)> = None;
+        loop {
+            let known = failed.as_ref().map(|(endpoint, _)| &endpoint[..]);
+            let waited = self.wait(&self.sender(), "send", |value| value != GIVEN_UP && Some(value) != known);
+            let endpoint = match (waited, failed) {
+                (Ok(endpoint), _) => endpoint,
+                // The error of connecting says more than that no other address was put there.
+                (Err(Error::Connect { .. }), Some((_, error))) | (Err(error), _) => return Err(error),
+            };
+            let text = String::from_utf8_lossy(&endpoint);
+            let read = text.split_once(' ').and_then(|(nonce, address)| Some((nonce.parse::<Nonce>().ok()?, address)));
+            let (nonce, address) = read.ok_or_else(|| Error::Disagreement {
+                group: name.to_owned(),
+                what: "protocol".into(),
+                here: self.names[1].clone(),
+                mine: "a nonce and an address".into(),
+                there: self.names[0].clone(),
+                theirs: text.escape_debug().to_string().into(),
+            })?;
+            let (listener, mine, _) = self.group.open_listener()?;
+            self.rendezvous.put(&self.receiver(), nonce.to_string().as_bytes())?;
+            let group = GroupIdentity { name, nonce, proofs: self.group.proofs() };
+            let addresses = [address.to_owned(), mine];
+            // Half of the time, so that there is some left for another address.
+            let left = self.deadline.saturating_duration_since(Instant::now()) / 2;
+            let deadline = Instant::now() + left.min(MAX_CONNECT);
+            match transport::open(kind, 1, &addresses, listener, group, &self.names[1], deadline) {
+                Err(error @ Error::Connect { .. }) => failed = Some((endpoint, error)),
+                opened => return opened,
+            }
+        }
+    }
+
+    /// Waits for a value that the other rank stores in its `call`, and that is wanted.
+    fn wait(&self, key: &str, call: &str, is_wanted: impl Fn(&[u8]) -> bool) -> Result<Vec<u8>> {
+        let mut silent_since = None;
+        loop {
+            if let Some(error) = self.group.failure() {
+                return Err(error);
+            }
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            match self.rendezvous.get(key, left.min(CHECK)) {
+                Ok(value) if is_wanted(&value) => return Ok(value),
+                Ok(_) | Err(distribute_cluster::Error::KeyMissing { .. }) if left.is_zero() => {
+                    let timeout = self.group.options.timeout;
+                    let problem =
+                        format!("it has not called {call} within {timeout:?}; call it, or set a longer timeout");
+                    let (from, to) = self.pair;
+                    return Err(self.group.not_connected(from, to, problem));
+                }
+                Ok(_) => std::thread::sleep(PAUSE),
+                Err(distribute_cluster::Error::KeyMissing { .. }) => silent_since = None,
+                // A leader that is busy may not answer a short call in time, and answers the next one.
+                Err(distribute_cluster::Error::Call { .. })
+                    if !left.is_zero() && silent_since.get_or_insert_with(Instant::now).elapsed() < SILENCE =>
+                {
+                    std::thread::sleep(PAUSE);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn sender(&self) -> String {
+        format!("{}/sender", self.key)
+    }
+
+    fn receiver(&self) -> String {
+        format!("{}/receiver", self.key)
     }
 }
 

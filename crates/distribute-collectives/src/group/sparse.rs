@@ -5,7 +5,7 @@ use distribute_device::Element;
 
 use super::ProcessGroup;
 use super::reductions::{check_at_most, check_len};
-use crate::{ReduceOp, Result};
+use crate::{Error, ReduceOp, Result};
 
 /// Rows of a matrix, each with its index.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,9 +32,10 @@ impl<T: Element> SparseRows<T> {
     /// dense matrix.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length) on all ranks if `row_len` differs,
-    /// [`Error::Mismatch`](crate::Error::Mismatch) if `op` does, [`Error::UnfitType`](crate::Error::UnfitType) for
-    /// bitwise operations on floats, and the errors of every operation: see [`ProcessGroup`].
+    /// [`Error::Length`](crate::Error::Length) on all ranks if `row_len` differs, and on a rank without memory for the
+    /// rows of all ranks, which ends the group; [`Error::Mismatch`](crate::Error::Mismatch) if `op` differs,
+    /// [`Error::UnfitType`](crate::Error::UnfitType) for bitwise operations on floats, and the errors of every
+    /// operation: see [`ProcessGroup`].
     ///
     /// # Examples
     /// ```
@@ -66,9 +67,7 @@ impl<T: Element> SparseRows<T> {
     /// `most` rows together, so that the dense matrix is reduced at less cost. All ranks pass the same `most`.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length) on all ranks if `row_len` differs,
-    /// [`Error::Mismatch`](crate::Error::Mismatch) if `op` does, [`Error::UnfitType`](crate::Error::UnfitType) for
-    /// bitwise operations on floats, and the errors of every operation: see [`ProcessGroup`].
+    /// The errors of [`all_reduce`](SparseRows::all_reduce) occur in the same cases.
     ///
     /// # Examples
     /// ```
@@ -107,9 +106,9 @@ impl<T: Element> SparseRows<T> {
         let remedy = "a rank reports more rows than memory can hold";
         check_at_most("rows of all ranks of a sparse all_reduce", total, longest, remedy)?;
         let lens: Vec<usize> = rows.iter().map(|rows| rows * row_len).collect();
-        let mut all_indices = vec![0i64; total];
+        let mut all_indices = zeroed(group, total, most.min(longest))?;
         group.parts(&rows).all_gather(indices, &mut all_indices)?;
-        let mut all_values = vec![T::default(); total * row_len];
+        let mut all_values = zeroed(group, total * row_len, most.min(longest).saturating_mul(row_len))?;
         group.parts(&lens).all_gather(values, &mut all_values)?;
         Ok(Some(combine(&all_indices, &all_values, row_len, op, group.world_size())))
     }
@@ -141,8 +140,23 @@ impl<T: Element> SparseRows<T> {
     }
 
     fn check(&self, what: &'static str, row_len: usize) -> Result<()> {
-        check_len(what, self.values.len(), self.indices.len() * row_len, "one row per index")
+        check_len(what, self.values.len(), self.indices.len().saturating_mul(row_len), "one row per index")
     }
+}
+
+/// Returns memory for values of all ranks, whose number other ranks report. If there is not as much, ends the group,
+/// since the other ranks may have it and would wait for this one.
+fn zeroed<T: Element>(group: &ProcessGroup, len: usize, most: usize) -> Result<Vec<T>> {
+    let mut memory = Vec::new();
+    if memory.try_reserve_exact(len).is_err() {
+        let what = "values of all ranks of a sparse all_reduce";
+        let remedy = "there is no memory for as many; reduce the dense matrix, or call all_reduce_few with a limit";
+        let error = Error::Length { what, got: len, expected: most, remedy };
+        group.abort_by(&error);
+        return Err(error);
+    }
+    memory.resize(len, T::default());
+    Ok(memory)
 }
 
 /// Combines the rows of each index, in their order.
@@ -173,7 +187,6 @@ mod tests {
     use distribute_device::bf16;
 
     use super::*;
-    use crate::Error;
 
     fn reduced<T: Element>(op: ReduceOp, [first, second]: [T; 2]) -> Result<Vec<T>> {
         let groups = ProcessGroup::local(2)?;
@@ -206,6 +219,24 @@ mod tests {
                 });
             }
         });
+    }
+
+    #[test]
+    fn an_impossible_number_of_rows_is_an_error() {
+        let groups = ProcessGroup::local(2).unwrap();
+        std::thread::scope(|scope| {
+            let claims = scope.spawn(|| {
+                // What a rank with 2^59 rows sends.
+                let shape = [1u64 << 59, 1];
+                groups[1].parts(&[2, 2]).tag(ReduceOp::Sum as u32).all_gather(&shape, &mut [0; 4])
+            });
+            let rows = SparseRows { indices: vec![1], values: vec![1u8] };
+            let error = rows.all_reduce(&groups[0], 1, ReduceOp::Sum).unwrap_err();
+            assert!(matches!(error, Error::Length { got, .. } if got == (1 << 59) + 1), "{error}");
+            claims.join().expect("no panic").unwrap();
+        });
+        // The other rank does not wait for this one.
+        assert!(matches!(groups[1].failure(), Some(Error::Aborted { .. })), "{:?}", groups[1].failure());
     }
 
     #[test]

@@ -161,14 +161,12 @@ impl ProcessGroup {
         self.engine.inter_process().map(|stage| stage.proofs()).unwrap_or_default()
     }
 
-    /// Returns the transport of a new group, which is that of this one.
+    /// Returns the transport of a new group: the kind that this one was opened with, which is the same on all ranks.
+    /// Its name is not: a process that is alone on its host shares no memory, although others do.
     pub(super) fn transport_kind(&self, what: &'static str) -> Result<TransportKind> {
         let needs = "a transport of this crate";
-        let known = match self.transport_name() {
-            "shm+tcp" => Ok(TransportKind::Auto),
-            name => name.parse(),
-        };
-        known.map_err(|_| Error::NotConnectable { what, group: self.name().to_owned(), needs })
+        let not_connectable = || Error::NotConnectable { what, group: self.name().to_owned(), needs };
+        self.engine.inter_process().and_then(|stage| stage.kind()).ok_or_else(not_connectable)
     }
 
     fn connect(

@@ -42,7 +42,7 @@ fn a_group_is_left_although_another_thread_holds_its_engine() {
         let mut ranks = pair(kind);
         let (last, first) = (ranks.remove(1), ranks.remove(0));
         // Like the I/O thread after it has exchanged an operation.
-        let held = last.engine.engine();
+        let held = last.engine.engine().clone();
         drop(last);
         let outcome = first.barrier();
         assert!(matches!(outcome, Err(Error::PeerLeft { .. })), "{kind:?}: {outcome:?}");
@@ -73,6 +73,10 @@ impl Transport for Unreachable {
 
     fn local_host(&self) -> Option<String> {
         Some("192.0.2.1".to_owned())
+    }
+
+    fn kind(&self) -> Option<TransportKind> {
+        self.0.kind()
     }
 
     fn last_heard(&self, peer: usize) -> Option<Instant> {

@@ -19,10 +19,11 @@ use crate::{Error, Result};
 /// [Wait](Work::wait) for it, or `await` it: a `Work` is also a [`Future`] with the same result, for any executor.
 ///
 /// # Ordering
-/// A thread that waits or polls works on the operation meanwhile, but polling never blocks on other ranks. The waker is
-/// called by the thread that finishes or fails the operation. Progress does not depend on further polls: between
-/// threads of one process it needs the other ranks' threads, whose calls complete the operation; between processes the
-/// group's I/O thread exchanges it. From the first poll on, that thread also watches the deadline.
+/// A thread that waits, polls or [asks](Work::is_done) works on the operation meanwhile, but only waiting blocks on
+/// other ranks. The waker is called by the thread that finishes or fails the operation. Progress does not depend on
+/// further polls: between threads of one process it needs the other ranks' threads, whose calls complete the operation;
+/// between processes the group's I/O thread exchanges it. From the first poll on, that thread also watches the
+/// deadline.
 ///
 /// Dropping a work waits for the operation, at most until its deadline, because other threads may still use the memory.
 ///
@@ -92,9 +93,15 @@ impl<B: OwnedBuffers> Work<B> {
         Work { engine, local, operation, token, buffers: Some(buffers) }
     }
 
-    /// Returns whether [`wait`](Work::wait) would return at once.
+    /// Returns whether [`wait`](Work::wait) would return at once, with the memory or an error.
+    ///
+    /// Works on the operation and checks its time limit like a thread that polls it, and like that never blocks on
+    /// other ranks. A thread may therefore call it until it returns true.
+    ///
+    /// # Source
+    /// `MPI_Test`, without taking the result.
     pub fn is_done(&self) -> bool {
-        self.operation.is_over()
+        self.engine.test(self.local, &self.operation)
     }
 
     /// Waits for the operation, works on it meanwhile, and returns the memory.
@@ -160,6 +167,6 @@ impl<B: OwnedBuffers> Drop for Work<B> {
 impl<B: OwnedBuffers> std::fmt::Debug for Work<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let group = &self.engine.context.name;
-        f.debug_struct("Work").field("group", group).field("is_done", &self.is_done()).finish_non_exhaustive()
+        f.debug_struct("Work").field("group", group).field("is_done", &self.operation.is_over()).finish_non_exhaustive()
     }
 }

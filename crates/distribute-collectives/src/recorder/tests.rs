@@ -167,3 +167,13 @@ fn groups_that_write_at_once_never_show_a_part() {
     });
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
 }
+
+#[test]
+fn a_record_that_cannot_be_written_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    // A folder is in the place of the file.
+    let file = folder.path().join("rank_00000.json");
+    fs::create_dir(&file).unwrap();
+    write_json(&file, &1).unwrap_err();
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+}

@@ -9,22 +9,27 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes};
-use distribute_cluster::grpc::{Credentials, Inbox};
-use distribute_cluster::secret::{JOB_REMEDY, Terms};
-use distribute_cluster::{Door, Incoming as Accepting, JobSecret, JobTls};
-use tokio::runtime::Runtime;
+use distribute_cluster::grpc::Inbox;
+use distribute_cluster::{JobSecret, JobTls};
 use tokio::sync::mpsc::{self, error::TryRecvError};
-use tonic::transport::Server;
 
-use self::frames::{Frame, control};
-use self::wire::{Abort, Hello, Left, frame::Kind};
-use super::{AbortReason, ConnectError, Incoming, Nonce, Outgoing, Proofs, Timeout, Transport, TransportError};
+use self::frames::Frame;
+use self::outbox::Outbox;
+use self::threads::Threads;
+use self::wire::{Abort, frame::Kind};
+use super::{
+    AbortReason, ConnectError, Incoming, Nonce, Outgoing, Proofs, Timeout, Transport, TransportError, TransportKind,
+};
 use crate::schedule::Link;
 
 mod connect;
 mod frames;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
+mod outbox;
+#[cfg(test)]
+mod tests;
+mod threads;
 
 /// The messages of the service.
 #[expect(unreachable_pub, reason = "generated from the protocol file")]
@@ -38,26 +43,17 @@ const FRAME_BYTES: usize = 1 << 20;
 /// Frames that wait on either side of a stream.
 const QUEUED_FRAMES: usize = 8;
 
-/// Largest HTTP/2 frame that a receiver accepts.
-const HTTP_FRAME_BYTES: u32 = 2 << 20;
-
-/// HTTP/2 flow-control window: how far a sender may be ahead of its receiver.
-const WINDOW_BYTES: u32 = 16 << 20;
-
-/// How long a connection may take to say which member it is of.
-const MAX_SILENCE: Duration = Duration::from_secs(10);
-
-/// Most connections that have not said so, in addition to those of members; beyond this the oldest is closed.
-const MAX_STRANGERS: usize = 256;
-
 /// How long to wait for the reason, if the stream to a peer takes no frames any more.
 const REASON_GRACE: Duration = Duration::from_millis(200);
+
+/// Limit for emptying the queues when a group is dropped.
+const QUEUES: Duration = Duration::from_millis(500);
 
 /// Limit for sending the last frames when a group is dropped.
 const FLUSH: Duration = Duration::from_millis(50);
 
-/// Limit for the end of the runtime's threads.
-const SHUTDOWN: Duration = Duration::from_millis(100);
+/// Time that connecting may take beyond its own deadline.
+const MARGIN: Duration = Duration::from_millis(1500);
 
 /// Streams to every other member.
 pub(crate) struct GrpcTransport {
@@ -65,13 +61,12 @@ pub(crate) struct GrpcTransport {
     bell: Arc<Bell>,
     proofs: Proofs,
     aborted: bool,
-    /// `None` only while it is shut down.
-    runtime: Option<Runtime>,
+    threads: Threads,
 }
 
 /// One peer's queues.
 struct Peer {
-    outbox: mpsc::Sender<Frame>,
+    outbox: Outbox,
     inbox: mpsc::Receiver<Bytes>,
     /// The rest of the last frame.
     rest: Bytes,
@@ -125,62 +120,17 @@ impl GrpcTransport {
         (group, proofs): (Nonce, Proofs),
         deadline: Instant,
     ) -> Result<GrpcTransport, ConnectError> {
-        let own = addresses.get(rank).cloned().unwrap_or_default();
-        let failed = |action, address: &str, source| ConnectError { action, address: address.to_owned(), source };
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .thread_name("distribute-grpc")
-            .enable_all()
-            .build()
-            .map_err(|source| failed("start the threads of", &own, source))?;
+        let own = || addresses.get(rank).cloned().unwrap_or_default();
+        let failed = |action| move |source| ConnectError { action, address: own(), source };
+        listener.set_nonblocking(true).map_err(failed("listen on"))?;
+        let threads = Threads::start().map_err(failed("start the threads of"))?;
         let bell = Arc::new(Bell::default());
-        let (arrivals, mut arrived) = mpsc::channel(addresses.len().max(1));
-        listener.set_nonblocking(true).map_err(|source| failed("listen on", &own, source))?;
-        let mut peers: Vec<Option<Peer>> = addresses.iter().map(|_| None).collect();
-        let connected = runtime.block_on(async {
-            let listener =
-                tokio::net::TcpListener::from_std(listener).map_err(|source| failed("listen on", &own, source))?;
-            let hello = Hello { nonce: Bytes::copy_from_slice(&group.to_bytes()), rank: rank as u32 };
-            let terms = Terms::new("collectives over grpc 1", group.to_string());
-            let Proofs { secret, tls } = &proofs;
-            let door = Door::new(format!("member {rank} of a group"), secret.clone(), terms.clone(), JOB_REMEDY);
-            let door = Arc::new(door.tls(tls.clone()));
-            let incoming = Accepting::new(listener, MAX_SILENCE, addresses.len() + MAX_STRANGERS);
-            let service = connect::service(hello.clone(), addresses.len(), &bell, door.clone(), arrivals);
-            let server = tokio::spawn(
-                Server::builder()
-                    .initial_stream_window_size(WINDOW_BYTES)
-                    .initial_connection_window_size(WINDOW_BYTES)
-                    .max_frame_size(HTTP_FRAME_BYTES)
-                    .add_service(service)
-                    .serve_with_incoming(incoming.behind(door)),
-            );
-            for (peer, address) in addresses.iter().enumerate().take(rank) {
-                let (claim, terms) = (connect::claim(rank as u32, peer as u32), terms.clone());
-                let proof = Credentials::new((secret.clone(), tls.clone()), terms, claim, JOB_REMEDY);
-                let call = connect::call(address, hello.clone(), (peer, proof), &bell, deadline);
-                peers[peer] = Some(call.await.map_err(|source| failed("connect to", address, source))?);
-            }
-            let deadline = tokio::time::Instant::from_std(deadline);
-            for _ in rank + 1..addresses.len() {
-                match tokio::time::timeout_at(deadline, arrived.recv()).await {
-                    Ok(Some((caller, peer))) => peers[caller] = Some(peer),
-                    _ => {
-                        let source = std::io::Error::other("not all peers connected before the deadline");
-                        return Err(failed("accept peers at", &own, source));
-                    }
-                }
-            }
-            // All are there: strangers need not be listened to any more. Connections live on in tasks of their own.
-            server.abort();
-            Ok(())
-        });
-        if let Err(error) = connected {
-            // Dropped, the runtime would wait without a deadline for a lookup of a name that has not ended.
-            runtime.shutdown_timeout(SHUTDOWN);
-            return Err(error);
-        }
-        Ok(GrpcTransport { peers, bell, proofs, aborted: false, runtime: Some(runtime) })
+        let identity = (group, proofs.clone());
+        let connecting = connect::connect(rank, addresses.to_vec(), listener, identity, bell.clone(), deadline);
+        let left = deadline.saturating_duration_since(Instant::now());
+        let peers =
+            threads.call(connecting, left.saturating_add(MARGIN)).unwrap_or_else(|| Err(connect::missing(own())))?;
+        Ok(GrpcTransport { peers, bell, proofs, aborted: false, threads })
     }
 
     /// Returns the error of a peer's control message that ends the exchange; leaving does not.
@@ -198,11 +148,8 @@ impl GrpcTransport {
         Ok(())
     }
 
-    fn tell(&mut self, kind: &Kind) {
-        for peer in self.peers.iter().flatten() {
-            // Best effort: a full queue means that the peer does not read; it will see the stream end.
-            let _ = peer.outbox.try_send(control(kind.clone()));
-        }
+    fn outboxes(&self) -> impl Iterator<Item = &Outbox> {
+        self.peers.iter().flatten().map(|peer| &peer.outbox)
     }
 }
 
@@ -272,16 +219,21 @@ impl Transport for GrpcTransport {
     fn abort(&mut self, reason: &AbortReason) {
         if !std::mem::replace(&mut self.aborted, true) {
             let AbortReason { origin, cause, kind } = reason.tidied();
-            self.tell(&Kind::Abort(Abort { origin, cause, kind: kind.code() }));
+            let abort = Abort { origin, cause, kind: kind.code() };
+            self.outboxes().for_each(|outbox| outbox.abort(abort.clone()));
         }
     }
 
     fn announce(&mut self, sequence: u64) {
-        self.tell(&Kind::Waiting(sequence));
+        self.outboxes().for_each(|outbox| outbox.announce(sequence));
     }
 
     fn announced(&self, peer: usize) -> Option<u64> {
         lock(&self.peers.get(peer)?.as_ref()?.state).waiting
+    }
+
+    fn kind(&self) -> Option<TransportKind> {
+        Some(TransportKind::Grpc)
     }
 
     fn secret(&self) -> Option<JobSecret> {
@@ -299,26 +251,21 @@ impl Transport for GrpcTransport {
 
 impl Drop for GrpcTransport {
     fn drop(&mut self) {
+        let outboxes: Vec<Outbox> = self.peers.drain(..).flatten().map(|peer| peer.outbox).collect();
         if !self.aborted {
-            self.tell(&Kind::Left(Left {}));
+            outboxes.iter().for_each(Outbox::leave);
         }
-        let outboxes: Vec<mpsc::Sender<Frame>> = self.peers.drain(..).flatten().map(|peer| peer.outbox).collect();
-        if let Some(runtime) = self.runtime.take() {
-            // What is queued still goes out, but not for long.
-            let deadline = Instant::now() + Duration::from_millis(500);
-            while outboxes.iter().any(|outbox| !outbox.is_closed() && outbox.capacity() < QUEUED_FRAMES)
-                && Instant::now() < deadline
-            {
-                self.bell.wait(self.bell.count(), Duration::from_millis(5));
-            }
-            drop(outboxes);
-            // A frame that was taken out of its queue, such as the reason of an abort, may not have reached its socket:
-            // connections end by themselves when it has, and both sides have said all.
-            let deadline = Instant::now() + FLUSH;
-            while runtime.metrics().num_alive_tasks() > 0 && Instant::now() < deadline {
-                self.bell.wait(self.bell.count(), Duration::from_millis(2));
-            }
-            runtime.shutdown_timeout(SHUTDOWN);
+        // What is queued still goes out, but not for long.
+        let deadline = Instant::now() + QUEUES;
+        while !outboxes.iter().all(Outbox::is_done) && Instant::now() < deadline {
+            self.bell.wait(self.bell.count(), Duration::from_millis(5));
+        }
+        drop(outboxes);
+        // A frame that was taken out of its queue, such as the reason of an abort, may not have reached its socket:
+        // connections end by themselves when it has, and both sides have said all.
+        let deadline = Instant::now() + FLUSH;
+        while self.threads.have_tasks() && Instant::now() < deadline {
+            self.bell.wait(self.bell.count(), Duration::from_millis(2));
         }
     }
 }
@@ -328,7 +275,7 @@ impl Peer {
     fn send(&mut self, parts: &mut Vec<IoSlice<'_>>) -> bool {
         let mut progress = false;
         while !parts.is_empty() {
-            let Ok(place) = self.outbox.try_reserve() else { break };
+            let Ok(place) = self.outbox.data.try_reserve() else { break };
             let len = parts.iter().map(|part| part.len()).sum::<usize>().min(FRAME_BYTES);
             place.send(frames::data(parts, len));
             progress = true;
@@ -366,7 +313,7 @@ impl Peer {
             let state = lock(&self.state);
             state.aborted.is_some() || state.left || state.lost.is_some()
         };
-        (has_reason || (self.outbox.is_closed() && idle >= REASON_GRACE)).then(|| self.ended(peer))
+        (has_reason || (self.outbox.data.is_closed() && idle >= REASON_GRACE)).then(|| self.ended(peer))
     }
 
     fn ended(&self, peer: usize) -> TransportError {
@@ -382,7 +329,7 @@ impl Peer {
 }
 
 /// Starts to listen to a peer.
-fn peer(outbox: mpsc::Sender<Frame>, mut frames: Inbox, bell: Arc<Bell>) -> Peer {
+fn peer(outbox: Outbox, mut frames: Inbox, bell: Arc<Bell>) -> Peer {
     let (data, inbox) = mpsc::channel(QUEUED_FRAMES);
     let state: Arc<Mutex<PeerState>> = Arc::default();
     let heard = state.clone();

@@ -1,7 +1,7 @@
 //! Listening sockets for peers, and the names of hosts.
 
 use std::io;
-use std::net::TcpListener;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::time::Duration;
 
 use distribute_cluster::look_up;
@@ -14,20 +14,39 @@ const QUEUE: i32 = 4096;
 /// Limit for one lookup of a host name.
 pub(crate) const LOOK_UP: Duration = Duration::from_secs(10);
 
-/// Binds a listener that peers can reach: on the address of this host's name, else on all interfaces.
+/// Binds a listener that peers can reach: at an address or at `localhost` as it is given, at other names on all
+/// interfaces, since a name may resolve to the loopback interface here (Debian writes `127.0.1.1` and the host's own
+/// name into `/etc/hosts`) and to another one elsewhere.
 pub(crate) fn listen(host: &str) -> Result<TcpListener, ConnectError> {
+    listen_by(|name| look_up(name, LOOK_UP), host)
+}
+
+fn listen_by(
+    look_up: impl FnOnce(&str) -> io::Result<Vec<SocketAddr>>,
+    host: &str,
+) -> Result<TcpListener, ConnectError> {
     // The standard library's queue holds 128 connections. In a larger group all peers may connect at once; the system
     // drops what comes on top, and each drop costs a peer seconds.
     let lengthened = |listener: TcpListener| {
         rustix::net::listen(&listener, QUEUE)?;
         Ok(listener)
     };
-    look_up(&join_host(host, 0), LOOK_UP)
-        .and_then(|addresses| TcpListener::bind(&addresses[..]))
-        .or_else(|_| TcpListener::bind("[::]:0"))
-        .or_else(|_| TcpListener::bind("0.0.0.0:0"))
+    let literal = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    let bound = match literal {
+        Ok(address) => TcpListener::bind((address, 0)),
+        Err(_) if host == "localhost" => look_up(&join_host(host, 0)).and_then(|found| TcpListener::bind(&found[..])),
+        Err(_) => everywhere(),
+    };
+    bound
+        // The address may be one that a router or a proxy forwards from.
+        .or_else(|_| everywhere())
         .and_then(lengthened)
         .map_err(|source| ConnectError { action: "listen on a port of", address: host.to_owned(), source })
+}
+
+/// Listens on all interfaces, for IPv4 and IPv6 if the machine has both.
+fn everywhere() -> io::Result<TcpListener> {
+    TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)).or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)))
 }
 
 /// Formats `host:port`, with brackets around an IPv6 address.
@@ -50,6 +69,20 @@ mod tests {
     use std::net::TcpStream;
 
     use super::*;
+
+    #[test]
+    fn a_name_that_means_loopback_here_is_listened_for_on_all_interfaces() {
+        let bound = |host: &str, found: [u8; 4]| {
+            let listener = listen_by(|_| Ok(vec![SocketAddr::from((found, 0))]), host).unwrap();
+            listener.local_addr().unwrap().ip()
+        };
+        assert!(bound("node0", [127, 0, 1, 1]).is_unspecified());
+        assert!(bound("node0.example", [127, 0, 0, 1]).is_unspecified());
+        assert!(bound("localhost", [127, 0, 0, 1]).is_loopback());
+        assert!(bound("127.0.0.1", [192, 0, 2, 1]).is_loopback());
+        // An address of the range for documentation belongs to no machine.
+        assert!(bound("192.0.2.1", [127, 0, 0, 1]).is_unspecified());
+    }
 
     #[test]
     fn hundreds_of_peers_may_connect_at_once() {

@@ -16,6 +16,7 @@ use super::poll::poll;
 use super::shm::{Lane, LaneError, Obstacle};
 use super::{
     AbortReason, ConnectError, Incoming, Nonce, Outgoing, Proofs, Sharing, Timeout, Transport, TransportError,
+    TransportKind,
 };
 use crate::schedule::Link;
 
@@ -66,6 +67,7 @@ struct Peer {
 pub(crate) struct TcpTransport {
     peers: Vec<Option<Peer>>,
     name: &'static str,
+    sharing: Sharing,
     /// For each member the first one that it shares memory with, or itself; the same list on all members.
     hosts: Vec<usize>,
     /// How long an idle exchange spins without yielding its core.
@@ -140,7 +142,7 @@ impl TcpTransport {
         // Where there are more ranks than cores, the one that is waited for needs this one's.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let spin_only = if local < cores { SPIN_ONLY } else { Duration::ZERO };
-        Ok(TcpTransport { peers, name, hosts, spin_only, proofs, aborted: false })
+        Ok(TcpTransport { peers, name, sharing, hosts, spin_only, proofs, aborted: false })
     }
 
     /// Sleeps until a socket is ready that the exchange needs, or that may carry a control message.
@@ -324,6 +326,10 @@ impl Transport for TcpTransport {
     fn local_host(&self) -> Option<String> {
         let address = self.peers.iter().flatten().find_map(|peer| peer.data.socket().local_addr().ok())?;
         Some(address.ip().to_string())
+    }
+
+    fn kind(&self) -> Option<TransportKind> {
+        Some(self.sharing.kind())
     }
 
     fn secret(&self) -> Option<JobSecret> {

@@ -29,7 +29,7 @@ pub(super) fn kinds_of_connections() -> impl Iterator<Item = TransportKind> {
     kinds().into_iter().filter(|kind| matches!(kind, TransportKind::Tcp | TransportKind::Grpc))
 }
 
-fn listeners(count: usize) -> (Vec<TcpListener>, Vec<String>) {
+pub(super) fn listeners(count: usize) -> (Vec<TcpListener>, Vec<String>) {
     let listeners: Vec<TcpListener> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").expect("a port")).collect();
     let addresses = listeners.iter().map(|listener| listener.local_addr().expect("bound").to_string()).collect();
     (listeners, addresses)
@@ -41,7 +41,7 @@ fn secret(text: &str) -> Proofs {
 
 pub(super) type Connected = crate::Result<Box<dyn Transport>>;
 
-fn opened(
+pub(super) fn opened(
     kind: TransportKind,
     rank: usize,
     addresses: &[String],

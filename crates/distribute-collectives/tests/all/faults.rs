@@ -90,11 +90,13 @@ fn act(
                 let name = "again".to_owned();
                 let fresh = ProcessGroup::join(coordination, 1, &options.clone().name(name))?.remove(0);
                 sum(&fresh)?;
-                match me {
-                    0 => fresh.send(&[round], Rank(1))?,
-                    _ => fresh.recv(&mut [0u32], Rank(0))?,
+                // An abort also ends messages that are on their way: the rank that aborts receives the last one.
+                let aborts = round % 2;
+                match me == aborts {
+                    false => fresh.send(&[round], Rank(aborts))?,
+                    true => fresh.recv(&mut [0u32], Rank(1 - aborts))?,
                 }
-                if fresh.rank().0 == round % 2 {
+                if me == aborts {
                     fresh.abort("to begin anew", FailureKind::Permanent);
                 }
                 let error = fresh.barrier().unwrap_err().to_string();
@@ -110,7 +112,14 @@ fn act(
                 let mean = (group.world_size() - 1) as f32 / 2.0;
                 assert!((0..count).zip(&values).all(|(index, value)| *value == mean + (index % 7) as f32));
             }
-            sum(&group.split(Some(me / 2), 0)?.unwrap())
+            sum(&group.split(Some(me / 2), 0)?.unwrap())?;
+            sum(&group.split(Some(0), 0)?.unwrap())?;
+            let last = group.world_size() as u32 - 1;
+            match me {
+                0 => group.recv(&mut [0u32], Rank(last)),
+                rank if rank == last => group.send(&[1u32], Rank(0)),
+                _ => Ok(()),
+            }
         }
         _ => sum(group),
     }
@@ -295,6 +304,15 @@ fn pairs_on_one_host_share_memory_and_the_others_use_sockets() {
 }
 
 #[test]
+fn sub_groups_and_pairs_are_connected_alike_on_all_ranks_where_one_is_alone_on_its_host() {
+    let mut job = job_on_hosts(3, |rank| rank / 2).start().unwrap();
+    for (outcome, transport) in job.wait_all(DEADLINE).unwrap().iter().zip(["shm+tcp", "shm+tcp", "tcp"]) {
+        assert_eq!(said(outcome), "fine", "{outcome:?}");
+        assert!(outcome.stdout.lines().any(|line| line == format!("transport: {transport}")), "{outcome:?}");
+    }
+}
+
+#[test]
 fn a_member_that_comes_late_is_waited_for_and_one_that_comes_too_late_is_named() {
     for outcome in run("late", 3, "auto") {
         assert_eq!(said(&outcome), "fine");
@@ -323,8 +341,17 @@ fn a_rank_that_two_processes_claim_is_named_and_the_first_goes_on() {
 fn the_interface_can_be_chosen() {
     let on =
         |interface: &'static str| job_with("", 2, "tcp", move |_| vec![("DISTRIBUTE_INTERFACE", interface.into())]);
-    for outcome in on("=lo").start().unwrap().wait_all(DEADLINE).unwrap() {
-        assert_eq!(said(&outcome), "fine");
+    // No process has the addresses of the description, but for the one at which they join.
+    let port = Ports::reserve(1).unwrap().release()[0];
+    let config = move |rank: u32| {
+        let workers = format!(r#"["127.0.0.1:{port}", "192.0.2.1:1", "192.0.2.2:1"]"#);
+        let task = format!(r#"{{"type": "worker", "index": {rank}}}"#);
+        vec![("TF_CONFIG".to_owned(), format!(r#"{{"cluster": {{"worker": {workers}}}, "task": {task}}}"#))]
+    };
+    let job = Job::of_test("faults::member").unwrap().tasks(3).task_env(config).env(SCENARIO, "");
+    let job = job.env("DISTRIBUTE_TRANSPORT", "tcp").env("DISTRIBUTE_TIMEOUT", "10").env("DISTRIBUTE_INTERFACE", "=lo");
+    for outcome in job.start().unwrap().wait_all(DEADLINE).unwrap() {
+        assert_eq!(said(&outcome), "fine", "{outcome:?}");
     }
     for outcome in on("nowhere").start().unwrap().wait_all(DEADLINE).unwrap() {
         assert!(said(&outcome).contains("DISTRIBUTE_INTERFACE"), "{outcome:?}");

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::harness::{each, groups, quick};
 use distribute_cluster::FailureKind;
-use distribute_collectives::{Error, Options, ProcessGroup, ReduceOp, TransportKind, Work};
+use distribute_collectives::{Error, Options, OwnedBuffers, ProcessGroup, Rank, ReduceOp, TransportKind, Work};
 
 /// Unparks the polling thread, and counts the wake-ups.
 struct Unpark {
@@ -188,6 +188,49 @@ fn a_pending_work_that_is_dropped_is_waited_for() {
             group.all_reduce(&mut sum, ReduceOp::Sum).map(|()| sum[0])
         });
         assert!(sums.iter().all(|sum| *sum.as_ref().unwrap() == groups.len() as f32), "{sums:?}");
+    }
+}
+
+/// Asks until the work is done, and returns its memory.
+fn spin<B: OwnedBuffers>(work: Work<B>) -> Result<B, Error> {
+    let until = Instant::now() + Duration::from_secs(10);
+    while !work.is_done() {
+        assert!(Instant::now() < until, "the work is never done");
+        thread::yield_now();
+    }
+    work.wait()
+}
+
+#[test]
+fn a_rank_that_only_asks_gets_its_work_done() {
+    for (processes, local_ranks, options) in settings() {
+        let groups = groups(processes, local_ranks, &options);
+        let (world, counts) = (groups.len() as u32, vec![1; groups.len()]);
+        let outcomes = each(&groups, |group| {
+            let me = group.rank().0;
+            let sum = spin(group.start().all_reduce(vec![1u32; 100_000], ReduceOp::Sum)?)?;
+            assert_eq!(sum, vec![world; 100_000]);
+            assert_eq!(spin(group.start().broadcast(vec![me; 1000], Rank(1))?)?, [1; 1000]);
+            let [_, all] = spin(group.start().all_gather(vec![me], vec![0; counts.len()])?)?;
+            assert!(all.into_iter().eq(0..world));
+            let [_, mine] = spin(group.start().reduce_scatter(vec![me; counts.len()], vec![0], ReduceOp::Max)?)?;
+            assert_eq!(mine, [world - 1]);
+            // A mean of integers has an accumulator of its own.
+            assert_eq!(spin(group.start().all_reduce(vec![2u32, 4], ReduceOp::Mean)?)?, [2, 4]);
+            spin(group.start().barrier()?).map(drop)
+        });
+        assert!(outcomes.iter().all(Result::is_ok), "{processes} × {local_ranks}: {outcomes:?}");
+    }
+}
+
+#[test]
+fn a_rank_that_only_asks_notices_a_deadline() {
+    for (processes, local_ranks) in [(1, 2), (2, 1)] {
+        let options = Options::default().timeout(Duration::from_millis(300)).transport(TransportKind::Tcp);
+        let groups = groups(processes, local_ranks, &options);
+        // Rank 1 never makes the call.
+        let outcome = groups[0].start().all_reduce(vec![1.0f32; 4], ReduceOp::Sum).and_then(spin);
+        assert!(matches!(&outcome, Err(Error::Deadline { .. })), "{outcome:?}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::net::TcpListener;
 use std::sync::{Arc, Barrier};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use distribute_cluster::{Coordination, CoordinationOptions, FailureKind, Membership};
 use distribute_collectives::{Difference, Error, Options, ProcessGroup, Rank, ReduceOp, first_difference};
@@ -12,9 +12,13 @@ const DEADLINE: Duration = Duration::from_secs(20);
 
 /// `processes * local` ranks that met through a coordination service, all in this test process.
 fn groups(processes: usize, local: usize) -> Vec<ProcessGroup> {
-    let options = Options::default().timeout(DEADLINE);
+    groups_with(processes, local, |_| DEADLINE)
+}
+
+/// Such ranks, with a timeout that each process chooses.
+fn groups_with(processes: usize, local: usize, timeout: impl Fn(usize) -> Duration) -> Vec<ProcessGroup> {
     if processes == 1 {
-        return ProcessGroup::local_with(local, &options).unwrap();
+        return ProcessGroup::local_with(local, &Options::default().timeout(timeout(0))).unwrap();
     }
     let listener = Arc::new(TcpListener::bind("127.0.0.1:0").unwrap());
     let address = listener.local_addr().unwrap().to_string();
@@ -23,10 +27,10 @@ fn groups(processes: usize, local: usize) -> Vec<ProcessGroup> {
             let membership = Membership::new(rank as u32, processes as u32, address.clone()).unwrap();
             let listener = (rank == 0).then(|| listener.clone());
             let meeting = CoordinationOptions::default().join_timeout(DEADLINE).listener(listener);
-            let options = &options;
+            let options = Options::default().timeout(timeout(rank));
             move || {
                 let coordination = Arc::new(Coordination::start(&membership, meeting).unwrap());
-                ProcessGroup::join(&coordination, local, options).unwrap()
+                ProcessGroup::join(&coordination, local, &options).unwrap()
             }
         };
         let handles: Vec<_> = (0..processes).map(|rank| scope.spawn(join(rank))).collect();
@@ -217,6 +221,88 @@ fn lengths_that_differ_are_an_error_that_names_both() {
         // The group itself remains usable.
         each(&groups, |group| assert_eq!(sum_of_ranks(group, 1), 2));
     }
+}
+
+/// Lets rank 1 wait for a message while `end` runs, and returns its error and how long it waited after that.
+fn waiting_for_a_message(groups: &[ProcessGroup], end: impl FnOnce()) -> (Error, Duration) {
+    std::thread::scope(|scope| {
+        let receiver = scope.spawn(|| {
+            let error = groups[1].recv(&mut [0u8], Rank(0)).unwrap_err();
+            (error, Instant::now())
+        });
+        std::thread::sleep(Duration::from_millis(50));
+        let at = Instant::now();
+        end();
+        let (error, noticed) = receiver.join().unwrap();
+        (error, noticed.saturating_duration_since(at))
+    })
+}
+
+#[test]
+fn an_abort_ends_messages_between_two_ranks() {
+    let abort = |group: &ProcessGroup| group.abort("the model is broken", FailureKind::Permanent);
+    // Whether the two have exchanged a message before, and the rank that aborts. Processes that are not connected yet
+    // learn only of what happens in their own.
+    for (processes, local, is_connected, aborts) in
+        [(1, 2, true, 0), (1, 2, false, 0), (2, 1, true, 0), (2, 1, true, 1), (2, 1, false, 1)]
+    {
+        let groups = groups(processes, local);
+        if is_connected {
+            each(&groups, |group| match group.rank().0 {
+                0 => group.send(&[7u8], Rank(1)).unwrap(),
+                _ => group.recv(&mut [0u8], Rank(0)).unwrap(),
+            });
+        }
+        let (error, waited) = waiting_for_a_message(&groups, || abort(&groups[aborts]));
+        let is_told = matches!(error, Error::Aborted { .. }) && error.to_string().contains("the model is broken");
+        assert!(is_told && waited < Duration::from_secs(1), "{processes} × {local}: {error} after {waited:?}");
+        // Neither the pair nor a new one is used afterwards.
+        for (from, to) in [(aborts, 1 - aborts), (1 - aborts, aborts)] {
+            if processes == 1 || from == aborts {
+                let later = groups[from].send(&[7u8], Rank(to as u32)).unwrap_err();
+                assert!(matches!(later, Error::Aborted { .. }), "{later}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_message_of_an_idle_rank_is_not_waited_for() {
+    for is_connected in [true, false] {
+        let groups = groups(1, 2);
+        if is_connected {
+            each(&groups, |group| match group.rank().0 {
+                0 => group.send(&[7u8], Rank(1)).unwrap(),
+                _ => group.recv(&mut [0u8], Rank(0)).unwrap(),
+            });
+        } else {
+            groups[0].set_idle(true);
+        }
+        let (error, waited) = waiting_for_a_message(&groups, || groups[0].set_idle(true));
+        assert!(matches!(error, Error::Absent { .. }) && waited < Duration::from_secs(1), "{error} after {waited:?}");
+    }
+}
+
+#[test]
+fn a_message_arrives_after_an_earlier_one_was_given_up() {
+    let timeout = |process| if process == 0 { Duration::from_secs(1) } else { DEADLINE };
+    let groups = groups_with(2, 1, timeout);
+    // No rank receives it.
+    let error = groups[0].send(&[1u8], Rank(1)).unwrap_err();
+    assert!(matches!(error, Error::Connect { .. }) && error.to_string().contains("has not called recv"), "{error}");
+    std::thread::scope(|scope| {
+        let receiver = scope.spawn(|| {
+            let mut value = [0u8];
+            groups[1].recv(&mut value, Rank(0)).map(|()| value[0])
+        });
+        // It finds what the sender has left.
+        std::thread::sleep(Duration::from_millis(100));
+        let until = Instant::now() + DEADLINE;
+        while let Err(error) = groups[0].send(&[2u8], Rank(1)) {
+            assert!(Instant::now() < until, "{error}");
+        }
+        assert_eq!(receiver.join().unwrap().unwrap(), 2);
+    });
 }
 
 #[test]

@@ -61,7 +61,7 @@ fn job(scenario: &str, folder: &Path, ranks: u32) -> JobBuilder {
         let leader = [("MASTER_ADDR", "127.0.0.1".to_owned()), ("MASTER_PORT", "1".to_owned())];
         place.into_iter().chain(leader).map(|(name, value)| (name.to_owned(), value)).collect()
     };
-    let job = Job::of_test("stores::member").unwrap().tasks(ranks).task_env(place);
+    let job = Job::of_test("stores::member").unwrap().tasks(ranks).task_env(place).env("DISTRIBUTE_JOB_ID", "stores-1");
     job.env(MEMBER, scenario).env("DISTRIBUTE_STORE", format!("file:{}", folder.display()))
 }
 
@@ -105,6 +105,14 @@ fn a_process_that_does_not_come_is_named() {
     let text = said(&outcomes[0]);
     assert!(text.contains("worker:0: worker:2 did not join within 3 s"), "{text}");
     assert!(said(&outcomes[1]).contains("worker:2"), "{outcomes:?}");
+}
+
+#[test]
+fn a_job_without_an_identity_does_not_meet_another_one_in_the_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let job = job("all", folder.path(), 1).env("DISTRIBUTE_JOB_ID", "");
+    let outcome = job.start().unwrap().wait_all(DEADLINE).unwrap().remove(0);
+    assert!(said(&outcome).contains("Set DISTRIBUTE_JOB_ID to the same name on every task"), "{outcome:?}");
 }
 
 #[test]

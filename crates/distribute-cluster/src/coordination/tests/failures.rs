@@ -214,6 +214,9 @@ fn a_leader_that_leaves_is_no_failure_and_answers_first() {
         });
         let text = job[0].get("k", SOON).unwrap_err().to_string();
         assert!(text.contains("the leader has left the job"), "{text}");
+        // A loop that waits for failures does not spin from then on.
+        let (began, pause) = (Instant::now(), Duration::from_millis(20));
+        assert!(job[0].await_failure(pause).is_none() && began.elapsed() >= pause);
         drop(job);
         assert!(told.try_recv().is_err());
     }

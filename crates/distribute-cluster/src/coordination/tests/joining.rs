@@ -227,6 +227,8 @@ fn wrong_options_are_sentences() {
     assert!(text.contains("at least twice the interval"), "{text}");
     let none = CoordinationOptions { heartbeat_interval: Duration::ZERO, ..options() };
     assert!(matches!(Coordination::start(&membership, none), Err(Error::Config { .. })));
+    let endless = CoordinationOptions { heartbeat_interval: Duration::MAX, ..options() };
+    assert!(matches!(Coordination::start(&membership, endless), Err(Error::Config { .. })));
     let outside = Membership { rank: 2, ..membership };
     assert!(matches!(Coordination::start(&outside, options()), Err(Error::Config { .. })));
     let of = |given: &'static str| move |name: &str| (name == "DISTRIBUTE_TIMEOUT").then(|| given.to_owned());

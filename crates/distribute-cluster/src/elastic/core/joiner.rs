@@ -17,12 +17,15 @@ pub(super) struct Joiner {
     read_at: Option<Duration>,
     /// Whether any member has answered.
     pub(super) was_answered: bool,
+    /// Whether a member of a generation has answered, which has the same options.
+    pub(super) is_expected: bool,
 }
 
 impl Joiner {
     pub(super) fn new(now: Duration, settings: &Settings) -> Joiner {
         let read_at = (!settings.majority).then_some(now);
-        Joiner { at: now, pause: settings.answer_window / 4, asked: 0, hint: None, read_at, was_answered: false }
+        let pause = settings.answer_window / 4;
+        Joiner { at: now, pause, asked: 0, hint: None, read_at, was_answered: false, is_expected: false }
     }
 
     /// Returns when it asks again.
@@ -115,11 +118,12 @@ impl Core {
         }
     }
 
-    pub(super) fn on_wait(&mut self, now: Duration, from: &str, leader: String) {
+    pub(super) fn on_wait(&mut self, now: Duration, from: &str, leader: String, number: u64) {
         if self.role != Role::Joining || check_address(&leader).is_err() {
             return;
         }
         self.joiner.was_answered = true;
+        self.joiner.is_expected |= number > 0;
         let hint = self.joiner.hint.as_ref().map(|(hint, _)| hint.as_str());
         // Only the one that proposes, or was said to, can name another.
         if hint.is_none_or(|hint| hint == from) || leader == from {
@@ -160,7 +164,7 @@ impl Core {
         let leader = self.proposer();
         let number = self.base.number;
         if self.seat.is_some() || number > 0 {
-            self.send(from, Message::Wait { leader });
+            self.send(from, Message::Wait { leader, number });
         }
         if self.seat.is_none() || self.waiting.len() >= Generation::MAX_MEMBERS {
             return;

@@ -20,9 +20,11 @@ pub(in crate::elastic) enum Message {
         have: u64,
         candidate: Candidate,
     },
-    /// Answers a join by the address of the one that proposes the next generation.
+    /// Answers a join by the address of the one that proposes the next generation, and the number of the newest one
+    /// that the answering process knows.
     Wait {
         leader: String,
+        number: u64,
     },
     /// Asks whether a member is there, and for its promise to vote for no earlier ballot.
     Prepare {

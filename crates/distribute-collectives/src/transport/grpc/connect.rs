@@ -1,32 +1,97 @@
-//! The one call of the service.
+//! Connection setup: each member calls those before it, and is called by those after it.
 
-use std::convert::Infallible;
-use std::pin::Pin;
+use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use distribute_cluster::grpc::{self, Credentials, GrpcService, Inbox, Routed, encode};
-use distribute_cluster::{Acquaintance, Door};
+use distribute_cluster::grpc::{self, Credentials, GrpcService, Inbox, Routed};
+use distribute_cluster::secret::{JOB_REMEDY, Terms};
+use distribute_cluster::{Acquaintance, Door, Incoming};
 use http::HeaderMap;
 use tokio::sync::mpsc;
 use tonic::body::Body;
-use tonic::transport::Endpoint;
+use tonic::transport::{Endpoint, Server};
 use tonic::{Code, Status};
 
-use super::super::Unproved;
-use super::frames::{Frame, MAX_CONTROL_BYTES, MAX_FRAME_BYTES, control};
+use super::super::{ConnectError, Nonce, Proofs, Unproved};
+use super::frames::{Frame, MAX_CONTROL_BYTES, MAX_FRAME_BYTES};
+use super::outbox::Outbox;
 use super::wire::{Hello, frame::Kind};
-use super::{Bell, HTTP_FRAME_BYTES, Peer, QUEUED_FRAMES, WINDOW_BYTES, lock, peer};
+use super::{Bell, Peer, lock, peer};
 
 const PATH: &str = "/distribute.v1.Collective/Connect";
 
+/// Largest HTTP/2 frame that a receiver accepts.
+const HTTP_FRAME_BYTES: u32 = 2 << 20;
+
+/// HTTP/2 flow-control window: how far a sender may be ahead of its receiver.
+const WINDOW_BYTES: u32 = 16 << 20;
+
+/// How long a connection may take to say which member it is of.
+const MAX_SILENCE: Duration = Duration::from_secs(10);
+
+/// Most connections that have not said so, in addition to those of members; beyond this the oldest is closed.
+const MAX_STRANGERS: usize = 256;
+
 /// Limit for a caller's hello.
-const MAX_SILENCE: Duration = Duration::from_secs(5);
+const MAX_HELLO: Duration = Duration::from_secs(5);
+
+/// Connects member `rank` with all others.
+pub(super) async fn connect(
+    rank: usize,
+    addresses: Vec<String>,
+    listener: TcpListener,
+    (group, proofs): (Nonce, Proofs),
+    bell: Arc<Bell>,
+    deadline: Instant,
+) -> Result<Vec<Option<Peer>>, ConnectError> {
+    let own = addresses.get(rank).cloned().unwrap_or_default();
+    let failed = |action, address: &str, source| ConnectError { action, address: address.to_owned(), source };
+    let (arrivals, mut arrived) = mpsc::channel(addresses.len().max(1));
+    let mut peers: Vec<Option<Peer>> = addresses.iter().map(|_| None).collect();
+    let listener = tokio::net::TcpListener::from_std(listener).map_err(|source| failed("listen on", &own, source))?;
+    let hello = Hello { nonce: Bytes::copy_from_slice(&group.to_bytes()), rank: rank as u32 };
+    let terms = Terms::new("collectives over grpc 1", group.to_string());
+    let Proofs { secret, tls } = &proofs;
+    let door = Door::new(format!("member {rank} of a group"), secret.clone(), terms.clone(), JOB_REMEDY);
+    let door = Arc::new(door.tls(tls.clone()));
+    let incoming = Incoming::new(listener, MAX_SILENCE, addresses.len() + MAX_STRANGERS);
+    let service = service(hello.clone(), addresses.len(), &bell, door.clone(), arrivals);
+    let server = tokio::spawn(
+        Server::builder()
+            .initial_stream_window_size(WINDOW_BYTES)
+            .initial_connection_window_size(WINDOW_BYTES)
+            .max_frame_size(HTTP_FRAME_BYTES)
+            .add_service(service)
+            .serve_with_incoming(incoming.behind(door)),
+    );
+    for (peer, address) in addresses.iter().enumerate().take(rank) {
+        let (claim, terms) = (claim(rank as u32, peer as u32), terms.clone());
+        let proof = Credentials::new((secret.clone(), tls.clone()), terms, claim, JOB_REMEDY);
+        let call = call(address, hello.clone(), (peer, proof), &bell, deadline);
+        peers[peer] = Some(call.await.map_err(|source| failed("connect to", address, source))?);
+    }
+    let deadline = tokio::time::Instant::from_std(deadline);
+    for _ in rank + 1..addresses.len() {
+        match tokio::time::timeout_at(deadline, arrived.recv()).await {
+            Ok(Some((caller, peer))) => peers[caller] = Some(peer),
+            _ => return Err(missing(own)),
+        }
+    }
+    // All are there: strangers need not be listened to any more. Connections live on in tasks of their own.
+    server.abort();
+    Ok(peers)
+}
+
+/// Returns the error of the member at `own`, which not all others have called.
+pub(super) fn missing(own: String) -> ConnectError {
+    let source = std::io::Error::other("not all peers connected before the deadline");
+    ConnectError { action: "accept peers at", address: own, source }
+}
 
 /// Calls the member `callee`, which comes before this one, again and again until the deadline: it may not listen yet.
-pub(super) async fn call(
+async fn call(
     address: &str,
     hello: Hello,
     (callee, proof): (usize, Option<Credentials>),
@@ -44,9 +109,7 @@ pub(super) async fn call(
         let attempt = async {
             let connected = grpc::connected(&endpoint, proof.as_ref()).await;
             let mut channel = connected.map_err(|error| failed(grpc::status_of(&error)))?;
-            let (outbox, body) = outgoing(bell);
-            // There is room for the first frame of an empty queue.
-            let _ = outbox.try_send(control(Kind::Hello(hello.clone())));
+            let (outbox, body) = Outbox::new(hello.clone(), bell);
             let body = grpc::call(&mut channel, PATH, HeaderMap::new(), body).await.map_err(failed)?;
             let mut frames = Inbox::new(body, MAX_CONTROL_BYTES);
             match frames.next::<Frame>().await {
@@ -74,7 +137,7 @@ pub(super) async fn call(
 }
 
 /// Returns what a member says of itself when it proves the job's secret.
-pub(super) fn claim(caller: u32, callee: u32) -> String {
+fn claim(caller: u32, callee: u32) -> String {
     format!("rank {caller} calls rank {callee}")
 }
 
@@ -86,42 +149,8 @@ fn failed(status: Status) -> std::io::Error {
     }
 }
 
-/// Creates a queue of frames, and the body that they are sent in, which rings when there is room again.
-fn outgoing(bell: &Arc<Bell>) -> (mpsc::Sender<Frame>, Body) {
-    let (outbox, queue) = mpsc::channel(QUEUED_FRAMES);
-    (outbox, Body::new(Outgoing { queue, payload: Bytes::new(), bell: bell.clone() }))
-}
-
-/// The body of a stream of frames.
-struct Outgoing {
-    queue: mpsc::Receiver<Frame>,
-    /// The payload of the frame whose beginning is sent.
-    payload: Bytes,
-    bell: Arc<Bell>,
-}
-
-impl http_body::Body for Outgoing {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<http_body::Frame<Bytes>, Infallible>>> {
-        if !self.payload.is_empty() {
-            let payload = std::mem::take(&mut self.payload);
-            return Poll::Ready(Some(Ok(http_body::Frame::data(payload))));
-        }
-        let Some(frame) = ready!(self.queue.poll_recv(cx)) else { return Poll::Ready(None) };
-        self.bell.ring();
-        let [head, payload] = encode(frame);
-        self.payload = payload;
-        Poll::Ready(Some(Ok(http_body::Frame::data(head))))
-    }
-}
-
 /// Returns the service that takes the calls of members that come after this one.
-pub(super) fn service(
+fn service(
     own: Hello,
     members: usize,
     bell: &Arc<Bell>,
@@ -163,7 +192,7 @@ impl GrpcService for Acceptor {
 impl Acceptor {
     async fn open(&self, body: Body, connection: &Acquaintance) -> Result<Body, Status> {
         let mut frames = Inbox::new(body, MAX_CONTROL_BYTES);
-        let hello = match tokio::time::timeout(MAX_SILENCE, frames.next::<Frame>()).await {
+        let hello = match tokio::time::timeout(MAX_HELLO, frames.next::<Frame>()).await {
             Ok(Ok(Some(Frame { kind: Some(Kind::Hello(hello)) }))) => hello,
             Ok(_) => return Err(Status::invalid_argument("the first frame must be a hello")),
             Err(_) => return Err(Status::deadline_exceeded("no hello came within 5 seconds")),
@@ -185,9 +214,7 @@ impl Acceptor {
             None => return Err(Status::out_of_range(format!("rank {caller} is outside the group"))),
         }
         frames.limit(MAX_FRAME_BYTES);
-        let (outbox, replies) = outgoing(&self.bell);
-        // There is room for the first frame of an empty queue.
-        let _ = outbox.try_send(control(Kind::Hello(self.own.clone())));
+        let (outbox, replies) = Outbox::new(self.own.clone(), &self.bell);
         let peer = peer(outbox, frames, self.bell.clone());
         if self.arrivals.send((caller, peer)).await.is_err() {
             return Err(Status::already_exists("the group is complete"));

@@ -1,0 +1,122 @@
+use std::sync::atomic::AtomicBool;
+use std::thread;
+
+use distribute_types::FailureKind;
+
+use super::super::tests::{Connected, connected, group, listeners, opened};
+use super::*;
+use crate::transport::{Sink, UnexpectedBytes};
+use crate::{Error, Rank};
+
+/// More than the queues and flow-control windows of a stream hold.
+const LEN: usize = 64 << 20;
+
+/// The deadline of what ends by itself.
+const SOON: Duration = Duration::from_secs(20);
+
+fn pair() -> [Connected; 2] {
+    let pair = connected(TransportKind::Grpc, &[Proofs::default(), Proofs::default()], SOON, |_| ());
+    pair.try_into().ok().expect("two members")
+}
+
+/// Discards bytes, up to a number of them.
+struct Discard {
+    space: Vec<u8>,
+    left: usize,
+}
+
+impl Sink for Discard {
+    fn space(&mut self) -> &mut [u8] {
+        let len = self.left.min(self.space.len());
+        &mut self.space[..len]
+    }
+
+    fn advance(&mut self, len: usize) -> Result<(), UnexpectedBytes> {
+        self.left -= len;
+        Ok(())
+    }
+}
+
+/// Receives bytes of member 1 until the time is over.
+fn receive(transport: &mut dyn Transport, len: usize, time: Duration) -> Result<(), TransportError> {
+    let mut sink = Discard { space: vec![0; 1 << 16], left: len };
+    let mut incoming = [Incoming { from: 1, sink: &mut sink }];
+    let never = AtomicBool::new(false);
+    let timeout = Timeout { deadline: Instant::now() + time, spin: Duration::ZERO, interrupted: &never };
+    transport.exchange(&mut [], &mut incoming, &timeout)
+}
+
+/// Sends to member 0, which does not read, until there is no room any more.
+fn fill(transport: &mut dyn Transport) {
+    let bytes = vec![0; LEN];
+    let mut outgoing = [Outgoing { to: 0, parts: vec![IoSlice::new(&bytes)] }];
+    let never = AtomicBool::new(false);
+    let deadline = Instant::now() + Duration::from_millis(400);
+    let timeout = Timeout { deadline, spin: Duration::ZERO, interrupted: &never };
+    assert_eq!(transport.exchange(&mut outgoing, &mut [], &timeout), Err(TransportError::Deadline));
+}
+
+#[test]
+fn that_a_member_waits_and_leaves_is_told_although_its_queue_is_full() {
+    let [mut first, mut second] = pair().map(|transport| transport.expect("it connects"));
+    fill(&mut *second);
+    second.announce(6);
+    second.announce(7);
+    let deadline = Instant::now() + SOON;
+    while first.announced(1) != Some(7) {
+        assert!(Instant::now() < deadline, "{:?}", first.announced(1));
+        let received = receive(&mut *first, LEN, Duration::from_millis(50));
+        assert_eq!(received, Err(TransportError::Deadline));
+    }
+    fill(&mut *second);
+    thread::scope(|scope| {
+        scope.spawn(move || drop(second));
+        // It leaves while there is no room.
+        thread::sleep(Duration::from_millis(100));
+        assert_eq!(receive(&mut *first, 3 * LEN, SOON), Err(TransportError::Left { peer: 1 }));
+    });
+}
+
+#[test]
+fn an_abort_while_data_wait_for_room_tells_its_reason() {
+    let timeout = Duration::from_secs(5);
+    let [first, second] = pair();
+    let (first, second) = (group(first, 0, 2, timeout), group(second, 1, 2, timeout));
+    thread::scope(|scope| {
+        let sends = scope.spawn(|| first.broadcast(&mut vec![0u8; LEN], Rank(0)));
+        // Until there is no room any more.
+        thread::sleep(Duration::from_millis(300));
+        first.abort("as planned", FailureKind::Permanent);
+        assert!(sends.join().expect("no panic").is_err());
+        let started = Instant::now();
+        let error = second.broadcast(&mut vec![0u8; LEN], Rank(0)).expect_err("the group has failed");
+        assert!(matches!(error, Error::Aborted { .. }) && error.to_string().contains("as planned"), "{error}");
+        assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    });
+}
+
+#[test]
+fn members_connect_and_leave_on_threads_that_run_an_event_loop() {
+    let (listeners, addresses) = listeners(3);
+    let nonce = Nonce::new().expect("random numbers");
+    let within = |rank, members: usize, listener, wait| {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().expect("an event loop");
+        runtime.block_on(async {
+            let proofs = (nonce, Proofs::default());
+            let transport = opened(TransportKind::Grpc, rank, &addresses[..members], listener, proofs, wait);
+            transport.map(drop)
+        })
+    };
+    let [first, second, third] = <[TcpListener; 3]>::try_from(listeners).expect("three");
+    thread::scope(|scope| {
+        let within = &within;
+        let members =
+            [(0, first), (1, second)].map(|(rank, listener)| scope.spawn(move || within(rank, 2, listener, SOON)));
+        for member in members {
+            member.join().expect("no panic").expect("both are there");
+        }
+    });
+    // No peer answers.
+    let error = within(2, 3, third, Duration::from_millis(200)).expect_err("it is alone");
+    assert!(matches!(error, Error::Connect { .. }), "{error}");
+}
