@@ -84,6 +84,22 @@ pub enum Error {
         /// The last failures of the dispatcher and of the data workers.
         tried: String,
     },
+    /// The dispatcher does not know a dataset.
+    #[error(
+        "dataset {dataset:?}: the dispatcher at {dispatcher} did not know its data within {:.0} s: {problem}; start \
+         the data workers that serve it, or correct the name",
+        waited.as_secs_f64()
+    )]
+    Unknown {
+        /// The dispatcher's address.
+        dispatcher: String,
+        /// The name of the dataset.
+        dataset: String,
+        /// How long it was asked.
+        waited: Duration,
+        /// The last answer.
+        problem: String,
+    },
     /// Data workers are alive and yield nothing.
     #[error(
         "dataset {dataset:?}: no element of split {split} came within {:.0} s, although a data worker was at work; \
@@ -169,9 +185,11 @@ distribute_types::debug_is_display!(Error);
 impl ErrorClass for Error {
     fn class(&self) -> Class {
         match self {
-            Error::NoDispatcher { .. } | Error::NoWorker { .. } | Error::Stalled { .. } | Error::Damaged { .. } => {
-                Class::new(Scope::Peer, FailureKind::Retryable)
-            }
+            Error::NoDispatcher { .. }
+            | Error::NoWorker { .. }
+            | Error::Unknown { .. }
+            | Error::Stalled { .. }
+            | Error::Damaged { .. } => Class::new(Scope::Peer, FailureKind::Retryable),
             Error::Option { .. }
             | Error::NoAddress
             | Error::NoDataset

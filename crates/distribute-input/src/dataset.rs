@@ -89,8 +89,8 @@ pub(crate) struct Facts {
     pub(crate) prefetch: usize,
     pub(crate) error: Option<Error>,
     pub(crate) shares: Shares,
-    /// The files of the sources, or their numbers of splits, in pipeline order.
-    pub(crate) sources: Vec<String>,
+    /// The files of the sources, or their numbers of splits and the data that those are of, in pipeline order.
+    pub(crate) sources: Vec<Source>,
     /// The seeds of the shuffles, in pipeline order.
     pub(crate) seeds: Vec<u64>,
     /// The stages that choose and order elements, and memory budgets, in pipeline order.
@@ -99,12 +99,22 @@ pub(crate) struct Facts {
     pub(crate) buffers: usize,
 }
 
+/// A source that is compared between workers, and with the one that a position was saved with.
+#[derive(Clone)]
+pub(crate) enum Source {
+    Named(String),
+    /// Asked for its name when the dataset is distributed.
+    Asked(Arc<dyn Fn() -> Result<String, BoxError> + Send + Sync>),
+}
+
 /// A `batch` of elements.
 #[derive(Clone, Debug)]
 pub(crate) struct Batched {
     size: usize,
+    /// Whether smaller batches are dropped, so that the end of a share depends on the replicas of a worker.
+    exact: bool,
     /// The function that joins rows of several batches, if their elements differ in shape: a `fn(&[T]) -> Result<T>`
-    /// for batches of type `T`. A map to another type leaves none that fits.
+    /// for batches of type `T`. A map leaves none: how it has changed the padding is not known.
     join: Option<Arc<dyn Any + Send + Sync>>,
 }
 
@@ -129,6 +139,28 @@ impl Shares {
             (Shares::Hint, Shares::Hint) => Shares::Hint,
             (Shares::Splits(one), Shares::Splits(two)) => Shares::Splits([one, two].concat()),
             _ => Shares::None,
+        }
+    }
+}
+
+impl Source {
+    /// Returns the name of the source.
+    ///
+    /// # Errors
+    /// [`Error::External`] if it is not known.
+    pub(crate) fn name(&self) -> crate::Result<String> {
+        match self {
+            Source::Named(name) => Ok(name.clone()),
+            Source::Asked(ask) => ask().map_err(Error::external),
+        }
+    }
+}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Source::Named(name) => formatter.write_str(name),
+            Source::Asked(_) => formatter.write_str("a source that is asked for its name"),
         }
     }
 }
@@ -292,12 +324,12 @@ pub(crate) type Join<T> = fn(&[T]) -> crate::Result<T>;
 impl Batched {
     /// Creates a description of batches of elements of equal shape.
     pub(crate) fn of(size: usize) -> Batched {
-        Batched { size, join: None }
+        Batched { size, exact: false, join: None }
     }
 
     /// Creates a description of batches whose rows only `join` joins.
     pub(crate) fn joined_by<T: 'static>(size: usize, join: Join<T>) -> Batched {
-        Batched { size, join: Some(Arc::new(join)) }
+        Batched { join: Some(Arc::new(join)), ..Batched::of(size) }
     }
 }
 
@@ -321,6 +353,18 @@ impl Facts {
         self.batched.as_ref().map(|batched| batched.size)
     }
 
+    /// Returns the size of the last `batch` if smaller ones are dropped.
+    #[cfg(feature = "tfrecord")]
+    pub(crate) fn exact_size(&self) -> Option<usize> {
+        self.batched.as_ref().filter(|batched| batched.exact).map(|batched| batched.size)
+    }
+
+    /// Returns the properties after a map of the elements.
+    pub(crate) fn mapped(self) -> Facts {
+        let batched = self.batched.map(|batched| Batched { join: None, ..batched });
+        Facts { batched, prefetch: 0, ..self }
+    }
+
     /// Returns the function that joins batches of type `T`, if it is not [`Element::concat`].
     pub(crate) fn join_of_rows<T: 'static>(&self) -> Option<Join<T>> {
         self.batched.as_ref()?.join.as_ref()?.downcast_ref().copied()
@@ -329,8 +373,8 @@ impl Facts {
     /// Returns the batches of two sequences of batches, if they are of one size.
     fn batched_as(&self, other: &Facts) -> Option<Batched> {
         let (one, other) = (self.batched.as_ref()?, other.batched.as_ref()?);
-        let join = one.join.as_ref().or(other.join.as_ref()).cloned();
-        (one.size == other.size).then_some(Batched { size: one.size, join })
+        let join = one.join.as_ref().filter(|_| other.join.is_some()).cloned();
+        (one.size == other.size).then_some(Batched { size: one.size, exact: one.exact || other.exact, join })
     }
 
     /// Records a stage that repeats the order of one pass, if the order changes with the pass.

@@ -70,6 +70,7 @@ type EmptyParts<T> = Arc<dyn Fn(bool) -> Result<Option<Vec<T>>> + Send + Sync>;
 /// # Errors
 /// - [`Error::NotBatched`] if the dataset is not batched; call `.batch(global_batch)`.
 /// - [`Error::Options`] if the sharding policy does not fit the dataset, or an option is for input functions.
+/// - [`Error::External`] if a source that is [asked for its name](Dataset::named_by) does not know it.
 /// - The error of the dataset's description, if it is invalid.
 ///
 /// # Examples
@@ -120,7 +121,9 @@ where
     };
     let (read_mode, lane, cardinality) = match &reads {
         Reads::Walk => (ReadMode::Walk, Lane::of(None), cardinality),
-        Reads::Own { share, .. } => (ReadMode::Lanes, Lane::of(*share), Cardinality::Unknown),
+        Reads::Own { share, .. } => {
+            (ReadMode::Lanes, Lane::of_worker(*share, topology.replicas_per_worker()), Cardinality::Unknown)
+        }
     };
     let cardinality = of_steps(cardinality, options);
     Ok(WorkerDataset {
@@ -130,7 +133,7 @@ where
         lanes: vec![lane],
         cardinality,
         depth: Depth::new(options.per_replica_buffer_size.max(dataset.facts.prefetch)),
-        plan: DataPlan::new(topology, Division::Global { rebatch, reads }, cardinality).with_sources(&dataset.facts),
+        plan: DataPlan::new(topology, Division::Global { rebatch, reads }, cardinality).with_sources(&dataset.facts)?,
         unequal_data: options.unequal_data,
         passes: Arc::default(),
         stand_ins: false,

@@ -111,9 +111,14 @@ impl<B> Feed<B> {
                 self.reading += 1;
                 continue;
             }
-            let batches = self.batches.get_or_insert_with(|| Batches {
-                items: (self.open)(self.pass.clone().of_share(lane.share)),
-                came: vec![0; lane.cuts.len()],
+            let batches = self.batches.get_or_insert_with(|| {
+                let pass = self.pass.clone().of_share(lane.share);
+                // The rest of a lane ends where the whole would have ended.
+                let pass = match lane.replicas {
+                    Some(replicas) => pass.cut_again(replicas),
+                    None => pass,
+                };
+                Batches { items: (self.open)(pass), came: vec![0; lane.cuts.len()] }
             });
             match batches.items.next() {
                 Some(batch) => {

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::{fmt, ops::Range};
 
-use crate::dataset::{Facts, Share, Shares, divide};
+use crate::dataset::{Facts, Share, Shares, Source, divide};
 use crate::distributed::Reads;
-use crate::{Cardinality, FileShard, Topology, rebatch::Rebatch};
+use crate::{Cardinality, FileShard, Result, Topology, rebatch::Rebatch};
 
 /// The rows that each worker and replica reads. It prints as a table, which is equal on all workers.
 ///
@@ -35,9 +35,7 @@ pub struct DataPlan {
     seeds: Vec<u64>,
     /// The stages that choose and order elements, and memory budgets.
     stages: Vec<String>,
-    /// The sources, if they are files or have splits.
-    divided: Option<Shares>,
-    /// All sources, in words.
+    /// The files, the numbers of splits and the data that those are of; empty if each worker may have data of its own.
     sources: Vec<String>,
 }
 
@@ -52,22 +50,20 @@ pub(crate) enum Division {
 
 impl DataPlan {
     pub(crate) fn new(topology: Topology, division: Division, steps: Cardinality) -> DataPlan {
-        DataPlan {
-            topology,
-            division,
-            steps,
-            seeds: Vec::new(),
-            stages: Vec::new(),
-            divided: None,
-            sources: Vec::new(),
-        }
+        DataPlan { topology, division, steps, seeds: Vec::new(), stages: Vec::new(), sources: Vec::new() }
     }
 
-    pub(crate) fn with_sources(self, facts: &Facts) -> DataPlan {
-        let divided =
-            Some(facts.shares.clone()).filter(|shares| matches!(shares, Shares::Splits(_) | Shares::Files(_)));
+    /// Adds the sources of a dataset, its seeds and its stages.
+    ///
+    /// # Errors
+    /// [`Error::External`](crate::Error::External) if a source does not know its name.
+    pub(crate) fn with_sources(self, facts: &Facts) -> Result<DataPlan> {
         let Facts { seeds, stages, sources, .. } = facts.clone();
-        DataPlan { seeds, stages, divided, sources, ..self }
+        let sources = match self.has_common_data() {
+            true => sources.iter().map(Source::name).collect::<Result<_>>()?,
+            false => Vec::new(),
+        };
+        Ok(DataPlan { seeds, stages, sources, ..self })
     }
 
     /// Returns the named settings that must be equal on all workers for the plan to hold; empty if each worker chooses
@@ -96,14 +92,9 @@ impl DataPlan {
             ("reading", policy.to_owned()),
             ("seeds of shuffles", format!("{:?}", self.seeds)),
         ];
-        match (&self.divided, reads) {
-            (Some(Shares::Splits(splits)), _) => settings.push(("splits of the source", format!("{splits:?}"))),
-            // Without a share a worker may have files of its own.
-            (Some(Shares::Files(_)), Reads::Own { share: None, .. }) | (None, _) => {}
-            (Some(files), _) => settings.push(("files", files.to_string())),
-        }
         // Positions compare them too, where workers read parts of the same data.
-        if self.order().is_some() {
+        if self.has_common_data() {
+            settings.push(("sources", self.sources.join(", ")));
             settings.push(("choice and order of elements", self.stages.join(", ")));
         }
         settings
@@ -112,12 +103,17 @@ impl DataPlan {
     /// Describes what the order of the rows depends on, as far as a dataset knows it; `None` if each worker may have
     /// data of its own.
     pub(crate) fn order(&self) -> Option<String> {
+        self.has_common_data().then(|| {
+            let (sources, stages) = (self.sources.join(", "), self.stages.join(", "));
+            format!("{sources}; seeds {:?}; stages [{stages}]", self.seeds)
+        })
+    }
+
+    /// Returns whether all workers read parts of the same data. Without a share each may have sources of its own.
+    fn has_common_data(&self) -> bool {
         match &self.division {
-            Division::PerWorker { .. } | Division::Global { reads: Reads::Own { share: None, .. }, .. } => None,
-            Division::Global { .. } => {
-                let (sources, stages) = (self.sources.join(", "), self.stages.join(", "));
-                Some(format!("{sources}; seeds {:?}; stages [{stages}]", self.seeds))
-            }
+            Division::PerWorker { .. } => false,
+            Division::Global { reads, .. } => !matches!(reads, Reads::Own { share: None, .. }),
         }
     }
 

@@ -83,6 +83,10 @@ pub(crate) struct Lane {
     /// The number of rows seen after the cuts.
     pub(crate) seen: u64,
     pub(crate) ended: bool,
+    /// The number of replicas of each worker when the pass began, on which the end of the share depends. `None` for the
+    /// whole of a source, and in positions of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) replicas: Option<usize>,
 }
 
 /// Skips the first `skip` rows and keeps every `count`-th row after them, beginning with row `index`.
@@ -95,7 +99,12 @@ pub(crate) struct Cut {
 
 impl Lane {
     pub(crate) fn of(share: Option<Share>) -> Lane {
-        Lane { share, cuts: Vec::new(), seen: 0, ended: false }
+        Lane { share, cuts: Vec::new(), seen: 0, ended: false, replicas: None }
+    }
+
+    /// Creates the lane of a share that a worker with this many replicas begins to read.
+    pub(crate) fn of_worker(share: Option<Share>, replicas: usize) -> Lane {
+        Lane { replicas: share.map(|_| replicas), ..Lane::of(share) }
     }
 
     /// Returns the number of rows that were passed.
@@ -109,7 +118,7 @@ impl Lane {
         if self.seen > 0 || count > 1 {
             cuts.push(Cut { skip: self.seen, count, index });
         }
-        Lane { share: self.share, cuts, seen: 0, ended: self.ended }
+        Lane { share: self.share, cuts, seen: 0, ended: self.ended, replicas: self.replicas }
     }
 }
 

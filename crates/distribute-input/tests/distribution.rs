@@ -7,8 +7,9 @@ use std::path::PathBuf;
 
 use distribute_input::read::{Lines, ReadOptions, TfRecordWriter, TfRecords};
 use distribute_input::{
-    Array, AutoShardPolicy, Cardinality, Dataset, InputOptions, InputPosition, InputReplicationMode, Sizes, Topology,
-    UnequalData, WorkerDataset, WorkerIterator, distribute_dataset, distribute_datasets_from_function,
+    Array, AutoShardPolicy, BoxError, Cardinality, Dataset, Error, InputOptions, InputPosition, InputReplicationMode,
+    Parallel, Sizes, Topology, UnequalData, WorkerDataset, WorkerIterator, distribute_dataset,
+    distribute_datasets_from_function,
 };
 use proptest::prelude::*;
 
@@ -262,6 +263,54 @@ fn exact_batches_of_files_lose_only_what_fills_no_step() {
 }
 
 #[test]
+fn exact_batches_end_where_they_would_have_after_a_restart_with_other_replicas() {
+    let folder = tempfile::tempdir().unwrap();
+    let (paths, _) = files(folder.path(), &[9, 9]);
+    let data = numbers(&paths, 1).batch_exact(6);
+    let mut passes: Vec<_> = (0..2).map(|at| worker(&data, (2, at, 1), plain()).iter()).collect();
+    passes.iter_mut().for_each(|pass| pass.by_ref().take(2).for_each(|step| drop(step.unwrap())));
+    let position = InputPosition::of_all(passes.iter().map(|pass| pass.position().clone()).collect()).unwrap();
+    for (count, replicas) in [(2, 1), (2, 2), (1, 4), (1, 1), (3, 1)] {
+        let rest = |index| steps(worker(&data, (count, index, replicas), plain()).iter_from(&position).unwrap());
+        let mut rows = flat(&(0..count).flat_map(rest).collect::<Vec<_>>()).concat();
+        rows.sort_unstable();
+        assert_eq!(rows, [6, 7, 8, 15, 16, 17], "{count} workers of {replicas} replicas");
+    }
+    // A position of an older version has no replicas.
+    let text = serde_json::to_string(&position).unwrap();
+    let older: InputPosition = serde_json::from_str(&text.replace(",\"replicas\":1", "")).unwrap();
+    assert_ne!(older, position);
+    assert_eq!(steps(worker(&data, (2, 0, 1), plain()).iter_from(&older).unwrap()), [[[6, 7, 8]]]);
+}
+
+#[test]
+fn a_snapshot_of_exact_batches_is_that_of_the_rows_of_a_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let (paths, _) = files(folder.path(), &[12, 12]);
+    let encode = |batch: &Array<i64>| batch.as_slice().iter().flat_map(|number| number.to_le_bytes()).collect();
+    let decode = |bytes: &[u8]| {
+        let numbers = bytes.chunks_exact(8).map(|chunk| Ok(i64::from_le_bytes(chunk.try_into()?)));
+        Ok(Array::from(numbers.collect::<Result<Vec<i64>, BoxError>>()?))
+    };
+    for (first, second) in [(1, 3), (3, 1)] {
+        let cached = folder.path().join(format!("{first}"));
+        // The third pass reads what the first has written.
+        for replicas in [first, second, first, second] {
+            let data = numbers(&paths, 1).batch_exact(8);
+            let expected = workers(&data, 2, replicas, plain());
+            assert_eq!(workers(&data.snapshot(&cached, encode, decode), 2, replicas, plain()), expected, "{replicas}");
+        }
+        assert_eq!(std::fs::read_dir(&cached).unwrap().count(), 4);
+    }
+    // Other batches have one file for each share.
+    let cached = folder.path().join("batch");
+    for replicas in [1, 3] {
+        workers(&numbers(&paths, 1).batch(8).snapshot(&cached, encode, decode), 2, replicas, plain());
+    }
+    assert_eq!(std::fs::read_dir(&cached).unwrap().count(), 2);
+}
+
+#[test]
 fn batches_that_are_elements_of_a_batch_are_whole_on_every_worker() {
     let folder = tempfile::tempdir().unwrap();
     let (paths, _) = files(folder.path(), &[96, 96]);
@@ -310,10 +359,23 @@ fn padded_batches_are_joined_by_any_number_of_workers() {
     // Rows of both batches of the first file are in the first step.
     assert_eq!(rest(worker(&data, (1, 0, 1), plain()).iter_from(&position).unwrap()), [2, 3, 4, 5, 8, 9, 10, 11]);
     // Also after stages that keep the type, and where the short batch is not the last one.
-    let data = padded(&[5, 5]).map(Ok).repeat(2).prefetch(1);
+    let data = padded(&[5, 5]).filter(|_| Ok(true)).repeat(2).prefetch(1);
     assert_eq!(rest(worker(&data, (2, 0, 1), plain()).iter()), [0, 1, 2, 3, 4, 0, 1, 2, 3, 4]);
     let both = padded(&[5, 5]).concatenate(padded(&[5, 5]));
     assert_eq!(rest(worker(&both, (2, 1, 1), plain()).iter()), [5, 6, 7, 8, 9, 5, 6, 7, 8, 9]);
+    // After a map of the batches, padding may be a value of its own: rows are not mixed with others' padding.
+    let less = |ids: Array<i64>| {
+        let values = ids.as_slice().iter().map(|id| id - 1).collect();
+        Ok(Array::new(ids.shape().to_vec(), values)?)
+    };
+    let parallel = Parallel::threads(1);
+    let is_refused =
+        |mut pass: WorkerIterator<Array<i64>>| matches!(pass.find_map(Result::err), Some(Error::UnequalShapes { .. }));
+    for data in [padded(&[6, 6]).map(less), padded(&[6, 6]).par_map(parallel, less)] {
+        assert!(is_refused(worker(&data, (1, 0, 1), plain()).iter_from(&position).unwrap()));
+    }
+    let both = padded(&[5, 5]).concatenate(padded(&[5, 5]).map(less));
+    assert!(is_refused(worker(&both, (2, 1, 1), plain()).iter()));
 }
 
 #[test]

@@ -67,7 +67,7 @@ pub struct Optimizer<L: TensorLibrary> {
     sparse_gradients: SparseGradients,
     /// The number of steps between comparisons of the copies of parameters, after the first; 0 for no comparisons.
     audit_every: u64,
-    /// The settings, fixed in the first step.
+    /// The settings, fixed in the first step after one of them was set.
     fixed: OnceLock<Arc<FixedSettings>>,
     states: Arc<States<L>>,
 }
@@ -307,7 +307,7 @@ impl<L: TensorLibrary> Optimizer<L> {
     /// # Source
     /// The reduction of `tf.IndexedSlices` by tf.distribute, which also gathers them.
     pub fn sparse_gradients(self, sparse_gradients: SparseGradients) -> Optimizer<L> {
-        Optimizer { sparse_gradients, ..self }
+        Optimizer { sparse_gradients, ..self }.with_new_settings()
     }
 
     /// Returns whether the gradient of the variable with this index is [reduced by
@@ -325,8 +325,20 @@ impl<L: TensorLibrary> Optimizer<L> {
         whole + shards.unwrap_or(0)
     }
 
-    /// Returns the optimizer if its settings can be combined.
+    /// Returns the optimizer with a setting that has changed, if its settings can be combined.
     fn combined(self) -> Result<Optimizer<L>, Error> {
+        let optimizer = self.with_new_settings();
+        optimizer.check_combined()?;
+        Ok(optimizer)
+    }
+
+    /// Returns the optimizer with a setting that has changed: the next step compares all anew.
+    fn with_new_settings(self) -> Optimizer<L> {
+        Optimizer { fixed: OnceLock::new(), ..self }
+    }
+
+    /// Checks whether the settings can be combined.
+    fn check_combined(&self) -> Result<(), Error> {
         if matches!(self.compression, Compression::TopK(_) | Compression::Custom(_))
             && self.parameters.variables().iter().any(|variable| variable.tensor_split().is_some())
         {
@@ -372,7 +384,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         let what = if self.parameters.sharding.is_some() { "FullyShardedStrategy" } else { "zero1" };
         let refuse = |other, why| Err(Error::Combination { what, other, why });
         match self.clip {
-            _ if !self.sharded => Ok(self),
+            _ if !self.sharded => Ok(()),
             _ if self.library.is_some() => refuse(
                 "the tensor library's own optimizer",
                 "its state is whole on every replica; use one of this crate",
@@ -387,7 +399,7 @@ impl<L: TensorLibrary> Optimizer<L> {
             _ if self.parameters.shared => {
                 refuse("a strategy whose replicas share variables", "there is one copy of the state already")
             }
-            _ => Ok(self),
+            _ => Ok(()),
         }
     }
 
@@ -444,7 +456,7 @@ impl<L: TensorLibrary> Optimizer<L> {
     /// # Ok::<(), HostError>(())
     /// ```
     pub fn audit_every(self, steps: u64) -> Optimizer<L> {
-        Optimizer { audit_every: steps, ..self }
+        Optimizer { audit_every: steps, ..self }.with_new_settings()
     }
 
     /// Returns the global norm of the last step's gradients before clipping, if [`Clip::GlobalNorm`] is set.

@@ -271,7 +271,8 @@ impl ReplicaContext {
     /// # Errors
     /// [`Error::Merge`] if replicas make different numbers of merge calls, or one of them fails or does not come in
     /// time; then no replica of this process gets a result, and further merge calls of the run fail too. Else the error
-    /// of `merge`.
+    /// of `merge`, on the replica that has called it, and [`Error::Merge`] on the others. Unless the process has one
+    /// replica, no further merge call of the run succeeds after that either.
     ///
     /// # Source
     /// `tf.distribute.ReplicaContext.merge_call`. It may be called conditionally, as long as all replicas agree.

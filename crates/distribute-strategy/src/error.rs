@@ -98,15 +98,13 @@ pub enum Error {
         /// The panic's message.
         message: String,
     },
-    /// Replicas made different numbers of merge calls, or one of them failed or gave up waiting meanwhile.
-    #[error(
-        "merge_call: replica {replica} waited for the others, but {problem}; every replica must make the same merge \
-        calls"
-    )]
+    /// Replicas made different numbers of merge calls, or one of them failed or gave up waiting, in this call or an
+    /// earlier one of the run.
+    #[error("merge_call on replica {replica}: {problem}")]
     Merge {
-        /// The replica that waited.
+        /// The replica whose call this was.
         replica: usize,
-        /// The reason why the other replicas did not arrive.
+        /// The reason why it has no result, and the remedy.
         problem: String,
     },
     /// The number of an argument's components is not the number of local replicas.

@@ -25,8 +25,18 @@ struct State {
     round: u64,
     /// The replica that executes the merged function.
     merging: Option<usize>,
-    /// How each replica's closure ended, or why it takes part in no further merge.
-    ended: Vec<Option<&'static str>>,
+    /// The number of calls that each replica has made.
+    calls: Vec<u64>,
+    /// Why each replica takes part in no further merge.
+    ended: Vec<Option<Ended>>,
+}
+
+/// Why a replica takes part in no further merge.
+#[derive(Clone, Copy)]
+struct Ended {
+    how: &'static str,
+    /// The number of the replica's call in which it ended; `None` if its closure has.
+    call: Option<u64>,
 }
 
 impl Rendezvous {
@@ -34,12 +44,14 @@ impl Rendezvous {
     pub(crate) fn new(ids: Vec<usize>) -> Rendezvous {
         let replicas = ids.len();
         let none = || (0..replicas).map(|_| None).collect();
-        let state = State { brought: none(), results: none(), round: 0, merging: None, ended: vec![None; replicas] };
+        let (calls, ended) = (vec![0; replicas], vec![None; replicas]);
+        let state = State { brought: none(), results: none(), round: 0, merging: None, calls, ended };
         Rendezvous { state: Mutex::new(state), changed: Condvar::new(), replicas, ids }
     }
 
     /// Waits for all replicas. The last to arrive calls `merge` with the values of all, and every replica gets its
-    /// result; or none does, if one of them has given up waiting.
+    /// result; or none does, if one of them has given up waiting. After an error of `merge` no replica merges again,
+    /// unless it is the only one: the others have returned another error.
     ///
     /// No lock is held while `merge` runs: it may take long, and may panic.
     pub(crate) fn merge<T: Send + 'static, R: Clone + Send + 'static>(
@@ -51,8 +63,9 @@ impl Rendezvous {
     ) -> Result<R> {
         let mut state = self.lock();
         let round = state.round;
-        if let Some(problem) = self.ended(&state) {
-            return Err(self.failed(local, problem));
+        state.calls[local] += 1;
+        if let Some(error) = self.ended(&state, local) {
+            return Err(error);
         }
         state.brought[local] = Some(Box::new(brought));
         if state.brought.iter().all(Option::is_some) {
@@ -65,12 +78,13 @@ impl Rendezvous {
                 brought.into_iter().map(|value| value.downcast::<T>().ok().map(|value| *value)).collect();
             let Some(values) = values else {
                 failure.how = Some("brought a value of another type");
-                return Err(self.failed(local, "the values brought have different types".to_owned()));
+                return Err(self.unmet(local, "the values brought have different types"));
             };
             let result = match merge(PerReplica::new(values)) {
                 Ok(result) => result,
                 Err(error) => {
-                    failure.how = Some("failed in the merged function");
+                    failure.how = (self.replicas > 1).then_some("failed in the merged function");
+                    self.lock().merging = None;
                     return Err(error);
                 }
             };
@@ -80,10 +94,9 @@ impl Rendezvous {
             drop(failure);
             state = self.lock();
             state.merging = None;
-            if let Some(problem) = self.ended(&state) {
+            if let Some(error) = self.ended(&state, local) {
                 // It has returned an error, so no other may return the result.
-                drop(state);
-                return Err(self.failed(local, problem));
+                return Err(error);
             }
             state.results = results;
             state.round += 1;
@@ -92,8 +105,8 @@ impl Rendezvous {
         let mut deadline = Instant::now() + timeout;
         let mut merging = None;
         while state.round == round {
-            if let Some(problem) = self.ended(&state) {
-                return Err(self.failed(local, problem));
+            if let Some(error) = self.ended(&state, local) {
+                return Err(error);
             }
             if merging != state.merging {
                 // All replicas have arrived; from now on the deadline is that of the merged function.
@@ -109,22 +122,32 @@ impl Rendezvous {
                     None => format!("they did not come within {timeout:.1?}"),
                 };
                 // Under the same lock as the decision, so that no other merges from now on.
-                state.ended[local].get_or_insert("gave up waiting at this merge_call");
+                let call = Some(state.calls[local]);
+                state.ended[local].get_or_insert(Ended { how: "gave up waiting", call });
                 let own = state.brought[local].take();
                 drop(state);
                 self.changed.notify_all();
                 drop(own);
-                return Err(self.failed(local, problem));
+                return Err(self.unmet(local, &problem));
             }
             self.changed.wait_for(&mut state, left);
         }
         let result = state.results[local].take().and_then(|result| result.downcast::<R>().ok());
-        result.map(|result| *result).ok_or_else(|| self.failed(local, "they merged to another type".to_owned()))
+        result.map(|result| *result).ok_or_else(|| self.unmet(local, "they merged to another type"))
     }
 
     /// Records that a replica's closure has ended, so that no other waits for it.
     pub(crate) fn end(&self, local: usize, how: &'static str) {
-        self.lock().ended[local].get_or_insert(how);
+        self.lock().ended[local].get_or_insert(Ended { how, call: None });
+        self.changed.notify_all();
+    }
+
+    /// Records that a replica's call has ended without a result for the others.
+    fn end_call(&self, local: usize, how: &'static str) {
+        let mut state = self.lock();
+        let call = Some(state.calls[local]);
+        state.ended[local].get_or_insert(Ended { how, call });
+        drop(state);
         self.changed.notify_all();
     }
 
@@ -132,13 +155,27 @@ impl Rendezvous {
         self.state.lock()
     }
 
-    /// Returns the replica that takes part in no further merge, and why, if there is one.
-    fn ended(&self, state: &State) -> Option<String> {
-        let ended = state.ended.iter().zip(&self.ids);
-        ended.filter_map(|(how, id)| Some(format!("replica {id} {}", (*how)?))).next()
+    /// Returns the error of a replica's call if a replica takes part in no further merge.
+    fn ended(&self, state: &State, local: usize) -> Option<Error> {
+        let (other, Ended { how, call }) =
+            state.ended.iter().enumerate().find_map(|(at, ended)| Some((at, (*ended)?)))?;
+        let who = if other == local { "it".to_owned() } else { format!("replica {}", self.ids[other]) };
+        Some(match call {
+            None => self.unmet(local, &format!("{who} {how}")),
+            Some(call) if call == state.calls[local] => self.unmet(local, &format!("{who} {how} at this merge_call")),
+            Some(_) => {
+                let problem = format!(
+                    "{who} {how} at an earlier merge_call of this run, after which there are no others; return the \
+                     error of that call, and merge in another run"
+                );
+                Error::Merge { replica: self.ids[local], problem }
+            }
+        })
     }
 
-    fn failed(&self, local: usize, problem: String) -> Error {
+    /// Returns the error of a replica that waited in vain.
+    fn unmet(&self, local: usize, problem: &str) -> Error {
+        let problem = format!("it waited for the others, but {problem}; every replica must make the same merge calls");
         Error::Merge { replica: self.ids[local], problem }
     }
 }
@@ -154,7 +191,7 @@ struct Failure<'a> {
 impl Drop for Failure<'_> {
     fn drop(&mut self) {
         if let Some(how) = self.how {
-            self.rendezvous.end(self.local, how);
+            self.rendezvous.end_call(self.local, how);
         }
     }
 }
@@ -242,9 +279,36 @@ mod tests {
         let first = rendezvous.merge(0, brought.clone(), Duration::from_millis(20), merge).unwrap_err().to_string();
         assert!(first.contains("they did not come within 20.0ms"), "{first}");
         assert_eq!(Arc::strong_count(&brought), 1, "its value is dropped");
-        for late in [1, 0] {
+        for (late, expected) in [
+            (1, "replica 0 gave up waiting at this merge_call;"),
+            (1, "replica 1: replica 0 gave up waiting at an earlier merge_call"),
+            (0, "replica 0: it gave up waiting at an earlier merge_call"),
+        ] {
             let told = rendezvous.merge(late, brought.clone(), LONG, merge).unwrap_err().to_string();
-            assert!(told.contains("replica 0 gave up waiting at this merge_call"), "{told}");
+            assert!(told.contains(expected), "{told}");
+        }
+    }
+
+    #[test]
+    fn no_replica_merges_again_after_an_error_of_the_merged_function_unless_there_is_one() {
+        let fails = |_: PerReplica<i32>| -> Result<i32> { Err(Error::Fixed) };
+        let sum = |values: PerReplica<i32>| Ok(values.iter().sum::<i32>());
+        let alone = Rendezvous::new(vec![0]);
+        assert!(matches!(alone.merge(0, 1, LONG, fails), Err(Error::Fixed)));
+        assert_eq!(alone.merge(0, 1, LONG, sum).unwrap(), 1);
+        let two = Rendezvous::new(vec![0, 1]);
+        let outcomes = std::thread::scope(|scope| {
+            let first = scope.spawn(|| two.merge(0, 1, LONG, fails));
+            [two.merge(1, 2, LONG, fails), first.join().unwrap()]
+        });
+        let told = outcomes.map(|outcome| outcome.unwrap_err());
+        let unmet = told.iter().find(|error| !matches!(error, Error::Fixed)).unwrap().to_string();
+        assert!(unmet.contains("it waited for the others, but replica"), "{unmet}");
+        assert!(unmet.contains("failed in the merged function at this merge_call"), "{unmet}");
+        for local in [0, 1] {
+            let told = two.merge(local, 1, LONG, sum).unwrap_err().to_string();
+            assert!(told.contains("failed in the merged function at an earlier merge_call"), "{told}");
+            assert!(!told.contains("waited"), "{told}");
         }
     }
 }

@@ -123,7 +123,9 @@ impl Training<'_> {
     /// Returns a value by its name.
     ///
     /// # Errors
-    /// [`Error::Monitor`] if there is no value of this name.
+    /// [`Error::Monitor`] if there is no value of this name, also if only this epoch has none, because it is
+    /// [without validation](Training::without_validation) or [without values of training](Training::without_training);
+    /// [`monitored`](Training::monitored) returns `None` then.
     pub fn value(&self, name: &str) -> Result<f64> {
         let found = self.values.iter().find(|(known, _)| known == name).map(|(_, value)| *value);
         found.ok_or_else(|| Error::Monitor {
@@ -182,7 +184,8 @@ impl Training<'_> {
 ///
 /// impl Callback for GoodEnough {
 ///     fn epoch_end(&mut self, training: &mut Training<'_>) -> Result<()> {
-///         if training.value("val_accuracy")? >= self.0 {
+///         // `None` after an epoch without validation.
+///         if training.monitored("val_accuracy")?.is_some_and(|accuracy| accuracy >= self.0) {
 ///             *training.stop = Some("it is good enough".to_owned());
 ///         }
 ///         Ok(())
@@ -202,7 +205,17 @@ pub trait Callback: Send {
         Ok(())
     }
 
-    /// Called before an epoch's first step.
+    /// Called when training resumes from a checkpoint, after [`set_state`](Callback::set_state) of all callbacks and
+    /// before any `epoch_begin`. A process that joins an elastic job gets
+    /// [`members_changed`](Callback::members_changed) instead.
+    ///
+    /// # Errors
+    /// An error ends the training.
+    fn resumed(&mut self, training: &mut Training<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    /// Called before an epoch's first step, and again if training resumes within the epoch.
     ///
     /// # Errors
     /// An error ends the training.
@@ -269,6 +282,10 @@ pub trait Callback: Send {
 impl<C: Callback> Callback for Option<C> {
     fn train_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
         self.as_mut().map_or(Ok(()), |callback| callback.train_begin(training))
+    }
+
+    fn resumed(&mut self, training: &mut Training<'_>) -> Result<()> {
+        self.as_mut().map_or(Ok(()), |callback| callback.resumed(training))
     }
 
     fn epoch_begin(&mut self, training: &mut Training<'_>) -> Result<()> {

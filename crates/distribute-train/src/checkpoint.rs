@@ -80,6 +80,7 @@ mod watch;
 mod write;
 
 pub use export::write_safetensors;
+pub(crate) use manager::Held;
 pub use manager::{CheckpointManager, Checkpointed};
 pub use pieces::{PutBytes, TensorPieces};
 pub use run::RunId;

@@ -62,6 +62,15 @@ impl Directory {
         Ok(chosen.map(|worker| ((*worker).clone(), state.digest.clone())))
     }
 
+    /// Returns the digest of the dataset's settings; `None` if the dispatcher does not answer or does not know it yet.
+    ///
+    /// # Errors
+    /// [`Error::Refused`], or [`Error::Changed`] if the dispatcher knows another dataset than before.
+    pub(super) async fn digest(&self) -> Result<Option<Bytes>> {
+        self.refresh().await?;
+        Ok(Some(self.state.lock().digest.clone()).filter(|digest| !digest.is_empty()))
+    }
+
     /// Notes that a data worker failed; it is left out for a while.
     pub(super) fn failed(&self, worker: &str) {
         let mut state = self.state.lock();

@@ -5,12 +5,11 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
 use distribute_input::{BoxError, Split};
-use distribute_types::Classified;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinHandle;
 
-use super::Consumer;
 use super::stream::Stream;
+use super::{Consumer, outside};
 use crate::{Error, Result, Transfer};
 
 /// An item of a stream.
@@ -85,7 +84,6 @@ impl<T: Send + 'static> Iterator for SplitReader<T> {
     type Item = Result<T, BoxError>;
 
     fn next(&mut self) -> Option<Result<T, BoxError>> {
-        let outside = |error| distribute_input::Error::external(Classified::new(error)).into();
         self.read().map_err(outside).transpose()
     }
 }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use distribute_data_service::{DataWorker, dataset};
-use distribute_input::{Array, Dataset, InputOptions, InputPosition, Topology, distribute_dataset};
+use distribute_data_service::{DataWorker, Dispatcher, dataset};
+use distribute_input::{Array, Dataset, Error, InputOptions, InputPosition, Topology, distribute_dataset};
 use distribute_testkit::Job;
 
 use crate::{Element, dispatcher, elements, eventually, in_order, large, options, worker};
@@ -42,11 +42,15 @@ fn training_workers_see_every_example_once_and_resume_in_the_middle() {
     let start = || worker(&dispatcher, "resume").dataset("train", &served).start().unwrap();
     let _workers = [start(), start()];
     let numbers = |parts: Vec<Array<i64>>| parts.iter().flat_map(|part| part.as_slice().to_vec()).collect::<Vec<_>>();
-    let distributed = |workers: usize, worker: usize| {
-        let data: Dataset<Array<i64>> = dataset(options(&dispatcher, "resume")).unwrap();
+    let from = |dispatcher: &Dispatcher, workers: usize, worker: usize| {
+        let data: Dataset<Array<i64>> = dataset(options(dispatcher, "resume")).unwrap();
         let topology = Topology::new(workers, worker, 2).unwrap();
         distribute_dataset(&data.batch(6), topology, InputOptions::default()).unwrap()
     };
+    let distributed = |workers, worker| from(&dispatcher, workers, worker);
+    let others = crate::dispatcher("resume");
+    let reseeded = Dataset::range(0..41).shuffle(41, 2);
+    let _reseeded = worker(&others, "resume").dataset("train", &reseeded).start().unwrap();
     for count in [2, 3] {
         let (mut seen, mut positions) = (Vec::new(), Vec::new());
         let mut rest = Vec::new();
@@ -70,7 +74,41 @@ fn training_workers_see_every_example_once_and_resume_in_the_middle() {
         let mut whole = [seen, again(1, 0)].concat();
         whole.sort_unstable();
         assert_eq!(whole, (0..41).collect::<Vec<_>>(), "1 instead of {count} training workers");
+        // In other data the position would leave out and repeat examples.
+        let error = from(&others, count, 0).iter_from(&position).map(drop).unwrap_err();
+        assert!(matches!(error, Error::Position { .. }), "{error}");
     }
+}
+
+#[test]
+fn training_workers_of_other_names_or_other_data_have_other_settings() {
+    let [one, other] = [1, 2].map(|seed| {
+        let dispatcher = dispatcher("settings");
+        let served = Dataset::range(0..41).shuffle(41, seed);
+        let worker = worker(&dispatcher, "settings").dataset("train", &served).dataset("test", &served);
+        (worker.start().unwrap(), dispatcher)
+    });
+    let settings = |dispatcher: &Dispatcher, name: &str| {
+        let mut options = options(dispatcher, "settings");
+        options.name = name.to_owned();
+        let data: Dataset<Array<i64>> = dataset(options).unwrap();
+        let topology = Topology::new(2, 0, 1).unwrap();
+        distribute_dataset(&data.batch(6), topology, InputOptions::default()).unwrap().plan().settings()
+    };
+    let train = settings(&one.1, "train");
+    assert_eq!(train, settings(&one.1, "train"));
+    assert_ne!(train, settings(&one.1, "test"));
+    assert_ne!(train, settings(&other.1, "train"));
+}
+
+#[test]
+fn a_dataset_that_nobody_serves_is_refused_when_it_is_distributed() {
+    let dispatcher = dispatcher("unknown");
+    let options = options(&dispatcher, "unknown").worker_timeout(Duration::from_millis(100));
+    let data: Dataset<Array<i64>> = dataset(options).unwrap();
+    let refused = distribute_dataset(&data.batch(6), Topology::local(1).unwrap(), InputOptions::default());
+    let text = refused.unwrap_err().to_string();
+    assert!(text.contains("no data worker has registered; start the data workers that serve it"), "{text}");
 }
 
 /// The body of a process that has no other threads of these names.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use distribute_types::{FNV64, fnv1a_64};
 
-use super::{Cardinality, Dataset, Facts, Items, Opener, Share, Shares};
+use super::{Cardinality, Dataset, Facts, Items, Opener, Share, Shares, Source};
 use crate::{BoxError, Error, store};
 
 /// A file, or one of several equal parts of its records: the element of a list of files.
@@ -69,7 +69,7 @@ impl Dataset<FileShard> {
     pub fn from_files<P: Into<PathBuf>>(paths: impl IntoIterator<Item = P>) -> Dataset<FileShard> {
         let paths: Arc<[PathBuf]> = paths.into_iter().map(Into::into).collect();
         let mut facts = Facts::of(Cardinality::Unknown);
-        facts.sources.push(names(paths.iter()));
+        facts.sources.push(Source::Named(names(paths.iter())));
         facts.shares = Shares::Files(vec![Arc::clone(&paths)]);
         facts.note(paths.is_empty().then_some(Error::NoFiles));
         let open: Opener<FileShard> = Arc::new(move |pass| {

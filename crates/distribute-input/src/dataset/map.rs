@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Cardinality, Dataset, Facts, Items, Opener, Shares};
+use super::{Batched, Cardinality, Dataset, Facts, Items, Opener, Shares};
 use crate::{Array, BoxError, Error};
 
 impl<T: Send + 'static> Dataset<T> {
@@ -27,7 +27,7 @@ impl<T: Send + 'static> Dataset<T> {
             let function = Arc::clone(&function);
             Box::new(open(pass).map(move |item| function(item?).map_err(|error| Error::user("map", error)))) as Items<U>
         });
-        Dataset::new(open, Facts { prefetch: 0, ..self.facts })
+        Dataset::new(open, self.facts.mapped())
     }
 
     /// Keeps the elements for which a function returns true. An error that it returns ends the pass.
@@ -68,7 +68,7 @@ impl<T: Send + 'static> Dataset<T> {
             })) as Items<(T, U)>
         });
         let mut facts = Facts::of(self.facts.cardinality.shorter(other.facts.cardinality));
-        facts.batched = self.facts.batched_as(&other.facts);
+        facts.batched = self.facts.batched_as(&other.facts).map(|batched| Batched { join: None, ..batched });
         facts.buffers = self.facts.buffers + other.facts.buffers;
         facts.sources = [self.facts.sources, other.facts.sources].concat();
         facts.seeds = [self.facts.seeds, other.facts.seeds].concat();

@@ -11,7 +11,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 
 use super::budget::Limit;
 use super::prefetch::{JOIN_DEADLINE, READ_DEADLINE};
-use super::{Dataset, Facts, Items, Opener, Pass, background};
+use super::{Dataset, Items, Opener, Pass, background};
 use crate::{BoxError, Element, Error, Result};
 
 /// The number of threads of a parallel map, and the order of its results.
@@ -83,7 +83,7 @@ impl<T: Send + 'static> Dataset<T> {
         U: Send + 'static,
         F: Fn(T) -> Result<U, BoxError> + Send + Sync + 'static,
     {
-        let mut facts = Facts { prefetch: 0, ..self.facts };
+        let mut facts = self.facts.mapped();
         facts.buffers += 1;
         facts.positive("par_map", "number of threads", parallel.threads);
         let (open, function) = (self.open, Arc::new(function));

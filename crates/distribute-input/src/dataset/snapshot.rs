@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::{Dataset, Facts, Items, Opener, Pass};
+use super::{Dataset, Facts, Items, Opener, Pass, Share};
 use crate::read::{RecordReader, TfRecordWriter, TfRecords};
 use crate::{BoxError, Error, FileShard, Result, store};
 
@@ -14,7 +14,9 @@ impl<T: Send + 'static> Dataset<T> {
     /// Caches like [`cache`](Dataset::cache), in a folder: the first complete pass writes the elements there, and later
     /// passes, including those of later runs, read them. A pass that ends early writes nothing.
     ///
-    /// The folder is a snapshot of the pipeline that wrote it: delete it when the pipeline changes.
+    /// The folder is a snapshot of the pipeline that wrote it: delete it when the pipeline changes. Where workers read
+    /// shares of their own, each share has its file; after [`batch_exact`](Dataset::batch_exact) it has one for each
+    /// number of rows that a worker takes in a step.
     ///
     /// # Errors
     /// The pass reports [`Error::File`] or [`Error::Record`] if the folder is a URL, cannot be written or holds
@@ -41,16 +43,19 @@ impl<T: Send + 'static> Dataset<T> {
         encode: impl Fn(&T) -> Vec<u8> + Send + Sync + 'static,
         decode: impl Fn(&[u8]) -> Result<T, BoxError> + Send + Sync + 'static,
     ) -> Dataset<T> {
-        let (folder, open): (PathBuf, _) = (folder.into(), self.open);
+        let (folder, open, exact): (PathBuf, _, _) = (folder.into(), self.open, self.facts.exact_size());
         let mut facts = Facts { prefetch: 0, ..self.facts };
         facts.keeps_order("snapshot");
         facts.note(store::is_url(&folder).then(|| refused(&folder)));
         let (encode, decode) = (Arc::new(encode), Arc::new(decode));
         let opener: Opener<T> = Arc::new(move |pass: Pass| {
-            // Each share of a distribution is a different sequence.
-            let name = match pass.share() {
-                Some(share) => format!("{}-of-{}.tfrecord", share.index, share.count),
-                None => "whole.tfrecord".to_owned(),
+            // Each share of a distribution is a different sequence, and so is each end of one.
+            let name = match (pass.share(), exact) {
+                (Some(Share { index, count }), Some(size)) => {
+                    format!("{index}-of-{count}-by-{}.tfrecord", pass.exact_rows(size))
+                }
+                (Some(Share { index, count }), None) => format!("{index}-of-{count}.tfrecord"),
+                (None, _) => "whole.tfrecord".to_owned(),
             };
             let path = folder.join(name);
             if path.exists() {

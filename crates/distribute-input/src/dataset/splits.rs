@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::files::names;
-use super::{Cardinality, Dataset, DatasetIter, Facts, Items, Opener, Pass, Share, Shares};
-use crate::Error;
+use super::{Cardinality, Dataset, DatasetIter, Facts, Items, Opener, Pass, Share, Shares, Source};
+use crate::{BoxError, Error};
 
 /// One split of a pass, or one of several equal parts of its elements: the element of a list of splits.
 ///
@@ -48,7 +48,7 @@ impl Dataset<Split> {
     /// ```
     pub fn from_splits(count: usize) -> Dataset<Split> {
         let mut facts = Facts::of(Cardinality::Unknown);
-        facts.sources.push(format!("{count} splits"));
+        facts.sources.push(Source::Named(format!("{count} splits")));
         facts.shares = Shares::Splits(vec![count]);
         facts.positive("from_splits", "count", count);
         let open: Opener<Split> = Arc::new(move |pass: Pass| {
@@ -58,6 +58,32 @@ impl Dataset<Split> {
                 as Items<Split>
         });
         Dataset::new(open, facts)
+    }
+
+    /// Adds a name of the data that the splits are of. Data with other names are refused where workers compare their
+    /// [settings](crate::DataPlan::settings), and where a pass is resumed from a [position](crate::InputPosition).
+    ///
+    /// `name` is called when the dataset is distributed, unless each worker may have data of its own. It should show
+    /// everything that determines the elements and their order, such as a digest of files and seeds.
+    ///
+    /// # Errors
+    /// If `name` fails, [`distribute_dataset`](crate::distribute_dataset) returns [`Error::External`].
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_input::{Dataset, InputOptions, Split, Topology, distribute_dataset};
+    /// let read = |split: Split| Ok(Dataset::range(0..9).shard(split.count, split.index));
+    /// let data = Dataset::from_splits(3).named_by(|| Ok("digits".to_owned())).flat_map(read).batch(2);
+    /// let data = distribute_dataset(&data, Topology::new(3, 0, 1)?, InputOptions::default())?;
+    /// assert!(data.plan().settings().contains(&("sources", "3 splits, digits".to_owned())));
+    /// # Ok::<(), distribute_input::Error>(())
+    /// ```
+    pub fn named_by<F>(mut self, name: F) -> Dataset<Split>
+    where
+        F: Fn() -> Result<String, BoxError> + Send + Sync + 'static,
+    {
+        self.facts.sources.push(Source::Asked(Arc::new(name)));
+        self
     }
 }
 
@@ -197,7 +223,7 @@ mod tests {
                 let topology = Topology::new(workers, worker, 1).unwrap();
                 let data = distribute_dataset(&by_splits(40, 4).batch(workers), topology, InputOptions::default());
                 let data = data.unwrap();
-                assert!(data.plan().settings().contains(&("splits of the source", "[4]".to_owned())));
+                assert!(data.plan().settings().contains(&("sources", "4 splits".to_owned())));
                 for step in data.iter_epoch(1) {
                     step.unwrap().iter().for_each(|part| all.extend_from_slice(part.as_slice()));
                 }

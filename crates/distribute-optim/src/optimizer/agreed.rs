@@ -40,3 +40,41 @@ impl<L: TensorLibrary> Optimizer<L> {
         Settings::new(fixed, self.learning_rate(), scaling.map(|scaling| scaling.scale))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use distribute_collectives::Compression;
+    use distribute_strategy::MirroredStrategy;
+    use distribute_values::{Host, HostTensor};
+
+    use crate::{Adam, Clip, HostError, HostLoss, HostModel, LossScale, Optimizer, SparseGradients};
+
+    #[test]
+    fn a_setting_after_a_step_is_among_those_that_are_compared() {
+        type Change = fn(Optimizer<Host>) -> Result<Optimizer<Host>, HostError>;
+        let changes: [(&str, Change); 6] = [
+            ("gradient clipping", |optimizer| optimizer.clip(Clip::Value(0.5))),
+            ("loss scaling", |optimizer| optimizer.scale_losses(LossScale::fixed(4.0))),
+            ("compression", |optimizer| optimizer.compress(Compression::Bf16)),
+            ("sharded optimizer state", |optimizer| optimizer.zero1()),
+            ("gradients of few rows", |optimizer| Ok(optimizer.sparse_gradients(SparseGradients::Whole))),
+            ("steps between audits", |optimizer| Ok(optimizer.audit_every(7))),
+        ];
+        let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build().unwrap();
+        let tensor = || HostTensor::new(&[2], vec![0.5, 1.0]).unwrap();
+        for (name, change) in changes {
+            let model = HostModel::new(&strategy, [("w", tensor())]).unwrap();
+            let optimizer = Adam::new(0.1).build(&model).unwrap();
+            let step = |context: &_, optimizer: crate::ReplicaOptimizer<'_, Host>| {
+                optimizer.minimize(context, &HostLoss(vec![Some(tensor())]))
+            };
+            strategy.run_with(&optimizer, step).unwrap();
+            let line = |optimizer: &Optimizer<Host>| {
+                let lines = optimizer.settings(None).lines();
+                lines.into_iter().find(|line| line.starts_with(name)).unwrap()
+            };
+            let before = line(&optimizer);
+            assert_ne!(line(&change(optimizer).unwrap()), before);
+        }
+    }
+}

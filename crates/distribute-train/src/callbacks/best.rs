@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::watch::{Seen, Watch, Watched};
 use super::{Training, state};
 use crate::Result;
-use crate::checkpoint::CheckpointManager;
+use crate::checkpoint::{CheckpointManager, Held};
 
 /// The best value so far, and the epochs that were the best.
 #[derive(Clone, Debug)]
@@ -19,15 +19,28 @@ pub(super) struct Best {
     /// Whether the newest may be missing in the folder: it is written while training continues, and the process that
     /// wrote it may have been stopped before it was done.
     is_unchecked: bool,
+    /// Checkpoints that the folder held at the last look, if there was one.
+    found: Vec<Held>,
 }
 
 /// An epoch that was the best.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct BestEpoch {
     /// Its last step.
     step: u64,
     /// Its value; `None` for an infinite one, which JSON does not have.
     value: Option<f64>,
+    /// Checkpoints that were in the folder before this epoch, of later epochs that a restart has undone: they are not
+    /// better ones that have replaced this one. Empty in checkpoints of earlier versions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    undone: Vec<Held>,
+}
+
+impl BestEpoch {
+    /// Returns whether a checkpoint is that of this epoch, or of a better one that has replaced it.
+    fn is_covered_by(&self, held: &Held) -> bool {
+        held.step >= self.step && !self.undone.contains(held)
+    }
 }
 
 /// The state that is kept in checkpoints.
@@ -44,7 +57,7 @@ struct Kept {
 impl Best {
     pub(super) fn new(monitor: &str, rises: Option<bool>) -> Best {
         let watch = Watch { rises, ..Watch::new(monitor) };
-        Best { watch, is_best: false, epochs: Vec::new(), is_unchecked: false }
+        Best { watch, is_best: false, epochs: Vec::new(), is_unchecked: false, found: Vec::new() }
     }
 
     /// Sets whether the value should rise.
@@ -63,7 +76,8 @@ impl Best {
         let value = self.watch.value(training)?;
         self.is_best = value.is_some_and(|value| self.watch.is_best(value));
         if self.is_best {
-            self.epochs.push(BestEpoch { step: training.step, value });
+            let undone = self.found.iter().filter(|held| held.step >= training.step).copied().collect();
+            self.epochs.push(BestEpoch { step: training.step, value, undone });
             let more = self.epochs.len().saturating_sub(REMEMBERED);
             self.epochs.drain(..more);
         }
@@ -75,29 +89,29 @@ impl Best {
         self.is_unchecked = true;
     }
 
-    /// Takes the newest epoch for the best whose checkpoint is in the folder, if that of the best one is not. Every
-    /// worker calls this.
+    /// Takes the newest epoch for the best whose checkpoint is in the folder, or was and has been replaced by a better
+    /// one that this state does not know. Every worker calls this.
     pub(super) fn check(&mut self, checkpoints: &mut CheckpointManager, training: &Training<'_>) -> Result<()> {
-        if !std::mem::take(&mut self.is_unchecked) || self.epochs.is_empty() {
+        if !std::mem::take(&mut self.is_unchecked) {
             return Ok(());
         }
         let held = checkpoints.held_everywhere(training.strategy)?;
-        if let Some(newest) = self.epochs.last()
-            && held.iter().any(|step| *step > newest.step)
-        {
-            // The folder is ahead of this state: one that was better replaced the best that is known here.
-            return Ok(());
-        }
         let mut missing = None;
-        while let Some(newest) = self.epochs.pop_if(|newest| !held.contains(&newest.step)) {
+        while let Some(newest) = self.epochs.pop_if(|newest| !held.iter().any(|held| newest.is_covered_by(held))) {
             missing.get_or_insert(newest);
         }
+        self.found.clone_from(&held);
         let Some(missing) = missing else { return Ok(()) };
         self.watch.seen = self.epochs.last().map_or_else(Seen::default, |epoch| Seen { best: epoch.value, waited: 0 });
         if training.is_chief() {
             let (folder, monitor) = (checkpoints.root().display(), &self.watch.monitor);
             let next = match self.epochs.last() {
-                Some(epoch) => format!("the best is now that of step {}, which is there", epoch.step),
+                Some(epoch) if held.iter().any(|held| held.step == epoch.step) => {
+                    format!("the best is now that of step {}, which is there", epoch.step)
+                }
+                Some(epoch) => {
+                    format!("the best is now that of step {}, or the better one that has replaced it there", epoch.step)
+                }
                 None => "the next epoch counts as the best".to_owned(),
             };
             distribute_notice::warn!(

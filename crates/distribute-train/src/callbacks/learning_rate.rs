@@ -34,27 +34,53 @@ type Schedule = Box<dyn FnMut(u64, f64) -> f64 + Send>;
 pub struct LearningRateSchedule {
     schedule: Schedule,
     by_step: bool,
-    /// The epoch whose rate was set last: an epoch may begin again, after a restart or a change of processes.
-    epoch: u64,
+    /// The rate that was set last: an epoch may begin again, after a restart or a change of processes.
+    last: Scheduled,
 }
 
 impl LearningRateSchedule {
     /// Computes the rate from the number of the epoch that begins, from 1, and the current rate.
     pub fn new(mut schedule: impl FnMut(u32, f64) -> f64 + Send + 'static) -> LearningRateSchedule {
         let schedule = move |epoch, rate| schedule(u32::try_from(epoch).unwrap_or(u32::MAX), rate);
-        LearningRateSchedule { schedule: Box::new(schedule), by_step: false, epoch: 0 }
+        LearningRateSchedule { schedule: Box::new(schedule), by_step: false, last: Scheduled::default() }
     }
 
     /// Computes the rate from the number of completed steps, over all epochs: 0 for the first step.
     pub fn by_step(mut schedule: impl FnMut(u64) -> f64 + Send + 'static) -> LearningRateSchedule {
-        LearningRateSchedule { schedule: Box::new(move |step, _| schedule(step)), by_step: true, epoch: 0 }
+        let schedule = Box::new(move |step, _| schedule(step));
+        LearningRateSchedule { schedule, by_step: true, last: Scheduled::default() }
     }
 
     fn set(&mut self, at: u64, training: &mut Training<'_>) -> Result<()> {
         *training.learning_rate = (self.schedule)(at, *training.learning_rate);
         Ok(())
     }
+
+    /// Sets the rate of an epoch, computed from the rate that it begins with.
+    fn set_epoch(&mut self, epoch: u64, given: f64, training: &mut Training<'_>) {
+        let rate = (self.schedule)(epoch, given);
+        *training.learning_rate = rate;
+        let replicas = Some(training.strategy.num_replicas_in_sync());
+        self.last = Scheduled { epoch, given: Some(given), rate: Some(rate), replicas };
+    }
+
+    /// Sets the rate of an epoch that continues with another number of replicas, if [`ScaleByReplicas`] has multiplied
+    /// it: a schedule that does not depend on the rate before gives the same rate as for the other number.
+    fn set_again(&mut self, training: &mut Training<'_>) {
+        let Scheduled { epoch, given: Some(given), rate: Some(rate), replicas: Some(before) } = self.last else {
+            return;
+        };
+        let now = training.strategy.num_replicas_in_sync();
+        let scaled = |rate: f64| rate * now as f64 / before as f64;
+        let is_scaled = (*training.learning_rate - scaled(rate)).abs() <= ROUNDING * scaled(rate).abs();
+        if before != now && is_scaled && training.strategy.elastic().is_none() {
+            self.set_epoch(epoch, scaled(given), training);
+        }
+    }
 }
+
+/// Relative difference of two rates that are computed in different orders, or were written to a checkpoint.
+const ROUNDING: f64 = 1e-12;
 
 impl Callback for LearningRateSchedule {
     fn epoch_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
@@ -63,7 +89,11 @@ impl Callback for LearningRateSchedule {
             return self.set(training.step, training);
         }
         // The optimizer still has the rate of an epoch that continues.
-        if std::mem::replace(&mut self.epoch, epoch) == epoch { Ok(()) } else { self.set(epoch, training) }
+        match self.last.epoch == epoch {
+            true => self.set_again(training),
+            false => self.set_epoch(epoch, *training.learning_rate, training),
+        }
+        Ok(())
     }
 
     fn step_end(&mut self, training: &mut Training<'_>) -> Result<()> {
@@ -71,22 +101,31 @@ impl Callback for LearningRateSchedule {
     }
 
     fn state(&self) -> Value {
-        state::of(SCHEDULE, Scheduled { epoch: self.epoch })
+        state::of(SCHEDULE, self.last)
     }
 
     fn set_state(&mut self, given: &Value) {
         // Earlier versions saved the number alone.
-        let earlier = |given: &Value| Some(Scheduled { epoch: given.as_u64()? });
-        if let Some(Scheduled { epoch }) = state::read(SCHEDULE, given, earlier) {
-            self.epoch = epoch;
+        let earlier = |given: &Value| Some(Scheduled { epoch: given.as_u64()?, ..Scheduled::default() });
+        if let Some(last) = state::read(SCHEDULE, given, earlier) {
+            self.last = last;
         }
     }
 }
 
-/// The state of a [`LearningRateSchedule`], and its name in checkpoints.
-#[derive(Serialize, Deserialize)]
+/// The state of a [`LearningRateSchedule`], and its name in checkpoints. Earlier versions saved the epoch alone.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Scheduled {
     epoch: u64,
+    /// The rate that the epoch's was computed from; `None` for one that is not finite, which JSON does not have.
+    #[serde(default)]
+    given: Option<f64>,
+    /// The rate of the epoch.
+    #[serde(default)]
+    rate: Option<f64>,
+    /// The number of replicas when it was set.
+    #[serde(default)]
+    replicas: Option<usize>,
 }
 
 const SCHEDULE: &str = "LearningRateSchedule";
@@ -99,7 +138,8 @@ impl fmt::Debug for LearningRateSchedule {
 
 /// Multiplies the learning rate by the number of replicas, for global batches that grow with it, optionally with a
 /// linear warm-up. If a restarted program has another number of replicas, the rate is multiplied by the ratio of the
-/// two numbers. The rate stays after training: of several calls of `fit` for one trainer, give it to the first.
+/// two numbers; one that a [`LearningRateSchedule`] has set stays, if it does not depend on the rate before it. The
+/// rate also stays after training: of several calls of `fit` for one trainer, give it to the first.
 ///
 /// # Examples
 /// ```
@@ -170,6 +210,11 @@ impl Callback for ScaleByReplicas {
         let why = "the number of replicas of an elastic job changes, and its global batch does not; set the rate in \
                    members_changed";
         refuse_elastic(training, true, "ScaleByReplicas", why)
+    }
+
+    fn resumed(&mut self, training: &mut Training<'_>) -> Result<()> {
+        // Before schedules, in whatever order the callbacks are.
+        self.set(training)
     }
 
     fn epoch_begin(&mut self, training: &mut Training<'_>) -> Result<()> {

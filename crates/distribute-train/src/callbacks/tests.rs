@@ -357,6 +357,40 @@ fn a_rate_follows_the_replicas_of_a_restarted_program() {
     after.set_state(&serde_json::json!({ "callback": "ScaleByReplicas", "rate": 1.0, "done": true }));
     four.train(&mut after, "x", &[1.0]);
     assert_eq!(four.learning_rate, 1.0);
+    // Within an epoch of a schedule: one that does not depend on the rate before gives the same rate as before.
+    let absolute: fn(u32, f64) -> f64 = |epoch, _| 0.25 * f64::from(epoch);
+    let relative: fn(u32, f64) -> f64 = |_, rate| rate / 2.0;
+    for (schedule, factor) in [(absolute, 1.0), (relative, 2.0)] {
+        for is_reversed in [false, true] {
+            let callbacks = || {
+                let mut both: [Box<dyn Callback>; 2] =
+                    [Box::new(ScaleByReplicas::new()), Box::new(LearningRateSchedule::new(schedule))];
+                if is_reversed {
+                    both.reverse();
+                }
+                both
+            };
+            type Hook = fn(&mut dyn Callback, &mut Training<'_>) -> Result<()>;
+            let tell = |toy: &mut Toy, callbacks: &mut [Box<dyn Callback>], hook: Hook| {
+                for callback in callbacks {
+                    toy.show(&[], |training| hook(callback.as_mut(), training)).unwrap();
+                }
+            };
+            let (mut two, mut before) = (of(2), callbacks());
+            for epoch in 1..=2 {
+                (two.epoch, two.step) = (epoch, u64::from(epoch));
+                tell(&mut two, &mut before, |callback, training| callback.epoch_begin(training));
+                tell(&mut two, &mut before, |callback, training| callback.step_end(training));
+            }
+            let (mut four, mut after) =
+                (Toy { epoch: 2, step: 2, learning_rate: two.learning_rate, ..of(4) }, callbacks());
+            after.iter_mut().zip(&before).for_each(|(after, before)| after.set_state(&before.state()));
+            tell(&mut four, &mut after, |callback, training| callback.resumed(training));
+            tell(&mut four, &mut after, |callback, training| callback.epoch_begin(training));
+            let rates = (four.learning_rate, two.learning_rate * factor);
+            assert_eq!(rates.0, rates.1, "reversed: {is_reversed}, factor: {factor}");
+        }
+    }
 }
 
 #[test]
@@ -470,6 +504,45 @@ fn a_state_from_before_the_best_of_the_folder_keeps_what_it_knows() {
             after.epoch_begin(training)?;
             after.epoch_end(training)?;
             after.save(training, Occasion::Epoch)
+        });
+        assert_eq!(saved.unwrap(), saves, "{value}");
+    }
+}
+
+#[test]
+fn a_checkpoint_of_steps_that_a_restart_has_undone_does_not_take_the_place_of_a_later_best() {
+    let folder = tempfile::tempdir().unwrap();
+    let best = |state: &Value| {
+        let mut checkpoints = CheckpointManager::new(folder.path());
+        let mut toy = Toy::new();
+        assert!(checkpoints.restore::<()>(&toy.strategy, &[&toy.weight]).unwrap().is_some());
+        let mut best = ModelCheckpoint::with(checkpoints).best("val_loss");
+        best.set_state(state);
+        toy.show(&[], |training| best.epoch_begin(training)).unwrap();
+        (toy, best)
+    };
+    let (mut toy, mut first) = (Toy::new(), ModelCheckpoint::new(folder.path()).best("val_loss"));
+    toy.train(&mut first, "val_loss", &[3.0]);
+    let state = first.state();
+    toy.step = 18;
+    toy.show(&[("val_loss", 1.0)], |training| {
+        first.epoch_end(training)?;
+        first.save(training, Occasion::Epoch)
+    })
+    .unwrap();
+    drop(first);
+    // The steps after the first epoch are made again. The next best is not written before the process is killed.
+    let (mut toy, mut second) = best(&state);
+    toy.step = 15;
+    toy.show(&[("val_loss", 2.0)], |training| second.epoch_end(training)).unwrap();
+    let state = second.state();
+    drop(second);
+    for (value, saves) in [(3.5, false), (2.5, true)] {
+        let (mut toy, mut third) = best(&state);
+        toy.step = 21;
+        let saved = toy.show(&[("val_loss", value)], |training| {
+            third.epoch_end(training)?;
+            third.save(training, Occasion::Epoch)
         });
         assert_eq!(saved.unwrap(), saves, "{value}");
     }

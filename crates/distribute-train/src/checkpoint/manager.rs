@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use distribute_strategy::Strategy;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use super::disk::Disk;
 use super::draft::SaveOptions;
@@ -391,16 +391,19 @@ impl CheckpointManager {
         Ok(())
     }
 
-    /// Returns the steps of this run's whole checkpoints on every worker, once the last one is written; either those
-    /// that are to be removed at the end, or the others, as this manager's are. Every worker must call this.
-    pub(crate) fn held_everywhere(&mut self, strategy: &Strategy) -> Result<Vec<u64>> {
+    /// Returns this run's whole checkpoints on every worker, once the last one is written; either those that are to be
+    /// removed at the end, or the others, as this manager's are. Every worker must call this.
+    pub(crate) fn held_everywhere(&mut self, strategy: &Strategy) -> Result<Vec<Held>> {
         self.finish_everywhere(strategy)?;
         let (root, run, backup) = (self.root.clone(), self.run, self.backup);
         let list = move |disk: &Disk| {
             let found = folder::list(disk, &root)?;
-            let is_own = |manifest: &Manifest| Some(manifest.run) == run && manifest.backup == backup;
-            let held = found.iter().filter(|found| found.is_whole() && found.manifest.as_ref().is_some_and(is_own));
-            Ok(held.map(|found| found.step).collect::<Vec<u64>>())
+            let is_own = |manifest: &&Manifest| Some(manifest.run) == run && manifest.backup == backup;
+            let held = found.iter().filter(|found| found.is_whole()).filter_map(|found| {
+                let manifest = found.manifest.as_ref().filter(is_own)?;
+                Some(Held { step: found.step, sequence: manifest.sequence })
+            });
+            Ok(held.collect::<Vec<Held>>())
         };
         let task = self.on_chief(strategy, "listing the checkpoints", list);
         let held = everywhere(strategy, task)?;
@@ -453,6 +456,14 @@ impl CheckpointManager {
         let survey = self.alone("opening the newest checkpoint of", open)?;
         Ok(survey.map(|survey| inflow::alone(survey, &self.disk, self.write_timeout).into()))
     }
+}
+
+/// A checkpoint in a folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Held {
+    pub(crate) step: u64,
+    /// Its number among all of the folder, since a step may be written again.
+    pub(crate) sequence: u64,
 }
 
 impl Drop for CheckpointManager {

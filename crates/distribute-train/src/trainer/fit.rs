@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use distribute_input::InputPosition;
-use distribute_strategy::{DistributedDataset, DistributedIterator, Request, Strategy};
+use distribute_strategy::{DistributedDataset, DistributedIterator, Request};
 use distribute_values::PerReplica;
 use serde_json::Value;
 
@@ -20,8 +20,10 @@ use crate::{Error, Result};
 
 mod backup;
 mod preempted;
+mod settings;
 mod standing;
 
+use settings::Settings;
 use standing::{Standing, Whole};
 
 /// A training run in progress.
@@ -30,6 +32,7 @@ struct Session<'a, T: Trainee> {
     data: DistributedDataset<T::Examples>,
     batch_size: usize,
     class_weights: Vec<f32>,
+    settings: Settings,
     /// The current pass.
     batches: Option<DistributedIterator<T::Examples>>,
     /// The pass, and the position in it, after the last step; known in elastic jobs only.
@@ -62,16 +65,16 @@ struct Session<'a, T: Trainee> {
 /// Trains, and returns the losses and metrics of each epoch, including those of an earlier run that this one resumes.
 /// Passes over the data are numbered over all calls for one trainer, so each shuffles anew.
 ///
-/// Epochs, steps, validation and class weights are [declared](Strategy::declare): if they differ between workers, the
-/// first step fails on all of them.
+/// Epochs, steps, validation and class weights are compared before a checkpoint is restored: if they differ between
+/// workers, all of them fail. A process that joins an elastic job with other settings fails alone.
 ///
 /// Every worker must call this. An error on one of them reaches the others in their next step, if the caller reports it
 /// with [`Strategy::report_failure_as`](distribute_strategy::Strategy::report_failure_as).
 ///
 /// # Errors
 /// [`Error::NoExamples`] if the data have no elements; [`Error::WithoutEffect`] for a setting without one;
-/// [`Error::Metric`] if metrics have equal names; the errors of the data, the trainer, callbacks and checkpoints; and
-/// the collective's error if a replica is missing or fails.
+/// [`Error::Metric`] if metrics have equal names; [`Error::Strategy`] if settings differ; the errors of the data, the
+/// trainer, callbacks and checkpoints; and the collective's error if a replica is missing or fails.
 pub fn fit<T: Trainee>(
     trainer: &T,
     data: &dyn TrainingData<T::Examples, T::Error>,
@@ -96,13 +99,15 @@ pub fn fit<T: Trainee>(
         Some(validation) => Some(validation.distribute(strategy, unshuffled)?.0),
         None => None,
     };
-    declare(strategy, &fit);
+    let settings = Settings::of(&fit);
+    settings.declare(strategy);
     let class_weights = std::mem::take(&mut fit.class_weights);
     let mut session = Session {
         trainer,
         data,
         batch_size,
         class_weights,
+        settings,
         batches: None,
         after: (0, None),
         commits: strategy.commits(),
@@ -144,24 +149,6 @@ pub fn fit<T: Trainee>(
     }
 }
 
-/// Declares the settings that must be equal on all workers.
-fn declare<B, E>(strategy: &Strategy, fit: &Fit<B, E>) {
-    let or = |number: Option<u64>, default: &str| number.map_or(default.to_owned(), |number| number.to_string());
-    let validation = if fit.validation.is_some() { "yes" } else { "no" };
-    let settings = [
-        ("epochs", fit.epochs.to_string()),
-        ("steps_per_epoch", or(fit.steps_per_epoch, "those of a pass")),
-        ("steps_per_execution", fit.steps_per_execution.to_string()),
-        ("class_weights", format!("{:?}", fit.class_weights)),
-        ("validation", validation.to_owned()),
-        ("validation_steps", or(fit.validation_steps.map(|steps| steps as u64), "all")),
-        ("validation_every", fit.validation_every.to_string()),
-    ];
-    for (name, value) in settings {
-        strategy.declare(&format!("fit, {name}"), value);
-    }
-}
-
 /// The settings of a training run, and what it has shown and watched so far.
 struct Course<T: Trainee> {
     validation: Option<DistributedDataset<T::Examples>>,
@@ -178,9 +165,16 @@ impl<T: Trainee> Session<'_, T> {
         // Requests made to an earlier training run are void.
         strategy.cancel_request(Request::End);
         strategy.take_request(Request::End);
+        if !self.joins {
+            // Not left to the first step: after a checkpoint is restored, some workers may have none left to make.
+            self.settings.compare(strategy)?;
+        }
         self.tell(callbacks, &[], |callback, training| callback.train_begin(training))?;
-        self.give_states(callbacks);
+        let resumes = self.give_states(callbacks);
         self.catch_up()?;
+        if resumes && !self.joins {
+            self.tell(callbacks, &[], |callback, training| callback.resumed(training))?;
+        }
         self.after = (self.standing.pass, self.standing.position.clone());
         if let Some(config) = course.fit.termination.take() {
             course.preemption = Some(PreemptionHandler::install(strategy, config)?);
@@ -197,7 +191,13 @@ impl<T: Trainee> Session<'_, T> {
     /// Continues with the members of a generation; `stands` if this process has trained before.
     fn continue_with(&mut self, joined: Joined<Whole>, stands: bool, course: &mut Course<T>) -> Result<(), T::Error> {
         let has_adopted = joined.adopted.is_some();
-        if let Some(Whole { standing, steps, examples, run, stop, commits }) = joined.adopted {
+        if let Some(Whole { standing, steps, examples, run, stop, commits, settings }) = joined.adopted {
+            if !stands && let Err(error) = self.settings.check(self.trainer.strategy(), &settings) {
+                // The others train on.
+                self.leaves = true;
+                self.trainer.strategy().leave_job()?;
+                return Err(error.into());
+            }
             self.commits = commits;
             // This process's part of the sums is its own, as long as they are of the same epoch.
             if standing.epochs_done != self.standing.epochs_done {
@@ -227,7 +227,7 @@ impl<T: Trainee> Session<'_, T> {
         let mut standing = self.standing.clone();
         (standing.pass, standing.position) = self.after.clone();
         standing.callbacks = callbacks.iter().map(|callback| callback.state()).collect();
-        Whole { standing, steps, examples, run, stop, commits }
+        Whole { standing, steps, examples, run, stop, commits, settings: self.settings.lines() }
     }
 
     /// Trains until all epochs are over, or a callback ends it.
@@ -407,17 +407,18 @@ pub(super) fn add(sums: &mut [Vec<f64>], of_step: PerReplica<Vec<f64>>) {
 }
 
 impl<T: Trainee> Session<'_, T> {
-    /// Restores the callbacks' state from a checkpoint.
-    fn give_states(&mut self, callbacks: &mut [Box<dyn Callback>]) {
+    /// Restores the callbacks' state from a checkpoint. Returns whether there is one.
+    fn give_states(&mut self, callbacks: &mut [Box<dyn Callback>]) -> bool {
         let states = std::mem::take(&mut self.standing.callbacks);
         if !states.is_empty() && states.len() != callbacks.len() {
             let (saved, given) = (states.len(), callbacks.len());
             distribute_notice::warn!(
                 "the checkpoint has {saved} callbacks, and fit was given {given}: they begin anew"
             );
-            return;
+            return false;
         }
         callbacks.iter_mut().zip(&states).for_each(|(callback, state)| callback.set_state(state));
+        !states.is_empty()
     }
 
     fn begin_epoch(&mut self, epoch: u32) {

@@ -41,6 +41,9 @@ pub(super) struct Whole {
     pub(super) run: Option<RunId>,
     pub(super) stop: Option<String>,
     pub(super) commits: u64,
+    /// The settings that a process that joins must have too, one in each line; empty from earlier versions.
+    #[serde(default)]
+    pub(super) settings: Vec<String>,
 }
 
 impl elastic::Standing for Whole {

@@ -1,11 +1,13 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use distribute_cluster::Membership;
 use distribute_input::{Array, Dataset};
 use distribute_strategy::{CommunicationOptions, MirroredStrategy, MultiWorkerMirroredStrategy, Strategy};
 use distribute_testkit::{Job, Ports};
+use distribute_types::ErrorClass;
 
 use super::*;
 use crate::BoxError;
@@ -240,6 +242,112 @@ fn settings_that_differ_between_workers_are_named_in_the_first_step() {
             assert!(told.contains(&format!("fit, {line}")), "{line}: {told}");
         }
     }
+}
+
+#[test]
+fn settings_that_differ_are_named_where_one_worker_has_no_step_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let backup = || BackupAndRestore::new(folder.path()).keep_at_end();
+    fit(&Toy::of_losses(&[]), &Numbers(4), Fit::epochs(2).callback(backup())).unwrap();
+    let address = format!("127.0.0.1:{}", Ports::reserve(1).unwrap().release()[0]);
+    let train = &|rank: u32| {
+        let strategy = MultiWorkerMirroredStrategy::builder()
+            .membership(Membership::new(rank, 2, &address).unwrap())
+            .communication(CommunicationOptions::default().timeout(Duration::from_secs(10)))
+            .build()
+            .unwrap();
+        let outcome = fit(&Toy::new(strategy), &Numbers(4), Fit::epochs(2 + rank).callback(backup()));
+        outcome.unwrap_err().to_string()
+    };
+    let told = std::thread::scope(|scope| [0, 1].map(|rank| scope.spawn(move || train(rank))).map(|t| t.join()));
+    for told in told {
+        let told = told.unwrap();
+        assert!(told.contains("fit, epochs: 2 on") && told.contains("fit, epochs: 3 on"), "{told}");
+    }
+}
+
+/// The variable that makes a process a member of an elastic job; its value is the number of epochs.
+const MEMBER: &str = "DISTRIBUTE_TEST_FIT_MEMBER";
+
+/// Prints each step.
+struct Prints;
+
+impl Callback for Prints {
+    fn step_end(&mut self, training: &mut Training<'_>) -> Result<()> {
+        println!("step {} of {}", training.step, training.strategy.topology().workers());
+        Ok(())
+    }
+}
+
+#[test]
+#[ignore = "a process that another test starts"]
+fn trains_elastically() {
+    let epochs = std::env::var(MEMBER).unwrap().parse().unwrap();
+    let strategy = MultiWorkerMirroredStrategy::builder().elastic(1..=2).devices(["CPU:0"]).build().unwrap();
+    let toy = Toy { pause: Duration::from_millis(10), ..Toy::new(strategy.clone()) };
+    let outcome = fit(&toy, &Numbers(8), Fit::epochs(epochs).callback(Prints));
+    // As trainers do.
+    match strategy.report_failure_as(outcome, ErrorClass::failure_kind) {
+        Ok(history) => println!("epochs {}", history.epochs.len()),
+        Err(error) => {
+            println!("{error}");
+            std::process::exit(error.class().exit_code().into());
+        }
+    }
+}
+
+#[test]
+fn a_process_that_joins_an_elastic_job_with_other_settings_ends_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let member = |epochs: &str| {
+        let job = Job::of_test("trainer::fit::tests::trains_elastically").unwrap().env(MEMBER, epochs);
+        let job = job.env("DISTRIBUTE_GENERATIONS", format!("file:{}", folder.path().display()));
+        let place = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500")];
+        let job = place.into_iter().fold(job, |job, (name, value)| job.env(name, value));
+        job.env("DISTRIBUTE_JOB_ID", "settings-of-fit").start().unwrap()
+    };
+    let deadline = Duration::from_secs(60);
+    let mut first = member("80");
+    first.wait_for_line(0, "step 3 ", deadline).unwrap();
+    let mut other = member("81");
+    let outcome = other.wait(0, deadline).unwrap();
+    assert_eq!(outcome.code, Some(2), "{outcome:?}");
+    assert!(outcome.stdout.contains("fit, epochs: 81 on"), "{outcome:?}");
+    assert!(outcome.stdout.contains("fit, epochs: 80 on the members of the job"), "{outcome:?}");
+    let outcome = first.wait(0, deadline).unwrap();
+    assert!(outcome.success() && outcome.stdout.contains("epochs 80"), "{outcome:?}");
+}
+
+/// Notes some of its calls.
+struct Calls(Arc<Mutex<Vec<&'static str>>>);
+
+impl Callback for Calls {
+    fn resumed(&mut self, _: &mut Training<'_>) -> Result<()> {
+        self.0.lock().unwrap().push("resumed");
+        Ok(())
+    }
+
+    fn epoch_begin(&mut self, _: &mut Training<'_>) -> Result<()> {
+        self.0.lock().unwrap().push("epoch_begin");
+        Ok(())
+    }
+
+    fn set_state(&mut self, _: &Value) {
+        self.0.lock().unwrap().push("set_state");
+    }
+}
+
+#[test]
+fn callbacks_learn_of_a_restart_between_their_states_and_the_epoch() {
+    let (folder, calls) = (tempfile::tempdir().unwrap(), Arc::default());
+    let settings = |fails: Option<Fails>| {
+        let backup = BackupAndRestore::new(folder.path()).every_steps(1);
+        Fit::epochs(1).callback(Calls(Arc::clone(&calls))).callback(fails).callback(backup)
+    };
+    fit(&Toy::of_losses(&[]), &Numbers(8), settings(Some(Fails { step: 3, at_end: false }))).unwrap_err();
+    assert_eq!(std::mem::take(&mut *calls.lock().unwrap()), ["epoch_begin"]);
+    fit(&Toy::of_losses(&[]), &Numbers(8), settings(None)).unwrap();
+    assert_eq!(*calls.lock().unwrap(), ["set_state", "resumed", "epoch_begin"]);
 }
 
 #[test]

@@ -1,0 +1,83 @@
+//! Settings of a training run that must be equal on all workers.
+
+use distribute_collectives::{Difference, first_difference};
+use distribute_strategy::Strategy;
+use distribute_types::ErrorClass;
+
+use super::Fit;
+use crate::Result;
+
+/// The settings, as names and values.
+pub(super) struct Settings(Vec<(&'static str, String)>);
+
+impl Settings {
+    pub(super) fn of<B, E>(fit: &Fit<B, E>) -> Settings {
+        let or = |number: Option<u64>, default: &str| number.map_or(default.to_owned(), |number| number.to_string());
+        let validation = if fit.validation.is_some() { "yes" } else { "no" };
+        Settings(vec![
+            ("fit, epochs", fit.epochs.to_string()),
+            ("fit, steps_per_epoch", or(fit.steps_per_epoch, "those of a pass")),
+            ("fit, steps_per_execution", fit.steps_per_execution.to_string()),
+            ("fit, class_weights", format!("{:?}", fit.class_weights)),
+            ("fit, validation", validation.to_owned()),
+            ("fit, validation_steps", or(fit.validation_steps.map(|steps| steps as u64), "all")),
+            ("fit, validation_every", fit.validation_every.to_string()),
+        ])
+    }
+
+    /// Declares the settings, so that every step compares them.
+    pub(super) fn declare(&self, strategy: &Strategy) {
+        self.0.iter().for_each(|(name, value)| strategy.declare(name, value));
+    }
+
+    /// Returns one line for each setting.
+    pub(super) fn lines(&self) -> Vec<String> {
+        self.0.iter().map(|(name, value)| line(name, value)).collect()
+    }
+
+    /// Compares the settings of all workers. Every worker calls this.
+    ///
+    /// # Errors
+    /// [`SettingsDiffer`](distribute_strategy::Error::SettingsDiffer) names the first setting that differs;
+    /// [`Error::Strategy`](crate::Error::Strategy) if a worker is missing or fails.
+    pub(super) fn compare(&self, strategy: &Strategy) -> Result<()> {
+        let groups = strategy.groups();
+        let found = first_difference(&groups, &self.lines()).map_err(distribute_strategy::Error::from)?;
+        let Some(Difference { mine, theirs, rank, .. }) = found else { return Ok(()) };
+        let missing = || "nothing of the kind".to_owned();
+        let error = distribute_strategy::Error::SettingsDiffer {
+            here: here(strategy),
+            mine: mine.unwrap_or_else(missing),
+            there: groups.first().map_or_else(String::new, |group| group.rank_name(rank).to_owned()),
+            theirs: theirs.unwrap_or_else(missing),
+        };
+        // A worker that has not read all answers yet ends with the same error.
+        groups.iter().for_each(|group| group.abort(&error.to_string(), error.failure_kind()));
+        Err(error.into())
+    }
+
+    /// Compares the settings with those of the members of an elastic job, from which this process has its state.
+    /// Settings that one of both does not have, being of another version, are left out.
+    ///
+    /// # Errors
+    /// [`SettingsDiffer`](distribute_strategy::Error::SettingsDiffer) names the first setting that differs.
+    pub(super) fn check(&self, strategy: &Strategy, theirs: &[String]) -> Result<()> {
+        for (name, value) in &self.0 {
+            let (mine, prefix) = (line(name, value), line(name, ""));
+            if let Some(theirs) = theirs.iter().find(|theirs| theirs.starts_with(&prefix) && **theirs != mine) {
+                let (here, there, theirs) = (here(strategy), "the members of the job".to_owned(), theirs.clone());
+                return Err(distribute_strategy::Error::SettingsDiffer { here, mine, there, theirs }.into());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn line(name: &str, value: &str) -> String {
+    format!("{name}: {value}")
+}
+
+/// Returns the name of this process.
+fn here(strategy: &Strategy) -> String {
+    strategy.groups().first().map_or_else(String::new, |group| group.rank_name(group.rank()).to_owned())
+}
