@@ -71,12 +71,14 @@ pub struct Hinge;
 
 impl Loss for SparseCategoricalCrossentropy {
     fn per_example(&self, outputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        check_rows(outputs)?;
         cross_entropy_per_example(outputs, targets)
     }
 }
 
 impl Loss for CategoricalCrossentropy {
     fn per_example(&self, outputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        check_rows(outputs)?;
         let (outputs, targets) = wide(outputs, targets)?;
         if outputs.dim(0)? == 0 {
             return rows(&outputs);
@@ -125,6 +127,7 @@ impl Loss for Huber {
 
 impl Loss for KlDivergence {
     fn per_example(&self, outputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        check_rows(outputs)?;
         let (outputs, targets) = wide(outputs, targets)?;
         let (outputs, targets) = (clamped(&outputs, 1.0)?, clamped(&targets, 1.0)?);
         (&targets * (targets.log()? - outputs.log()?)?)?.sum(D::Minus1)
@@ -138,6 +141,17 @@ impl Loss for Hinge {
         // relu() would turn NaN into 0.
         rows(&margin.lt(0.0)?.where_cond(&margin.zeros_like()?, &margin)?)
     }
+}
+
+/// Refuses outputs of one axis where each example has a row of classes: the sum over it would be one loss of all.
+fn check_rows(outputs: &Tensor) -> Result<()> {
+    if outputs.rank() < 2 {
+        candle_core::bail!(
+            "the outputs have shape {:?}; give one row of classes for each example, as in (N, classes)",
+            outputs.dims()
+        );
+    }
+    Ok(())
 }
 
 /// Converts outputs and targets to one type, f32 or f64.
@@ -263,6 +277,19 @@ mod tests {
         let gradients = losses.sum_all().unwrap().backward().unwrap();
         let gradient = gradients.get(&outputs).unwrap().flatten_all().unwrap().to_vec1().unwrap();
         close(gradient, &[-0.5, 0.0, -0.5, -1.5]);
+    }
+
+    #[test]
+    fn distributions_of_one_axis_are_refused() {
+        let row = Tensor::new(&[0.25f32, 0.75], &Device::Cpu).unwrap();
+        let losses: [&dyn Loss; 3] =
+            [&KlDivergence, &CategoricalCrossentropy, &FromProbabilities(CategoricalCrossentropy)];
+        for loss in losses {
+            for outputs in [&row, &row.sum_all().unwrap()] {
+                let told = loss.per_example(outputs, outputs).unwrap_err().to_string();
+                assert!(told.contains("give one row of classes for each example"), "{told}");
+            }
+        }
     }
 
     #[test]

@@ -252,6 +252,9 @@ pub struct PushReply {
     pub counted: bool,
     #[prost(uint64, tag = "2")]
     pub steps: u64,
+    /// Whether it was done in an earlier round, so that this one lacks a contribution.
+    #[prost(bool, tag = "3")]
+    pub earlier: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AssignRequest {
@@ -374,7 +377,7 @@ pub struct Outcome {
     /// Whether the next message has more of the payload.
     #[prost(bool, tag = "2")]
     pub more: bool,
-    /// Whether the function has pushed gradients.
+    /// Whether the function has pushed gradients that are a part of its round.
     #[prost(bool, tag = "3")]
     pub pushed: bool,
     #[prost(bytes = "bytes", tag = "15")]

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use distribute_device::DType;
 use distribute_input::DatasetIter;
@@ -27,6 +27,8 @@ pub struct WorkerContext {
     changes: AtomicU32,
     /// The optimizers to which this call has pushed.
     pushed: Mutex<BTreeSet<u32>>,
+    /// Whether gradients had counted in an earlier round, as those of a step that is scheduled again.
+    had_counted: AtomicBool,
 }
 
 /// A handle on each worker's iterator over a dataset, to be passed as an argument of scheduled functions.
@@ -54,12 +56,18 @@ impl<T> Clone for PerWorkerIterator<T> {
 
 impl WorkerContext {
     pub(crate) fn new(attendance: Arc<Attendance>, origin: Origin) -> WorkerContext {
-        WorkerContext { attendance, origin, changes: AtomicU32::new(0), pushed: Mutex::default() }
+        WorkerContext {
+            attendance,
+            origin,
+            changes: AtomicU32::new(0),
+            pushed: Mutex::default(),
+            had_counted: AtomicBool::new(false),
+        }
     }
 
-    /// Returns whether the function has pushed gradients.
+    /// Returns whether the function has pushed gradients that are a part of its round.
     pub(crate) fn has_pushed(&self) -> bool {
-        !self.pushed.lock().is_empty()
+        !self.pushed.lock().is_empty() && !self.had_counted.load(Ordering::Relaxed)
     }
 
     /// Returns the index of this worker.
@@ -119,7 +127,7 @@ impl WorkerContext {
         })
     }
 
-    /// Returns a variable on the servers.
+    /// Returns a variable on the servers, to be read, and changed by the methods of this context.
     ///
     /// # Errors
     /// [`Error::UnknownVariable`] if there is none of this name; [`Error::ServerLost`], which functions should pass on:
@@ -143,21 +151,37 @@ impl WorkerContext {
         Ok(parameters.table().variables.iter().map(variable).collect())
     }
 
+    /// Replaces all elements of a variable, once for this closure however often it runs.
+    ///
+    /// # Errors
+    /// [`Error::Variable`] if shape or type differ; [`Error::Values`] if `value` cannot be read; [`Error::ServerLost`]
+    /// or [`Error::Cancelled`], which functions should pass on.
+    pub fn assign<L, T: TensorStorage<L>>(&self, variable: &ShardedVariable, value: &T) -> Result<()> {
+        self.change(|origin| variable.assign_as(origin, Scatter::Update, None, value))
+    }
+
     /// Adds to a variable, once for this closure however often it runs.
     ///
     /// # Errors
-    /// [`Error::Variable`] if shape or type differ; [`Error::ServerLost`] or [`Error::Cancelled`], which functions
-    /// should pass on.
+    /// The errors of [`assign`](WorkerContext::assign).
     pub fn assign_add<L, T: TensorStorage<L>>(&self, variable: &ShardedVariable, value: &T) -> Result<()> {
         self.change(|origin| variable.assign_as(origin, Scatter::Add, None, value))
+    }
+
+    /// Subtracts from a variable, once for this closure however often it runs.
+    ///
+    /// # Errors
+    /// The errors of [`assign`](WorkerContext::assign).
+    pub fn assign_sub<L, T: TensorStorage<L>>(&self, variable: &ShardedVariable, value: &T) -> Result<()> {
+        self.change(|origin| variable.assign_as(origin, Scatter::Sub, None, value))
     }
 
     /// Changes some rows of a variable, once for this closure however often it runs. Rows are written in order; one may
     /// be named more than once.
     ///
     /// # Errors
-    /// [`Error::Variable`] if shape or type differ or there is no such row; [`Error::ServerLost`] or
-    /// [`Error::Cancelled`], which functions should pass on.
+    /// The errors of [`assign`](WorkerContext::assign), and [`Error::Variable`] if there is no such row, or if whole
+    /// numbers are divided by zero.
     pub fn scatter<L, T: TensorStorage<L>>(
         &self,
         variable: &ShardedVariable,
@@ -186,7 +210,10 @@ impl WorkerContext {
             let expected = "one push of the sum of its gradients";
             return Err(Error::Option { what, given: "2".to_owned(), expected });
         }
-        self.change(|origin| parameters.block_on(parameters.push(origin, optimizer, gradients)))
+        let (counted, had_counted) =
+            self.change(|origin| parameters.block_on(parameters.push(origin, optimizer, gradients)))?;
+        self.had_counted.fetch_or(had_counted, Ordering::Relaxed);
+        Ok(counted)
     }
 
     /// Returns the optimizer that updates a variable on the servers, if there is one.

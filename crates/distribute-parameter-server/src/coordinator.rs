@@ -456,14 +456,14 @@ impl Shared {
     /// Records the failure of a closure, whose number and value are given, or with `None` of something else.
     pub(crate) fn fail(&self, failed: Option<(u64, &RemoteValue)>, error: Error) {
         let why = error.to_string();
-        let cancelled = {
+        {
             let mut queue = self.lock();
             if let Some((_, value)) = failed {
                 value.set(Err(error.again()));
             }
-            queue.fail(failed.map(|(number, _)| number), error)
-        };
-        cancel(cancelled, &why);
+            // Before a caller can take the error, and schedule the same steps again.
+            cancel(queue.fail(failed.map(|(number, _)| number), error), &why);
+        }
         self.notify();
     }
 
@@ -541,7 +541,7 @@ impl Drop for Handle {
 }
 
 /// Cancels scheduled functions, which ends all waits for their results.
-pub(crate) fn cancel(scheduled: Vec<Scheduled>, why: &str) {
+pub(crate) fn cancel(scheduled: impl IntoIterator<Item = Scheduled>, why: &str) {
     for mut scheduled in scheduled {
         drop(scheduled.step.take());
         let what = scheduled.value.function().to_owned();

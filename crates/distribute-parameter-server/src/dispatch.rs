@@ -327,8 +327,11 @@ impl Dispatcher {
     }
 
     fn put_back(&self, entry: Entry<Scheduled>) {
-        let cancelled = self.shared.lock().put_back(entry);
-        cancel(cancelled.into_iter().collect(), "something else has failed");
+        {
+            let mut queue = self.shared.lock();
+            // Before a caller can take the error, and schedule the same step again.
+            cancel(queue.put_back(entry), "something else has failed");
+        }
         self.shared.notify();
     }
 

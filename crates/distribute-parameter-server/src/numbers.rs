@@ -74,6 +74,12 @@ pub(crate) fn to_wire(elements: BufferRef<'_>, wire: Option<DType>) -> Option<(D
     Some((wire, bytes))
 }
 
+/// Returns whether elements are integers of which one is zero, by which nothing can be divided.
+pub(crate) fn has_integer_zero(bytes: &[u8], dtype: DType) -> bool {
+    let is_zero = |element: &[u8]| element.iter().all(|byte| *byte == 0);
+    !dtype.is_float() && bytes.chunks_exact(dtype.size_bytes()).any(is_zero)
+}
+
 /// Returns the type with a code; `None` if the code is unknown.
 pub(crate) fn dtype(code: u32) -> Option<DType> {
     DType::from_code(u8::try_from(code).ok()?)

@@ -37,6 +37,8 @@ pub(crate) struct Parameters {
     addresses: Vec<String>,
     links: Vec<Link>,
     session: u64,
+    /// Whether a worker uses them, whose changes belong to functions.
+    is_workers: bool,
     wire: Option<DType>,
     message_timeout: Duration,
     table: RwLock<Arc<Table>>,
@@ -107,6 +109,7 @@ impl Parameters {
             addresses,
             links,
             session,
+            is_workers: false,
             wire,
             message_timeout,
             table: RwLock::default(),
@@ -115,6 +118,16 @@ impl Parameters {
             pushed_bytes: AtomicU64::new(0),
             noted: Mutex::default(),
         })
+    }
+
+    /// Returns them for a worker.
+    pub(crate) fn of_worker(self) -> Parameters {
+        Parameters { is_workers: true, ..self }
+    }
+
+    /// Returns whether a worker uses them.
+    pub(crate) fn are_of_worker(&self) -> bool {
+        self.is_workers
     }
 
     pub(crate) fn session(&self) -> u64 {
@@ -311,8 +324,8 @@ impl Parameters {
     }
 
     /// Sends gradients to the servers on which the optimizer updates something; returns whether they counted on all of
-    /// them.
-    pub(crate) async fn push(&self, origin: &Origin, optimizer: u32, gradients: &[Gradient]) -> Result<bool> {
+    /// them, and whether one of them had counted them in an earlier round.
+    pub(crate) async fn push(&self, origin: &Origin, optimizer: u32, gradients: &[Gradient]) -> Result<(bool, bool)> {
         let table = self.table();
         let servers = match table.optimizers.get(&optimizer) {
             Some(servers) => servers.clone(),
@@ -335,9 +348,10 @@ impl Parameters {
         let pushes = requests.into_iter().map(async |(server, gradients)| {
             let messages = [vec![head.clone()], gradients].concat();
             let reply = self.links[server].tell::<_, PushReply>(ps!("Push"), messages, self.message_timeout).await;
-            Ok(reply.map_err(self.failed(server, "Push"))?.counted)
+            reply.map_err(self.failed(server, "Push"))
         });
-        Ok(join_all(pushes).await.into_iter().collect::<Result<Vec<bool>>>()?.into_iter().all(|counted| counted))
+        let replies = join_all(pushes).await.into_iter().collect::<Result<Vec<PushReply>>>()?;
+        Ok((replies.iter().all(|reply| reply.counted), replies.iter().any(|reply| reply.earlier)))
     }
 
     /// Changes all elements, or some rows.

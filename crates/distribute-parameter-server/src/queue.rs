@@ -122,8 +122,9 @@ impl<C> ClosureQueue<C> {
         Some(Begin { entry, round, horizon: self.begun, live })
     }
 
-    /// Records that a closure has run, and whether it has pushed gradients. One that has not, such as a part of an
-    /// evaluation, leaves its place in a round to another one.
+    /// Records that a closure has run, and whether it has pushed gradients of its round. One that has not, such as a
+    /// part of an evaluation, or a step that had counted before it failed, leaves its place in the round to another
+    /// one.
     pub(crate) fn done(&mut self, number: u64, has_pushed: bool) {
         if let Some(running) = self.running.remove(&number) {
             match has_pushed {

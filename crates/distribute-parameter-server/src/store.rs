@@ -24,7 +24,7 @@ mod tokens;
 mod tests;
 
 pub(crate) use self::answer::Answer;
-use self::optimizer::{Gradients, Optimizer, PushMode};
+use self::optimizer::{Counted, Gradients, Optimizer, PushMode};
 pub(crate) use self::session::TAKEN_OVER;
 pub(crate) use self::shard::operation_of;
 use self::shard::{Extent, Gradient, Shard, invalid};
@@ -263,7 +263,7 @@ impl Store {
         let optimizer = held.optimizers.get(&head.optimizer).cloned();
         let optimizer = optimizer.ok_or_else(|| invalid(format!("there is no optimizer {}", head.optimizer)))?;
         let turn = match held.has_ended(&origin) {
-            true => PushMode::Done { counted: true },
+            true => PushMode::Done(Counted::Earlier),
             false => optimizer.lock().begin(&origin),
         };
         drop(held);
@@ -310,7 +310,7 @@ impl Store {
                 push.kept.push((request.shard, gradient));
                 Ok(())
             }
-            PushMode::Done { .. } => Ok(()),
+            PushMode::Done(_) => Ok(()),
         }
     }
 
@@ -320,8 +320,8 @@ impl Store {
             return Err(invalid(format!("the gradient of shard {} has no end", coming.about.shard)));
         }
         let counted = match push.turn {
-            PushMode::Apply(..) => true,
-            PushMode::Done { counted } => counted,
+            PushMode::Apply(..) => Counted::Yes,
+            PushMode::Done(counted) => counted,
             PushMode::Keep => {
                 let _admitted = self.admit(&push.origin)?;
                 let shards = self.held.read().shards.clone();
@@ -335,7 +335,7 @@ impl Store {
             }
         };
         let steps = push.optimizer.lock().steps;
-        Ok(PushReply { counted, steps })
+        Ok(PushReply { counted: counted != Counted::No, steps, earlier: counted == Counted::Earlier })
     }
 
     /// Refuses changes of a lost worker from the time this returns.

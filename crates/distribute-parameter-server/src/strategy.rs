@@ -332,8 +332,11 @@ impl ParameterServerStrategy {
 
     /// Sets the learning rate for gradients that servers apply from now on.
     ///
+    /// All servers are told, also if one of them fails. After an error the rate counts as not set, although servers
+    /// that were reached use it: set it again.
+    ///
     /// # Errors
-    /// [`Error::Values`] for a rate outside its range, [`Error::Option`] for an unknown optimizer,
+    /// [`Error::Optimizer`] for a rate outside its range, [`Error::Option`] for an unknown optimizer,
     /// [`Error::ServerLost`] if a server cannot be reached.
     pub fn set_learning_rate(&self, optimizer: u32, learning_rate: f64) -> Result<()> {
         let inner = &self.inner;
@@ -344,12 +347,21 @@ impl ParameterServerStrategy {
         };
         let changed = OptimizerDescription { learning_rate, ..*description };
         changed.check()?;
-        *description = changed;
+        let earlier = std::mem::replace(description, changed);
         let mut requests = inner.optimizer_requests(&made, optimizer, &BTreeMap::new());
         drop(made);
         // A request without shards changes an existing optimizer.
         requests.iter_mut().for_each(|(_, request)| request.shards.clear());
-        inner.parameters.block_on(inner.set_optimizers(requests))
+        let tell = |request| inner.parameters.block_on(inner.set_optimizers(vec![request]));
+        // The first error counts, and servers after that one are told nevertheless.
+        let told = requests.into_iter().map(tell).fold(Ok(()), Result::and);
+        if told.is_err()
+            && let Some((description, _)) = inner.made.lock().optimizers.get_mut(optimizer as usize)
+            && *description == changed
+        {
+            *description = earlier;
+        }
+        told
     }
 
     /// Returns the variables, ordered by name.

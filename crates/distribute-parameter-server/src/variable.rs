@@ -16,6 +16,10 @@ use crate::{Error, Result};
 
 /// A variable on parameter servers, split along its first dimension; it reads and writes as one.
 ///
+/// Its own methods write as the coordinator. A function that workers run changes it by
+/// [`WorkerContext`](crate::WorkerContext), which makes each change once even if the function runs twice; the methods
+/// of the variable refuse that.
+///
 /// # Source
 /// `tf.distribute`'s `ShardedVariable`.
 #[derive(Clone, Debug)]
@@ -96,8 +100,8 @@ impl ShardedVariable {
     /// `[rows.len(), …]`, followed by the variable's shape without its first dimension.
     ///
     /// # Errors
-    /// [`Error::Variable`] for a row outside the variable, or if `T` is not its type; [`Error::ServerLost`] if a server
-    /// cannot be reached.
+    /// [`Error::Variable`] for a row outside the variable, for a scalar, or if `T` is not its type;
+    /// [`Error::ServerLost`] if a server cannot be reached.
     ///
     /// # Source
     /// `tf.nn.embedding_lookup` of a sharded variable.
@@ -117,6 +121,11 @@ impl ShardedVariable {
 
     fn rows<T: Element>(&self, rows: &[usize], in_wire_type: bool) -> Result<HostTensor<T>> {
         self.check_type(T::DTYPE)?;
+        let mut shape = self.info.shape.clone();
+        match shape.first_mut() {
+            Some(first) => *first = rows.len(),
+            None => return Err(self.wrong("it has no rows, being a scalar; read it as a whole".to_owned())),
+        }
         let row_len = self.info.row_len();
         let mut elements = Vec::new();
         let len = rows.len().checked_mul(row_len).filter(|len| elements.try_reserve_exact(*len).is_ok());
@@ -134,31 +143,27 @@ impl ShardedVariable {
         if !fits {
             return Err(self.wrong("a server sent elements that are none of it".to_owned()));
         }
-        let mut shape = self.info.shape.clone();
-        shape[0] = rows.len();
         Ok(HostTensor::new(&shape, elements)?)
     }
 
     /// Replaces all elements.
     ///
     /// # Errors
-    /// [`Error::Variable`] if shape or type differ; [`Error::Values`] if `value` cannot be read; [`Error::ServerLost`]
-    /// if a server cannot be reached.
+    /// [`Error::Variable`] if shape or type differ, or in a function of a worker; [`Error::Values`] if `value` cannot
+    /// be read; [`Error::ServerLost`] if a server cannot be reached.
     pub fn assign<L, T: TensorStorage<L>>(&self, value: &T) -> Result<()> {
         self.assign_as(&self.own_origin()?, Scatter::Update, None, value)
     }
 
-    /// Adds to all elements. A function that workers run should call
-    /// [`WorkerContext::assign_add`](crate::WorkerContext::assign_add), which is done once even if the function runs
-    /// twice.
+    /// Adds to all elements.
     ///
     /// Servers are told one after another, and each call of this method counts: after [`Error::ServerLost`] some
     /// servers may have added already, and add twice if it is called again. Read the elements then, and
     /// [`assign`](ShardedVariable::assign) them.
     ///
     /// # Errors
-    /// [`Error::Variable`] if shape or type differ; [`Error::Values`] if `value` cannot be read; [`Error::ServerLost`]
-    /// if a server cannot be reached.
+    /// [`Error::Variable`] if shape or type differ, or in a function of a worker; [`Error::Values`] if `value` cannot
+    /// be read; [`Error::ServerLost`] if a server cannot be reached.
     pub fn assign_add<L, T: TensorStorage<L>>(&self, value: &T) -> Result<()> {
         self.assign_as(&self.own_origin()?, Scatter::Add, None, value)
     }
@@ -167,8 +172,8 @@ impl ShardedVariable {
     /// [`assign_add`](ShardedVariable::assign_add).
     ///
     /// # Errors
-    /// [`Error::Variable`] if shape or type differ; [`Error::Values`] if `value` cannot be read; [`Error::ServerLost`]
-    /// if a server cannot be reached.
+    /// [`Error::Variable`] if shape or type differ, or in a function of a worker; [`Error::Values`] if `value` cannot
+    /// be read; [`Error::ServerLost`] if a server cannot be reached.
     pub fn assign_sub<L, T: TensorStorage<L>>(&self, value: &T) -> Result<()> {
         self.assign_as(&self.own_origin()?, Scatter::Sub, None, value)
     }
@@ -181,8 +186,9 @@ impl ShardedVariable {
     /// `values`: `[rows.len(), …]`, followed by the variable's shape without its first dimension.
     ///
     /// # Errors
-    /// [`Error::Variable`] for a row outside the variable, or if shape or type differ; [`Error::Values`] if `values`
-    /// cannot be read; [`Error::ServerLost`] if a server cannot be reached.
+    /// [`Error::Variable`] for a row outside the variable, if shape or type differ, if whole numbers are divided by
+    /// zero, or in a function of a worker; [`Error::Values`] if `values` cannot be read; [`Error::ServerLost`] if a
+    /// server cannot be reached.
     pub fn scatter<L, T: TensorStorage<L>>(&self, scatter: Scatter, rows: &[usize], values: &T) -> Result<()> {
         self.assign_as(&self.own_origin()?, scatter, Some(rows), values)
     }
@@ -210,6 +216,9 @@ impl ShardedVariable {
         }
         let mut bytes = Vec::new();
         value.read(&mut |elements| bytes = elements.as_bytes().to_vec())?;
+        if scatter == Scatter::Div && numbers::has_integer_zero(&bytes, self.info.dtype) {
+            return Err(self.wrong("a row of whole numbers to divide by has a zero; give others".to_owned()));
+        }
         let (operation, bytes) = (operation_of(scatter), Bytes::from(bytes));
         self.parameters.block_on(self.parameters.assign(origin, &self.info, operation, rows, &bytes))
     }
@@ -217,8 +226,15 @@ impl ShardedVariable {
     /// Returns the origin of changes that belong to no closure.
     ///
     /// # Errors
-    /// [`Error::Variable`] if a coordinator that was restarted in place has not asked where training continues.
+    /// [`Error::Variable`] on a worker, or if a coordinator that was restarted in place has not asked where training
+    /// continues.
     fn own_origin(&self) -> Result<Origin> {
+        if self.parameters.are_of_worker() {
+            let problem = "a function of a worker would change it again whenever it runs again; change it by \
+                           WorkerContext::assign, WorkerContext::assign_add, WorkerContext::assign_sub or \
+                           WorkerContext::scatter";
+            return Err(self.wrong(problem.to_owned()));
+        }
         if self.parameters.sealed.load(Ordering::Acquire) {
             let problem = "the servers have kept its trained values, which this would change; where is_continued is \
                            true, leave initial changes out, and call first_step before others";

@@ -287,7 +287,7 @@ impl Attendance {
             epoch: request.epoch,
             worker: request.worker,
             workers: request.workers,
-            parameters: Arc::new(parameters),
+            parameters: Arc::new(parameters.of_worker()),
             lineage: request.lineage,
             changing: RwLock::new(()),
             over: AtomicBool::new(false),

@@ -4,7 +4,7 @@ use candle_core::{D, Result, Tensor};
 
 use super::{
     BinaryCrossentropy, CategoricalCrossentropy, EPSILON, Loss, SparseCategoricalCrossentropy, at_least_32_bits,
-    clamped, rows, wide,
+    check_rows, clamped, rows, wide,
 };
 use crate::context::{check_shapes, nll_per_example};
 
@@ -37,6 +37,7 @@ pub struct FromProbabilities<L>(pub L);
 
 impl Loss for FromProbabilities<SparseCategoricalCrossentropy> {
     fn per_example(&self, outputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        check_rows(outputs)?;
         let outputs = at_least_32_bits(outputs)?;
         check_shapes(&outputs, targets)?;
         if outputs.dim(0)? == 0 {
@@ -49,6 +50,7 @@ impl Loss for FromProbabilities<SparseCategoricalCrossentropy> {
 
 impl Loss for FromProbabilities<CategoricalCrossentropy> {
     fn per_example(&self, outputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        check_rows(outputs)?;
         let (outputs, targets) = wide(outputs, targets)?;
         if outputs.dim(0)? == 0 {
             return rows(&outputs);

@@ -15,6 +15,9 @@ use crate::{Candle, Embedding, embedding_with};
 
 /// A table of vectors by index. On a worker of a parameter-server cluster, a lookup fetches only the rows that it
 /// needs, and only their gradient is sent. Elsewhere the table is an ordinary variable.
+///
+/// A worker keeps the rows of each lookup until the function computes gradients, or gets its model again: a function
+/// that evaluates many batches should call [`CandleWorker::model`](crate::CandleWorker::model) for each.
 #[derive(Clone)]
 pub struct ShardedEmbedding(Kind);
 
@@ -74,6 +77,17 @@ pub fn sharded_embedding_with(rows: usize, width: usize, init: Init, vb: VarBuil
     Ok(ShardedEmbedding(kind))
 }
 
+#[cfg(test)]
+impl ShardedEmbedding {
+    /// Returns the number of lookups that are kept for a gradient.
+    pub(super) fn kept_lookups(&self) -> usize {
+        match &self.0 {
+            Kind::Here(_) => 0,
+            Kind::OnServers(table, _) => table.fetched.lock().len(),
+        }
+    }
+}
+
 thread_local! {
     /// Whether the next variable that is requested is a table; candle's `VarBuilder` cannot express that.
     static WANTED: Cell<bool> = const { Cell::new(false) };
@@ -102,7 +116,7 @@ impl Table {
         Table { variable, fetched: Mutex::default() }
     }
 
-    /// Drops the lookups of an earlier step that never ran backward.
+    /// Drops lookups that never ran backward, such as those of an earlier step.
     pub(super) fn begin_step(&self) {
         self.fetched.lock().clear();
     }

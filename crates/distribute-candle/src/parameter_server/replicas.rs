@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 
 use super::backends::{self, Copied};
 use super::embedding::{RowsGradient, Table, add_rows};
-use super::running_statistics;
+use super::running_statistics::{self, Changes};
 use crate::device::candle_device;
 use crate::statistics::{self, Statistics};
 use crate::{Candle, Clip, Error, Result, Variable};
@@ -38,6 +38,7 @@ pub(super) struct KeptReplicas<M> {
     replicas: Vec<Replica<M>>,
     optimizer: u32,
     state: Mutex<State>,
+    changes: Changes,
     /// The strategy's runs restore them after a failure, as long as this lives.
     _statistics: Option<Arc<Statistics>>,
 }
@@ -101,7 +102,8 @@ impl<M> KeptReplicas<M> {
             let statistics: Arc<dyn Recoverable> = statistics.clone();
             strategy.recover(Arc::downgrade(&statistics));
         }
-        Ok(KeptReplicas { replicas, optimizer, state: Mutex::default(), _statistics: statistics })
+        let (state, changes) = (Mutex::default(), Changes::default());
+        Ok(KeptReplicas { replicas, optimizer, state, changes, _statistics: statistics })
     }
 
     /// Pulls variables that have changed, and copies all to every replica.
@@ -180,6 +182,11 @@ impl<'a, M> ReplicatedModel<'a, M> {
         self.push(Some(clip))
     }
 
+    /// Drops the lookups of tables so far, for which no gradient is computed.
+    pub(super) fn drop_lookups(&self) {
+        self.kept.replicas.iter().flat_map(|replica| &replica.tables).for_each(|table| table.begin_step());
+    }
+
     /// Returns the number of the optimizer that updates the variables on the servers.
     pub(super) fn optimizer(&self) -> u32 {
         self.kept.optimizer
@@ -245,6 +252,7 @@ impl<'a, M> ReplicatedModel<'a, M> {
                 .collect::<Result<_, _>>()?;
             if let Some(sum) = sum(of_replicas.iter())? {
                 let change = (((sum / of_replicas.len() as f64)? - before)? / divisor)?;
+                let (change, _) = self.kept.changes.sent(copied.variable.name(), change)?;
                 self.worker.assign_add::<Candle, _>(&copied.variable, &change)?;
             }
         }

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::backends::{Copied, Registry};
 use super::embedding::Table;
-use super::running_statistics;
+use super::running_statistics::{self, Changes};
 use crate::{Candle, Clip, Result};
 
 /// A model on a worker of a parameter-server cluster. It dereferences to the model itself.
@@ -26,6 +26,7 @@ pub(super) struct Kept<M> {
     tables: Vec<Arc<Table>>,
     optimizer: u32,
     state: Mutex<State>,
+    changes: Changes,
 }
 
 #[derive(Default)]
@@ -42,7 +43,7 @@ impl<M> Kept<M> {
         let optimizer = registry.optimizer(worker)?;
         let copies: Vec<Copied> = registry.copies.into_values().collect();
         let tables: Vec<Arc<Table>> = registry.tables.into_values().collect();
-        Ok(Kept { model, copies, tables, optimizer, state: Mutex::default() })
+        Ok(Kept { model, copies, tables, optimizer, state: Mutex::default(), changes: Changes::default() })
     }
 
     /// Pulls variables that have changed.
@@ -98,6 +99,11 @@ impl<'a, M> WorkerModel<'a, M> {
         self.kept.copies.iter().map(|copied| (copied.variable.name(), &copied.copy))
     }
 
+    /// Drops the lookups of tables so far, for which no gradient is computed.
+    pub(super) fn drop_lookups(&self) {
+        self.kept.tables.iter().for_each(|table| table.begin_step());
+    }
+
     /// Returns the number of the optimizer that updates the variables on the servers.
     pub(super) fn optimizer(&self) -> u32 {
         self.kept.optimizer
@@ -138,14 +144,25 @@ impl<'a, M> WorkerModel<'a, M> {
         Ok(counted)
     }
 
-    /// Sends the changes that layers have made to their statistics, divided for contributions and many workers.
+    /// Sends the changes that layers have made to their statistics, divided for contributions and many workers. A
+    /// statistic whose change is not finite gets its value before.
     fn add_statistics(&self) -> Result<()> {
-        let now = self.kept.copied_statistics()?;
-        let before = std::mem::replace(&mut self.kept.state.lock().statistics, now.clone());
+        let mut statistics = self.kept.copied_statistics()?;
+        let before = self.kept.state.lock().statistics.clone();
         let divisor = running_statistics::divisor(self.worker, self.kept.optimizer);
-        for ((copied, now), before) in self.kept.statistics().zip(now).zip(before) {
-            let change = ((now - before)? / divisor)?;
-            self.worker.assign_add::<Candle, _>(&copied.variable, &change)?;
+        let mut changes = Vec::with_capacity(statistics.len());
+        for ((copied, now), before) in self.kept.statistics().zip(&mut statistics).zip(before) {
+            let change = ((&*now - &before)? / divisor)?;
+            let (change, is_whole) = self.kept.changes.sent(copied.variable.name(), change)?;
+            if !is_whole {
+                overwrite::<Candle>(&[copied.copy.as_tensor().clone()], &before)?;
+                *now = before;
+            }
+            changes.push((&copied.variable, change));
+        }
+        self.kept.state.lock().statistics = statistics;
+        for (variable, change) in changes {
+            self.worker.assign_add::<Candle, _>(variable, &change)?;
         }
         Ok(())
     }

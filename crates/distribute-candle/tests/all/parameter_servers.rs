@@ -15,6 +15,7 @@ use distribute_parameter_server::{
 };
 use distribute_strategy::Strategy;
 use distribute_train::checkpoint::{CheckpointManager, Checkpointed};
+use distribute_values::HostTensor;
 
 use crate::common::{Mlp, data, serve};
 
@@ -65,6 +66,15 @@ fn mean_loss(logits: &Tensor, y: &Tensor) -> candle_core::Result<Tensor> {
     cross_entropy_per_example(logits, y)?.sum_all()? / examples as f64
 }
 
+/// Makes a step of one replica on a batch of some rows; returns its loss.
+fn normalised(worker: &WorkerContext, rows: usize) -> Result<f32, Error> {
+    let model = worker.model("normalised", Normalised::new)?;
+    let (x, y) = data(rows);
+    let loss = mean_loss(&model.forward(&x, true)?, &y)?;
+    model.minimize(&loss)?;
+    Ok(loss.to_scalar::<f32>()?)
+}
+
 fn program() -> Program {
     Program::new()
         .function("mlp", |worker: &WorkerContext, part: Option<(usize, usize)>| {
@@ -91,12 +101,16 @@ fn program() -> Program {
             model.minimize(&loss)?;
             Ok::<_, Error>(loss.to_scalar::<f32>()?)
         })
-        .function("normalised", |worker: &WorkerContext, (): ()| {
-            let model = worker.model("normalised", Normalised::new)?;
-            let (x, y) = data(32);
-            let loss = mean_loss(&model.forward(&x, true)?, &y)?;
-            model.minimize(&loss)?;
-            Ok::<_, Error>(loss.to_scalar::<f32>()?)
+        .function("normalised", |worker: &WorkerContext, (): ()| normalised(worker, 32))
+        .function("normalised_rows", |worker: &WorkerContext, rows: usize| normalised(worker, rows))
+        .function("normalised_replicas", |worker: &WorkerContext, rows: usize| {
+            let strategy = worker.mirrored(["CPU:0", "CPU:1"])?;
+            let model = worker.replicated_model("replicas", &strategy, Normalised::new)?;
+            strategy.run_with((&model, model.split(&data(rows))?), |context, (model, (x, y))| {
+                let losses = cross_entropy_per_example(&model.forward(&x, true)?, &y)?;
+                model.backward(context, &context.average_loss(&losses, rows)?)
+            })?;
+            model.push_gradients()
         })
         .function("fails", |worker: &WorkerContext, (): ()| {
             let model = worker.model("normalised", Normalised::new)?;
@@ -258,6 +272,44 @@ fn statistics_of_layers_reach_the_servers() {
     let forward = |model: &Normalised, _| Ok((model.forward(&data(32).0, true)?, data(32).1));
     let (expected, _) = locally(Normalised::new, |model| Adam::new(0.01).build(model), 30, forward);
     assert_near(&on_servers(&strategy), &expected, 1e-4);
+}
+
+#[test]
+fn a_batch_of_one_row_leaves_no_statistic_without_a_value() {
+    let (_servers, strategy) = cluster(1, 1, |builder| builder);
+    strategy.create_model(Adam::new(0.01), Normalised::new).unwrap();
+    let coordinator = ClusterCoordinator::new(&strategy, program()).unwrap();
+    let variance = |rows: usize| {
+        coordinator.schedule("normalised_rows", &rows).unwrap().fetch::<f32>().unwrap();
+        let values = on_servers(&strategy);
+        assert!(values.values().flatten().all(|value| value.is_finite()), "{rows} rows: {values:?}");
+        values["norm.running_var"].clone()
+    };
+    // candle's batch_norm divides by the number of rows minus one.
+    assert_eq!(variance(1), [1.0; 16]);
+    let first = variance(32);
+    assert_ne!(first, [1.0; 16]);
+    assert_eq!(variance(1), first);
+    assert_ne!(variance(32), first);
+}
+
+#[test]
+fn statistics_that_the_wire_cannot_represent_stay_on_the_servers() {
+    for function in ["normalised_rows", "normalised_replicas"] {
+        let (_servers, strategy) = cluster(1, 1, |builder| builder.wire(distribute_device::DType::F16));
+        strategy.create_model(Adam::new(0.01), Normalised::new).unwrap();
+        let large = HostTensor::new(&[16], vec![1e5f32; 16]).unwrap();
+        strategy.find("norm.running_mean").unwrap().assign(&large).unwrap();
+        let coordinator = ClusterCoordinator::new(&strategy, program()).unwrap();
+        for _ in 0..2 {
+            coordinator.schedule(function, &8usize).unwrap();
+            coordinator.join().unwrap();
+        }
+        let values = on_servers(&strategy);
+        assert_eq!(values["norm.running_mean"], [1e5; 16], "{function}");
+        let variance = &values["norm.running_var"];
+        assert!(variance.iter().all(|value| value.is_finite() && *value != 1.0), "{function}: {variance:?}");
+    }
 }
 
 #[test]

@@ -131,6 +131,10 @@ impl OuterStore {
         if state.replaced.contains(&request.process) {
             return Err(replaced(island));
         }
+        if state.seats.is_empty() && state.held.is_empty() {
+            // Islands that are started again may have corrected them.
+            state.agreed = None;
+        }
         match state.agreed {
             Some((first, agreed)) => agreed.check(first, settings, island)?,
             None => state.agreed = Some((island, settings)),
@@ -188,6 +192,7 @@ impl OuterStore {
         let (island, _) = self.admit(request.caller.as_ref())?;
         let settings = self.check_fragment(request)?;
         let mut state = self.state.lock();
+        state.check_agreed(settings, island)?;
         if let Some(kept) = state.restored.get(&request.fragment) {
             check_variables(request.fragment, island, &kept.known(), &request.variables)?;
             let kept = state.restored.remove(&request.fragment).unwrap_or_default();
@@ -243,7 +248,11 @@ impl OuterStore {
         let created = OuterFragment::new(&settings.rules, values, Vec::new(), 0);
         let created = Arc::new(Held::new(fragment.variables, settings.rules, created));
         // Another island may have been faster by now; the first one's values count.
-        let held = self.state.lock().held.entry(number).or_insert_with(|| created.clone()).clone();
+        let held = {
+            let mut state = self.state.lock();
+            state.check_agreed(settings, island)?;
+            state.held.entry(number).or_insert_with(|| created.clone()).clone()
+        };
         let version = held.state().0;
         Ok(Some(FragmentState { held: !Arc::ptr_eq(&held, &created), version, sent_after: 0 }))
     }
@@ -388,6 +397,18 @@ impl OuterStore {
     fn held(&self, fragment: u32) -> Result<Arc<Held>, Status> {
         let held = self.state.lock().held.get(&fragment).cloned();
         held.ok_or_else(|| Status::failed_precondition(format!("fragment {fragment} has not been joined")))
+    }
+}
+
+impl State {
+    /// Checks that a fragment is made with the settings that islands agree on now.
+    fn check_agreed(&self, settings: Settings, island: Task) -> Result<(), Status> {
+        match self.agreed {
+            Some((_, agreed)) if agreed == settings => Ok(()),
+            _ => Err(Status::aborted(format!(
+                "{island} was given up while its call arrived, and islands have agreed on other settings since"
+            ))),
+        }
     }
 }
 

@@ -27,8 +27,15 @@ pub(super) struct Optimizer {
     pub(super) contributions: usize,
     tokens: Tokens,
     round: u64,
-    /// The gradients received in this round, by closure.
-    gathered: BTreeMap<u64, Gradients>,
+    /// The contributions to this round, by closure. Their changes have its number as a note.
+    gathered: BTreeMap<u64, Contribution>,
+}
+
+/// The gradients of a closure that wait for the others of their round.
+#[derive(Debug)]
+struct Contribution {
+    origin: Origin,
+    gradients: Gradients,
 }
 
 /// The gradients of one closure, by shard.
@@ -41,7 +48,18 @@ pub(super) enum PushMode {
     /// Keep them until all have arrived.
     Keep,
     /// They are too late for their round, or were counted before.
-    Done { counted: bool },
+    Done(Counted),
+}
+
+/// Whether a closure's gradients count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Counted {
+    /// In their round.
+    Yes,
+    /// In an earlier round, as those of a step that failed afterwards and was scheduled again.
+    Earlier,
+    /// They are too late for their round.
+    No,
 }
 
 /// A complete round: gradients of a step, in the order of their closures.
@@ -89,9 +107,16 @@ impl Optimizer {
 
     /// Prepares it for another coordinator, whose closures and rounds are numbered anew.
     pub(super) fn keep_steps(&mut self) {
+        self.abandon();
         self.tokens.keep_steps();
         self.round = 0;
-        self.gathered.clear();
+    }
+
+    /// Drops what has arrived for this round. Its closures are steps that may be scheduled again, and then count.
+    fn abandon(&mut self) {
+        for Contribution { origin, .. } in std::mem::take(&mut self.gathered).into_values() {
+            self.tokens.forget(&origin, 0);
+        }
     }
 
     /// Checks that it can update this shard, or some rows of it.
@@ -109,8 +134,10 @@ impl Optimizer {
     pub(super) fn begin(&mut self, origin: &Origin) -> PushMode {
         if self.contributions > 0 {
             return match self.tokens.find(origin, 0) {
-                Some(_) => PushMode::Done { counted: true },
-                None if origin.round < self.round => PushMode::Done { counted: false },
+                // Its contribution to this round is dropped when the next one begins.
+                Some(round) if round == self.round && round < origin.round => PushMode::Keep,
+                Some(round) => PushMode::Done(Counted::of(round, origin)),
+                None if origin.round < self.round => PushMode::Done(Counted::No),
                 None => PushMode::Keep,
             };
         }
@@ -124,13 +151,7 @@ impl Optimizer {
     }
 
     /// Adds all gradients of a closure. Returns the round if it is complete with them, and whether they counted.
-    pub(super) fn contribute(&mut self, origin: &Origin, gradients: Gradients) -> (Option<Round>, bool) {
-        if self.tokens.find(origin, 0).is_some() {
-            return (None, true);
-        }
-        if origin.round < self.round {
-            return (None, false);
-        }
+    pub(super) fn contribute(&mut self, origin: &Origin, gradients: Gradients) -> (Option<Round>, Counted) {
         if origin.round > self.round {
             // This server was restarted meanwhile, or rounds were abandoned.
             if !self.gathered.is_empty() {
@@ -142,22 +163,36 @@ impl Optimizer {
                     self.number
                 );
             }
+            self.abandon();
             self.round = origin.round;
-            self.gathered.clear();
         }
-        self.tokens.note(origin, 0, 0);
-        self.gathered.insert(origin.closure, gradients);
+        if let Some(round) = self.tokens.find(origin, 0) {
+            return (None, Counted::of(round, origin));
+        }
+        if origin.round < self.round {
+            return (None, Counted::No);
+        }
+        self.tokens.note(origin, 0, self.round);
+        self.gathered.insert(origin.closure, Contribution { origin: origin.clone(), gradients });
         if self.gathered.len() < self.contributions {
-            return (None, true);
+            return (None, Counted::Yes);
         }
         self.steps = self.steps.saturating_add(1);
         self.round = self.round.saturating_add(1);
         let mut by_shard: BTreeMap<u32, Vec<Gradient>> = BTreeMap::new();
-        for (shard, gradient) in std::mem::take(&mut self.gathered).into_values().flatten() {
+        let gathered = std::mem::take(&mut self.gathered).into_values();
+        for (shard, gradient) in gathered.flat_map(|contribution| contribution.gradients) {
             by_shard.entry(shard).or_default().push(gradient);
         }
         let (description, step, contributions) = (self.description, self.steps, self.contributions);
-        (Some(Round { description, step, contributions, gradients: by_shard, origin: Origin::default() }), true)
+        (Some(Round { description, step, contributions, gradients: by_shard, origin: Origin::default() }), Counted::Yes)
+    }
+}
+
+impl Counted {
+    /// Describes gradients that have counted in a round.
+    fn of(round: u64, origin: &Origin) -> Counted {
+        if round == origin.round { Counted::Yes } else { Counted::Earlier }
     }
 }
 

@@ -65,14 +65,16 @@ impl Store {
         Ok(())
     }
 
-    /// Records that everything that the coordinator makes is here.
+    /// Records that everything that the coordinator makes is here, and forgets the steps that had ended before a
+    /// restore.
     pub(crate) fn complete(&self, request: &CompleteRequest) -> Result<(), Status> {
         let mut held = self.held.write();
         held.check_session(request.session)?;
         if request.restored {
             *held.steps.lock() = EndedSteps::default();
         }
-        held.complete = true;
+        // A later coordinator cannot keep contents that are changed by more than numbered steps.
+        held.complete = held.numbered;
         Ok(())
     }
 
@@ -260,6 +262,24 @@ mod tests {
         let wrong = origin(7, 0, record(1, &[5]));
         assert!(push(&store, wrong, &[0]).unwrap_err().message().contains("step 5 is open"));
         assert_eq!(values(&store, 7), [1.0, 1.0]);
+    }
+
+    #[test]
+    fn restored_contents_that_cannot_be_kept_are_not_complete_and_their_steps_count_again() {
+        let store = made();
+        store
+            .begin_session(&AttendServer {
+                session: 8,
+                lineage: 7,
+                steps: store.find().steps,
+                ..AttendServer::default()
+            })
+            .unwrap();
+        push(&store, origin(8, 0, record(1, &[])), &[0, 1]).unwrap();
+        assert_eq!(values(&store, 8), [1.0, 1.0]);
+        store.complete(&CompleteRequest { session: 8, restored: true }).unwrap();
+        push(&store, origin(8, 0, record(1, &[0])), &[0, 1]).unwrap();
+        assert_eq!((values(&store, 8), store.find().complete), ([0.0, 0.0], false));
     }
 
     #[test]

@@ -203,6 +203,10 @@ impl Shard {
         let scatter = scatter_of(request.operation).ok_or_else(|| invalid("an unknown operation"))?;
         let rows = request.rows.as_ref().map(|rows| self.rows(rows)).transpose()?;
         self.check_count(rows.as_deref(), payload.len(), self.dtype)?;
+        if scatter == Scatter::Div && numbers::has_integer_zero(payload, self.dtype) {
+            let name = &self.about.variable;
+            return Err(invalid(format!("{name}: a row of whole numbers to divide by has a zero; give others")));
+        }
         let part = request.part;
         // Copied because the payload may be unaligned; allocates as many bytes as have arrived.
         let aligned = HostBuffer::from_slice(payload).map_err(internal)?;

@@ -261,6 +261,29 @@ fn a_round_is_the_mean_of_its_contributions_in_the_order_of_closures() {
 }
 
 #[test]
+fn a_step_whose_round_was_given_up_contributes_to_the_next_one() {
+    let store = store(2);
+    // Each time it is scheduled, it is another closure.
+    let of = |step: u64, closure, round| Origin { step: Some(step), round, ..origin(closure) };
+    assert!(push(&store, of(0, 0, 0), vec![gradient(0, None, &[9.0; 6])]).unwrap().counted);
+    // Both have begun before one of them arrives.
+    let again = [of(0, 1, 1), of(1, 2, 1)];
+    let begin = |origin: &Origin| PushRequest { origin: Some(origin.clone()), ..PushRequest::default() };
+    let mut pushes = again.each_ref().map(|origin| store.begin_push(&begin(origin)).unwrap());
+    pushes.iter_mut().for_each(|push| store.push(push, gradient(0, None, &[1.0; 6])).unwrap());
+    assert!(pushes.into_iter().all(|push| store.end_push(push).unwrap().counted));
+    assert_eq!(values(&store, 0), [0.0; 6]);
+    // They have counted now.
+    let reply = |origin| push(&store, origin, vec![gradient(0, None, &[1.0; 6])]).unwrap();
+    assert_eq!(reply(of(0, 3, 2)), PushReply { counted: true, steps: 1, earlier: true });
+    // One that runs again in its round is a part of that, as it was.
+    for _ in 0..2 {
+        assert_eq!(reply(of(2, 4, 2)), PushReply { counted: true, steps: 1, earlier: false });
+    }
+    assert_eq!(values(&store, 0), [0.0; 6]);
+}
+
+#[test]
 fn other_sessions_and_what_does_not_fit_are_refused() {
     let store = store(0);
     let other = PullRequest { session: 8, ..PullRequest::default() };
@@ -313,6 +336,27 @@ fn assignments_are_done_once() {
     assert_eq!(values(&store, 0), [2.0, 2.0, 4.0, 4.0, 2.0, 2.0]);
     assert!(add(origin(1), None, &[1.0; 4]).is_err());
     assert!(add(origin(1), Some(&[3]), &[1.0; 2]).is_err());
+}
+
+#[test]
+fn whole_numbers_are_not_divided_by_zero() {
+    let store = store(0);
+    let whole = |numbers: &[i64]| Bytes::from(bytemuck::cast_slice(numbers).to_vec());
+    let dtype = DType::I64.code().into();
+    let counts = CreateShard { shard: 7, variable: "counts".to_owned(), dtype, shape: vec![2], rows: 2, ..table() };
+    create(&store, CreateShard { trainable: false, payload: whole(&[7, 8]), ..counts }).unwrap();
+    let divide = |by: &[i64], rows: Option<&[u64]>| {
+        let operation = operation_of(distribute_values::Scatter::Div);
+        let rows = rows.map(|rows| rows_to_bytes(rows.iter().copied()));
+        let request = AssignRequest { origin: Some(origin(0)), shard: 7, dtype, operation, ..AssignRequest::default() };
+        store.assign(&mut Assigning::default(), AssignRequest { rows, payload: whole(by), ..request })
+    };
+    refused(divide(&[2, 0], None), "has a zero");
+    refused(divide(&[0], Some(&[1])), "has a zero");
+    divide(&[2, 4], None).unwrap();
+    let request = PullRequest { session: SESSION, ..PullRequest::default() };
+    let elements = one(store.pull(&request, &Wanted { shard: 7, ..Wanted::default() }).unwrap().unwrap());
+    assert_eq!(bytemuck::pod_collect_to_vec::<u8, i64>(&elements.payload), [3, 2]);
 }
 
 fn refused<T>(outcome: Result<T, Status>, words: &str) {

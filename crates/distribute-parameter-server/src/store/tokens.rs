@@ -41,6 +41,11 @@ impl Tokens {
         self.kept = self.done.len();
     }
 
+    /// Forgets a change that was dropped.
+    pub(super) fn forget(&mut self, origin: &Origin, part: u32) {
+        self.done.remove(&(Maker::of(origin), origin.change, part));
+    }
+
     /// Returns the note of this change, if it was made.
     pub(super) fn find(&self, origin: &Origin, part: u32) -> Option<u64> {
         origin.once.then(|| self.done.get(&(Maker::of(origin), origin.change, part)).copied()).flatten()

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use distribute_rules::UpdateRule;
 use distribute_strategy::Strategy;
 use distribute_train::BoxError;
 use distribute_train::checkpoint::{Checkpointed, PutBytes, Snapshot};
@@ -32,7 +33,7 @@ struct OptimizerStates {
 }
 
 /// The state of an optimizer under other strategies.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Alone {
     steps: u64,
     learning_rate: f64,
@@ -40,6 +41,10 @@ struct Alone {
     loss_scale: Option<f64>,
     #[serde(default)]
     good_steps: u32,
+    /// The steps of variables that had a gradient in some steps only, by name. Servers count the steps of an optimizer,
+    /// so they save none.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    counts: BTreeMap<String, u64>,
 }
 
 impl OptimizerStates {
@@ -48,11 +53,27 @@ impl OptimizerStates {
         let mut states = self.parameter_server.values();
         let alone = match (states.next(), states.next()) {
             (Some(&(steps, learning_rate)), None) => {
-                Some(Alone { steps, learning_rate, loss_scale: None, good_steps: 0 })
+                Some(Alone { steps, learning_rate, loss_scale: None, good_steps: 0, counts: BTreeMap::new() })
             }
             _ => None,
         };
         OptimizerStates { alone, ..self }
+    }
+
+    /// Describes the step counts of an optimizer's variables that servers cannot continue; `None` if there are none, or
+    /// its rule does not count steps.
+    fn lost_counts(&self, rule: &UpdateRule, names: &[String]) -> Option<String> {
+        let alone = self.alone.as_ref().filter(|_| self.parameter_server.is_empty() && rule.counts_steps())?;
+        let of_variable = |name: &String| alone.counts.get(name).map(|count| format!("{name:?} {count}"));
+        let lost: Vec<String> = names.iter().filter_map(of_variable).collect();
+        (!lost.is_empty()).then(|| {
+            format!(
+                "variables of the checkpoint have made fewer steps than their optimizer ({}), and continue with its \
+                 {} steps, since servers count those of an optimizer only: their bias corrections change",
+                lost.join(", "),
+                alone.steps
+            )
+        })
     }
 
     /// Returns the steps made and the learning rate, by number.
@@ -124,6 +145,9 @@ impl Checkpointed for ParameterServerStrategy {
             return Err(boxed(inner.failed(Error::Variable { name: "all".to_owned(), problem })));
         }
         inner.take_learning_rates(snapshot).map_err(|error| boxed(inner.failed(error)))?;
+        if let Some(lost) = inner.lost_counts(snapshot).map_err(|error| boxed(inner.failed(error)))? {
+            tracing::warn!("{lost}");
+        }
         let restored = inner.parameters.block_on(inner.restore_all(plans, snapshot));
         restored.map_err(|error| boxed(inner.failed(error)))?;
         inner.note_restored();
@@ -168,5 +192,36 @@ fn boxed(error: Error) -> BoxError {
     match error {
         Error::Train(error) => error.into(),
         error => Classified::new(error).into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use distribute_optim::OptimizerState;
+
+    use super::*;
+
+    #[test]
+    fn step_counts_of_variables_that_servers_cannot_continue_are_named() {
+        let counts = serde_json::json!({"table": 10, "other": 3});
+        let saved = serde_json::json!({
+            "steps": 1000, "learning_rate": 0.5, "loss_scale": null, "good_steps": 0, "counts": counts,
+        });
+        // The form of other strategies.
+        let state: OptimizerState = serde_json::from_value(saved).unwrap();
+        let states: OptimizerStates = serde_json::from_value(serde_json::to_value(state).unwrap()).unwrap();
+        let adam = UpdateRule::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0 };
+        let names = ["bias", "table"].map(str::to_owned);
+        let told = states.lost_counts(&adam, &names).unwrap();
+        assert!(told.contains("(\"table\" 10), and continue with its 1000 steps"), "{told}");
+        let sgd = UpdateRule::Sgd { momentum: 0.9, nesterov: false };
+        assert_eq!((states.lost_counts(&sgd, &names), states.lost_counts(&adam, &names[..1])), (None, None));
+        assert_eq!(states.by_number(), BTreeMap::from([(0, (1000, 0.5))]));
+        // Servers save no such counts.
+        let parameter_server = BTreeMap::from([(0, (1000, 0.5))]);
+        let own = OptimizerStates { parameter_server, alone: None }.shared();
+        assert_eq!(own.lost_counts(&adam, &names), None);
+        let saved = serde_json::to_value(&own).unwrap();
+        assert!(saved.get("steps").is_some() && saved.get("counts").is_none(), "{saved}");
     }
 }

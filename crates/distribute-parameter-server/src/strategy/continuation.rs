@@ -148,13 +148,16 @@ impl Inner {
         Ok(Some((description.map_err(unreadable)?, differs)))
     }
 
-    /// Tells all servers that everything is made, before the first step.
+    /// Tells all servers that everything is made, before the first step, and after a restore that steps are numbered
+    /// anew.
     ///
     /// # Errors
     /// [`Error::OtherTraining`] if the servers hold something that the program has not made.
     pub(crate) fn complete(&self) -> Result<()> {
         let Completion { is_told, turn, state } = &self.completion;
-        let is_done = || is_told.load(Ordering::Acquire) || !self.options.restart_in_place;
+        // Servers know which steps have ended also if no other coordinator can continue with what they hold.
+        let is_needed = || self.options.restart_in_place || state.lock().restored;
+        let is_done = || is_told.load(Ordering::Acquire) || !is_needed();
         if is_done() {
             return Ok(());
         }

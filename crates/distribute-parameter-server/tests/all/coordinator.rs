@@ -135,6 +135,44 @@ fn an_error_cancels_what_waits_and_lets_end_what_runs() {
 }
 
 #[test]
+fn what_was_cancelled_can_be_scheduled_again_as_soon_as_the_error_is_told() {
+    let cluster = Cluster::start(1, 1);
+    let coordinator = cluster.coordinator();
+    for _ in 0..30 {
+        // It takes some time to cancel 300.
+        let scheduled = (0..300u64).map(|step| match step {
+            0 => coordinator.schedule_step(step, "fail_after", &("stop", 20)),
+            _ => coordinator.schedule_step(step, "add", &1.0),
+        });
+        let error = match scheduled.collect::<Result<Vec<_>, _>>() {
+            Ok(values) => {
+                values[0].fetch::<()>().unwrap_err();
+                let error = coordinator.join().unwrap_err();
+                assert_eq!(values[299].status(), RemoteValueStatus::Aborted);
+                assert!(values.iter().all(|value| value.status() == RemoteValueStatus::Aborted));
+                error
+            }
+            Err(error) => error,
+        };
+        assert!(matches!(error, Error::UserFunction { .. }), "{error}");
+    }
+    assert_eq!(total(&coordinator), 0.0);
+}
+
+#[test]
+fn functions_change_variables_by_their_context() {
+    let cluster = Cluster::start(1, 1);
+    let coordinator = cluster.coordinator();
+    coordinator.schedule("set", &(5.0, 0.5)).unwrap();
+    coordinator.join().unwrap();
+    assert_eq!(total(&coordinator), 4.5);
+    coordinator.schedule("add_itself", &1.0).unwrap();
+    let error = coordinator.join().unwrap_err().to_string();
+    assert!(error.contains("WorkerContext::assign_add"), "{error}");
+    assert_eq!(total(&coordinator), 4.5);
+}
+
+#[test]
 fn a_short_queue_holds_up_who_schedules() {
     let cluster = Cluster::start(1, 2);
     let strategy = cluster.strategy();

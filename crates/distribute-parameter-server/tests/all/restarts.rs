@@ -307,6 +307,41 @@ fn servers_win_over_an_older_checkpoint_unless_the_program_says_otherwise() {
 }
 
 #[test]
+fn steps_after_a_loaded_checkpoint_count_again_also_without_restarts_in_place() {
+    let cluster = Cluster::start(2, 1);
+    let folder = tempfile::tempdir().unwrap();
+    let local = Strategy::default_strategy().unwrap();
+    let builder = ParameterServerStrategy::builder(&cluster.resolver()).options(Cluster::options());
+    let strategy = builder.partitioner(FixedShardsPartitioner::new(2)).build().unwrap();
+    let trained = strategy.variable("w", &zeros(5)).unwrap();
+    strategy.optimizer(adam(0.05), &[&trained]).unwrap();
+    let coordinator = ClusterCoordinator::new(&strategy, program()).unwrap();
+    let made = |steps: std::ops::Range<u64>| {
+        for step in steps {
+            coordinator.schedule_step(step, "regress", &(0u32, 0u64, step)).unwrap();
+            coordinator.join().unwrap();
+        }
+    };
+    let mut checkpoints = CheckpointManager::new(folder.path());
+    made(0..4);
+    checkpoints.save(&local, 4, &[&strategy], &()).unwrap();
+    checkpoints.finish().unwrap();
+    let saved = weights(&strategy);
+    made(4..7);
+    let expected = weights(&strategy);
+    for _ in 0..2 {
+        checkpoints.restore::<()>(&local, &[&strategy]).unwrap().unwrap();
+        assert_eq!(weights(&strategy), saved);
+        made(4..7);
+        assert_eq!(weights(&strategy), expected);
+    }
+    // The next coordinator cannot keep what this one has made.
+    drop((coordinator, trained));
+    leave(strategy);
+    assert!(!in_place(&cluster).unwrap().is_continued());
+}
+
+#[test]
 fn a_server_that_was_lost_with_the_coordinator_takes_training_back_to_its_checkpoint() {
     let mut cluster = Cluster::start(2, 1);
     let folder = tempfile::tempdir().unwrap();
@@ -353,6 +388,11 @@ fn what_could_not_be_continued_is_refused() {
     coordinator.schedule_step(0, "add", &1.0).unwrap();
     let outcome = coordinator.schedule_step(5, "add", &1.0);
     assert!(outcome.unwrap_err().to_string().contains("step 1 is next"));
+    coordinator.join().unwrap();
+    // One that no server could recognise.
+    coordinator.schedule_step(1, "add_itself", &1.0).unwrap();
+    let error = coordinator.join().unwrap_err().to_string();
+    assert!(error.contains("\"total\"") && error.contains("WorkerContext::assign_add"), "{error}");
     coordinator.join().unwrap();
     assert_eq!(total(&strategy), 1.0);
 }

@@ -106,3 +106,29 @@ fn a_server_that_is_started_again_has_the_learning_rate_of_the_others() {
     coordinator.join().unwrap();
     assert_eq!((strategy.learning_rate(optimizer), weights(&strategy)), (Some(1.0), vec![-1.0; 2]));
 }
+
+#[test]
+fn a_learning_rate_that_a_server_was_not_told_is_not_set() {
+    let mut cluster = Cluster::start(2, 1);
+    let options = Cluster::options().message_timeout(std::time::Duration::from_secs(1));
+    let builder = ParameterServerStrategy::builder(&cluster.resolver()).options(options);
+    let strategy = builder.partitioner(FixedShardsPartitioner::new(2)).build().unwrap();
+    let weights_of_both = strategy.variable("w", &HostTensor::new(&[2], vec![0.0f64; 2]).unwrap()).unwrap();
+    let rule = UpdateRule::Sgd { momentum: 0.0, nesterov: false };
+    let optimizer = strategy.optimizer(OptimizerDescription { learning_rate: 1.0, rule }, &[&weights_of_both]).unwrap();
+    let coordinator = ClusterCoordinator::new(&strategy, program()).unwrap();
+    for frozen in [0, 1] {
+        cluster.signal(server(frozen), Signal::STOP);
+        let outcome = strategy.set_learning_rate(optimizer, 0.25);
+        cluster.signal(server(frozen), Signal::CONT);
+        assert!(outcome.is_err());
+        assert_eq!(strategy.learning_rate(optimizer), Some(1.0));
+    }
+    // A rate outside its range changes nothing either.
+    assert!(strategy.set_learning_rate(optimizer, -1.0).is_err());
+    assert_eq!(strategy.learning_rate(optimizer), Some(1.0));
+    until("both are told", || strategy.set_learning_rate(optimizer, 0.5).is_ok());
+    coordinator.schedule("push", &(optimizer, 1usize, 0u64)).unwrap();
+    coordinator.join().unwrap();
+    assert_eq!((strategy.learning_rate(optimizer), weights(&strategy)), (Some(0.5), vec![-0.5; 2]));
+}

@@ -78,6 +78,38 @@ fn a_second_push_of_a_function_is_refused() {
 }
 
 #[test]
+fn a_step_that_has_failed_counts_when_it_is_scheduled_again() {
+    let (_cluster, coordinator, optimizer) = started(Delivery::EffectivelyOnce);
+    // Its first push is a contribution to a round that is given up.
+    coordinator.schedule_step(0, "push", &(optimizer, 2usize, 0u64)).unwrap();
+    assert!(coordinator.join().is_err());
+    for of_both in [[0, 1], [2, 3]] {
+        let schedule = |step| coordinator.schedule_step(step, "push", &(optimizer, 1usize, 0u64)).unwrap();
+        let values: Vec<RemoteValue> = of_both.into_iter().map(schedule).collect();
+        assert_eq!(coordinator.fetch::<bool>(&values).unwrap(), [true; 2]);
+        coordinator.join().unwrap();
+    }
+    assert_eq!(steps(&coordinator), 2.0);
+}
+
+#[test]
+fn a_step_that_counted_before_it_failed_takes_no_place_in_another_round() {
+    let (_cluster, coordinator, optimizer) = started(Delivery::EffectivelyOnce);
+    let schedule =
+        |step: u64, times: usize| coordinator.schedule_step(step, "push", &(optimizer, times, 0u64)).unwrap();
+    schedule(0, 1);
+    coordinator.join().unwrap();
+    // Its first push completes the round.
+    schedule(1, 2);
+    assert!(coordinator.join().is_err());
+    assert_eq!(steps(&coordinator), 1.0);
+    let values = [1, 2, 3].map(|step| schedule(step, 1));
+    assert_eq!(coordinator.fetch::<bool>(&values).unwrap(), [true; 3]);
+    coordinator.join().unwrap();
+    assert_eq!(steps(&coordinator), 2.0);
+}
+
+#[test]
 fn a_step_that_has_begun_is_given_up_when_a_checkpoint_is_loaded() {
     let folder = tempfile::tempdir().unwrap();
     let local = Strategy::default_strategy().unwrap();

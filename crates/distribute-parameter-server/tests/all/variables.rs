@@ -154,7 +154,13 @@ fn rows_of_ones(count: usize) -> HostTensor<f32> {
 fn what_does_not_fit_is_refused_in_words() {
     let (_servers, strategy) = cluster(1, |builder| builder.partitioner(FixedShardsPartitioner::new(2)));
     let table = strategy.variable("table", &rows(4, 2)).unwrap();
+    let scalar = strategy.variable("scalar", &HostTensor::scalar(1.0f32)).unwrap();
+    let counts = strategy.untrained("counts", &HostTensor::new(&[2], vec![7i64, 8]).unwrap()).unwrap();
+    let divisors = HostTensor::new(&[2], vec![2i64, 0]).unwrap();
     let wrong = [
+        scalar.embedding_lookup::<f32>(&[0]).err(),
+        scalar.pull_rows::<f32>(&[]).err(),
+        counts.scatter(Scatter::Div, &[0, 1], &divisors).err(),
         strategy.variable("table", &rows(4, 2)).err(),
         strategy.variable("half", &HostTensor::new(&[1], vec![distribute_device::bf16::ONE]).unwrap()).err(),
         table.read::<f64>().err(),
@@ -169,6 +175,9 @@ fn what_does_not_fit_is_refused_in_words() {
         Gradient::of_rows(&table, vec![0, 1, 3], &rows(2, 3)).err(),
     ];
     let words = [
+        "no rows, being a scalar",
+        "no rows, being a scalar",
+        "has a zero",
         "one of this name",
         "f32 or f64",
         "f64 was asked for",
@@ -186,6 +195,9 @@ fn what_does_not_fit_is_refused_in_words() {
         let error = error.unwrap();
         assert!(matches!(error, Error::Variable { .. }) && error.to_string().contains(words), "{words}: {error}");
     }
+    assert_eq!(counts.read::<i64>().unwrap().to_elements::<i64>().unwrap(), [7, 8]);
+    table.scatter(Scatter::Div, &[0], &HostTensor::new(&[1, 2], vec![0.0f32, 1.0]).unwrap()).unwrap();
+    assert!(table.read::<f32>().unwrap().to_elements::<f32>().unwrap()[0].is_nan());
     let lamb = UpdateRule::Lamb { beta1: 0.9, beta2: 0.999, epsilon: 1e-6, weight_decay: 0.01 };
     let error = strategy.optimizer(OptimizerDescription { learning_rate: 0.1, rule: lamb }, &[&table]).unwrap_err();
     assert!(error.to_string().contains("whole variables"), "{error}");

@@ -136,6 +136,8 @@ impl<M: ModuleT + Send + Sync + 'static> ServedTraining<M> {
         if self.replicas_per_worker > 1 {
             let (strategy, model) = self.replicas(worker)?;
             for examples in batches {
+                // Those of a whole evaluation may be larger than memory.
+                model.drop_lookups();
                 let of_replicas = strategy
                     .run_with((&model, split(&model, examples?)?), |context, (model, examples)| {
                         self.evaluated(&model, &examples, context.has_examples())
@@ -146,6 +148,7 @@ impl<M: ModuleT + Send + Sync + 'static> ServedTraining<M> {
         }
         let model = self.model(worker)?;
         for examples in batches {
+            model.drop_lookups();
             add_to(&mut all, &self.evaluated(&model, &examples?, true)?);
         }
         Ok(all)
@@ -242,4 +245,67 @@ fn check_optimizer(found: u32, step: &Step) -> Result<()> {
 fn pipeline_of(worker: &WorkerContext) -> InputContext {
     let (num_input_pipelines, input_pipeline_id) = (worker.num_workers(), worker.worker_index());
     InputContext { num_input_pipelines, input_pipeline_id, num_replicas_in_sync: 1 }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use candle_core::{Device, Module};
+    use candle_nn::{Linear, VarBuilder, linear};
+    use distribute_cluster::{ClusterSpec, SimpleResolver, TaskType};
+    use distribute_parameter_server::{ParameterServerStrategy, Server};
+    use distribute_testkit::Ports;
+    use distribute_train::metrics::Metrics;
+
+    use super::*;
+    use crate::{Sgd, ShardedEmbedding, SparseCategoricalCrossentropy, sharded_embedding};
+
+    struct Words(ShardedEmbedding, Linear);
+
+    /// The most lookups that a replica has kept.
+    static KEPT: AtomicUsize = AtomicUsize::new(0);
+
+    impl Words {
+        fn new(vb: VarBuilder<'_>) -> candle_core::Result<Words> {
+            Ok(Words(sharded_embedding(10, 4, vb.pp("table"))?, linear(4, 3, vb.pp("head"))?))
+        }
+    }
+
+    impl ModuleT for Words {
+        fn forward_t(&self, ids: &Tensor, _: bool) -> candle_core::Result<Tensor> {
+            let vectors = self.0.forward(ids)?.mean(1)?;
+            KEPT.fetch_max(self.0.kept_lookups(), Ordering::Relaxed);
+            self.1.forward(&vectors)
+        }
+    }
+
+    fn examples(_: &InputContext) -> Result<Dataset<(Tensor, Tensor)>> {
+        let ids = Tensor::from_vec((0..24u32).map(|at| at % 10).collect(), (12, 2), &Device::Cpu)?;
+        let classes = Tensor::from_vec((0..12u32).map(|at| at % 3).collect(), 12, &Device::Cpu)?;
+        Ok(Dataset::from_tensor_slices((ids, classes)).batch(2))
+    }
+
+    #[test]
+    fn an_evaluation_keeps_the_lookups_of_one_batch() {
+        for replicas in [1, 2] {
+            let ports = Ports::reserve(2).unwrap();
+            let addresses = ports.addresses();
+            drop(ports);
+            let spec = ClusterSpec::new().with_job(TaskType::Ps, [addresses[0].clone()]).unwrap();
+            let spec = spec.with_job(TaskType::Worker, [addresses[1].clone()]).unwrap();
+            let task = |kind| {
+                let (spec, task_type) = (spec.clone(), Some(kind));
+                SimpleResolver { spec, task_type, task_id: Some(0), ..SimpleResolver::default() }
+            };
+            let (loss, metrics) = (SparseCategoricalCrossentropy, Metrics::new());
+            let training = ServedTraining::new(Words::new, Sgd::new(0.1), loss, metrics);
+            let training = training.dataset("examples", examples).replicas_per_worker(replicas).unwrap();
+            let serve = |kind| Server::start(&task(kind), training.program()).unwrap();
+            let _tasks = [TaskType::Ps, TaskType::Worker].map(serve);
+            let strategy = ParameterServerStrategy::builder(&task(TaskType::Chief)).build().unwrap();
+            training.on_servers(&strategy).unwrap().evaluate("examples").unwrap();
+            assert_eq!(KEPT.swap(0, Ordering::Relaxed), 1, "{replicas} replicas");
+        }
+    }
 }

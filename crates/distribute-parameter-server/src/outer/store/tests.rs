@@ -150,6 +150,28 @@ fn an_island_that_attends_again_ends_its_earlier_attendance() {
 }
 
 #[test]
+fn settings_can_be_corrected_until_a_fragment_is_made() {
+    let (store, now) = (store(2, BTreeMap::new()), Instant::now());
+    let attend_with = |index: u32, quorum| {
+        let attended = store.attend(&request(index, settings(quorum), index.into()));
+        attended.map(|(island, seat)| Caller { island: island.to_string(), seat })
+    };
+    let leave = |caller| store.leave(&LeaveIsland { caller: Some(caller), done: false }, now).unwrap();
+    let (first, second) = (attend_with(0, 1).unwrap(), attend_with(1, 1).unwrap());
+    leave(first);
+    // The second one still attends with the earlier settings.
+    told(attend_with(0, 2), "give every island the same");
+    leave(second);
+    let first = attend_with(0, 2).unwrap();
+    told(attend_with(1, 1), "give every island the same");
+    create(&store, &first, &[1.0; 3]).unwrap();
+    leave(first);
+    // The fragment is updated by the settings with which it was made.
+    told(attend_with(0, 1), "give every island the same");
+    attend_with(1, 2).unwrap();
+}
+
+#[test]
 fn a_process_that_another_one_has_replaced_does_not_come_back() {
     let store = store(2, BTreeMap::new());
     for process in [7, 7, 8, 8] {

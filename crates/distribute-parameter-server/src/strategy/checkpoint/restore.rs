@@ -132,6 +132,14 @@ impl Inner {
         Ok(())
     }
 
+    /// Describes the step counts of variables in a checkpoint that servers cannot continue, if there are any.
+    pub(super) fn lost_counts(&self, snapshot: &Snapshot) -> Result<Option<String>> {
+        let states = snapshot.get_state::<OptimizerStates>(OPTIMIZER)?.unwrap_or_default();
+        let made = self.made.lock();
+        let optimizer = made.optimizers.first();
+        Ok(optimizer.and_then(|(description, names)| states.lost_counts(&description.rule, names)))
+    }
+
     /// Creates a server's shards and optimizers from a checkpoint, with the current learning rates.
     async fn restore(&self, plan: Plan, snapshot: &Snapshot) -> Result<()> {
         let Plan { server, elements, slots, states } = plan;

@@ -58,6 +58,14 @@ pub(crate) fn program() -> Program {
             worker.assign_add(&worker.variable("total")?, &number(by))?;
             Ok::<_, Error>(worker.worker_index())
         })
+        .function("add_itself", move |worker: &WorkerContext, by: f64| {
+            worker.variable("total")?.assign_add(&number(by))
+        })
+        .function("set", move |worker: &WorkerContext, (to, less): (f64, f64)| {
+            let total = worker.variable("total")?;
+            worker.assign(&total, &number(to))?;
+            worker.assign_sub(&total, &number(less))
+        })
         .function("add_after", move |worker: &WorkerContext, (by, milliseconds): (f64, u64)| {
             std::thread::sleep(Duration::from_millis(milliseconds));
             worker.assign_add(&worker.variable("total")?, &number(by))?;
