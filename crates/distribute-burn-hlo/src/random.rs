@@ -14,7 +14,7 @@ pub(crate) fn lower(l: &mut Lowering<'_>, op: &RandomOpIr) -> Result<()> {
     let numbers = match op.distribution {
         Distribution::Default if ty.element.is_integer() => l.draw(|b, state| whole_range(b, state, &ty))?,
         Distribution::Default => l.draw(|b, state| b.uniform(state, float, 0.0, 1.0))?,
-        Distribution::Uniform(low, high) if low < high && (high - low).is_finite() => {
+        Distribution::Uniform(low, high) if low < high && low.is_finite() && high.is_finite() => {
             let drawn = l.draw(|b, state| b.uniform(state, float, low, high))?;
             if ty.element.is_float() { drawn } else { l.build(|b| b.floor(drawn))? }
         }

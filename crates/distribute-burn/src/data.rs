@@ -52,7 +52,7 @@ pub trait ToArray {
     /// Copies the elements to an array.
     ///
     /// # Errors
-    /// [`Error::Values`] if the elements are quantized.
+    /// [`Error::Values`] if the elements are quantized, or an integer does not fit into i64.
     fn to_array(&self) -> Result<Self::Array>;
 }
 
@@ -143,7 +143,29 @@ impl<A, B, C, X: FromElement<A>, Y: FromElement<B>, Z: FromElement<C>> FromEleme
 }
 
 /// Returns the elements as numbers of another type.
+///
+/// # Errors
+/// [`Error::Values`] if the elements are quantized, or one is not in the range of a type of integers, with which burn
+/// would panic.
 pub(crate) fn numbers<E: Element>(data: TensorData) -> Result<Vec<E>> {
+    let (given, wanted) = (data.dtype(), E::dtype());
+    if !wanted.is_float() && !given.is_float() {
+        let ((given_least, given_most), (least, most)) = (range(given), range(wanted));
+        if given_least < least || given_most > most {
+            let outside = |(_, value): &(usize, i128)| !(least..=most).contains(value);
+            let found = match given {
+                DType::U64 => data.iter::<u64>().map(i128::from).enumerate().find(outside),
+                _ => data.iter::<i64>().map(i128::from).enumerate().find(outside),
+            };
+            if let Some((at, value)) = found {
+                let problem = format!(
+                    "element {at} is {value}, and {} has integers from {least} to {most}; give such",
+                    wanted.name()
+                );
+                return Err(refused("read a tensor", problem).into());
+            }
+        }
+    }
     let elements = data.convert::<E>().try_into_vec::<E>();
     Ok(elements.map_err(|error| refused("read a tensor", format!("{error:?}")))?)
 }

@@ -93,12 +93,15 @@ pub enum Error {
     },
     /// An optimizer of burn computes with whole parameters, and replicas or tensor ranks have parts of these.
     #[error(
-        "{optimizer} computes with whole parameters, such as their norms or rows, and the strategy divides them; use \
-         an optimizer that treats every element alike, such as Adam"
+        "{optimizer} computes with whole parameters, such as their norms or rows, and the strategy divides \
+         {parameter:?}; use an optimizer that treats every element alike, such as Adam, and clip norms by \
+         Optimizer::clip with Clip::GlobalNorm"
     )]
     NotElementwise {
         /// The optimizer.
         optimizer: String,
+        /// The path of the first parameter whose parts it would update otherwise than the whole.
+        parameter: String,
     },
     /// Parameters were frozen or unfrozen while the model had an optimizer.
     #[error("the model has an optimizer; freeze and unfreeze parameters before one is built, or after it is dropped")]
@@ -197,6 +200,17 @@ pub enum Error {
         class: i64,
         /// The number of classes.
         classes: usize,
+    },
+    /// A target is not a class that metrics and class weights take.
+    #[error(
+        "target {at} of a batch is {class}, and metrics and class weights take classes from 0 to {most}; give every \
+         position a class, or train without metrics and class weights", most = u32::MAX
+    )]
+    NotClass {
+        /// The position of the target among those of its replica's batch, in row-major order.
+        at: usize,
+        /// The target.
+        class: i64,
     },
     /// An index of an embedding is not in its vocabulary.
     #[error("index {at} is {index}, but the vocabulary has {vocabulary} words; give indices from 0 to below that")]

@@ -16,7 +16,8 @@
 //!   [`progress`](burn::data::dataloader::DataLoaderIterator::progress) has advanced by.
 //! - **Initial state.** Parameters, and the states of optimizer and scheduler, are the chief's on all workers. After
 //!   equal gradients every replica makes the same step with the same learning rate, so all parameters remain equal bit
-//!   for bit.
+//!   for bit. The learning rates of all parameters are compared in the first step. Each worker keeps the ids of its own
+//!   parameters, so that [groups](burn::module::ParamGroup) by id act on all workers.
 //! - **Random numbers,** such as those of dropout, are each process's own: of workers that have set equal seeds, each
 //!   but the chief sets another one when training begins, if the model has dropout.
 //! - **The number of steps.** Before each step workers exchange the number of their rows; an epoch ends when no replica
@@ -55,6 +56,8 @@
 //! - Under a strategy that shards, [`TrainStep::optimize`](burn::train::TrainStep::optimize) sees new values only of
 //!   the parameters that its replica updates. It may change each of these by itself. If it changes a parameter that the
 //!   optimizer does not update, training ends with an error.
+//! - A checkpoint of burn restores the ids of parameters, on one device as well, so groups of an optimizer or of a
+//!   scheduler by id have no effect in a training that another process resumes. Choose parameters by their paths there.
 //! - Tensors that are not in a [`Param`](burn::module::Param), and other fields of the model, are each worker's own:
 //!   burn's records do not have them. Build them equal on all workers.
 //! - Parameters are not sharded: burn's [`Learner`] holds its model. [`Trainer`](crate::Trainer) and
@@ -146,6 +149,7 @@ mod chief;
 mod data;
 mod fit;
 mod gradients;
+mod ids;
 mod owners;
 mod replica;
 mod start;

@@ -1,7 +1,7 @@
 //! Models with one copy per replica.
 
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -136,6 +136,8 @@ impl BurnStrategy for Strategy {
             draw_apart(self, &models[0])?;
             let trained: Vec<Arc<AtomicBool>> =
                 variables.iter().map(|variable| Arc::new(AtomicBool::new(variable.is_trainable()))).collect();
+            let untracked = variables.iter().filter(|variable| !variable.is_trainable());
+            let untracked = untracked.map(|variable| variable.name().to_owned()).collect();
             let tapes: Vec<Arc<Tape<BurnTensor>>> = (0..replicas).map(|_| Tape::new()).collect();
             let (number, is_compiled) = (MODELS.fetch_add(1, Ordering::Relaxed), is_compiled(self));
             let uses: Vec<Arc<Uses>> = tapes.iter().map(|tape| Uses::new(tape.clone(), of_path.len())).collect();
@@ -161,6 +163,7 @@ impl BurnStrategy for Strategy {
                 replicas,
                 parameters,
                 trained,
+                untracked,
                 statistics,
                 is_compiled,
                 #[cfg(feature = "pjrt")]
@@ -260,6 +263,8 @@ pub struct Model<M> {
     parameters: Arc<Parameters<Burn>>,
     /// Whether a variable gets gradients, by index.
     trained: Vec<Arc<AtomicBool>>,
+    /// The names of the variables to which burn gave no gradients when the model was built.
+    untracked: HashSet<String>,
     statistics: Option<Arc<Statistics<M>>>,
     /// Whether it runs in compiled programs only, which read and write its variables.
     is_compiled: bool,
@@ -416,7 +421,7 @@ impl<M: Module + Sync + 'static> Model<M> {
 
     fn set_trainable(&mut self, from: bool, chosen: impl Fn(&str) -> bool) -> Result<usize> {
         let parameters = Arc::get_mut(&mut self.parameters).ok_or(Error::FrozenLate)?;
-        let changed = parameters.set_trainable(from, chosen);
+        let changed = parameters.set_trainable(from, |name| !self.untracked.contains(name) && chosen(name));
         for (variable, trained) in parameters.variables().iter().zip(&self.trained) {
             trained.store(variable.is_trainable(), Ordering::Release);
         }

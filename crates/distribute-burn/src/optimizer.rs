@@ -4,8 +4,9 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
-use burn::optim::{GradientsParams, ModuleOptimizer};
+use burn::grad_clipping::GradientClipping;
+use burn::module::{Devices, Module, ModuleMapper, ModuleVisitor, Param};
+use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
 use burn::tensor::{Bytes, Device, Tensor};
 use burn_backend::ops::FloatTensorOps;
 use burn_flex::{Flex, FlexTensor};
@@ -18,6 +19,7 @@ use parking_lot::Mutex;
 
 use crate::backend::{reshaped, whole};
 use crate::hook::replaced;
+use crate::model::id_of;
 use crate::tensor::{flex_of, tensor_on};
 use crate::{Burn, BurnTensor, Error, Model, Optimizer, Result, Variable};
 
@@ -34,13 +36,14 @@ impl<M: Module + Sync + 'static> Model<M> {
     ///
     /// Under a strategy that shards parameters, the optimizer sees this replica's part of each large parameter, with
     /// all its elements in the last dimension, and its state is a part too. So it must treat every element alike; this
-    /// is tried before the first step. The same holds for parameters that are split among tensor ranks, in the shape of
-    /// a part. Checkpoints have the whole state, which is restored on any number of replicas and under every strategy;
-    /// checkpoints of parameters of another type than f32 are refused.
+    /// is tried here for each such parameter, with the group of the optimizer that its path and id belong to. The same
+    /// holds for parameters that are split among tensor ranks, in the shape of a part. Checkpoints have the whole
+    /// state, which is restored on any number of replicas and under every strategy; checkpoints of parameters of
+    /// another type than f32 are refused.
     ///
     /// # Errors
-    /// [`Error::Optim`] if the learning rate is out of range; [`Error::NotElementwise`] for LAMB, Muon and others that
-    /// compute with whole parameters, if these are sharded or split.
+    /// [`Error::Optim`] if the learning rate is out of range; [`Error::NotElementwise`] for LAMB, Muon, burn's clipping
+    /// by norm and others that compute with whole parameters, if these are sharded or split.
     ///
     /// # Examples
     /// ```
@@ -67,9 +70,11 @@ impl<M: Module + Sync + 'static> Model<M> {
         describe: impl Into<String>,
     ) -> Result<Optimizer> {
         let description = describe.into();
-        let is_divided = self.variables().iter().any(is_in_parts);
-        if is_divided && !is_elementwise(&optimizer) {
-            return Err(Error::NotElementwise { optimizer: description });
+        let divided = || self.variables().iter().filter(|variable| is_in_parts(variable));
+        let is_divided = divided().next().is_some();
+        let updated = divided().filter(|variable| variable.is_trainable());
+        if let Some(parameter) = first_of_wholes(&optimizer, updated.map(Variable::name)) {
+            return Err(Error::NotElementwise { optimizer: description, parameter: parameter.to_owned() });
         }
         let replicas = self.replicas().iter().map(|_| Mutex::new(optimizer.clone())).collect();
         let library = OwnOptimizer {
@@ -290,36 +295,100 @@ fn shape_in_rank(shape: &[usize], rank: usize) -> Vec<usize> {
     shape_of_rank
 }
 
-/// A module of one parameter.
-#[derive(Module, Debug)]
+/// A module of one parameter, at the path of another: by that and by its id an optimizer chooses among its groups.
+#[derive(Clone, Debug)]
 struct Trial {
+    path: String,
     weight: Param<Tensor<2>>,
 }
 
-/// Returns whether steps on a matrix and on its halves give the same values.
-fn is_elementwise(optimizer: &ModuleOptimizer) -> bool {
+impl Trial {
+    fn with(self, change: impl FnOnce(Param<Tensor<2>>) -> Param<Tensor<2>>) -> Trial {
+        Trial { path: self.path, weight: change(self.weight) }
+    }
+}
+
+impl Module for Trial {
+    fn collect_devices(&self, devices: Devices) -> Devices {
+        self.weight.collect_devices(devices)
+    }
+
+    fn fork(self, device: &Device) -> Trial {
+        self.with(|weight| Module::fork(weight, device))
+    }
+
+    fn to_device(self, device: &Device) -> Trial {
+        self.with(|weight| Module::to_device(weight, device))
+    }
+
+    fn train(self) -> Trial {
+        self.with(Module::train)
+    }
+
+    fn valid(&self) -> Trial {
+        self.clone().with(|weight| Module::valid(&weight))
+    }
+
+    fn materialize(self) -> Trial {
+        self.with(Module::materialize)
+    }
+
+    fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
+        visitor.enter_module(&self.path, "Trial");
+        Module::visit(&self.weight, visitor);
+        visitor.exit_module(&self.path, "Trial");
+    }
+
+    fn map<P: ModuleMapper>(self, mapper: &mut P) -> Trial {
+        mapper.enter_module(&self.path, "Trial");
+        let mapped = Trial { weight: Module::map(self.weight, mapper), path: self.path };
+        mapper.exit_module(&mapped.path, "Trial");
+        mapped
+    }
+}
+
+/// Returns the first path at which steps on a matrix give other values than steps on its halves.
+fn first_of_wholes<'a>(optimizer: &ModuleOptimizer, mut paths: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     const ROWS: usize = 128;
+    const LEN: usize = ROWS * ROWS;
+    /// The factors of each step's gradients in the first and in the second half. They change the norms of the whole and
+    /// of each half by factors of their own, so that scaling by norms cannot cancel out.
+    const SCALES: [[f32; 2]; 3] = [[1.0, 1.0], [0.7, 7e5], [3e5, 0.4]];
+    // No gradient of the trial may reach the norm.
+    if matches!(optimizer.grad_clipping(), Some(GradientClipping::Norm(_))) {
+        return paths.next();
+    }
+    // A state of the parameters would have their shapes.
+    let optimizer = optimizer.clone().load_record(OptimizerRecord::default());
     let device = Device::flex();
-    let len = ROWS * ROWS;
-    // The second half of the parameters is larger than the first, relative to its gradients.
-    let ramp = |range: Range<usize>, shape: [usize; 2], scale: f32, growth: f32| {
-        let element =
-            |at: usize| scale * (1.0 + growth * at as f32 / len as f32) * ((at * 37 % 101) as f32 / 50.0 - 1.01);
-        Tensor::<1>::from_floats(&range.map(element).collect::<Vec<f32>>()[..], &device).reshape(shape)
+    let ramp = |range: &Range<usize>, shape: [usize; 2], factor: &dyn Fn(usize) -> f32| {
+        let element = |at: usize| factor(at) * ((at * 37 % 101) as f32 / 50.0 - 1.01);
+        Tensor::<1>::from_floats(&range.clone().map(element).collect::<Vec<f32>>()[..], &device).reshape(shape)
     };
-    let stepped = |range: Range<usize>, shape: [usize; 2]| {
-        let mut optimizer = optimizer.clone();
-        let weight = Tensor::from_inner(ramp(range.clone(), shape, 0.5, 4.0)).require_grad();
-        let mut trial = Trial { weight: Param::from_tensor(weight) };
-        for scale in [1.0, 0.7] {
-            let mut gradients = GradientsParams::new();
-            gradients.register(trial.weight.id, ramp(range.clone(), shape, scale, 0.0));
-            trial = optimizer.step(0.1, trial, gradients);
+    let given = |range: Range<usize>, shape: [usize; 2]| {
+        // The second half of the parameters is larger than the first, relative to its gradients.
+        let weight = ramp(&range, shape, &|at| 0.5 + 2.0 * at as f32 / LEN as f32);
+        (weight, SCALES.map(|scales| ramp(&range, shape, &|at| scales[usize::from(at >= LEN / 2)])))
+    };
+    let stepped = |path: &str, (weight, gradients): &(Tensor<2>, [Tensor<2>; 3])| {
+        let weight = Param::initialized(id_of(path), Tensor::from_inner(weight.clone()).require_grad());
+        let (mut optimizer, mut trial) = (optimizer.clone(), Trial { path: path.to_owned(), weight });
+        let mut values = Vec::new();
+        for gradient in gradients {
+            let mut given = GradientsParams::new();
+            given.register(trial.weight.id, gradient.clone());
+            trial = optimizer.step(0.1, trial, given);
+            values.push(trial.weight.val().inner().into_data().try_into_vec::<f32>().unwrap_or_default());
         }
-        trial.weight.val().inner().into_data().try_into_vec::<f32>().unwrap_or_default()
+        values
     };
-    let whole = stepped(0..len, [ROWS, ROWS]);
-    let mut halves = stepped(0..len / 2, [1, len / 2]);
-    halves.extend(stepped(len / 2..len, [1, len / 2]));
-    whole.len() == halves.len() && whole.iter().zip(&halves).all(|(a, b)| (a - b).abs() <= 1e-5 * (1.0 + a.abs()))
+    let (whole, half) = ([ROWS, ROWS], [1, LEN / 2]);
+    let [whole, first, second] = [given(0..LEN, whole), given(0..LEN / 2, half), given(LEN / 2..LEN, half)];
+    let is_close = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-5 * (1.0 + a.abs());
+    paths.find(|path| {
+        let halves = stepped(path, &first).into_iter().zip(stepped(path, &second));
+        !stepped(path, &whole).iter().zip(halves).all(|(whole, (first, second))| {
+            whole.len() == first.len() + second.len() && whole.iter().zip(first.iter().chain(&second)).all(is_close)
+        })
+    })
 }

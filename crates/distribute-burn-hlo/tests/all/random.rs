@@ -23,6 +23,7 @@ fn numbers_have_the_distribution_that_was_asked_for() {
     let cases = [
         (Distribution::Default, (0.0, 1.0), (0.5, 0.2887)),
         (Distribution::Uniform(-3.0, 5.0), (-3.0, 5.0), (1.0, 2.309)),
+        (Distribution::Uniform(-3e38, 3e38), (-3.01e38, 3.01e38), (0.0, 1.732e38)),
         (Distribution::Normal(2.0, 3.0), (-20.0, 24.0), (2.0, 3.0)),
         (Distribution::Bernoulli(0.25), (0.0, 1.0), (0.25, 0.433)),
     ];

@@ -180,7 +180,8 @@ impl<'a, M: LearnerModel> Fit<'a, M> {
             settings.push(format!("items of the training loader: {}", train.num_items()));
         }
         start::compare(strategy, &model, settings)?;
-        start::equalise(strategy, &mut learner, &components.store)?;
+        let is_restored = first > 1 && components.checkpointer.is_some();
+        start::equalise(strategy, &mut learner, &components.store, is_restored)?;
         draw_apart(strategy, &model)?;
         learner.fork(&device);
         if strategy.is_chief() {
@@ -199,14 +200,11 @@ impl<'a, M: LearnerModel> Fit<'a, M> {
             false => Meanwhile::new(strategy, &learner.model())?,
         };
         let owners = Owners::new(strategy, &learner.model())?.map(Arc::new);
-        // Of a resumed state, a replica needs its part.
-        let resumed = match first > 1 && owners.is_some() {
-            true => Some(start::states(&learner, &components.store)?),
-            false => None,
-        };
+        // Of the state of an optimizer that has one, as a resumed one does, a replica needs its part.
+        let state = owners.is_some().then(|| start::optimizer_state(&learner, &components.store)).transpose()?;
         let replica = |local| {
             let mut own = learner.clone();
-            if let (Some(owners), Some([_, state, _]), Some(sharding)) = (&owners, &resumed, strategy.sharding()) {
+            if let (Some(owners), Some(state), Some(sharding)) = (&owners, &state, strategy.sharding()) {
                 let part = sharding.part_of(strategy.topology().first_replica() + local);
                 own.load_optim(start::record(&owners.part_of_state(state, part)?)?);
             }

@@ -18,7 +18,8 @@ use distribute_device::{BufferRef, DType};
 use distribute_strategy::{ReplicaContext, Strategy};
 use distribute_types::with_dtype;
 
-use super::start::states;
+use super::ids::Ids;
+use super::start::optimizer_state;
 use super::values::{Place, Value, path_of, values};
 use super::watch::{is_same, trained};
 use crate::backend::whole;
@@ -26,11 +27,12 @@ use crate::optimizer::state::State;
 use crate::tensor::{dtype_of, made};
 use crate::{Error, Result};
 
-/// The owners of a model's large parameters, equal on all replicas.
+/// The owners of a model's large parameters, equal on all replicas, by this process's ids.
 pub(super) struct Owners {
     part_of: HashMap<ParamId, usize>,
     of_types: Vec<OfType>,
     parts: usize,
+    ids: Ids,
 }
 
 /// The owned parameters of one element type.
@@ -68,7 +70,7 @@ impl Owners {
         }
         let mut of_types: Vec<OfType> = of_types.into_values().collect();
         of_types.iter_mut().for_each(|of_type| of_type.parameters.sort_by_key(|(id, _)| part_of[id]));
-        Ok(Some(Owners { part_of, of_types, parts: sharding.parts }))
+        Ok(Some(Owners { part_of, of_types, parts: sharding.parts, ids: Ids::of(model) }))
     }
 
     /// Takes the gradients of the parameters that this replica updates.
@@ -158,12 +160,19 @@ impl Owners {
         learners: impl Iterator<Item = Learner<M>>,
         store: &EventStoreClient,
     ) -> Result<Option<Vec<u8>>> {
-        let first = strategy.topology().first_replica();
+        let Some(sharding) = strategy.sharding() else { return Ok(None) };
+        let (first, places) = (strategy.topology().first_replica(), self.ids.places());
         let mut own = Vec::new();
         for (local, learner) in learners.enumerate() {
+            let replica = first + local;
             // Other shard groups mirror the first.
-            let [_, state, _] = if first + local < self.parts { states(&learner, store)? } else { Default::default() };
-            own.push(state);
+            own.push(match replica < self.parts {
+                true => {
+                    let state = self.part_of_state(&optimizer_state(&learner, store)?, sharding.part_of(replica))?;
+                    self.ids.translated(&state, &places)?
+                }
+                false => Vec::new(),
+            });
         }
         let lengths = strategy.on_shard_groups(|local, groups| {
             let mut lengths = vec![0; self.parts];
@@ -188,7 +197,7 @@ impl Owners {
             rest = after;
             state
         });
-        joined(states, |_| true).map(Some)
+        places.translated(&joined(states, |_| true)?, &self.ids).map(Some)
     }
 }
 

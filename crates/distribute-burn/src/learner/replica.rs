@@ -13,6 +13,7 @@ use distribute_strategy::ReplicaContext;
 use super::data::Batch;
 use super::gradients::Accumulated;
 use super::owners::Owners;
+use super::start::learning_rates;
 use super::values::{values, with_values};
 use super::watch::Meanwhile;
 use crate::statistics::merge_updates;
@@ -36,6 +37,8 @@ pub(super) struct Replica<M: LearnerModel> {
     gradients: Accumulated,
     /// The owners of parameters, if the optimizer's state is in parts.
     owners: Option<Arc<Owners>>,
+    /// Whether workers have compared the learning rates of their first step.
+    are_rates_equal: bool,
 }
 
 /// When gradients are reduced.
@@ -70,7 +73,7 @@ impl<M: LearnerModel> Replica<M> {
             .map(|(meanwhile, local)| meanwhile.watched(own.clone().unwrap_or_else(|| learner.model()), local));
         let way = if watched.is_some() { Way::First { are_unchanged: true } } else { Way::After };
         let (device, gradients) = (device.clone(), Accumulated::default());
-        Ok(Replica { learner, own, watched, device, statistics, way, gradients, owners })
+        Ok(Replica { learner, own, watched, device, statistics, way, gradients, owners, are_rates_equal: false })
     }
 
     /// Returns the model of the steps, with its running statistics.
@@ -146,8 +149,16 @@ impl<M: LearnerModel> Replica<M> {
     }
 
     /// Makes a step of the optimizer, and brings the models of the steps up to date.
+    ///
+    /// # Errors
+    /// [`Error::Strategy`] with [`SettingsDiffer`](distribute_strategy::Error::SettingsDiffer) in the first step if
+    /// workers have other learning rates, as the schedulers of a group by id may give them.
     fn update(&mut self, context: &ReplicaContext, reduction: Reduction<'_>, reduced: GradientsParams) -> Result<()> {
         self.learner.lr_step();
+        if !self.are_rates_equal && context.strategy().topology().workers() > 1 {
+            context.compare_settings(learning_rates(&self.learner))?;
+        }
+        self.are_rates_equal = true;
         match &self.owners {
             Some(owners) => {
                 let before = self.learner.model();

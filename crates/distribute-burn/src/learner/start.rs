@@ -19,6 +19,7 @@ use distribute_strategy::Strategy;
 use distribute_values::{HostTensor, TensorStorage};
 use parking_lot::Mutex;
 
+use super::ids::Ids;
 use crate::backend::device_of;
 use crate::{Error, Result, visit};
 
@@ -133,18 +134,31 @@ pub(super) fn compare<M: Module>(strategy: &Strategy, model: &M, mut settings: V
     Ok(())
 }
 
-/// Gives a learner the chief's parameters, and its states of optimizer and scheduler.
+/// Gives a learner the chief's parameters, and its states of optimizer and scheduler. `is_restored` says whether burn
+/// has restored this worker's learner from a checkpoint; only the chief's matters.
+///
+/// Parameters keep their ids, which groups of the optimizer and of the scheduler may have. If the chief is restored,
+/// its ids are the checkpoint's, and all workers take these, so that groups act alike on all of them.
 pub(super) fn equalise<M: LearnerModel>(
     strategy: &Strategy,
     learner: &mut Learner<M>,
     store: &EventStoreClient,
+    is_restored: bool,
 ) -> Result<()> {
     if strategy.topology().workers() == 1 {
         return Ok(());
     }
-    let own = if strategy.is_chief() { states(learner, store)? } else { [Vec::new(), Vec::new(), Vec::new()] };
-    let lengths = HostTensor::new(&[3], own.iter().map(|state| state.len() as u64).collect())?;
-    let lengths = first(strategy, &lengths)?.to_elements::<u64>()?;
+    let ids = Ids::of(&learner.model());
+    let own = if strategy.is_chief() {
+        let [model, optimizer, scheduler] = states(learner, store)?;
+        [model, ids.translated(&optimizer, &ids.places())?, scheduler]
+    } else {
+        Default::default()
+    };
+    let mut header: Vec<u64> = own.iter().map(|state| state.len() as u64).collect();
+    header.push(u64::from(is_restored));
+    let header = first(strategy, &HostTensor::new(&[header.len()], header)?)?.to_elements::<u64>()?;
+    let [lengths @ .., is_restored] = &header[..] else { return Ok(()) };
     let total = lengths.iter().try_fold(0usize, |sum, length| sum.checked_add(usize::try_from(*length).ok()?));
     let mut all = own.concat();
     let room = total.ok_or(()).and_then(|total| {
@@ -164,11 +178,23 @@ pub(super) fn equalise<M: LearnerModel>(
             state
         };
         let [model, optimizer, scheduler] = lengths[..] else { return Ok(()) };
-        learner.load_model(record::<ModuleRecord>(next(model))?);
-        learner.load_optim(record::<OptimizerRecord>(next(optimizer))?);
+        let model = next(model);
+        let model = if *is_restored == 1 { model.to_vec() } else { ids.of_model(model)? };
+        learner.load_model(record::<ModuleRecord>(&model)?);
+        let ids = Ids::of(&learner.model());
+        learner.load_optim(record::<OptimizerRecord>(&ids.places().translated(next(optimizer), &ids)?)?);
         learner.load_scheduler(record::<LrSchedulerRecord>(next(scheduler))?);
     }
     Ok(())
+}
+
+/// Returns the learning rate of each parameter, one per line, after a step of the scheduler.
+pub(super) fn learning_rates<M: LearnerModel>(learner: &Learner<M>) -> Vec<String> {
+    let (rates, mut lines) = (learner.lr_current(), Vec::new());
+    visit::each_float(&learner.model(), |path, id, _| {
+        lines.push(format!("learning rate of {path}: {}", rates.lr_from_param(id, Some(path))));
+    });
+    lines
 }
 
 /// Returns the chief's value.
@@ -188,8 +214,22 @@ fn failed(problem: String) -> Error {
     Error::Learner { what: "the chief's state".to_owned(), problem }
 }
 
-/// Returns the bytes of a learner's parameters, optimizer and scheduler. burn gives the last two to checkpointers only.
+/// Returns the bytes of a learner's parameters, optimizer and scheduler.
 pub(super) fn states<M: LearnerModel>(learner: &Learner<M>, store: &EventStoreClient) -> Result<[Vec<u8>; 3]> {
+    let (model, optimizer, scheduler) = records(learner, store);
+    Ok([model.bytes()?, optimizer.bytes()?, scheduler.bytes()?])
+}
+
+/// Returns the bytes of the state of a learner's optimizer.
+pub(super) fn optimizer_state<M: LearnerModel>(learner: &Learner<M>, store: &EventStoreClient) -> Result<Vec<u8>> {
+    records(learner, store).1.bytes()
+}
+
+/// Returns a learner's records. burn gives those of optimizer and scheduler to checkpointers only.
+fn records<M: LearnerModel>(
+    learner: &Learner<M>,
+    store: &EventStoreClient,
+) -> (Kept<ModuleRecord>, Kept<OptimizerRecord>, Kept<LrSchedulerRecord>) {
     let kept = (Kept::default(), Kept::default(), Kept::default());
     let mut checkpointer = LearningCheckpointer::new(
         AsyncCheckpointer::new(kept.0.clone()),
@@ -200,7 +240,7 @@ pub(super) fn states<M: LearnerModel>(learner: &Learner<M>, store: &EventStoreCl
     checkpointer.checkpoint(learner, 0, store);
     // Waits for its threads.
     drop(checkpointer);
-    Ok([kept.0.bytes()?, kept.1.bytes()?, kept.2.bytes()?])
+    kept
 }
 
 /// A checkpointer that keeps a record in memory.

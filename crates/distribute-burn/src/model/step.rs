@@ -31,6 +31,8 @@ where
             (Err(error), None) => Err(E::from(error)),
         }
     })?;
+    // Of replicas without examples nothing is reduced or gathered.
+    let has_examples: Vec<bool> = (0..recorded.len()).map(|local| recorded.has_examples(local)).collect();
     let (traces, results): (Vec<_>, Vec<R>) = recorded.into_values().into_iter().unzip();
     let run = || -> Result<_> {
         let none = || Error::Program { problem: "the devices are used by another tensor library".to_owned() };
@@ -39,5 +41,6 @@ where
     };
     let outputs = run().map_err(E::from)?;
     let fill = |(result, outputs): (R, Vec<_>)| result.map_tensors(&mut Fill(outputs.into_iter()));
-    Ok(PerReplica::new(results.into_iter().zip(outputs).map(fill).collect()))
+    let results = results.into_iter().zip(outputs).map(fill).collect();
+    Ok(PerReplica::new(results).with_examples(&has_examples))
 }

@@ -85,6 +85,33 @@ impl State {
         }
     }
 
+    /// Returns the state with other ids of parameters, in the names of its entries too.
+    #[cfg(feature = "learner")]
+    pub(crate) fn with_ids(self, id_of: impl Fn(u64) -> u64) -> State {
+        // An entry's name begins with the parameter's id.
+        let renamed = |name: String| {
+            let end = name.find('.').unwrap_or(name.len());
+            let id = name[..end].parse().ok().map(&id_of);
+            id.map_or_else(|| name.clone(), |id| format!("{id}{}", &name[end..]))
+        };
+        let tensor = |(name, entry): (String, Entry)| (renamed(name), Entry { id: entry.id.map(&id_of), ..entry });
+        State {
+            tensors: self.tensors.into_iter().map(tensor).collect(),
+            scalars: self.scalars.into_iter().map(|(name, value)| (renamed(name), value)).collect(),
+            metadata: self.metadata.into_iter().map(|(name, path)| (renamed(name), path)).collect(),
+        }
+    }
+
+    /// Returns tensors with the ids of their names, for a record of a model, in which names are paths. A tensor of
+    /// which `id_of` has no id keeps its own.
+    #[cfg(feature = "learner")]
+    pub(crate) fn with_ids_of_tensors(mut self, id_of: impl Fn(&str) -> Option<u64>) -> State {
+        for (name, entry) in &mut self.tensors {
+            entry.id = id_of(name).or(entry.id);
+        }
+        self
+    }
+
     pub(crate) fn write(self) -> Result<Bytes> {
         let tensor = |(name, Entry { dtype, shape, id, bytes })| burn_pack::Tensor::new(name, dtype, shape, id, bytes);
         let mut writer = Writer::new(self.tensors.into_iter().map(tensor).collect());
@@ -168,7 +195,7 @@ impl State {
 }
 
 /// Returns the names of all tensors and scalars of a state.
-pub(super) fn names(bytes: Bytes) -> Result<BTreeSet<String>> {
+pub(crate) fn names(bytes: Bytes) -> Result<BTreeSet<String>> {
     let reader = Reader::from_bytes(bytes).map_err(|error| refused("read", error))?;
     let tensors = reader.tensor_names().into_iter().map(str::to_owned);
     Ok(tensors.chain(reader.scalars().keys().cloned()).collect())

@@ -83,6 +83,7 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainer<
         let has_examples: Vec<bool> = (0..batch.len()).map(|local| batch.has_examples(local)).collect();
         let rows: Vec<usize> = leaves.iter().map(|leaves| leaves.first().map_or(0, Leaf::rows)).collect();
         self.pad(&mut leaves, &rows, false)?;
+        let padded = present(&leaves[0]);
         let x = &batch.values()[0];
         let shapes = leaves[0].clone();
         let inputs = self.inputs("predict", leaves, false, String::new())?;
@@ -92,7 +93,7 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainer<
             let (outputs, _) = self.model.recorded(false, |model| Ok((self.forward)(model, x)))?;
             Ok((None, vec![Output::of(outputs)?], BTreeMap::new()))
         })?;
-        let first = |(mut outputs, rows): (Vec<FlexTensor>, usize)| tensor(outputs.swap_remove(0), rows);
+        let first = |(mut outputs, rows): (Vec<FlexTensor>, usize)| tensor(outputs.swap_remove(0), rows, padded);
         let outputs = outputs.wait(&self.strategy)?.into_iter().zip(rows).map(first).collect::<Result<Vec<_>>>()?;
         Ok(PerReplica::new(outputs).with_examples(&has_examples))
     }
@@ -117,7 +118,6 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainer<
     /// Makes batches of equal numbers of rows: of as many as the largest one has.
     fn pad(&self, leaves: &mut [Vec<Leaf>], rows: &[usize], trains: bool) -> Result<()> {
         check_rows(leaves)?;
-        let present = |own: &[Leaf]| own.first().map_or(0, Leaf::rows);
         let largest = leaves.iter().map(|own| present(own)).max().unwrap_or(0);
         let is_even = rows.iter().all(|count| *count == largest);
         if is_even {
@@ -141,7 +141,7 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainer<
 
     /// Returns the factor of each row's loss: 1 or the weight of its class, and 0 for padding.
     fn factors(&self, fed: &Fed<X, Y>, class_weights: &[f32]) -> Result<Vec<f32>> {
-        let total = fed.leaves.first().map_or(0, Leaf::rows);
+        let total = present(&fed.leaves);
         let mut factors = vec![1.0; fed.rows];
         if !class_weights.is_empty() && fed.rows > 0 {
             // Classes without a weight have weight 1.
@@ -208,7 +208,8 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainer<
             }
             let (of_model, losses) = (outputs.pop(), outputs.pop());
             let (Some(of_model), Some(losses)) = (of_model, losses) else { continue };
-            let (of_model, losses) = (tensor::<D>(of_model, fed.rows)?, tensor::<1>(losses, fed.rows)?);
+            let padded = present(&fed.leaves);
+            let (of_model, losses) = (tensor::<D>(of_model, fed.rows, padded)?, tensor::<1>(losses, fed.rows, padded)?);
             let weights = fed.examples.weights.map(Tensor::without_autodiff);
             self.add(sums, of_model, &fed.examples.targets, weights, losses)?;
         }
@@ -247,13 +248,31 @@ fn check_rows(leaves: &[Vec<Leaf>]) -> Result<()> {
     Ok(())
 }
 
-/// Returns the first rows of a program's output as a tensor of burn.
-fn tensor<const D: usize>(flex: FlexTensor, rows: usize) -> Result<Tensor<D>> {
+/// Returns the number of rows of a batch, with those that pad it.
+fn present(leaves: &[Leaf]) -> usize {
+    leaves.first().map_or(0, Leaf::rows)
+}
+
+/// Returns what a program's output holds of the first `examples` of `padded` ones as a tensor of burn. It has as many
+/// rows for one example as for another.
+fn tensor<const D: usize>(flex: FlexTensor, examples: usize, padded: usize) -> Result<Tensor<D>> {
     let shape = flex.layout().shape().as_slice().to_vec();
     if shape.len() != D {
         return Err(refused("read a program's output", format!("it is of shape {shape:?}, not of rank {D}")).into());
     }
     let all = Tensor::<D>::from_primitive::<Flex>(flex);
-    let has_rows = shape.first().is_some_and(|present| *present > rows);
-    Ok(if has_rows { all.narrow(0, 0, rows) } else { all })
+    match shape.first() {
+        Some(rows) if examples < padded && rows.is_multiple_of(padded) => {
+            Ok(all.narrow(0, 0, rows / padded * examples))
+        }
+        Some(_) if examples < padded => {
+            let problem = format!(
+                "an output is of shape {shape:?} for {padded} rows, of which {} pad the batch, and it is not known \
+                 which of its values are of these; give it as many rows as the batch has, or a multiple of them",
+                padded - examples
+            );
+            Err(Error::Program { problem })
+        }
+        _ => Ok(all),
+    }
 }

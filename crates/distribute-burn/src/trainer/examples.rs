@@ -1,6 +1,6 @@
 //! Examples for training.
 
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{Int, Tensor, TensorData};
 use distribute_input::{AUTOTUNE, Arrays, Dataset, Element, InputOptions};
 use distribute_strategy::{DistributedDataset, Strategy};
 use distribute_train::metrics;
@@ -94,7 +94,8 @@ pub trait Targets: Inputs {
     /// Copies the targets to host memory, for metrics.
     ///
     /// # Errors
-    /// [`Error::Values`] if the elements cannot be read.
+    /// [`Error::NotClass`] for an integer that is negative or does not fit into 32 bits; [`Error::Values`] if the
+    /// elements cannot be read.
     fn to_host(&self) -> Result<HostTargets>;
 }
 
@@ -124,8 +125,14 @@ impl HostTargets {
     }
 }
 
+/// Returns integers as classes.
+fn classes(data: TensorData) -> Result<Vec<u32>> {
+    let class = |(at, class): (usize, i64)| u32::try_from(class).map_err(|_| Error::NotClass { at, class });
+    numbers::<i64>(data)?.into_iter().enumerate().map(class).collect()
+}
+
 macro_rules! tensors {
-    ($($kind:ty, $of:path, $map:ident);*) => {$(
+    ($($kind:ty, $of:path, $read:path, $map:ident);*) => {$(
         impl<const D: usize> Inputs for Tensor<D, $kind> {
             fn map_tensors<T: TensorMap>(self, map: &mut T) -> Self {
                 map.$map(self)
@@ -138,7 +145,7 @@ macro_rules! tensors {
             }
 
             fn to_host(&self) -> Result<HostTargets> {
-                Ok($of(numbers(self.clone().without_autodiff().into_data())?))
+                Ok($of($read(self.clone().without_autodiff().into_data())?))
             }
         }
 
@@ -154,7 +161,7 @@ macro_rules! tensors {
     )*};
 }
 
-tensors!(burn::tensor::Float, HostTargets::Values, float; Int, HostTargets::Classes, int);
+tensors!(burn::tensor::Float, HostTargets::Values, numbers, float; Int, HostTargets::Classes, classes, int);
 
 impl Inputs for () {
     fn map_tensors<T: TensorMap>(self, _: &mut T) -> Self {}
@@ -303,7 +310,26 @@ impl<I: 'static, X: Inputs> PredictionData<X> for Items<I, X> {
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::{DType, Device};
+
     use super::*;
+
+    #[test]
+    fn targets_that_are_no_classes_are_refused_in_words() {
+        let refused = |data: TensorData| {
+            let dtype = data.dtype();
+            let targets = Tensor::<1, Int>::from_data(data, (&Device::flex(), dtype));
+            targets.to_host().unwrap_err().to_string()
+        };
+        let told = refused(TensorData::from([7i64, -1]));
+        assert!(told.starts_with("target 1 of a batch is -1, and metrics"), "{told}");
+        let told = refused(TensorData::from([1i64 << 32]));
+        assert!(told.starts_with("target 0 of a batch is 4294967296, and metrics"), "{told}");
+        let told = refused(TensorData::from([0u64, u64::MAX]));
+        assert!(told.contains("element 1 is 18446744073709551615"), "{told}");
+        let most = Tensor::<1, Int>::from_data([0i64, i64::from(u32::MAX)], (&Device::flex(), DType::I64));
+        assert_eq!(most.to_host().unwrap(), HostTargets::Classes(vec![0, u32::MAX]));
+    }
 
     #[test]
     fn only_whole_numbers_from_0_on_are_classes() {

@@ -213,12 +213,15 @@ fn a_parameter_that_burn_has_frozen_is_not_trained() {
             self.inner.forward(x)
         }
     }
-    let strategy = mirrored(2);
-    let model = scope::<HalfFrozen>(&strategy);
-    let before = values(&model, 0);
-    let optimizer = Adam::new(0.01).build(&model).unwrap();
-    train(&strategy, &model, &optimizer, 3);
-    for ((name, before), (_, after)) in before.iter().zip(&values(&model, 1)) {
-        assert_eq!(before == after, name.contains("hidden."), "{name}");
+    for strategy in [mirrored(2), sharded(2)] {
+        let mut model = scope::<HalfFrozen>(&strategy);
+        assert_eq!(model.unfreeze(|_| true).unwrap(), 0, "{}", strategy.name());
+        assert_eq!((model.freeze(|_| true).unwrap(), model.unfreeze(|_| true).unwrap()), (2, 2));
+        let before = wholes(&strategy, &model);
+        let optimizer = Adam::new(0.01).build(&model).unwrap();
+        train(&strategy, &model, &optimizer, 3);
+        for ((name, before), (_, after)) in before.iter().zip(&wholes(&strategy, &model)) {
+            assert_eq!(before == after, name.contains("hidden."), "{name}");
+        }
     }
 }

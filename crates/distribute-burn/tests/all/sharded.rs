@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use burn::module::Module;
+use burn::module::{Module, ParamGroup};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamConfig, ModuleOptimizer, SgdConfig};
 use burn::tensor::{Device, Tensor};
@@ -168,6 +168,56 @@ fn optimizers_that_need_whole_parameters_are_refused() {
     assert!(model.optimizer(clipped, 0.01, "SGD with clipping of each norm").is_err());
     assert!(Lamb::new(0.01).build(&model).is_err());
     assert!(model.optimizer(SgdConfig::new().init(), 0.01, "SGD").is_ok());
+}
+
+/// Constant factors of a gradient cancel out in Adam, and high norms are reached by large gradients only.
+#[test]
+fn clipping_by_norm_is_refused_for_parts() {
+    let model = scope::<Mlp>(&sharded(2));
+    let config = |norm: f32| burn::grad_clipping::GradientClippingConfig::Norm(norm);
+    let adam = AdamConfig::new().with_epsilon(1e-8);
+    let clipped: ModuleOptimizer = adam.clone().with_grad_clipping(Some(config(1.0))).init();
+    assert!(model.optimizer(clipped, 0.01, "Adam").is_err());
+    let clipped: ModuleOptimizer = SgdConfig::new().with_gradient_clipping(Some(config(100.0))).init();
+    assert!(model.optimizer(clipped, 0.01, "SGD").is_err());
+    for norm in [1e-3, 1.0, 100.0, 1e5] {
+        let optimizer: ModuleOptimizer = adam.init();
+        let head = ParamGroup::from_predicate("head");
+        let optimizer = optimizer.with_group(head, adam.build(), Some(config(norm).init()));
+        assert!(model.optimizer(optimizer, 0.01, "Adam").is_err(), "a norm of {norm}");
+    }
+    let by_value = burn::grad_clipping::GradientClippingConfig::Value(0.5);
+    let clipped: ModuleOptimizer = adam.with_grad_clipping(Some(by_value)).init();
+    assert!(model.optimizer(clipped, 0.01, "Adam").is_ok());
+}
+
+/// The group of a parameter is chosen by its path or its id.
+#[test]
+fn groups_that_need_whole_parameters_are_refused() {
+    let model = scope::<Mlp>(&sharded(2));
+    let id = model.first().hidden[1].weight.id;
+    let muon = || burn::optim::MuonConfig::new().build();
+    for (group, first) in [
+        (ParamGroup::from_path("hidden.1.weight"), "hidden.1.weight"),
+        (ParamGroup::from_predicate("hidden"), "hidden.0.weight"),
+        (ParamGroup::from_ids(vec![id]), "hidden.1.weight"),
+    ] {
+        let optimizer: ModuleOptimizer = AdamConfig::new().init();
+        let Err(error) = model.optimizer(optimizer.with_group(group, muon(), None), 0.01, "Muon in a group") else {
+            panic!("Muon was accepted for {first}")
+        };
+        assert!(error.to_string().contains(&format!("the strategy divides {first:?};")), "{error}");
+    }
+    // No parameter of the model is in this group.
+    let optimizer: ModuleOptimizer = AdamConfig::new().init();
+    let optimizer = optimizer.with_group(ParamGroup::from_predicate("embedding"), muon(), None);
+    assert!(model.optimizer(optimizer, 0.01, "Muon for nothing").is_ok());
+    // The group has frozen parameters only.
+    let mut model = scope::<Mlp>(&sharded(2));
+    model.freeze(|name| name.starts_with("hidden.")).unwrap();
+    let optimizer: ModuleOptimizer = AdamConfig::new().init();
+    let optimizer = optimizer.with_group(ParamGroup::from_predicate("hidden"), muon(), None);
+    assert!(model.optimizer(optimizer, 0.01, "Muon for what is frozen").is_ok());
 }
 
 #[test]

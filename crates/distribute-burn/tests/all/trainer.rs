@@ -345,6 +345,28 @@ fn metrics_refuse_classes_that_do_not_belong_to_rows_of_outputs() {
     assert_eq!(trainer.evaluate(&(x, column.squeeze_dim::<1>(1))).unwrap()[1].1, 0.75);
 }
 
+/// A loss of the program's own ignores positions that are marked so, and metrics do not.
+#[test]
+fn targets_that_are_no_classes_are_an_error_of_metrics() {
+    let ignoring = |logits: Tensor<2>, targets: Tensor<1, Int>| {
+        let is_kept = targets.clone().greater_equal_elem(0).float();
+        losses(logits, targets.clamp_min(0)) * is_kept
+    };
+    let (x, _) = tensors();
+    let targets = Array::from(vec![0, -1]);
+    let data = Dataset::from_tensor_slices((x.narrow(0, 0, 2).to_array().unwrap(), targets)).batch(2);
+    let trainer = |metrics| {
+        let sgd = |model: &_| Sgd::new(0.1).build(model);
+        Trainer::new(&one(), Mlp::new, Mlp::forward, sgd, ignoring, metrics).unwrap()
+    };
+    trainer(Metrics::new()).fit(&data, Fit::epochs(1)).unwrap();
+    let mut with_metric = trainer(Metrics::new().with(Accuracy));
+    let error = with_metric.fit(&data, Fit::epochs(1)).unwrap_err();
+    assert!(matches!(error, Error::NotClass { at: 1, class: -1 }), "{error}");
+    let error = with_metric.evaluate(&data).unwrap_err();
+    assert!(error.to_string().contains("target 1 of a batch is -1"), "{error}");
+}
+
 /// The variable that makes a process of this test a worker.
 const WORKER: &str = "DISTRIBUTE_TEST_DROPOUT_WORKER";
 
@@ -381,6 +403,7 @@ fn workers_of_one_seed_drop_different_elements() {
         let folder = tempfile::tempdir().unwrap();
         let job = Job::of_test("trainer::dropout_worker").unwrap().env(WORKER, "1");
         let job = job.env("DISTRIBUTE_STORE", format!("file:{}", folder.path().display()));
+        let job = job.env("DISTRIBUTE_JOB_ID", "dropout-1");
         let outcomes = job.tasks(3).task_env(place).start().unwrap().wait_all(Duration::from_secs(60)).unwrap();
         let of = |begin: &str| {
             let find = |printed: &str| printed.lines().find(|line| line.starts_with(begin)).map(str::to_owned);

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use burn::train::SupervisedTraining;
 use burn::train::metric::LossMetric;
+use burn::train::{Learner, SupervisedTraining};
 use distribute_burn::learner::DistributedTraining;
 use distribute_strategy::Strategy;
 
@@ -15,6 +15,16 @@ pub(crate) fn train(strategy: &Strategy, folder: &Path, epochs: usize, from: Opt
 }
 
 pub(crate) fn trained(strategy: &Strategy, folder: &Path, epochs: usize, from: Option<usize>) -> Net {
+    trained_by(learner(Net::new(true)), strategy, folder, epochs, from)
+}
+
+pub(crate) fn trained_by(
+    learner: Learner<Net>,
+    strategy: &Strategy,
+    folder: &Path,
+    epochs: usize,
+    from: Option<usize>,
+) -> Net {
     let mut training = SupervisedTraining::new(folder, loader(rows(64), 8), loader(rows(20), 20))
         .metrics((LossMetric::new(),))
         .with_default_checkpointers()
@@ -22,7 +32,7 @@ pub(crate) fn trained(strategy: &Strategy, folder: &Path, epochs: usize, from: O
     if let Some(from) = from {
         training = training.checkpoint(from);
     }
-    let result = training.distributed(strategy).launch(learner(Net::new(true)));
+    let result = training.distributed(strategy).launch(learner);
     assert_eq!(error_of(&result), "no error");
     result.model
 }

@@ -5,6 +5,7 @@ mod common;
 mod equality;
 mod failures;
 mod files;
+mod groups;
 mod overlap;
 mod sharded;
 mod tied;

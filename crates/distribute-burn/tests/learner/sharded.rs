@@ -75,6 +75,19 @@ fn checkpoints_have_the_whole_state_and_are_resumed_under_both() {
     }
 }
 
+/// Each replica forgets the state of the parameters that others update, of which it would be out of date.
+#[test]
+fn a_state_from_before_the_training_is_divided_too() {
+    let train = |strategy: Strategy| {
+        let folder = tempfile::tempdir().unwrap();
+        files::trained_by(experienced(Net::new(true)), &strategy, folder.path(), 2, None);
+        files::trained_by(experienced(Net::new(true)), &strategy, folder.path(), 4, Some(2))
+    };
+    let (sharded, mirrored) = (train(sharded(2, 2)), train(mirrored(2)));
+    assert_eq!(values(&sharded), values(&mirrored));
+    assert_eq!(sharded.states.lock().values().sum::<usize>(), 12 + 2);
+}
+
 #[test]
 fn workers_that_shard_train_and_resume_as_one_process() {
     let folder = tempfile::tempdir().unwrap();

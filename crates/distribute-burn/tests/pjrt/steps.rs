@@ -6,10 +6,11 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use distribute_burn::{
     Adam, BurnContext, BurnStrategy, Clip, Error, Model, Optimizer, Sgd, cast_module, cross_entropy_per_example,
 };
+use distribute_collectives::ReduceOp;
 use distribute_device::BufferRef;
 use distribute_input::Array;
 use distribute_strategy::Strategy;
-use distribute_values::{PerReplica, TensorStorage};
+use distribute_values::{Axis, PerReplica, TensorStorage};
 
 use crate::models::{Cnn, Mlp, Transformer};
 use crate::training::{GENERATOR, Values, assert_close, numbers, rows, values};
@@ -171,6 +172,42 @@ fn a_loss_that_is_not_weighed_is_refused_on_a_replica_without_examples() {
     assert!(matches!(error, Error::Strategy(distribute_strategy::Error::Unweighed { .. })), "{error:?}");
     let losses: Vec<f32> = step(true).unwrap().into_values().into_iter().map(Tensor::into_scalar::<f32>).collect();
     assert!(losses[0] > 0.0 && losses[1] == 0.0, "{losses:?}");
+}
+
+#[test]
+fn what_replicas_without_examples_computed_is_neither_gathered_nor_reduced() {
+    let Some(strategy) = tpu(4) else { return };
+    let computed = |strategy: &Strategy| {
+        let model = {
+            let _generator = GENERATOR.lock();
+            let new = |device: &Device| {
+                device.seed(11);
+                let model = Mlp::new(device);
+                let _ = model.clone().into_record();
+                model
+            };
+            strategy.scope(new).unwrap()
+        };
+        let mut values: Vec<f32> = Vec::new();
+        // The last batch has rows for two of four replicas.
+        for batch in strategy.distribute_dataset(&rows(10, 12, 4)).unwrap() {
+            let batch = batch.unwrap();
+            let outputs = strategy.run_step((&model, batch.clone()), |context, (model, (x, _))| {
+                Ok::<_, Error>(model.forward(context.tensor::<2>(&x)?))
+            });
+            let gathered: Tensor<2> = strategy.gather(&outputs.unwrap(), 0).unwrap();
+            values.extend(gathered.into_data().try_into_vec::<f32>().unwrap());
+            let sums = strategy.run_step((&model, batch), |context, (model, (x, _))| {
+                Ok::<_, Error>(model.forward(context.tensor::<2>(&x)?).sum())
+            });
+            let sums = sums.unwrap();
+            for op in [ReduceOp::Sum, ReduceOp::Mean] {
+                values.push(strategy.reduce(op, &sums, Axis::None).unwrap().into_scalar::<f32>());
+            }
+        }
+        values
+    };
+    assert_close(&computed(&strategy), &computed(&mirrored(4)), 4e-5, "values");
 }
 
 #[test]

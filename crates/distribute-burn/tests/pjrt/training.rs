@@ -5,6 +5,7 @@ use burn::tensor::{Device, Int, Tensor};
 use distribute_burn::{
     Adadelta, Adagrad, Adam, AdamW, Adamax, BurnTensor, Clip, Error, Fit, FromElement, Ftrl, Inputs, Lamb, Loss,
     LossScale, Model, Nadam, Optimizer, RmsProp, Sgd, SparseCategoricalCrossentropy, Targets, Trainer, TrainingData,
+    cross_entropy_per_example,
 };
 use distribute_collectives::Compression;
 use distribute_input::{Array, Dataset};
@@ -297,6 +298,50 @@ fn predictions_and_modules_are_those_of_the_trained_model() {
     let expected = module.forward(x);
     let floats = |tensor: Tensor<2>| tensor.into_data().try_into_vec::<f32>().unwrap();
     assert_close(&floats(predicted), &floats(expected), 4e-5, "predictions");
+}
+
+/// All positions of all sequences in one axis.
+fn flat(model: &Transformer, tokens: Tensor<2, Int>) -> Tensor<2> {
+    model.forward(tokens).flatten(0, 1)
+}
+
+#[test]
+fn outputs_with_several_rows_for_an_example_lose_those_that_pad_it() {
+    let Some(strategy) = tpu(2) else { return };
+    let array = |all: Vec<i64>| Array::new([7, 6], all).unwrap();
+    let tokens: Vec<i64> = classes(7 * 6, 11).into_iter().map(i64::from).collect();
+    // The last batch has two sequences on one replica and one on the other.
+    let examples = Dataset::from_tensor_slices((array(tokens.clone()), array(tokens.clone()))).batch(4);
+    let inputs = Dataset::from_tensor_slices(array(tokens)).batch(4);
+    let computed = |strategy: &Strategy| {
+        let sgd: MakeOptimizer<Transformer> = |model| Sgd::new(0.1).build(model);
+        let per_sequence = |outputs: Tensor<2>, targets: Tensor<2, Int>| {
+            let [sequences, length] = targets.dims();
+            let losses = cross_entropy_per_example(outputs, targets.flatten::<1>(0, 1)).unwrap();
+            losses.reshape([sequences, length]).mean_dim(1).flatten::<1>(0, 1)
+        };
+        let mut trainer = {
+            let _generator = GENERATOR.lock();
+            let seeded = |device: &Device| {
+                device.seed(5);
+                let model = Transformer::new(device);
+                let _ = model.clone().into_record();
+                model
+            };
+            let metrics = Metrics::new().with(Accuracy);
+            Trainer::<_, Tensor<2, Int>, Tensor<2, Int>, 2>::new(strategy, seeded, flat, sgd, per_sequence, metrics)
+                .unwrap()
+        };
+        trainer.fit(&examples, Fit::epochs(1)).unwrap();
+        let accuracy = trainer.evaluate(&examples).unwrap()[1].1 as f32;
+        let predicted = trainer.predict(&inputs).unwrap();
+        let mut values = predicted.into_data().try_into_vec::<f32>().unwrap();
+        values.push(accuracy);
+        values
+    };
+    let (given, expected) = (computed(&strategy), computed(&mirrored(2)));
+    assert_eq!(expected.len(), 7 * 6 * 11 + 1);
+    assert_close(&given, &expected, 4e-5, "predictions and accuracy");
 }
 
 #[test]

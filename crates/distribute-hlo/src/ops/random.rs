@@ -57,9 +57,19 @@ impl Builder {
             return Ok((state, unit));
         }
         let low_value = self.full(ty.clone(), low)?;
-        let range = self.full(ty.clone(), high - low)?;
-        let scaled = self.multiply(unit, range)?;
-        let moved = self.add(scaled, low_value)?;
+        let moved = if is_finite(&Literal::splat(scalar, high - low)?) {
+            let range = self.full(ty.clone(), high - low)?;
+            let scaled = self.multiply(unit, range)?;
+            self.add(scaled, low_value)?
+        } else {
+            // The type does not have the difference of the limits, which have different signs.
+            let high_value = self.full(ty.clone(), high)?;
+            let one = self.full(ty.clone(), 1)?;
+            let rest = self.subtract(one, unit)?;
+            let of_low = self.multiply(rest, low_value)?;
+            let of_high = self.multiply(unit, high_value)?;
+            self.add(of_low, of_high)?
+        };
         // Rounding may have reached the upper limit.
         let last = self.constant(last)?;
         let last = self.broadcast(last, &ty.dims)?;
@@ -130,17 +140,29 @@ impl Builder {
 /// Returns the largest number below `high` as a scalar, or `None` if there is none from `low` on.
 fn last_below(scalar: &TensorType, low: f64, high: f64) -> Result<Option<Literal>> {
     let (from, to) = (Literal::splat(scalar.clone(), low)?, Literal::splat(scalar.clone(), high)?);
+    let are_finite = is_finite(&from) && is_finite(&to);
     let width = scalar.element.size_bytes();
     let (from, to) = (read(from.bytes()), read(to.bytes()));
     let sign = 1u64 << (8 * width - 1);
     // In this order bits increase with the number.
     let ordered = |bits: u64| if bits & sign == 0 { i128::from(bits) } else { -i128::from(bits ^ sign) };
-    if !(low.is_finite() && high.is_finite() && (high - low).is_finite()) || ordered(from) >= ordered(to) {
+    if !are_finite || ordered(from) >= ordered(to) {
         return Ok(None);
     }
     let last = ordered(to) - 1;
     let bits = if last >= 0 { last as u64 } else { sign | last.unsigned_abs() as u64 };
     Literal::from_bytes(scalar.clone(), bits.to_le_bytes()[..width].to_vec()).map(Some)
+}
+
+/// Returns whether a scalar of floating-point numbers is finite.
+fn is_finite(scalar: &Literal) -> bool {
+    let (sign, exponent): (u32, u64) = match scalar.ty().element {
+        ElementType::F64 => (63, 0x7FF << 52),
+        ElementType::F32 => (31, 0xFF << 23),
+        ElementType::F16 => (15, 0x1F << 10),
+        _ => (15, 0xFF << 7),
+    };
+    read(scalar.bytes()) & !(1 << sign) < exponent
 }
 
 /// Reads an unsigned integer, least significant byte first.

@@ -225,6 +225,32 @@ fn uniform_and_normal_numbers_are_distributed_so() {
     }
 }
 
+/// The difference of the limits is beyond the largest number of the type.
+#[test]
+fn uniform_numbers_may_range_over_the_whole_type() {
+    let state = Tensor::new([2], vec![7u64, 0]);
+    for (element, most) in [
+        (ElementType::F16, 40_000.0),
+        (ElementType::F16, 65_504.0),
+        (ElementType::BF16, 3e38),
+        (ElementType::F32, 3e38),
+        (ElementType::F64, 1.5e308),
+    ] {
+        let found = outputs(&state, |b, state| {
+            let (_, uniform) = b.uniform(state, TensorType::new(element, [4096]), -most, most)?;
+            let uniform = b.convert(uniform, ElementType::F64)?;
+            let most = b.full(TensorType::new(ElementType::F64, [4096]), most)?;
+            Ok(vec![b.divide(uniform, most)?])
+        });
+        let Data::F64(numbers) = found[0].data() else { panic!("{:?}", found[0].ty()) };
+        // Limits are rounded to the type.
+        assert!(numbers.iter().all(|number| number.abs() < 1.01), "{element}");
+        let mean = numbers.iter().sum::<f64>() / 4096.0;
+        let variance = numbers.iter().map(|number| (number - mean).powi(2)).sum::<f64>() / 4096.0;
+        assert!(mean.abs() < 0.04 && (variance - 1.0 / 3.0).abs() < 0.03, "{element}: {mean}, {variance}");
+    }
+}
+
 #[test]
 fn extremes_prefer_nan_and_then_the_first_place() {
     let x = Tensor::new([3, 4], vec![1.0, 5.0, 5.0, 0.0, 2.0, f32::NAN, 9.0, f32::NAN, -0.0, 0.0, -0.0, 0.0f32]);
