@@ -228,7 +228,7 @@ pub(crate) struct Run {
 
     /// Restarts that are longer ago do not count [default: all count; with --elastic, 600]
     #[arg(long, value_name = "SECONDS", env = "DISTRIBUTE_RESTART_WINDOW", hide_env = true)]
-    #[arg(help_heading = "Restarts")]
+    #[arg(value_parser = value_parser!(u32).range(1..), help_heading = "Restarts")]
     pub(crate) restart_window: Option<u32>,
 
     /// Pause before the first restart; each further one doubles it, up to 60 s
@@ -290,7 +290,7 @@ const SSH: &str = "ssh -o BatchMode=yes -o ConnectTimeout=10";
     override_usage = "distribute data-service [OPTIONS] [--workers <N> -- <PROGRAM> [ARGS]...]"
 )]
 pub(crate) struct DataService {
-    /// Address to listen at; port 0 is a free one
+    /// Address to listen at; port 0 is a free one, and 0.0.0.0 means all of this host, of which one is printed
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:0")]
     pub(crate) bind: String,
 
@@ -308,6 +308,7 @@ pub(crate) struct DataService {
 
     /// Restarts that are longer ago do not count
     #[arg(long, value_name = "SECONDS", default_value_t = 600, help_heading = "Restarts")]
+    #[arg(value_parser = value_parser!(u32).range(1..))]
     pub(crate) restart_window: u32,
 
     /// Also write what each data worker prints to DIR/attempt-0/data-worker-0/{stdout,stderr}.log
@@ -578,8 +579,12 @@ mod tests {
             &["-n", "2", "--chief", "2", "--", "train"],
             &["--elastic", "4:2", "--", "train"],
             &["-n", "2", "--wrokers", "2", "--", "train"],
+            // In a window of no length no restart would count.
+            &["-n", "2", "--max-restarts", "1", "--restart-window", "0", "--", "train"],
         ] {
             assert_eq!(run(args).unwrap_err().exit_code(), 2, "{args:?}");
         }
+        let service = ["distribute", "data-service", "--restart-window", "0"];
+        assert_eq!(Cli::try_parse_from(service).unwrap_err().exit_code(), 2);
     }
 }

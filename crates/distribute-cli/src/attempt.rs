@@ -29,6 +29,8 @@ pub(crate) struct Ended {
     pub(crate) lasts: Vec<Last>,
     /// How often each was started again alone.
     pub(crate) restarts: Vec<u32>,
+    /// The rest of the chief's budget.
+    pub(crate) chief: Option<Budget>,
     /// The signal that asked to end the job, whatever its tasks have ended with.
     pub(crate) asked_to_end: Option<i32>,
 }
@@ -250,9 +252,9 @@ impl Running<'_> {
             outcome.told = tells_of_another(&last.lines);
         }
         let verdict = Verdict::of(&outcomes, self.supervisor.interrupted());
-        let restarts = self.supervisor.restarts();
+        let (restarts, chief) = (self.supervisor.restarts(), self.supervisor.take_budget());
         let asked_to_end = self.supervisor.asked_to_end().or(self.late);
-        Ok(Ended { verdict, outcomes, pids: self.pids, lasts: self.lasts, restarts, asked_to_end })
+        Ok(Ended { verdict, outcomes, pids: self.pids, lasts: self.lasts, restarts, chief, asked_to_end })
     }
 
     /// Keeps what a host's tasks left behind.

@@ -1,6 +1,6 @@
 //! `distribute data-service`: the dispatcher of a data service, and data workers on this host.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use distribute_cluster::JobId;
@@ -31,7 +31,7 @@ pub(crate) fn run(args: &DataService) -> Result<u8, Error> {
         // Before the address is shown, so that who reads it can stop the service.
         let signals = host::signals().map_err(Error::system("handle signals"))?;
         let dispatcher = started()?;
-        announce(&dispatcher)?;
+        announce(reached_at(&dispatcher))?;
         loop {
             // None comes only if the thread that passes them on has ended.
             match signals.recv_timeout(TICK) {
@@ -49,9 +49,9 @@ pub(crate) fn run(args: &DataService) -> Result<u8, Error> {
     };
     let host = Host::new(settings, &tasks)?;
     let dispatcher = started()?;
-    announce(&dispatcher)?;
-    let address = reached_at(&dispatcher, &host);
-    let ended = serve(args, &host, &tasks, &address);
+    let address = reached_at(&dispatcher);
+    announce(address)?;
+    let ended = serve(args, &host, &tasks, &address.to_string());
     host.close();
     ended
 }
@@ -60,25 +60,48 @@ pub(crate) fn run(args: &DataService) -> Result<u8, Error> {
 ///
 /// # Errors
 /// [`Error::Write`] if it cannot be printed.
-fn announce(dispatcher: &Dispatcher) -> Result<(), Error> {
-    output::print(&format!("DISTRIBUTE_DATA_SERVICE={}\n", dispatcher.address()))
+fn announce(address: SocketAddr) -> Result<(), Error> {
+    output::print(&format!("DISTRIBUTE_DATA_SERVICE={address}\n"))
 }
 
-/// Returns the address at which processes of this host reach the dispatcher.
-fn reached_at(dispatcher: &Dispatcher, host: &Host) -> String {
-    let mut address = dispatcher.address();
-    if address.ip().is_unspecified() {
-        address.set_ip(if address.is_ipv4() {
-            IpAddr::from([127, 0, 0, 1])
-        } else {
-            IpAddr::from(std::net::Ipv6Addr::LOCALHOST)
-        });
-        host.note(format!(
-            "the data workers are reached at {} only; give --bind an address of this host for consumers on others",
-            address.ip()
-        ));
+/// Returns an address at which the dispatcher is reached, also from other hosts if there is one.
+fn reached_at(dispatcher: &Dispatcher) -> SocketAddr {
+    let interfaces = || if_addrs::get_if_addrs().unwrap_or_default().into_iter().map(|interface| interface.ip());
+    reachable(dispatcher.address(), default_route, interfaces)
+}
+
+/// Returns an address to connect to, where `bound` may be that of all interfaces: of the default route, else of the
+/// first interface that others may reach, else of this host alone.
+fn reachable<I: Iterator<Item = IpAddr>>(
+    bound: SocketAddr,
+    default_route: impl Fn(IpAddr) -> Option<IpAddr>,
+    interfaces: impl Fn() -> I,
+) -> SocketAddr {
+    if !bound.ip().is_unspecified() {
+        return bound;
     }
-    address.to_string()
+    let is_usable = |ip: &IpAddr| match ip {
+        IpAddr::V4(ip) => bound.is_ipv4() && !ip.is_loopback() && !ip.is_link_local() && !ip.is_unspecified(),
+        IpAddr::V6(ip) => bound.is_ipv6() && !ip.is_loopback() && !ip.is_unicast_link_local() && !ip.is_unspecified(),
+    };
+    let alone = || match bound.ip() {
+        IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+    };
+    let found = default_route(bound.ip()).filter(&is_usable);
+    SocketAddr::new(found.or_else(|| interfaces().find(is_usable)).unwrap_or_else(alone), bound.port())
+}
+
+/// Returns the address of the interface with the default route, of the family of `any`. Nothing is sent.
+fn default_route(any: IpAddr) -> Option<IpAddr> {
+    // Addresses for documentation, of no host.
+    let elsewhere: IpAddr = match any {
+        IpAddr::V4(_) => Ipv4Addr::new(192, 0, 2, 1).into(),
+        IpAddr::V6(_) => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(),
+    };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect((elsewhere, 9)).ok()?;
+    Some(socket.local_addr().ok()?.ip())
 }
 
 /// Keeps the data workers running until a signal, or until all have ended.
@@ -96,10 +119,33 @@ fn serve(args: &DataService, host: &Host, tasks: &[Task], address: &str) -> Resu
         Some(_) => 0,
         None => {
             let outcomes = ended.revival.outcomes();
-            outcomes.iter().find(|outcome| !outcome.exit.is_success()).map_or(0, |outcome| outcome.exit.code())
+            let failed = outcomes.iter().filter(|outcome| !outcome.exit.is_success());
+            failed.min_by_key(|outcome| outcome.at).map_or(0, |outcome| outcome.exit.code())
         }
     })
 }
 
 /// The pause before a data worker is started again; each further one doubles it.
 const RESTART_PAUSE: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_address_that_is_shown_can_be_connected_to() {
+        let of = |bound: &str, route: Option<&str>, interfaces: &[&str]| {
+            let route: Option<IpAddr> = route.map(|ip| ip.parse().unwrap());
+            let interfaces: Vec<IpAddr> = interfaces.iter().map(|ip| ip.parse().unwrap()).collect();
+            reachable(bound.parse().unwrap(), |_| route, || interfaces.clone().into_iter()).to_string()
+        };
+        assert_eq!(of("10.0.0.7:5050", Some("10.0.0.8"), &[]), "10.0.0.7:5050");
+        assert_eq!(of("127.0.0.1:5050", Some("10.0.0.8"), &[]), "127.0.0.1:5050");
+        assert_eq!(of("0.0.0.0:5050", Some("10.0.0.8"), &["10.0.0.9"]), "10.0.0.8:5050");
+        let interfaces = ["127.0.0.1", "169.254.0.3", "fe80::1", "2001:db8::7", "10.0.0.9"];
+        assert_eq!(of("0.0.0.0:5050", None, &interfaces), "10.0.0.9:5050");
+        assert_eq!(of("[::]:5050", None, &interfaces), "[2001:db8::7]:5050");
+        assert_eq!(of("0.0.0.0:5050", None, &["127.0.0.1"]), "127.0.0.1:5050");
+        assert_eq!(of("[::]:5050", None, &[]), "[::1]:5050");
+    }
+}

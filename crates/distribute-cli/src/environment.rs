@@ -1,5 +1,6 @@
 //! Reads the process's environment; no other module of the crate does, except the options, which clap reads.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 #[cfg(feature = "status")]
@@ -43,28 +44,50 @@ fn is_json(given: &str) -> Result<bool, Error> {
 /// for its tasks, which therefore cannot notice.
 ///
 /// # Errors
-/// [`distribute_cluster::Error`] if the variables cannot be read, or name only a part of the tasks that train.
-pub(crate) fn place_in_job() -> distribute_cluster::Result<Option<Membership>> {
+/// [`Error::Options`] if the variables cannot be read, or name only a part of the tasks that train.
+pub(crate) fn place_in_job() -> Result<Option<Membership>, Error> {
     let names =
         ["TF_CONFIG", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "DISTRIBUTE_PORT", "DISTRIBUTE_ALONE"];
-    let variable = |name: &str| names.contains(&name).then(|| std::env::var(name).ok()).flatten();
-    Ok(Membership::from_vars(variable)?.filter(|membership| membership.world_size() > 1))
+    let given = names.into_iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
+    place(&given.collect())
+}
+
+/// Returns the place that these variables describe.
+fn place(given: &BTreeMap<&str, OsString>) -> Result<Option<Membership>, Error> {
+    let unreadable = |given: String, expected: &str| Error::Options {
+        problem: "a job of one worker in a process whose place in its own job cannot be read",
+        given,
+        expected: expected.to_owned(),
+    };
+    let not_text = Cell::new(None);
+    let variable = |name: &str| {
+        let (name, value) = given.get_key_value(name)?;
+        let text = value.to_str().map(str::to_owned);
+        if text.is_none() {
+            not_text.set(not_text.get().or(Some((*name, value))));
+        }
+        text
+    };
+    let membership = Membership::from_vars(variable);
+    // One that was not looked at decides nothing.
+    if let Some((name, value)) = not_text.get() {
+        let shown: String = value.to_string_lossy().escape_debug().take(80).collect();
+        let expected = "text in UTF-8; set it anew, or unset it if this process is to train alone";
+        return Err(unreadable(format!("{name}, whose value is not UTF-8: {shown}"), expected));
+    }
+    let expected = "variables that can be read, or DISTRIBUTE_ALONE=1 if this process is to train alone";
+    let membership = membership.map_err(|error| unreadable(error.to_string(), expected))?;
+    Ok(membership.filter(|membership| membership.world_size() > 1))
 }
 
 /// Returns whether the user has given the job a secret.
 pub(crate) fn gives_secret() -> bool {
-    let given = |name| std::env::var_os(name).is_some_and(|value| !value.to_string_lossy().trim().is_empty());
-    secret_file().is_some() || given("DISTRIBUTE_JOB_SECRET")
-}
-
-/// Returns the path of the file with the job's secret, if the user has given one.
-fn secret_file() -> Option<String> {
-    trimmed("DISTRIBUTE_JOB_SECRET_FILE")
+    ["DISTRIBUTE_JOB_SECRET_FILE", "DISTRIBUTE_JOB_SECRET"].into_iter().any(|name| trimmed(name).is_some())
 }
 
 /// Returns the variables that name the files of the job's secret and certificate, and the certificate's name, as far as
 /// the user has given them: hosts that are reached by `--hosts` get them too.
-pub(crate) fn paths() -> Vec<(&'static str, String)> {
+pub(crate) fn paths() -> Vec<(&'static str, OsString)> {
     let names = [
         "DISTRIBUTE_JOB_SECRET_FILE",
         "DISTRIBUTE_TLS_CA",
@@ -75,9 +98,17 @@ pub(crate) fn paths() -> Vec<(&'static str, String)> {
     names.into_iter().filter_map(|name| Some((name, trimmed(name)?))).collect()
 }
 
-fn trimmed(name: &str) -> Option<String> {
-    let given = std::env::var(name).ok()?;
-    Some(given.trim().to_owned()).filter(|path| !path.is_empty())
+/// Returns a variable's value without white space around it; `None` if nothing is left. A value that is not UTF-8 is
+/// returned as it is: it was set on purpose.
+fn trimmed(name: &str) -> Option<OsString> {
+    trimmed_value(std::env::var_os(name)?)
+}
+
+fn trimmed_value(given: OsString) -> Option<OsString> {
+    match given.to_str() {
+        Some(text) => Some(text.trim()).filter(|text| !text.is_empty()).map(OsString::from),
+        None => Some(given),
+    }
 }
 
 /// Returns the folder for the sockets of this user's jobs, if the user has named one.
@@ -110,5 +141,22 @@ mod tests {
         assert!(is_json("JSON").unwrap() && !is_json("text").unwrap() && !is_json("").unwrap());
         let error = is_json("xml").unwrap_err();
         assert!(error.to_string().contains("DISTRIBUTE_LOG"), "{error}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_value_that_is_not_utf_8_is_not_taken_for_none() {
+        use std::os::unix::ffi::OsStringExt;
+
+        let of = |bytes: &[u8]| OsString::from_vec(bytes.to_vec());
+        let config = [&br#"{"cluster": {"worker": ["caf"#[..], b"\xe9", br#":1", "b:1"]}}"#].concat();
+        let error = place(&BTreeMap::from([("TF_CONFIG", of(&config))])).unwrap_err();
+        let details = error.details();
+        assert!(details.iter().any(|(_, text)| text.starts_with("TF_CONFIG, whose value is not UTF-8")), "{details:?}");
+        assert!(place(&BTreeMap::new()).unwrap().is_none());
+        assert_eq!(
+            [of(b" a "), of(b"  "), of(b"\xe9 ")].map(trimmed_value),
+            [Some(of(b"a")), None, Some(of(b"\xe9 "))]
+        );
     }
 }

@@ -3,7 +3,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::outcome::{INFRASTRUCTURE, signal_name};
+use crate::outcome::{Exit, INFRASTRUCTURE, signal_name};
 use crate::report;
 
 /// Why a job cannot be started, or a crate, job file or page not be written.
@@ -209,7 +209,7 @@ impl Error {
             | Self::NoLauncher { .. }
             | Self::HostLost { .. } => INFRASTRUCTURE as u8,
             Self::Remote { code, .. } => *code,
-            Self::Interrupted { signal } => u8::try_from(128 + signal).unwrap_or(1),
+            Self::Interrupted { signal } => Exit::Signal(*signal).code(),
             Self::Top { .. } | Self::Ports { .. } | Self::Start { .. } | Self::System { .. } | Self::Write { .. } => 1,
         }
     }

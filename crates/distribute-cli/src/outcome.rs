@@ -30,7 +30,7 @@ impl Exit {
 
     /// Returns whether this is the end of a task that was sent `signal`: killed by it, or by an exit that reports it.
     pub(crate) fn answers(self, signal: i32) -> bool {
-        matches!(self, Self::Signal(by) if by == signal) || self == Self::Code(128 + signal)
+        matches!(self, Self::Signal(by) if by == signal) || self == Self::Code(128_i32.saturating_add(signal))
     }
 
     /// Returns whether this says that another task failed.
@@ -204,5 +204,8 @@ mod tests {
         assert_eq!(Exit::Signal(9).to_string(), "SIGKILL");
         assert_eq!(format!("{:<5}|", Exit::Code(138)), "138  |");
         assert!(Exit::Code(143).answers(15) && Exit::Signal(15).answers(15) && !Exit::Code(1).answers(15));
+        // A number that another launcher has sent.
+        assert!(Exit::Signal(i32::MAX).answers(i32::MAX) && !Exit::Code(1).answers(i32::MAX));
+        assert_eq!(crate::error::Error::Interrupted { signal: i32::MAX }.exit_code(), 1);
     }
 }

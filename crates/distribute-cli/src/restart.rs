@@ -13,6 +13,8 @@ pub(crate) struct Budget {
     window: Option<Duration>,
     backoff: Duration,
     restarts: VecDeque<Duration>,
+    /// The time since the launcher began at which the clock of those who ask began.
+    begun: Duration,
     /// The option that sets how often.
     option: &'static str,
 }
@@ -28,7 +30,8 @@ pub(crate) enum Decision {
 
 impl Budget {
     pub(crate) fn new(most: u32, window: Option<Duration>, backoff: Duration) -> Budget {
-        Budget { most, window, backoff, restarts: VecDeque::new(), option: "--max-restarts" }
+        let (restarts, begun) = (VecDeque::new(), Duration::ZERO);
+        Budget { most, window, backoff, restarts, begun, option: "--max-restarts" }
     }
 
     /// Names the option that sets how often.
@@ -36,8 +39,15 @@ impl Budget {
         Budget { option, ..self }
     }
 
-    /// Decides after a failure at `now`, the time since the launcher began, whose first cause ended so.
+    /// Lets those who ask count the time from `begun` on, a time since the launcher began.
+    pub(crate) fn counted_from(self, begun: Duration) -> Budget {
+        Budget { begun, ..self }
+    }
+
+    /// Decides after a failure at `now`, the time since the launcher began unless it is
+    /// [counted from another one](Budget::counted_from), whose first cause ended so.
     pub(crate) fn after(&mut self, exit: Exit, now: Duration) -> Decision {
+        let now = self.begun.saturating_add(now);
         if self.most == 0 {
             return Decision::GiveUp(String::new());
         }
@@ -95,6 +105,9 @@ mod tests {
         let mut budget = Budget::new(2, Some(SECOND * 100), SECOND);
         assert_eq!([0, 10, 20].map(|at| pause(&mut budget, at)), [Some(1), Some(2), None]);
         assert_eq!([105, 106, 300].map(|at| pause(&mut budget, at)), [Some(2), None, Some(1)]);
+        // Another clock begins.
+        let mut budget = budget.counted_from(SECOND * 310);
+        assert_eq!([0, 10, 91].map(|at| pause(&mut budget, at)), [Some(2), None, Some(2)]);
     }
 
     #[test]

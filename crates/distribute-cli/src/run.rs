@@ -46,7 +46,7 @@ pub(crate) fn run(args: &Run) -> Result<u8, Error> {
             let status = status(args, &host, &tasks, Reports::OfThisHost)?;
             let shells = Shells::default();
             let reached_at = LOOPBACK;
-            Job { args, host: &host, tasks: &tasks, shells, status, reached_at, chief_starts: 0 }.run(None)
+            Job::new(args, &host, &tasks, shells, status, reached_at).run(None)
         }
     };
     host.close();
@@ -63,12 +63,7 @@ fn refuse_to_train_alone(args: &Run) -> Result<(), Error> {
     if !is_alone {
         return Ok(());
     }
-    let place = environment::place_in_job().map_err(|error| Error::Options {
-        problem: "a job of one worker in a process whose place in its own job cannot be read",
-        given: error.to_string(),
-        expected: "variables that can be read, or DISTRIBUTE_ALONE=1 if this process is to train alone".to_owned(),
-    })?;
-    match place {
+    match environment::place_in_job()? {
         None => Ok(()),
         Some(place) => Err(Error::Options {
             problem: "a job of one worker in each of several processes: each would train alone",
@@ -128,8 +123,7 @@ fn at_rendezvous(args: &Run, host: &Host, tasks: &[Task], roles: Roles, address:
             note_secret(host);
             let mut hosts = Hosts::new(door, Some(own), command, Vec::new(), host.notes());
             let shells = Shells::default();
-            let ended = Job { args, host, tasks, shells, status, reached_at: &reached_at, chief_starts: 0 }
-                .run(Some(&mut hosts));
+            let ended = Job::new(args, host, tasks, shells, status, &reached_at).run(Some(&mut hosts));
             finish(hosts, ended)
         }
         Role::Member => {
@@ -178,7 +172,7 @@ fn over_ssh(args: &Run, host: &Host, tasks: &[Task], roles: Roles) -> Result<(u8
     let command = Command { id, ..hello(args, roles, None, None).command };
     let mut hosts = Hosts::new(door, None, command, names, host.notes());
     let reached_at = host_of(&address);
-    let mut job = Job { args, host, tasks, shells, status, reached_at: &reached_at, chief_starts: 0 };
+    let mut job = Job::new(args, host, tasks, shells, status, &reached_at);
     let ended = job.run(Some(&mut hosts));
     let ended = finish(hosts, ended);
     job.shells.close(host);
@@ -285,17 +279,30 @@ struct Job<'a> {
     status: Status,
     /// The address at which the tasks of all hosts reach this launcher.
     reached_at: &'a str,
+    begun: Instant,
     /// How often the chief was started again alone, in all attempts.
     chief_starts: u32,
+    /// The rest of its budget of restarts alone, if any are allowed.
+    chief: Option<Budget>,
 }
 
-impl Job<'_> {
+impl<'a> Job<'a> {
+    fn new(
+        args: &'a Run,
+        host: &'a Host,
+        tasks: &'a [Task],
+        shells: Shells,
+        status: Status,
+        reached_at: &'a str,
+    ) -> Job<'a> {
+        let chief = (args.chief_restarts > 0).then(|| budget(args, args.chief_restarts).of_option("--chief-restarts"));
+        let begun = Instant::now();
+        Job { args, host, tasks, shells, status, reached_at, begun, chief_starts: 0, chief }
+    }
+
     /// Runs attempts until one ends well or no further one is allowed. Returns the exit code, and what to print last.
     fn run(&mut self, mut hosts: Option<&mut Hosts>) -> Result<(u8, String), Error> {
-        let seconds = |seconds: u32| Duration::from_secs(seconds.into());
-        let window = self.args.restart_window.map(seconds);
-        let mut budget = Budget::new(self.args.max_restarts(), window, seconds(self.args.restart_backoff));
-        let begun = Instant::now();
+        let mut budget = budget(self.args, self.args.max_restarts());
         for number in 0.. {
             let ended = self.attempt(number, hosts.as_deref_mut());
             let exit = match &ended {
@@ -318,7 +325,7 @@ impl Job<'_> {
                 Ok(ended) => self.report(ended, hosts.as_deref()),
                 Err(error) => report::error(error),
             };
-            match budget.after(exit, begun.elapsed()) {
+            match budget.after(exit, self.begun.elapsed()) {
                 Decision::Restart { pause, count, of } => {
                     // Fails only once the screen has ended.
                     let _ = self.host.output().send(Output::Report(text));
@@ -355,16 +362,14 @@ impl Job<'_> {
         }
         let grace = Duration::from_secs(self.args.grace.into());
         let coordinated = self.args.ps > 0;
-        let seconds = |seconds: u32| Duration::from_secs(seconds.into());
-        let (window, backoff) = (self.args.restart_window.map(seconds), seconds(self.args.restart_backoff));
-        let of = self.args.chief_restarts;
-        let chief = (of > 0).then(|| Budget::new(of, window, backoff).of_option("--chief-restarts"));
+        let chief = self.chief.clone().map(|budget| budget.counted_from(self.begun.elapsed()));
         // Each start has a number of its own, by which its logs are told apart.
         let number = number + self.chief_starts;
         let Job { host, tasks, shells, status, reached_at, .. } = self;
         let ended =
             Attempt { number, host, tasks, hosts, shells, status, reached_at, grace, coordinated, chief }.run()?;
         self.chief_starts += ended.restarts.iter().sum::<u32>();
+        self.chief = ended.chief.clone().or(self.chief.take());
         Ok(ended)
     }
 
@@ -404,6 +409,12 @@ impl Job<'_> {
             }
         }
     }
+}
+
+/// Returns a budget of restarts with the window and the pauses that the user has given.
+fn budget(args: &Run, most: u32) -> Budget {
+    let seconds = |seconds: u32| Duration::from_secs(seconds.into());
+    Budget::new(most, args.restart_window.map(seconds), seconds(args.restart_backoff))
 }
 
 const LOOKUP: Duration = Duration::from_secs(10);

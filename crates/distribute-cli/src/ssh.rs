@@ -34,6 +34,8 @@ struct Shell {
     host: String,
     pid: Pid,
     exit: Option<Exit>,
+    /// Whether another one was started for its host, so that its end says nothing about that host's launcher.
+    is_superseded: bool,
     tail: Tail,
     /// Disconnected once its streams have ended.
     followed: Receiver<()>,
@@ -49,7 +51,7 @@ impl Shells {
         ssh: &str,
         folder: &Path,
         command: &[OsString],
-        paths: &[(&str, String)],
+        paths: &[(&str, OsString)],
     ) -> Result<Shells, Error> {
         let unusable = |given: &str| Error::Ssh { given: given.to_owned() };
         let program = shlex::split(ssh).filter(|parts| !parts.is_empty()).ok_or_else(|| unusable(ssh))?;
@@ -59,7 +61,10 @@ impl Shells {
         let quoted = |parts: &[&str]| shlex::try_join(parts.iter().copied()).map_err(|_| unusable(&parts.join(" ")));
         let folder = quoted(&[&text(folder.as_os_str())?])?;
         let parts: Vec<&str> = parts.iter().map(|part| &part[..]).collect();
-        let path = |(name, path): &(&str, String)| Ok(format!("{} ", quoted(&[&format!("{name}={path}")])?));
+        let path = |(name, path): &(&str, OsString)| {
+            let path = text(path)?;
+            Ok(format!("{} ", quoted(&[&format!("{name}={path}")])?))
+        };
         let paths = paths.iter().map(path).collect::<Result<String, Error>>()?;
         Ok(Shells { program, folder, command: quoted(&parts)?, paths, shells: Vec::new() })
     }
@@ -74,6 +79,11 @@ impl Shells {
         let paths = &self.paths;
         let remote = format!("cd {folder} && exec env DISTRIBUTE_NODE_RANK={node} {paths}{command}");
         program.extend([host.into(), remote.into()]);
+        let is_over = |shell: &Shell| shell.host == host && shell.exit.is_some();
+        let (ended, others): (Vec<Shell>, Vec<Shell>) = self.shells.drain(..).partition(is_over);
+        self.shells = others;
+        // Before the next one registers itself, which may get one of these ids.
+        ended.iter().for_each(|shell| this.guardian().forget(shell.pid));
         let started = process::spawn(&program, Vec::new(), this.guardian());
         let started =
             started.map_err(|source| Error::start(&format!("the launcher of {host}"), &program[0], source))?;
@@ -91,8 +101,11 @@ impl Shells {
         let out = follow(Stream::Stdout).start(format!("{host}-stdout"), started.stdout);
         let err = out.and_then(|()| follow(Stream::Stderr).start(format!("{host}-stderr"), started.stderr));
         err.map_err(Error::system("start a thread"))?;
-        self.shells.retain(|shell| shell.host != host || shell.exit.is_none());
-        self.shells.push(Shell { host: host.to_owned(), pid: started.pid, exit: None, tail, followed });
+        for shell in self.shells.iter_mut().filter(|shell| shell.host == host) {
+            shell.is_superseded = true;
+        }
+        let host = host.to_owned();
+        self.shells.push(Shell { host, pid: started.pid, exit: None, is_superseded: false, tail, followed });
         Ok(())
     }
 
@@ -108,7 +121,7 @@ impl Shells {
     /// # Errors
     /// [`Error::NoLauncher`].
     pub(crate) fn check(&self, hosts: &[&str]) -> Result<(), Error> {
-        let ended = |shell: &&Shell| hosts.contains(&&shell.host[..]) && shell.exit.is_some();
+        let ended = |shell: &&Shell| !shell.is_superseded && hosts.contains(&&shell.host[..]) && shell.exit.is_some();
         let Some(shell) = self.shells.iter().find(ended) else { return Ok(()) };
         let exit = shell.exit.map(|exit| exit.to_string()).unwrap_or_default();
         let last = shell.tail.lines().pop().unwrap_or_else(|| "it printed nothing".to_owned());

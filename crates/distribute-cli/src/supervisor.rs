@@ -110,6 +110,11 @@ impl Supervisor {
         Self { revivable: Some((rank, budget)), ..self }
     }
 
+    /// Returns the rest of the budget of the task that may be started again alone.
+    pub(crate) fn take_budget(&mut self) -> Option<Budget> {
+        self.revivable.take().map(|(_, budget)| budget)
+    }
+
     /// Marks tasks that the others can do without, as long as one of them is left.
     pub(crate) fn with_expendable(mut self, ranks: impl IntoIterator<Item = usize>) -> Self {
         ranks.into_iter().for_each(|rank| self.tasks[rank].expendable = true);

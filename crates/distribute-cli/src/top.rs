@@ -5,8 +5,8 @@ mod screen;
 mod text;
 
 use std::collections::BTreeSet;
-use std::io::IsTerminal;
-use std::time::{Duration, Instant};
+use std::io::{ErrorKind, IsTerminal};
+use std::time::Duration;
 
 use distribute_train::status::Place;
 
@@ -96,24 +96,73 @@ fn address(given: &str) -> Result<String, Error> {
     }
 }
 
+/// A question that got no answer.
+#[derive(Debug)]
+struct Unanswered {
+    why: Why,
+    error: Error,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Why {
+    /// No process listens there: the job has ended.
+    Ended,
+    /// Not within the time limit; it may be answered later.
+    Late,
+    Other,
+}
+
+impl Why {
+    fn of(error: &distribute_train::Error) -> Why {
+        let distribute_train::Error::NoAnswer { source, .. } = error else { return Why::Other };
+        match source.kind() {
+            ErrorKind::NotFound | ErrorKind::ConnectionRefused => Why::Ended,
+            ErrorKind::TimedOut => Why::Late,
+            _ => Why::Other,
+        }
+    }
+}
+
+impl From<Unanswered> for Error {
+    fn from(unanswered: Unanswered) -> Error {
+        unanswered.error
+    }
+}
+
 /// Asks a job for its state.
-fn ask(source: &Source) -> Result<Answer, Error> {
-    serde_json::from_slice(&fetch(source, "/status.json", ANSWER)?).map_err(|error| Error::Top {
-        problem: format!("{} answers with something else than the state of a job: {error}", source.place),
-        remedy: "give the address of a status page of this version, as `distribute run --status` prints it".to_owned(),
+fn ask(source: &Source) -> Result<Answer, Unanswered> {
+    serde_json::from_slice(&fetch(source, "/status.json", ANSWER)?).map_err(|error| {
+        let error = Error::Top {
+            problem: format!("{} answers with something else than the state of a job: {error}", source.place),
+            remedy: "give the address of a status page of this version, as `distribute run --status` prints it"
+                .to_owned(),
+        };
+        Unanswered { why: Why::Other, error }
     })
 }
 
-fn fetch(source: &Source, path: &str, within: Duration) -> Result<Vec<u8>, Error> {
-    source.place.fetch(path, within).map_err(|error| match error {
-        // Its own answer is a sentence.
-        distribute_train::Error::Refusal { said, status: 409, .. } => {
-            Error::Top { problem: text::clean(&said), remedy: "see `distribute top --help`".to_owned() }
-        }
-        error => Error::Top {
-            problem: text::clean(&error.to_string()),
-            remedy: "`distribute top` alone shows the jobs of this user on this host".to_owned(),
-        },
+fn fetch(source: &Source, path: &str, within: Duration) -> Result<Vec<u8>, Unanswered> {
+    let mut answer = source.place.fetch(path, within);
+    if let Err(error @ distribute_train::Error::NoAnswer { .. }) = &answer
+        && Why::of(error) == Why::Other
+    {
+        // A job that ends while it answers closes the connection.
+        std::thread::sleep(AGAIN);
+        answer = source.place.fetch(path, within);
+    }
+    answer.map_err(|error| {
+        let why = Why::of(&error);
+        let error = match error {
+            // Its own answer is a sentence.
+            distribute_train::Error::Refusal { said, status: 409, .. } => {
+                Error::Top { problem: text::clean(&said), remedy: "see `distribute top --help`".to_owned() }
+            }
+            error => Error::Top {
+                problem: text::clean(&error.to_string()),
+                remedy: "`distribute top` alone shows the jobs of this user on this host".to_owned(),
+            },
+        };
+        Unanswered { why, error }
     })
 }
 
@@ -131,29 +180,53 @@ fn one(sources: &[Source]) -> Result<(&Source, Answer), Error> {
     }
 }
 
-/// Describes all jobs. One that ends meanwhile is left out if there are others.
-fn describe(sources: &[Source], colors: bool) -> Result<String, Error> {
-    let mut texts = Vec::new();
-    let mut last = None;
+/// Describes all jobs. One that has ended is left out if there are others; one that does not answer is shown with the
+/// error.
+fn describe(sources: &[Source], colors: bool) -> Result<String, Unanswered> {
+    let told = |unanswered: &Unanswered| format!("{}\n", unanswered.error);
+    let texts = of_all(sources, |source| Ok(text::describe(source, &ask(source)?, colors)), told)?;
+    Ok(texts.join("\n"))
+}
+
+/// Returns the state of each job as its launcher answers, one a line. One that has ended is left out if there are
+/// others.
+fn json(sources: &[Source]) -> Result<String, Error> {
+    let line = |source: &Source| Ok(format!("{}\n", String::from_utf8_lossy(&fetch(source, "/status.json", ANSWER)?)));
+    let told = |unanswered: &Unanswered| format!("{}\n", serde_json::json!({"error": unanswered.error.to_string()}));
+    Ok(of_all(sources, line, told)?.concat())
+}
+
+/// Asks all jobs. One that has ended is left out if there are others, and what is `told` of another one takes its
+/// place.
+///
+/// # Errors
+/// If none answers: that of the last one that has not ended, else of the last one.
+fn of_all(
+    sources: &[Source],
+    mut ask: impl FnMut(&Source) -> Result<String, Unanswered>,
+    told: impl Fn(&Unanswered) -> String,
+) -> Result<Vec<String>, Unanswered> {
+    let (mut texts, mut answers, mut last) = (Vec::new(), 0, None::<Unanswered>);
     for source in sources {
         match ask(source) {
-            Ok(answer) => texts.push(text::describe(source, &answer, colors)),
-            Err(error) => last = Some(error),
+            Ok(text) => {
+                answers += 1;
+                texts.push(text);
+            }
+            Err(unanswered) => {
+                if unanswered.why != Why::Ended {
+                    texts.push(told(&unanswered));
+                }
+                if unanswered.why != Why::Ended || last.is_none() {
+                    last = Some(unanswered);
+                }
+            }
         }
     }
     match last {
-        Some(error) if texts.is_empty() => Err(error),
-        _ => Ok(texts.join("\n")),
+        Some(unanswered) if answers == 0 => Err(unanswered),
+        _ => Ok(texts),
     }
-}
-
-fn json(sources: &[Source]) -> Result<String, Error> {
-    let mut text = String::new();
-    for source in sources {
-        text.push_str(&String::from_utf8_lossy(&fetch(source, "/status.json", ANSWER)?));
-        text.push('\n');
-    }
-    Ok(text)
 }
 
 /// Returns the stacks of a task, or of those that others wait for.
@@ -188,8 +261,8 @@ fn stacks(source: &Source, answer: &Answer, task: Option<&str>) -> Result<String
                 all.push_str(&format!("\nstacks of {task}\n{lines}"));
             }
             // The others may have some.
-            Err(error) if tasks.len() > 1 => all.push_str(&format!("\n{error}\n")),
-            Err(error) => return Err(error),
+            Err(Unanswered { error, .. }) if tasks.len() > 1 => all.push_str(&format!("\n{error}\n")),
+            Err(Unanswered { error, .. }) => return Err(error),
         }
     }
     Ok(all)
@@ -213,26 +286,29 @@ fn watch(args: &Top, sources: &[Source]) -> Result<(), Error> {
     let interval = Duration::from_secs_f64(args.interval);
     let failed = Error::system("draw on the terminal");
     let mut last = describe(sources, colors())?;
-    let watched = || -> std::io::Result<Option<Error>> {
+    let watched = || -> std::io::Result<Option<Unanswered>> {
         let screen = Screen::open()?;
         loop {
             screen.draw(&last)?;
             if screen.quits_within(interval)? {
                 return Ok(None);
             }
-            let begun = Instant::now();
             match describe(sources, colors()) {
                 Ok(text) => last = text,
                 // A job that does not answer for a moment is asked again.
-                Err(error) if begun.elapsed() < ANSWER => return Ok(Some(error)),
-                Err(_) => {}
+                Err(Unanswered { why: Why::Late, .. }) => {}
+                Err(unanswered) => return Ok(Some(unanswered)),
             }
         }
     };
     let ended = { watched }().map_err(failed)?;
     // The last state stays on the terminal.
     print(&last)?;
-    ended.map_or(Ok(()), |_| print("the job has ended\n"))
+    match ended {
+        None => Ok(()),
+        Some(Unanswered { why: Why::Ended, .. }) => print("the job has ended\n"),
+        Some(Unanswered { error, .. }) => Err(error),
+    }
 }
 
 fn colors() -> bool {
@@ -242,6 +318,9 @@ fn colors() -> bool {
 /// Time limit of an answer.
 const ANSWER: Duration = Duration::from_secs(5);
 
+/// The pause before a question is asked again whose connection was closed.
+const AGAIN: Duration = Duration::from_millis(200);
+
 /// Time limit of the stacks of a task.
 const STACKS: Duration = Duration::from_secs(45);
 
@@ -250,7 +329,51 @@ const MOST_STACKS: usize = 8;
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
     use super::*;
+
+    /// A server that answers questions in this order, and then listens no more.
+    fn server(answers: &'static [&'static str]) -> Source {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let place = Place::Address(listener.local_addr().unwrap().to_string());
+        std::thread::spawn(move || {
+            for answer in answers {
+                let (mut stream, _) = listener.accept().unwrap();
+                let _ = stream.read(&mut [0; 1024]).unwrap();
+                stream.write_all(answer.as_bytes()).unwrap();
+            }
+        });
+        Source { place, launcher: None }
+    }
+
+    fn gone() -> Source {
+        Source { place: Place::Socket("/no/such/socket".into()), launcher: None }
+    }
+
+    const JOB: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}";
+    const BROKEN: &str = "HTTP/1.1 500 Internal Server Error\r\ncontent-length: 4\r\n\r\nbust";
+
+    #[test]
+    fn one_job_that_ends_meanwhile_does_not_hide_the_others() {
+        assert_eq!(json(&[gone(), server(&[JOB])]).unwrap(), "{}\n");
+        assert!(describe(&[gone(), server(&[JOB])], false).is_ok());
+        let error = json(&[gone(), gone()]).unwrap_err().to_string();
+        assert!(error.contains("/no/such/socket"), "{error}");
+        let text = json(&[server(&[BROKEN]), server(&[JOB])]).unwrap();
+        assert!(text.starts_with("{\"error\":\"") && text.ends_with("bust\"}\n{}\n"), "{text}");
+    }
+
+    #[test]
+    fn the_end_of_a_job_is_told_from_an_answer_that_is_none() {
+        let why = |source: Source| describe(&[source], false).unwrap_err().why;
+        assert_eq!(why(gone()), Why::Ended);
+        assert_eq!(why(server(&[BROKEN])), Why::Other);
+        assert_eq!(why(server(&["HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"])), Why::Other);
+        // It ends while it answers.
+        assert_eq!(why(server(&[""])), Why::Ended);
+    }
 
     #[test]
     fn addresses_are_read_as_they_are_printed() {

@@ -61,6 +61,25 @@ fn a_killed_data_worker_is_started_again_and_a_signal_ends_all() {
 }
 
 #[test]
+fn the_exit_code_is_that_of_the_data_worker_that_failed_first() {
+    // The name of a data worker is a part of the name of its file for errors.
+    let script = r#"case "$TORCHELASTIC_ERROR_FILE" in *-1.json) exit 3;; *) sleep 0.5; exit 4;; esac"#;
+    let service = service(&["--workers", "2", "--max-restarts", "0", "--", "sh", "-c", script]);
+    let outcome = service.start().unwrap().wait(0, LIMIT).unwrap();
+    assert_eq!(outcome.code, Some(3), "{outcome:?}");
+}
+
+#[test]
+fn a_service_at_all_addresses_prints_one_that_can_be_connected_to() {
+    let mut job = service(&["--bind", "0.0.0.0:0"]).start().unwrap();
+    let shown: std::net::SocketAddr = address(&job).parse().unwrap();
+    assert!(!shown.ip().is_unspecified(), "{shown}");
+    std::net::TcpStream::connect_timeout(&shown, LIMIT).unwrap();
+    job.kill(0, Signal::TERM).unwrap();
+    assert!(job.wait(0, LIMIT).unwrap().success());
+}
+
+#[test]
 fn the_dispatcher_alone_ends_by_a_signal_and_wrong_flags_are_refused() {
     let mut job = service(&["--bind", "127.0.0.1:0"]).start().unwrap();
     let taken = address(&job);

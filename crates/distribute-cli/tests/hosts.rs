@@ -3,8 +3,10 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use distribute_testkit::{Job, JobBuilder, Outcome, Ports, Signal};
 
@@ -173,6 +175,51 @@ fn another_launcher_takes_the_place_of_a_lost_one() {
     assert!(other.stdout.contains("worker-1 │ ready 1"), "{other:?}");
 }
 
+/// Lets a launcher introduce itself to a leader that is this test, and returns the connection.
+fn accept(door: &TcpListener) -> TcpStream {
+    door.set_nonblocking(true).unwrap();
+    let begun = Instant::now();
+    let stream = loop {
+        match door.accept() {
+            Ok((stream, _)) => break stream,
+            Err(_) => assert!(begun.elapsed() < DEADLINE),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    stream.set_nonblocking(false).unwrap();
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
+    let mut hello = String::new();
+    BufReader::new(stream.try_clone().unwrap()).read_line(&mut hello).unwrap();
+    assert!(hello.starts_with(r#"{"hello""#), "{hello}");
+    stream
+}
+
+#[test]
+fn a_launcher_waits_for_a_leader_that_has_not_noticed_the_loss_of_its_connection() {
+    let door = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = door.local_addr().unwrap().to_string();
+    let flags = ["--nnodes", "2", "--rendezvous", &address, "-n", "2", "--max-restarts", "1"];
+    let tell = |mut stream: &TcpStream, line: &str| stream.write_all(format!("{line}\n").as_bytes()).unwrap();
+    let (welcome, full) =
+        (r#"{"welcome":{"node":1,"hosts":["a","b"]}}"#, r#"{"refused":{"reason":"it is full","for_now":true}}"#);
+    let mut member = launcher(&flags, "true").start().unwrap();
+    tell(&accept(&door), welcome);
+    member.wait_for_line(0, "joining again", DEADLINE).unwrap();
+    tell(&accept(&door), full);
+    member.wait_for_line(0, "refuses this host for now: it is full", DEADLINE).unwrap();
+    let link = accept(&door);
+    tell(&link, welcome);
+    tell(&link, r#"{"end":{"code":7,"summary":""}}"#);
+    let outcome = member.wait(0, DEADLINE).unwrap();
+    assert_eq!(outcome.code, Some(7), "{outcome:?}");
+
+    // One that no leader has let in is one too many.
+    let mut member = launcher(&flags, "true").start().unwrap();
+    tell(&accept(&door), full);
+    let outcome = member.wait(0, DEADLINE).unwrap();
+    assert!(outcome.code == Some(2) && outcome.stderr.contains("it is full"), "{outcome:?}");
+}
+
 #[test]
 fn restarts_end_with_their_budget_and_never_follow_a_wrong_configuration() {
     let run = |flags: &[&str], script: &str| launcher(flags, script).start().unwrap().wait(0, DEADLINE).unwrap();
@@ -242,7 +289,7 @@ fn requests_to_the_program_do_not_end_launchers_that_wait_for_others() {
     for job in [&leader, &early] {
         // A signal before the launcher handles it would end it.
         let handled = || fs::read_to_string(format!("/proc/{}/status", job.pid(0).unwrap())).unwrap();
-        let begun = std::time::Instant::now();
+        let begun = Instant::now();
         while !handled().lines().any(|line| line.starts_with("SigCgt:") && handles_usr(line)) {
             assert!(begun.elapsed() < DEADLINE);
             std::thread::sleep(Duration::from_millis(10));
@@ -359,6 +406,30 @@ fn launchers_are_started_on_listed_hosts() {
     assert!(outcome.stderr.contains("the job has no secret"), "{outcome:?}");
     assert!(outcome.stderr.contains("cannot start the launcher on nowhere"), "{outcome:?}");
     assert!(outcome.stderr.contains("no route to nowhere"), "{outcome:?}");
+}
+
+#[test]
+fn a_command_that_ends_late_does_not_fail_the_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("fake ssh");
+    // The first one for the lost host ends when the second one has been started, which runs nothing before that.
+    let script = "here=$(dirname \"$0\"); host=$1; shift\n\
+                  if [ \"$host\" != localhost ]; then exec sh -c \"$*\"; fi\n\
+                  if mkdir \"$here/first\" 2>/dev/null; then\n\
+                  sh -c \"$*\"; until [ -e \"$here/second\" ]; do sleep 0.05; done; touch \"$here/ended\"; exit 255\n\
+                  fi\n\
+                  touch \"$here/second\"; until [ -e \"$here/ended\" ]; do sleep 0.05; done; sleep 0.5\n\
+                  exec sh -c \"$*\"\n";
+    fs::write(&path, script).unwrap();
+    let ssh = format!("--ssh=sh '{}'", path.display());
+    let flags = ["--hosts", "127.0.0.1,localhost", &ssh, "-n", "2", "--max-restarts", "1", "--restart-backoff", "0"];
+    let script = r#"
+        if [ $DISTRIBUTE_RESTART_COUNT != 0 ]; then exit 0; fi
+        if [ $RANK = 1 ]; then kill -9 $PPID; fi; exec sleep 600"#;
+    let flags = [&flags[..], &["--grace", "1"]].concat();
+    let outcome = launcher(&flags, script).start().unwrap().wait(0, DEADLINE).unwrap();
+    assert!(outcome.success(), "{outcome:?}");
+    assert!(outcome.stderr.contains("restart 1 of 1") && folder.path().join("ended").exists(), "{outcome:?}");
 }
 
 #[test]

@@ -142,6 +142,12 @@ fn a_lost_chief_is_started_again_alone() {
     let outcome = run(&flags, r#"case "$TF_CONFIG" in *'"type":"chief"'*) kill -9 $$;; *) sleep 60;; esac"#);
     assert_eq!(outcome.code, Some(137), "{outcome:?}");
     assert!(outcome.stderr.contains("as often as --chief-restarts says"), "{outcome:?}");
+    // Restarts of all tasks do not begin the count anew.
+    let all = [&flags[..], &["--max-restarts", "2"]].concat();
+    let outcome = run(&all, r#"case "$TF_CONFIG" in *'"type":"chief"'*) kill -9 $$;; *) exec sleep 60;; esac"#);
+    assert_eq!(outcome.code, Some(137), "{outcome:?}");
+    assert_eq!(outcome.stderr.matches("starting it again in").count(), 1, "{outcome:?}");
+    assert_eq!(outcome.stderr.matches("starting the job again in").count(), 2, "{outcome:?}");
     // An error of its own.
     let outcome = run(&flags, r#"case "$TF_CONFIG" in *'"type":"chief"'*) exit 7;; *) sleep 60;; esac"#);
     assert_eq!(outcome.code, Some(7), "{outcome:?}");

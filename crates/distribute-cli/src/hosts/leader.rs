@@ -1,5 +1,6 @@
 //! The launcher that decides for all hosts.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, select, unbounded};
@@ -22,6 +23,11 @@ pub(crate) struct Hosts {
     command: Command,
     /// The hosts that are expected, if their names are known.
     expected: Vec<String>,
+    /// The first host whose build of the program is known, and the digest of that build.
+    build: Option<(String, u64)>,
+    /// Launchers that have introduced themselves. They are let in once no news of others is left: one may take the
+    /// place of a host whose loss has been told.
+    introduced: VecDeque<Guest>,
     /// Hosts that wait for their numbers.
     waiting: Vec<Member>,
     /// Hosts by number.
@@ -45,6 +51,20 @@ struct Node {
     host: String,
     address: String,
     link: Option<(u64, Link)>,
+}
+
+/// Why a launcher is not let in.
+#[derive(Debug)]
+struct Refusal {
+    reason: String,
+    /// Whether it may be let in later.
+    for_now: bool,
+}
+
+impl Refusal {
+    fn of(reason: String) -> Refusal {
+        Refusal { reason, for_now: false }
+    }
 }
 
 /// News of a host.
@@ -104,8 +124,21 @@ impl Hosts {
         notes: Sender<String>,
     ) -> Hosts {
         let (sender, inbound) = unbounded();
-        let (waiting, nodes) = (Vec::new(), Vec::new());
-        Hosts { door, own, command, expected, waiting, nodes, sender, inbound, arrivals: 0, notes }
+        let build = own.as_ref().and_then(|own| Some((own.host.clone(), own.program_digest?)));
+        Hosts {
+            door,
+            own,
+            command,
+            expected,
+            build,
+            introduced: VecDeque::new(),
+            waiting: Vec::new(),
+            nodes: Vec::new(),
+            sender,
+            inbound,
+            arrivals: 0,
+            notes,
+        }
     }
 
     /// Returns the number of the leader's own host.
@@ -165,6 +198,13 @@ impl Hosts {
     /// Waits for a signal, or for news of a host.
     pub(crate) fn wait(&mut self, signals: &Receiver<Signal>, timeout: Duration) -> Woken {
         let (guests, inbound) = (self.door.guests().clone(), self.inbound.clone());
+        if let Ok((id, message)) = inbound.try_recv() {
+            return self.receive(id, message);
+        }
+        if let Some(guest) = self.introduced.pop_front() {
+            self.admit(guest);
+            return Woken::Nothing;
+        }
         select! {
             recv(signals) -> signal => signal.map_or(Woken::Nothing, Woken::Signal),
             recv(inbound) -> message => match message {
@@ -172,9 +212,7 @@ impl Hosts {
                 Err(_) => Woken::Nothing,
             },
             recv(guests) -> guest => {
-                if let Ok(guest) = guest {
-                    self.admit(guest);
-                }
+                self.introduced.extend(guest);
                 Woken::Nothing
             }
             default(timeout) => Woken::Nothing,
@@ -236,10 +274,10 @@ impl Hosts {
         let Guest { stream, reader, peer, hello } = guest;
         let slot = match self.place(&hello) {
             Ok(slot) => slot,
-            Err(reason) => {
+            Err(Refusal { reason, for_now }) => {
                 self.note(format!("host {} is refused: {reason}", hello.host));
                 // It learns of the refusal by the end of the connection, too.
-                let _ = write_one(&stream, &ToMember::Refused { reason });
+                let _ = write_one(&stream, &ToMember::Refused { reason, for_now });
                 return;
             }
         };
@@ -248,11 +286,12 @@ impl Hosts {
         // Sending fails only while the launcher is ending.
         let received = move |message| drop(sender.send((id, message)));
         let Ok(link) = Link::start(stream, reader, received) else { return };
-        if let Some(own) = self.own.as_ref().map(|own| own.program_digest)
-            && let (Some(ours), Some(theirs)) = (own, hello.program_digest)
-            && ours != theirs
-        {
-            self.note(format!("host {} has another build of the program than this one", hello.host));
+        match (&self.build, hello.program_digest) {
+            (Some((first, known)), Some(digest)) if *known != digest => {
+                self.note(format!("host {} has another build of the program than host {first}", hello.host));
+            }
+            (None, Some(digest)) => self.build = Some((hello.host.clone(), digest)),
+            _ => {}
         }
         let address = hello.address.clone().unwrap_or_else(|| peer.to_string());
         match slot {
@@ -266,25 +305,27 @@ impl Hosts {
     }
 
     /// Returns the number that a launcher takes over, or `None` if all of them are still to be given.
-    fn place(&self, hello: &Hello) -> Result<Option<usize>, String> {
+    fn place(&self, hello: &Hello) -> Result<Option<usize>, Refusal> {
         let nodes = self.command.nodes;
         if let Some(difference) = self.command.difference(&hello.command) {
-            return Err(format!("{difference}; start the same command on every host"));
+            return Err(Refusal::of(format!("{difference}; start the same command on every host")));
         }
         if let Some(wanted) = hello.node.filter(|wanted| *wanted >= nodes) {
-            return Err(format!("--node-rank {wanted} is not below --nnodes {nodes}"));
+            return Err(Refusal::of(format!("--node-rank {wanted} is not below --nnodes {nodes}")));
         }
         if self.nodes.is_empty() {
             let present = self.waiting.iter().map(|member| &member.hello).chain(&self.own);
             let same = present.clone().find(|other| hello.node.is_some() && other.node == hello.node);
             return match same {
-                Some(other) => Err(format!("host {} has its --node-rank already", other.host)),
+                Some(other) => Err(Refusal::of(format!("host {} has its --node-rank already", other.host))),
                 None if present.count() < nodes => Ok(None),
-                None => Err(format!("{nodes} hosts have joined already")),
+                None => Err(Refusal::of(format!("{nodes} hosts have joined already"))),
             };
         }
         let lost = |node: &usize| !self.is_there(*node) && hello.node.is_none_or(|wanted| wanted == *node);
-        let slot = (0..nodes).find(lost).ok_or_else(|| format!("all {nodes} hosts have joined already"));
+        let reason = || format!("all {nodes} hosts have joined already");
+        // One of them may be lost without anybody knowing yet.
+        let slot = (0..nodes).find(lost).ok_or_else(|| Refusal { reason: reason(), for_now: true });
         slot.map(Some)
     }
 
@@ -391,6 +432,64 @@ mod tests {
             hosts.wait(&signals, Duration::from_millis(100));
         }
         assert_eq!(hosts.missing_nodes().collect::<Vec<_>>(), [(1, "b")]);
+    }
+
+    /// Handles news until something holds.
+    fn wait_until(hosts: &mut Hosts, mut holds: impl FnMut(&mut Hosts) -> bool) {
+        let (_sender, signals) = unbounded();
+        let begun = Instant::now();
+        while !holds(hosts) {
+            assert!(begun.elapsed() < Duration::from_secs(20));
+            hosts.wait(&signals, Duration::from_millis(10));
+        }
+    }
+
+    /// Connects a launcher, and waits until it has introduced itself.
+    fn introduce(hosts: &Hosts, address: std::net::SocketAddr, name: &str, digest: u64) -> TcpStream {
+        let before = hosts.door.guests().len();
+        let guest = TcpStream::connect(address).unwrap();
+        let hello = Hello::new(name.to_owned(), None, None, hosts.command.clone(), Some(digest));
+        write_one(&guest, &ToLeader::Hello(hello)).unwrap();
+        let begun = Instant::now();
+        while hosts.door.guests().len() == before && begun.elapsed() < Duration::from_secs(20) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        guest
+    }
+
+    #[test]
+    fn a_launcher_takes_the_place_of_one_whose_loss_is_told_at_the_same_time() {
+        let command = Command { id: String::new(), nodes: 1, roles: Roles::default(), program: Vec::new() };
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let (notes, noted) = unbounded();
+        let mut hosts = Hosts::new(Door::open(listener).unwrap(), None, command, Vec::new(), notes);
+        let mut links = vec![introduce(&hosts, address, "a", 1)];
+        wait_until(&mut hosts, Hosts::number);
+        for id in 1..=100 {
+            links.push(introduce(&hosts, address, "a", 1));
+            hosts.sender.send((id, Err("lost".to_owned()))).unwrap();
+            wait_until(&mut hosts, |hosts| {
+                assert!(noted.try_iter().all(|note| !note.contains("refused")), "{id}");
+                hosts.arrivals > id
+            });
+        }
+    }
+
+    #[test]
+    fn builds_of_the_program_are_compared_where_this_host_has_no_tasks() {
+        let command = Command { id: String::new(), nodes: 3, roles: Roles::default(), program: Vec::new() };
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let (notes, noted) = unbounded();
+        let mut hosts = Hosts::new(Door::open(listener).unwrap(), None, command, Vec::new(), notes);
+        let _links = [("a", 1), ("b", 2), ("c", 1)].map(|(name, digest)| {
+            let (link, before) = (introduce(&hosts, address, name, digest), hosts.arrivals);
+            wait_until(&mut hosts, |hosts| hosts.arrivals > before);
+            link
+        });
+        let notes: Vec<String> = noted.try_iter().collect();
+        assert_eq!(notes, ["host b has another build of the program than host a"]);
     }
 
     #[test]

@@ -35,11 +35,11 @@ pub(crate) struct Member<'a> {
 /// How a membership ended.
 enum End {
     /// The leader says that the job has ended.
-    Job {
-        code: u8,
-        summary: String,
-    },
-    Lost(String),
+    Job { code: u8, summary: String },
+    /// The leader is lost, after it has given this launcher a number or before.
+    Lost { why: String, was_welcome: bool },
+    /// All places of the job are taken.
+    Full(String),
 }
 
 impl Member<'_> {
@@ -48,6 +48,8 @@ impl Member<'_> {
     /// # Errors
     /// If the leader is not there in time, refuses this launcher, or is lost for good.
     pub(crate) fn serve(self) -> Result<u8, Error> {
+        // When a leader was lost that had let this launcher in.
+        let mut lost_at: Option<Instant> = None;
         loop {
             let (link, messages) = self.join()?;
             let (node, number, reserved, local, asked_to_end) = (None, 0, None, None, None);
@@ -61,8 +63,21 @@ impl Member<'_> {
                     }
                     return Ok(code);
                 }
-                Ok(End::Lost(why)) => {
+                Ok(End::Full(reason)) => {
                     link.cut();
+                    // The leader may not have noticed yet that the connection with this launcher is lost.
+                    let address = self.address.to_owned();
+                    if !self.rejoins || lost_at.is_none_or(|at| at.elapsed() >= self.patience) {
+                        return Err(Error::Refused { address, reason });
+                    }
+                    self.host.note(format!("the leader at {address} refuses this host for now: {reason}"));
+                    self.pause(LATER)?;
+                }
+                Ok(End::Lost { why, was_welcome }) => {
+                    link.cut();
+                    if was_welcome {
+                        lost_at = Some(Instant::now());
+                    }
                     let lost = Error::LeaderLost { address: self.address.to_owned(), why };
                     if !self.rejoins {
                         return Err(lost);
@@ -176,7 +191,8 @@ impl Serving<'_> {
                         self.stop();
                         return Ok(End::Job { code, summary });
                     }
-                    Ok(Ok(ToMember::Refused { reason })) => {
+                    Ok(Ok(ToMember::Refused { reason, for_now: true })) => return Ok(End::Full(reason)),
+                    Ok(Ok(ToMember::Refused { reason, for_now: false })) => {
                         return Err(Error::Refused { address: self.member.address.to_owned(), reason });
                     }
                     Ok(Ok(message)) => self.obey(message)?,
@@ -213,7 +229,7 @@ impl Serving<'_> {
             Some(_) => why,
             None => format!("{why}, before it began the job; it was stopped, or another program uses this port"),
         };
-        Ok(End::Lost(why))
+        Ok(End::Lost { why, was_welcome: self.node.is_some() })
     }
 
     fn obey(&mut self, message: ToMember) -> Result<(), Error> {
@@ -334,6 +350,9 @@ fn message(attempt: u32, event: Event) -> ToLeader {
 
 /// How often a missing leader is named.
 const TELL: Duration = Duration::from_secs(5);
+
+/// The pause after a refusal for now.
+const LATER: Duration = Duration::from_secs(1);
 
 /// The pause between two attempts to reach the leader.
 const AGAIN: Duration = Duration::from_millis(250);

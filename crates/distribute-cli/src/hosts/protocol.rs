@@ -129,8 +129,12 @@ pub(crate) struct Last {
 pub(crate) enum ToMember {
     /// All hosts are there; this one has number `node`.
     Welcome { node: usize, hosts: Vec<String> },
-    /// This launcher is not part of the job.
-    Refused { reason: String },
+    /// This launcher is not part of the job; if it is so for now, the same may be let in later.
+    Refused {
+        reason: String,
+        #[serde(default)]
+        for_now: bool,
+    },
     /// Reserve ports for an attempt.
     Prepare { attempt: u32 },
     /// Start the tasks.

@@ -116,7 +116,7 @@ fn receive(stream: TcpStream, guests: &Sender<Guest>) {
                 hello.version
             );
             // It learns of the refusal by the end of the connection, too.
-            let _ = write_one(&stream, &ToMember::Refused { reason });
+            let _ = write_one(&stream, &ToMember::Refused { reason, for_now: false });
         }
         Ok(_) | Err(_) => {}
     }

@@ -46,6 +46,9 @@ pub(super) struct Tracer {
     modules: Result<Modules, String>,
 }
 
+/// The words that `/proc` adds to the path of a file that has been removed or replaced.
+const DELETED: &str = " (deleted)";
+
 struct Modules {
     memory: File,
     unwinder: UnwinderX86_64<Vec<u8>>,
@@ -131,8 +134,12 @@ impl Modules {
         let program = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
         let (mut unwinder, mut mapped) = (UnwinderX86_64::new(), BTreeMap::new());
         for map in maps.lines().filter_map(Map::parse).take(MOST_MAPS) {
-            // The program's file may have been replaced by a newer build, and libraries are those of its container.
+            // Libraries are those of its container. Files may have been replaced by newer builds since: the program's
+            // own one can still be read, and what is at the path of another is not what is mapped.
             let own = Path::new(map.path) == program;
+            if !own && map.path.ends_with(DELETED) {
+                continue;
+            }
             let file = if own { format!("/proc/{pid}/exe") } else { format!("/proc/{pid}/root{}", map.path) };
             // Without its file, frames are found by the frame pointer only.
             let Some((bias, sections)) = read(&file, map.offset, map.start) else { continue };
@@ -203,7 +210,7 @@ impl Map<'_> {
         let is_code = fields.next()?.as_bytes().get(2) == Some(&b'x');
         let number = |text: &str| u64::from_str_radix(text, 16).ok();
         let offset = number(fields.next()?)?;
-        let path = fields.nth(2)?.trim_start().trim_end_matches(" (deleted)");
+        let path = fields.nth(2)?.trim_start();
         (is_code && path.starts_with('/')).then_some(Map { start: number(start)?, end: number(end)?, offset, path })
     }
 }
@@ -290,3 +297,31 @@ const MOST_MAPS: usize = 4096;
 const LARGEST: usize = 512 << 20;
 
 const PAGE: u64 = 4096;
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_program_whose_file_was_replaced_is_read_as_it_was() {
+        let folder = tempfile::tempdir().unwrap();
+        let (program, newer) = (folder.path().join("sleep"), folder.path().join("newer"));
+        std::fs::copy("/bin/sleep", &program).unwrap();
+        let mut child = Command::new(&program).arg("60").spawn().unwrap();
+        std::fs::copy(std::env::current_exe().unwrap(), &newer).unwrap();
+        std::fs::rename(&newer, &program).unwrap();
+        let modules = Modules::of(child.id() as i32);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        match modules {
+            Ok(modules) => {
+                let own = format!("/proc/{}/exe", child.id());
+                assert!(modules.mapped.values().any(|mapped| mapped.file == own), "{:?}", modules.mapped);
+                assert!(modules.mapped.values().all(|mapped| !mapped.file.contains("sleep")), "{:?}", modules.mapped);
+            }
+            Err(refusal) => distribute_testkit::skipped(refusal),
+        }
+    }
+}

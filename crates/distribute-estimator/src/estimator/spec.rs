@@ -144,7 +144,8 @@ impl EstimatorSpec {
         self
     }
 
-    /// Returns the loss of each example multiplied by its weight, and the penalty.
+    /// Returns the loss of each example multiplied by its weight, and the penalty. Losses of 16 bits become f32, since
+    /// a product or a sum of them would soon overflow.
     pub(super) fn losses(&self, mode: Mode) -> Result<(Tensor, Option<&Tensor>)> {
         let wrong = |problem: String| Error::Spec { mode, problem };
         let Some(loss) = &self.loss else {
@@ -155,9 +156,13 @@ impl EstimatorSpec {
                 format!("its loss has shape {:?}; give one number for each example, not their mean", loss.dims());
             return Err(wrong(problem));
         }
+        let loss = match loss.dtype() {
+            DType::F16 | DType::BF16 => loss.to_dtype(DType::F32)?,
+            _ => loss.clone(),
+        };
         let loss = match &self.weights {
-            None => loss.clone(),
-            Some(weights) if weights.dims() == loss.dims() => (loss * weights.to_dtype(loss.dtype())?)?,
+            None => loss,
+            Some(weights) if weights.dims() == loss.dims() => (&loss * weights.to_dtype(loss.dtype())?)?,
             Some(weights) => {
                 let (weights, losses) = (weights.dims(), loss.dims());
                 return Err(wrong(format!("its weights have shape {weights:?}, its loss {losses:?}; make them equal")));
@@ -198,7 +203,7 @@ impl EstimatorSpec {
             Some(weights) => weights.iter().map(|weight| f64::from(*weight)).sum(),
             None => examples as f64,
         };
-        let mut sums = vec![number(&losses.sum_all()?)?, weight];
+        let mut sums = vec![number(&losses.to_dtype(DType::F64)?.sum_all()?)?, weight];
         if let Some(penalty) = penalty {
             // The mean over all examples thus includes it once.
             sums[0] += number(penalty)? * weight;
@@ -279,5 +284,26 @@ impl fmt::Debug for EstimatorSpec {
         shown.field("predictions", &self.predictions).field("loss", &self.loss).field("weights", &self.weights);
         shown.field("penalty", &self.penalty);
         shown.field("metrics", &metrics).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+
+    #[test]
+    fn losses_of_16_bits_are_summed_without_an_overflow() {
+        let of = |value: f32, dtype: DType| Tensor::full(value, 4, &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
+        let sums = EstimatorSpec::new().loss(&of(60_000.0, DType::F16)).sums().unwrap();
+        assert_eq!(sums.sums, [240_000.0, 4.0]);
+        let weighted = EstimatorSpec::new().loss(&of(60_000.0, DType::F16)).weights(&of(3.0, DType::F32));
+        assert_eq!(weighted.sums().unwrap().sums, [720_000.0, 12.0]);
+        // In f32 the sum would lose the small ones.
+        let mut mixed = vec![1.0f32; 9];
+        mixed[0] = 1e8;
+        let mixed = EstimatorSpec::new().loss(&Tensor::new(mixed, &Device::Cpu).unwrap());
+        assert_eq!(mixed.sums().unwrap().sums, [100_000_008.0, 9.0]);
     }
 }

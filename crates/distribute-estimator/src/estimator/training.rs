@@ -4,15 +4,15 @@ use std::time::Instant;
 
 use candle_core::Tensor;
 use distribute_candle::{CandleContext, Model, Optimizer};
-use distribute_collectives::ReduceOp;
 use distribute_input::{BoxError, Dataset, Features, InputPosition};
 use distribute_strategy::Strategy;
 use distribute_train::checkpoint::CheckpointManager;
 use distribute_train::from_chief;
 use distribute_train::preemption::PreemptionHandler;
 use distribute_train::tensorboard::EventWriter;
+use distribute_train::trainer::sums_of_all;
 use distribute_types::ErrorClass;
-use distribute_values::{Axis, PerReplica};
+use distribute_values::PerReplica;
 use serde::{Deserialize, Serialize};
 
 use super::config::Saving;
@@ -118,7 +118,9 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
         strategy.declare("train, until", format!("{until:?}"));
         let model = self.model(strategy, Mode::Train)?;
         let optimizer = (self.optimizer)(&model)?;
-        let mut run = Run::restored(&self.config, strategy, &model, &optimizer, self.checkpoints())?;
+        let mut run = Run::restored(&self.config, strategy, &model, &optimizer, self.checkpoints(), global_batch)?;
+        // The first step compares settings too; a worker that has no step left would leave the others alone in it.
+        strategy.run_with((), |context, ()| Ok::<_, Error>(context.compare_settings(Vec::new())?))?;
         let target = match until {
             Until::Steps(steps) => Some(run.steps.saturating_add(steps)),
             Until::MaxSteps(steps) => Some(steps),
@@ -143,7 +145,7 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
             Some(position) => data.iter_from(&position)?,
             None => data.iter_epoch(run.standing.passes),
         };
-        let mut last_losses = None;
+        let mut last_losses: Option<Vec<Shares>> = None;
         loop {
             let Some(batch) = batches.next() else {
                 run.standing.passes += 1;
@@ -192,27 +194,46 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
     }
 }
 
-/// Makes one step on all replicas. Returns the loss shares of this process's replicas, whose sum over all replicas is
-/// the loss: a replica without examples has its share of the penalty.
+/// One replica's shares of the loss of a step. A replica without examples has its share of the penalty.
+struct Shares {
+    /// The sum over its examples, divided by the global batch.
+    data: Tensor,
+    penalty: Option<Tensor>,
+    examples: usize,
+}
+
+/// Makes one step on all replicas. Returns the loss shares of this process's replicas.
 fn step<M: EstimatorModel + Sync>(
     strategy: &Strategy,
     model: &Model<M>,
     optimizer: &Optimizer,
     batch: PerReplica<(Features, Labels)>,
     global_batch: usize,
-) -> Result<PerReplica<Tensor>> {
-    let losses = strategy.run_with((model, optimizer, batch), |context, (model, optimizer, (features, labels))| {
+) -> Result<Vec<Shares>> {
+    let shares = strategy.run_with((model, optimizer, batch), |context, (model, optimizer, (features, labels))| {
         let spec = model.spec(&features, Some(&labels), Mode::Train)?;
         let (losses, penalty) = spec.losses(Mode::Train)?;
-        let mut loss = context.average_loss(&losses, global_batch)?;
-        if let Some(penalty) = penalty {
-            loss = (loss + context.scale_regularization_loss(penalty)?)?;
+        let data = context.average_loss(&losses, global_batch)?;
+        let penalty = penalty.map(|penalty| context.scale_regularization_loss(penalty)).transpose()?;
+        match &penalty {
+            Some(penalty) => optimizer.minimize(context, &(&data + penalty)?)?,
+            None => optimizer.minimize(context, &data)?,
         }
-        optimizer.minimize(context, &loss)?;
-        Ok::<_, Error>(loss.detach())
+        let examples = if context.has_examples() { losses.elem_count() } else { 0 };
+        Ok::<_, Error>(Shares { data: data.detach(), penalty: penalty.map(|penalty| penalty.detach()), examples })
     })?;
-    // Weighted already, so none is excluded from the sum.
-    Ok(PerReplica::new(losses.into_values()))
+    Ok(shares.into_values())
+}
+
+/// Returns the loss of a step: the mean over the examples of its batch, which may have fewer than the global batch,
+/// and the penalty. Every worker must call this.
+fn loss_of(strategy: &Strategy, shares: &[Shares], global_batch: usize) -> Result<f64> {
+    let own = shares.iter().map(|Shares { data, penalty, examples }| {
+        let penalty = penalty.as_ref().map_or(Ok(0.0), number)?;
+        Ok(vec![number(data)? * global_batch as f64, penalty, *examples as f64])
+    });
+    let whole = sums_of_all(strategy, &own.collect::<Result<Vec<_>>>()?)?;
+    Ok(whole[0] / whole[2].max(1.0) + whole[1])
 }
 
 /// A training run in progress.
@@ -222,6 +243,7 @@ struct Run<'a, M> {
     model: &'a Model<M>,
     optimizer: &'a Optimizer,
     checkpoints: CheckpointManager,
+    global_batch: usize,
     standing: Standing,
     steps: u64,
     saved: Instant,
@@ -238,6 +260,7 @@ impl<'a, M> Run<'a, M> {
         model: &'a Model<M>,
         optimizer: &'a Optimizer,
         mut checkpoints: CheckpointManager,
+        global_batch: usize,
     ) -> Result<Run<'a, M>> {
         let (steps, standing) = checkpoints.restore(strategy, &[model, optimizer])?.unwrap_or_default();
         if steps > 0 {
@@ -249,7 +272,19 @@ impl<'a, M> Run<'a, M> {
         };
         let now = Instant::now();
         let logged = (now, steps);
-        Ok(Run { config, strategy, model, optimizer, checkpoints, standing, steps, saved: now, events, logged })
+        Ok(Run {
+            config,
+            strategy,
+            model,
+            optimizer,
+            checkpoints,
+            global_batch,
+            standing,
+            steps,
+            saved: now,
+            events,
+            logged,
+        })
     }
 
     /// Returns whether a checkpoint is due after this step, with the same answer on all workers.
@@ -274,7 +309,7 @@ impl<'a, M> Run<'a, M> {
 
     /// Writes and logs the loss and the speed when due. Also called before a save, since a model whose loss is not
     /// finite is not saved.
-    fn report(&mut self, losses: &PerReplica<Tensor>, saving: bool) -> Result<()> {
+    fn report(&mut self, losses: &[Shares], saving: bool) -> Result<()> {
         let is_time = |every: u64| every > 0 && self.steps.is_multiple_of(every);
         let (write, say) = (is_time(self.config.save_summary_steps), is_time(self.config.log_step_count_steps));
         if !write && !say && !saving {
@@ -301,8 +336,8 @@ impl<'a, M> Run<'a, M> {
     }
 
     /// Returns the loss of the last step, which must be finite. Every worker must call this.
-    fn finite_loss(&self, losses: &PerReplica<Tensor>) -> Result<f64> {
-        let loss = number(&self.strategy.reduce(ReduceOp::Sum, losses, Axis::None)?)?;
+    fn finite_loss(&self, losses: &[Shares]) -> Result<f64> {
+        let loss = loss_of(self.strategy, losses, self.global_batch)?;
         if loss.is_finite() { Ok(loss) } else { Err(Error::LossNotFinite { loss, step: self.steps }) }
     }
 
@@ -346,7 +381,44 @@ mod tests {
         let batch = data.iter().next().unwrap().unwrap();
         assert_eq!(batch.examples(), Some(&[true, false][..]));
         let losses = step(&strategy, &model, &optimizer, batch, 1).unwrap();
-        let loss = strategy.reduce(ReduceOp::Sum, &losses, Axis::None).unwrap();
-        assert_eq!(number(&loss).unwrap(), 4.0);
+        assert_eq!(loss_of(&strategy, &losses, 1).unwrap(), 4.0);
+    }
+
+    /// A model whose examples have the loss 1, whatever its weight.
+    struct Constant(Tensor);
+
+    impl EstimatorModel for Constant {
+        fn spec(&self, features: &Features, _: Option<&Labels>, _: Mode) -> Result<EstimatorSpec> {
+            let weight = self.0.sum_all()?;
+            let loss = ((&weight - weight.detach())? + 1.0)?;
+            Ok(EstimatorSpec::new().loss(&loss.broadcast_as(features.examples())?))
+        }
+    }
+
+    #[test]
+    fn the_reported_loss_of_a_short_batch_is_the_mean_over_its_examples() {
+        let folder = tempfile::tempdir().unwrap();
+        for replicas in [1, 2] {
+            let devices: Vec<String> = (0..replicas).map(|index| format!("CPU:{index}")).collect();
+            let strategy = MirroredStrategy::builder().devices(devices).build().unwrap();
+            let folder = folder.path().join(replicas.to_string());
+            let config = RunConfig::new(&folder).save_summary_steps(2).train_distribute(&strategy);
+            let build = |_: Mode, vb: VarBuilder<'static>| {
+                Ok(Constant(vb.get_with_hints(1, "weight", candle_nn::init::Init::Const(4.0))?))
+            };
+            let estimator = Estimator::new(build, |model| Sgd::new(0.0).build(model), config).unwrap();
+            let input = || {
+                let features = Features::new([("x", Column::from(vec![1.0f32; 3]))])?;
+                Ok(Dataset::from_tensor_slices((features, Column::from(vec![1.0f32; 3]))).batch(2).repeat_forever())
+            };
+            estimator.train(input, Until::Steps(2)).unwrap();
+            let entries = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+            let is_events = |path: &std::path::PathBuf| path.to_string_lossy().contains("tfevents");
+            let events = std::fs::read(entries.into_iter().find(is_events).unwrap()).unwrap();
+            // The name, and the value as a fixed32 of field 2.
+            let at = events.windows(4).position(|bytes| bytes == b"loss").unwrap();
+            let after = &events[at..(at + 64).min(events.len())];
+            assert!(after.windows(5).any(|bytes| bytes[0] == 0x15 && bytes[1..] == 1f32.to_le_bytes()), "{after:?}");
+        }
     }
 }

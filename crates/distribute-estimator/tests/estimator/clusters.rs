@@ -193,6 +193,28 @@ fn several_workers_agree_on_when_to_save_and_only_the_chief_needs_the_folder() {
 }
 
 #[test]
+fn a_worker_that_has_no_step_left_does_not_leave_the_others_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let labels = Column::from(prices());
+    let config = RunConfig::new(folder.path());
+    let alone = LinearRegressor::new(&columns()).build(adam(0.05), config).unwrap();
+    alone.train(forever(&labels), Until::MaxSteps(5)).unwrap();
+    let address = distribute_testkit::Ports::reserve(1).unwrap().addresses().remove(0);
+    let train = &|rank: u32| {
+        let membership = distribute_cluster::Membership::new(rank, 2, address.clone()).unwrap();
+        let strategy = MultiWorkerMirroredStrategy::builder().membership(membership).build().unwrap();
+        let config = RunConfig::new(folder.path()).train_distribute(&strategy);
+        let regressor = LinearRegressor::new(&columns()).build(adam(0.05), config).unwrap();
+        regressor.train(forever(&labels), Until::MaxSteps([5, 9][rank as usize])).unwrap_err().to_string()
+    };
+    let told = std::thread::scope(|scope| [0, 1].map(|rank| scope.spawn(move || train(rank))).map(|t| t.join()));
+    for told in told {
+        let told = told.unwrap();
+        assert!(told.contains("train, until: MaxSteps(9)") && told.contains("MaxSteps(5)"), "{told}");
+    }
+}
+
+#[test]
 fn settings_that_differ_between_workers_are_named_in_the_first_step() {
     type Change = fn(RunConfig) -> RunConfig;
     let folder = tempfile::tempdir().unwrap();
