@@ -9,7 +9,7 @@
 use std::f64::consts::{LN_2, PI};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use burn::module::{Initializer, Module, Param};
 use burn::nn::attention::generate_autoregressive_mask;
@@ -198,8 +198,9 @@ fn train(strategy: &Strategy, flags: &Flags, text: &Text) -> distribute::Result<
     let validation = text.windows(&text.validation, context, context, 1)?;
     let data = Dataset::from_tensor_slices(windows.clone()).shuffle(windows.shape()[0], flags.seed).batch_exact(batch);
     let data = strategy.distribute_dataset(&data.take(flags.steps.unwrap_or(usize::MAX)).prefetch(AUTOTUNE))?;
-    // Batches of one size, which compiled steps need.
-    let of_validation = batch.min(validation.shape()[0]);
+    // Batches of one size, of which each replica has an equal part: compiled steps need them.
+    let (windows, replicas) = (validation.shape()[0], strategy.num_replicas_in_sync());
+    let of_validation = batch.min((windows - windows % replicas).max(1));
     let validation =
         strategy.distribute_dataset(&Dataset::from_tensor_slices(validation).batch_exact(of_validation))?;
     let model = strategy.scope(|device| {
@@ -212,10 +213,10 @@ fn train(strategy: &Strategy, flags: &Flags, text: &Text) -> distribute::Result<
     let (epochs, steps_per_epoch) = (flags.epochs, data.steps().map(|steps| steps as u64));
     let is_chief = strategy.is_chief();
     let mut progress = Progress::from_env(Options { title, epochs, steps_per_epoch, ..Options::of(strategy) })?;
-    let (began, mut steps, mut bits) = (Instant::now(), 0, f64::NAN);
+    let (mut spent, mut steps, mut bits) = (Duration::ZERO, 0, f64::NAN);
     for epoch in 1..=epochs {
         progress.epoch(epoch);
-        let mut sum = 0.0;
+        let (began, mut sum) = (Instant::now(), 0.0);
         for (step, part) in (1..).zip(&data) {
             optimizer.set_learning_rate(rate(flags, steps, u64::from(epochs) * steps_per_epoch.unwrap_or(1)));
             let losses = strategy.run_step((&model, &optimizer, part?), |ctx, (model, optimizer, windows)| {
@@ -227,11 +228,11 @@ fn train(strategy: &Strategy, flags: &Flags, text: &Text) -> distribute::Result<
             steps += 1;
             progress.step(step, batch as u64, &[("loss", sum / step as f64)]);
         }
+        spent += began.elapsed();
         let loss = evaluate(strategy, &model, &validation)?;
         bits = loss / LN_2;
         progress.end_epoch(&[("val_loss", loss), ("val_perplexity", loss.exp()), ("val_bits", bits)]);
     }
-    let spent = began.elapsed();
     progress.finish(&Summary {
         examples_per_s: Some((steps * batch as u64) as f64 / spent.as_secs_f64()),
         training_time: Some(spent),

@@ -69,7 +69,7 @@ struct Flags {
     #[arg(long)]
     checkpoints: Option<PathBuf>,
     /// Steps between checkpoints.
-    #[arg(long, default_value_t = 50)]
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..))]
     checkpoint_every: u64,
     /// Writes event files for TensorBoard to this folder.
     #[arg(long)]

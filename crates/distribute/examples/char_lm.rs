@@ -11,7 +11,7 @@
 use std::f64::consts::{LN_2, PI};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cache::{KeysAndValues, remember};
 use candle_core::{DType, Device, Module, Result as CandleResult, Tensor};
@@ -245,10 +245,10 @@ fn train(strategy: &Strategy, flags: &Flags, text: &Text) -> distribute::Result<
     let (epochs, steps_per_epoch) = (flags.epochs, data.steps().map(|steps| steps as u64));
     let is_chief = strategy.is_chief();
     let mut progress = Progress::from_env(Options { title, epochs, steps_per_epoch, ..Options::of(strategy) })?;
-    let (began, mut steps, mut bits) = (Instant::now(), 0, f64::NAN);
+    let (mut spent, mut steps, mut bits) = (Duration::ZERO, 0, f64::NAN);
     for epoch in 1..=epochs {
         progress.epoch(epoch);
-        let mut sum = 0.0;
+        let (began, mut sum) = (Instant::now(), 0.0);
         for (step, part) in (1..).zip(&data) {
             optimizer.set_learning_rate(rate(flags, steps, u64::from(epochs) * steps_per_epoch.unwrap_or(1)));
             let losses = strategy.run((&model, &optimizer, part?), |ctx, (model, optimizer, windows)| {
@@ -260,12 +260,13 @@ fn train(strategy: &Strategy, flags: &Flags, text: &Text) -> distribute::Result<
             steps += 1;
             progress.step(step, batch as u64, &[("loss", sum / step as f64)]);
         }
+        spent += began.elapsed();
         optimizer.synchronize(strategy)?;
         let loss = evaluate(strategy, &model, &validation)?;
         bits = loss / LN_2;
         progress.end_epoch(&[("val_loss", loss), ("val_perplexity", loss.exp()), ("val_bits", bits)]);
     }
-    let (spent, began) = (began.elapsed(), Instant::now());
+    let began = Instant::now();
     // By the first replica, on all of its tensor ranks; sharded, every replica has a part of each layer.
     let written = strategy.run(&model, |ctx, model| match ctx.replica_id() {
         replica if replica == 0 || flags.sharded => Ok(Some(write(model, flags, text)?)),

@@ -6,7 +6,7 @@
 //! target/release/examples/densenet`.
 
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use accuracy::accuracy;
 use candle_core::{Module, ModuleT, Result as CandleResult, Tensor};
@@ -171,12 +171,12 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
     let batches = pictures.batches(flags.batch);
     let (epochs, steps_per_epoch) = (flags.epochs, Some(batches.ceil() as u64));
     let mut progress = Progress::from_env(Options { title, epochs, steps_per_epoch, ..Options::of(strategy) })?;
-    let (began, mut seen, mut test_accuracy) = (Instant::now(), 0, 0.0);
+    let (mut training_time, mut seen, mut test_accuracy) = (Duration::ZERO, 0, 0.0);
     strategy.declare("epochs", epochs);
     for epoch in 1..=epochs {
         progress.epoch(epoch);
         optimizer.set_learning_rate(rate(flags, epoch));
-        let mut sum = 0.0;
+        let (began, mut sum) = (Instant::now(), 0.0);
         for (step, batch) in (1..).zip(&data) {
             let losses = strategy.run((&model, &optimizer, batch?), |ctx, (model, optimizer, (x, y))| {
                 let loss =
@@ -187,16 +187,18 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
                 Ok(loss.detach())
             })?;
             sum += f64::from(strategy.reduce(ReduceOp::Sum, &losses, Axis::None)?.to_scalar::<f32>()?);
-            seen += flags.batch;
-            progress.step(step, flags.batch as u64, &[("loss", sum / batches.min(step as f64))]);
+            let rows = flags.batch as f64 * (batches + 1.0 - step as f64).min(1.0);
+            seen += rows.round() as u64;
+            progress.step(step, rows.round() as u64, &[("loss", sum / batches.min(step as f64))]);
         }
+        training_time += began.elapsed();
         test_accuracy = accuracy(strategy, &model, &test)?;
         progress.end_epoch(&[("test_accuracy", test_accuracy)]);
     }
     progress.finish(&Summary {
         test_accuracy: Some(test_accuracy),
-        examples_per_s: Some(seen as f64 / began.elapsed().as_secs_f64()),
-        training_time: Some(began.elapsed()),
+        examples_per_s: Some(seen as f64 / training_time.as_secs_f64()),
+        training_time: Some(training_time),
         replicas: strategy.num_replicas_in_sync() as u32,
         ..Summary::default()
     });

@@ -255,7 +255,8 @@ fn disturb(flags: &Flags) -> distribute::Result<()> {
         let alive: Vec<usize> = (0..workers.len())
             .filter(|worker| workers[*worker].lives && !thaws.iter().any(|(frozen, _)| frozen == worker))
             .collect();
-        let chosen = alive[random.next_u64() as usize % alive.len()];
+        // All may be frozen.
+        let Some(chosen) = (random.next_u64() as usize).checked_rem(alive.len()).map(|at| alive[at]) else { continue };
         if flags.freeze && job.faults.len() % 2 == 1 {
             workers[chosen].signal(Signal::STOP)?;
             thaws.push((chosen, Instant::now() + Duration::from_secs_f64(2.0 * flags.heartbeat)));

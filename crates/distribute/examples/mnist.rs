@@ -71,7 +71,7 @@ struct Flags {
     #[arg(long)]
     checkpoints: Option<PathBuf>,
     /// Steps between checkpoints.
-    #[arg(long, default_value_t = 50)]
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..))]
     checkpoint_every: u64,
     /// Writes event files for TensorBoard to this folder.
     #[arg(long)]
@@ -199,7 +199,7 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<Outcome> {
     // A last batch that is short is a part of one.
     let batches_per_epoch = digits.train.len() as f64 / flags.batch as f64;
     let mut accuracy = None;
-    let (mut training_time, mut waited) = (Duration::ZERO, Duration::ZERO);
+    let (mut training_time, mut waited, mut seen) = (Duration::ZERO, Duration::ZERO, 0);
     strategy.declare("epochs", flags.epochs);
     for epoch in run.epochs_done + 1..=flags.epochs {
         progress.epoch(epoch);
@@ -218,11 +218,13 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<Outcome> {
                 })?;
             let loss = strategy.reduce(ReduceOp::Sum, &losses_of_replicas, Axis::None)?.to_scalar::<f32>()?;
             run.losses.push(loss);
+            let rows = flags.batch.min(digits.train.len().saturating_sub(run.steps as usize * flags.batch));
+            seen += rows;
             run.steps += 1;
             run.loss_sum += f64::from(loss);
             steps_done += 1;
             let mean = run.loss_sum / batches_per_epoch.min(run.steps as f64);
-            progress.step(run.steps, flags.batch as u64, &[("loss", mean)]);
+            progress.step(run.steps, rows as u64, &[("loss", mean)]);
             if let (Some(checkpoints), Some(preemption)) = (&mut checkpoints, &preemption) {
                 let stop = preemption.should_stop();
                 if stop || steps_done % flags.checkpoint_every == 0 {
@@ -269,7 +271,7 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<Outcome> {
     };
     let (times, steps) = (optimizer.times(), steps_done - began_at);
     let per_second = |amount: f64| (steps > 0).then(|| amount / training_time.as_secs_f64());
-    let examples_per_s = per_second(steps as f64 * flags.batch as f64);
+    let examples_per_s = per_second(seen as f64);
     let kib = |bytes: usize| bytes.div_ceil(1024);
     let state = format!("{} KiB per replica, of {} KiB", kib(optimizer.state_bytes()), kib(whole_state));
     progress.finish(&Summary {

@@ -7,7 +7,7 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use beam::{Decoder, Search};
 use cache::{KeysAndValues, remember};
@@ -359,10 +359,10 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
     let title = format!("seq2seq · {} · {} params", strategy.describe(), model.num_parameters());
     let (epochs, steps_per_epoch) = (flags.epochs, data.steps().map(|steps| steps as u64));
     let mut progress = Progress::from_env(Options { title, epochs, steps_per_epoch, ..Options::of(strategy) })?;
-    let (began, mut steps, mut held_out_loss) = (Instant::now(), 0, f64::NAN);
+    let (mut spent, mut steps, mut held_out_loss) = (Duration::ZERO, 0, f64::NAN);
     for epoch in 1..=epochs {
         progress.epoch(epoch);
-        let mut sum = 0.0;
+        let (began, mut sum) = (Instant::now(), 0.0);
         for (step, part) in (1..).zip(&data) {
             optimizer.set_learning_rate(rate(flags, steps));
             let losses = strategy.run((&model, &optimizer, part?), |ctx, (model, optimizer, pairs)| {
@@ -374,10 +374,10 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
             steps += 1;
             progress.step(step, batch as u64, &[("loss", sum / step as f64)]);
         }
+        spent += began.elapsed();
         held_out_loss = evaluate(strategy, &model, &held_out)?;
         progress.end_epoch(&[("val_loss", held_out_loss)]);
     }
-    let spent = began.elapsed();
     let search = Search { beam: usize::from(flags.beam), length: flags.length + 1, begin: BEGIN, end: END };
     let began = Instant::now();
     let (matches, all) = exact_matches(strategy, &model, &held_out, search)?;

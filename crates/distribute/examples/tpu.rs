@@ -92,11 +92,13 @@ fn train(flags: &Flags) -> distribute::Result<()> {
     println!("{}", strategy.describe());
     let digits = Digits::standard();
     let batch = flags.batch_per_replica * strategy.num_replicas_in_sync();
-    let train = dataset(&digits.train)?.shuffle(digits.train.len(), 42).batch(batch).prefetch(AUTOTUNE);
-    let test = dataset(&digits.test)?.batch(batch);
+    let shuffled = dataset(&digits.train)?.shuffle(digits.train.len(), 42);
     if flags.custom_loop {
-        return custom_loop(&strategy, flags, &train, batch);
+        // One compiled program serves batches of one size; the trainer pads the last one.
+        return custom_loop(&strategy, flags, &shuffled.batch_exact(batch).prefetch(AUTOTUNE), batch);
     }
+    let train = shuffled.batch(batch).prefetch(AUTOTUNE);
+    let test = dataset(&digits.test)?.batch(batch);
     let adam = |model: &Model<Net>| Adam::new(1e-3).build(model);
     let metrics = Metrics::new().with(Accuracy);
     let mut trainer = Trainer::new(&strategy, Net::new, Net::forward, adam, SparseCategoricalCrossentropy, metrics)?;

@@ -86,6 +86,8 @@ fn compare(flags: &Flags) -> distribute::Result<Comparison> {
         let problem = format!("--compare-one-and-many has no second replica on {device}; give --devices CPU:0,CPU:1");
         return Err(Error::program(problem));
     }
+    // Flags that do not fit several devices are an error before the first training.
+    choose(flags)?;
     let powers = std::iter::successors(Some(1), |replicas| Some(2 * replicas));
     let counts = powers.take_while(|replicas| *replicas < devices.len()).chain([devices.len()]);
     let train = |replicas: usize| {

@@ -1,6 +1,7 @@
 //! Flags that choose a strategy, for the examples that run under every one.
 
 use clap::{Args, ValueEnum};
+use distribute::Error;
 use distribute::prelude::*;
 
 /// Where an example trains.
@@ -29,13 +30,16 @@ impl Placement {
     pub(crate) fn strategy(&self) -> distribute::Result<Strategy> {
         let devices = self.devices.clone();
         let several_processes = distribute::cluster::Membership::from_env()?.is_some();
-        Ok(match self.strategy {
-            Kind::Default => Strategy::default_strategy()?,
-            Kind::OneDevice => OneDeviceStrategy::builder(&devices[0]).build()?,
-            Kind::CentralStorage => CentralStorageStrategy::builder().compute_devices(devices).build()?,
-            Kind::Auto if several_processes => MultiWorkerMirroredStrategy::builder().devices(devices).build()?,
-            Kind::MultiWorkerMirrored => MultiWorkerMirroredStrategy::builder().devices(devices).build()?,
-            Kind::Auto | Kind::Mirrored => MirroredStrategy::builder().devices(devices).build()?,
+        let refused = |problem: &str| Err(Error::program(format!("{problem}, and --devices is {}", devices.join(","))));
+        Ok(match (self.strategy, &devices[..]) {
+            (Kind::Default, [device]) if device == "CPU:0" => Strategy::default_strategy()?,
+            (Kind::Default, _) => return refused("--strategy default chooses its device itself"),
+            (Kind::OneDevice, [device]) => OneDeviceStrategy::builder(device).build()?,
+            (Kind::OneDevice, _) => return refused("--strategy one-device trains on one device"),
+            (Kind::CentralStorage, _) => CentralStorageStrategy::builder().compute_devices(devices).build()?,
+            (Kind::Auto, _) if several_processes => MultiWorkerMirroredStrategy::builder().devices(devices).build()?,
+            (Kind::MultiWorkerMirrored, _) => MultiWorkerMirroredStrategy::builder().devices(devices).build()?,
+            (Kind::Auto | Kind::Mirrored, _) => MirroredStrategy::builder().devices(devices).build()?,
         })
     }
 }

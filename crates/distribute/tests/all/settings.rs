@@ -1,5 +1,5 @@
-//! Two workers that were started with different settings: both end with exit code 2 and an error that names the
-//! setting, before any parameter changes.
+//! Settings that are wrong. Two workers that were started with different ones both end with exit code 2 and an error
+//! that names the setting, before any parameter changes.
 
 use std::time::{Duration, Instant};
 
@@ -70,4 +70,27 @@ fn models_that_differ_are_named_and_no_reason_to_start_again() {
         assert!(matches!(outcome.code, Some(1 | 2)), "{outcome:?}");
         assert!(outcome.stderr.contains("conv1"), "{outcome:?}");
     }
+}
+
+#[test]
+fn a_filter_of_messages_that_is_none_is_reported() {
+    let job = Job::builder(target_binary("mnist").unwrap()).args(["--devices", "NONE:0"]);
+    let outcome = job.env("RUST_LOG", "info,distribute=loud").start().unwrap().wait_all(DEADLINE).unwrap().remove(0);
+    assert_eq!(outcome.code, Some(2), "{outcome:?}");
+    assert!(outcome.stderr.contains("RUST_LOG does not say which messages to show"), "{}", outcome.stderr);
+}
+
+#[test]
+fn flags_that_cannot_have_an_effect_are_refused() {
+    let refused = |flags: &'static str, words: &str| {
+        let job = Job::builder(target_binary("mnist").unwrap()).args(flags.split(' '));
+        let outcome = job.start().unwrap().wait_all(DEADLINE).unwrap().remove(0);
+        assert_ne!(outcome.code, Some(0), "{flags}: {outcome:?}");
+        assert!(outcome.stderr.contains(words), "{flags}: {}", outcome.stderr);
+    };
+    let two = "trains on one device, and --devices is CPU:0,CPU:1";
+    refused("--epochs 1 --strategy one-device --devices CPU:0,CPU:1", two);
+    refused("--compare-one-and-many --strategy one-device --devices CPU:0,CPU:1", two);
+    refused("--epochs 1 --strategy default --devices CPU:1", "--strategy default chooses its device itself");
+    refused("--checkpoints nowhere --checkpoint-every 0", "0 is not in 1..");
 }
