@@ -249,7 +249,8 @@ impl ClusterCoordinator {
     ///
     /// # Errors
     /// The errors of [`schedule`](ClusterCoordinator::schedule); [`Error::Step`] if the number is not the next one;
-    /// [`Error::OtherTraining`] if servers have kept something that the program has not made.
+    /// [`Error::OtherTraining`] if servers have kept something that the program has not made; [`Error::ServerLost`] if
+    /// a server does not answer before the first step, or the first one after a restore.
     pub fn schedule_step(&self, step: u64, function: &str, arguments: &impl Serialize) -> Result<RemoteValue> {
         let inner = &self.handle.strategy.inner;
         inner.complete()?;

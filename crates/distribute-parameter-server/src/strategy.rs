@@ -332,8 +332,8 @@ impl ParameterServerStrategy {
 
     /// Sets the learning rate for gradients that servers apply from now on.
     ///
-    /// All servers are told, also if one of them fails. After an error the rate counts as not set, although servers
-    /// that were reached use it: set it again.
+    /// All servers are told, also if one of them fails. After an error a server that was not reached keeps its earlier
+    /// rate until it is started again: set the rate again.
     ///
     /// # Errors
     /// [`Error::Optimizer`] for a rate outside its range, [`Error::Option`] for an unknown optimizer,
@@ -347,21 +347,14 @@ impl ParameterServerStrategy {
         };
         let changed = OptimizerDescription { learning_rate, ..*description };
         changed.check()?;
-        let earlier = std::mem::replace(description, changed);
+        *description = changed;
         let mut requests = inner.optimizer_requests(&made, optimizer, &BTreeMap::new());
         drop(made);
         // A request without shards changes an existing optimizer.
         requests.iter_mut().for_each(|(_, request)| request.shards.clear());
         let tell = |request| inner.parameters.block_on(inner.set_optimizers(vec![request]));
         // The first error counts, and servers after that one are told nevertheless.
-        let told = requests.into_iter().map(tell).fold(Ok(()), Result::and);
-        if told.is_err()
-            && let Some((description, _)) = inner.made.lock().optimizers.get_mut(optimizer as usize)
-            && *description == changed
-        {
-            *description = earlier;
-        }
-        told
+        requests.into_iter().map(tell).fold(Ok(()), Result::and)
     }
 
     /// Returns the variables, ordered by name.

@@ -198,9 +198,13 @@ fn train(strategy: &Strategy, flags: &Flags, text: &Text) -> distribute::Result<
     let validation = text.windows(&text.validation, context, context, 1)?;
     let data = Dataset::from_tensor_slices(windows.clone()).shuffle(windows.shape()[0], flags.seed).batch_exact(batch);
     let data = strategy.distribute_dataset(&data.take(flags.steps.unwrap_or(usize::MAX)).prefetch(AUTOTUNE))?;
-    // Batches of one size, of which each replica has an equal part: compiled steps need them.
-    let (windows, replicas) = (validation.shape()[0], strategy.num_replicas_in_sync());
-    let of_validation = batch.min((windows - windows % replicas).max(1));
+    // Batches of one size, of which on a TPU each replica has an equal part: compiled steps need them.
+    let of_validation = batch.min(validation.shape()[0]);
+    #[cfg(feature = "pjrt")]
+    let of_validation = match (strategy.pjrt(), strategy.num_replicas_in_sync()) {
+        (Some(_), replicas) => (of_validation - of_validation % replicas).max(1),
+        _ => of_validation,
+    };
     let validation =
         strategy.distribute_dataset(&Dataset::from_tensor_slices(validation).batch_exact(of_validation))?;
     let model = strategy.scope(|device| {

@@ -100,6 +100,14 @@ fn a_server_that_is_started_again_has_the_learning_rate_of_the_others() {
     coordinator.schedule("push", &(optimizer, 1usize, 0u64)).unwrap();
     coordinator.join().unwrap();
     assert_eq!((strategy.learning_rate(optimizer), weights(&strategy)), (Some(0.25), vec![-0.25; 2]));
+    // One that is lost while the rate is set has it too, and the contents of the checkpoint.
+    cluster.signal(server(1), Signal::KILL);
+    assert!(strategy.set_learning_rate(optimizer, 0.5).is_err());
+    cluster.restart(server(1));
+    until("it is restored again", || strategy.find("w").unwrap().read::<f64>().is_ok());
+    coordinator.schedule("push", &(optimizer, 1usize, 0u64)).unwrap();
+    coordinator.join().unwrap();
+    assert_eq!((strategy.learning_rate(optimizer), weights(&strategy)), (Some(0.5), vec![-0.75, -0.5]));
     // A checkpoint that the program loads brings its own.
     checkpoints.restore::<()>(&local, &[&strategy]).unwrap().unwrap();
     coordinator.schedule("push", &(optimizer, 1usize, 0u64)).unwrap();
@@ -108,7 +116,7 @@ fn a_server_that_is_started_again_has_the_learning_rate_of_the_others() {
 }
 
 #[test]
-fn a_learning_rate_that_a_server_was_not_told_is_not_set() {
+fn a_learning_rate_that_a_server_was_not_told_reaches_it_when_it_is_set_again() {
     let mut cluster = Cluster::start(2, 1);
     let options = Cluster::options().message_timeout(std::time::Duration::from_secs(1));
     let builder = ParameterServerStrategy::builder(&cluster.resolver()).options(options);
@@ -117,16 +125,16 @@ fn a_learning_rate_that_a_server_was_not_told_is_not_set() {
     let rule = UpdateRule::Sgd { momentum: 0.0, nesterov: false };
     let optimizer = strategy.optimizer(OptimizerDescription { learning_rate: 1.0, rule }, &[&weights_of_both]).unwrap();
     let coordinator = ClusterCoordinator::new(&strategy, program()).unwrap();
-    for frozen in [0, 1] {
+    // Each was told, unless it was frozen itself.
+    for (frozen, rate) in [(0, 0.25), (1, 0.5)] {
         cluster.signal(server(frozen), Signal::STOP);
-        let outcome = strategy.set_learning_rate(optimizer, 0.25);
+        let outcome = strategy.set_learning_rate(optimizer, rate);
         cluster.signal(server(frozen), Signal::CONT);
         assert!(outcome.is_err());
-        assert_eq!(strategy.learning_rate(optimizer), Some(1.0));
+        assert_eq!(strategy.learning_rate(optimizer), Some(rate));
     }
-    // A rate outside its range changes nothing either.
+    // A rate outside its range changes nothing.
     assert!(strategy.set_learning_rate(optimizer, -1.0).is_err());
-    assert_eq!(strategy.learning_rate(optimizer), Some(1.0));
     until("both are told", || strategy.set_learning_rate(optimizer, 0.5).is_ok());
     coordinator.schedule("push", &(optimizer, 1usize, 0u64)).unwrap();
     coordinator.join().unwrap();

@@ -41,6 +41,8 @@ struct State {
     is_begun: bool,
     /// An error that the loop could not be told.
     failed: Option<Error>,
+    /// Whether a server may have another learning rate than the others.
+    has_unequal_rates: bool,
     /// The number of the next step, once it is known, if the coordinator can be restarted in place.
     next: Option<u64>,
     /// Whether a step has got its number.
@@ -74,6 +76,7 @@ impl<M: ModuleT + Send + Sync + 'static> Coordination<M> {
             sums,
             is_begun: false,
             failed: None,
+            has_unequal_rates: false,
             next: None,
             is_numbered: false,
         };
@@ -276,11 +279,15 @@ impl<M: ModuleT + Send + Sync + 'static> Coordination<M> {
 
     /// Sets the learning rate of steps that are scheduled from now on. An error is kept for the next step.
     pub(super) fn set_learning_rate(&self, learning_rate: f64) {
-        if learning_rate.to_bits() == self.learning_rate().to_bits() || self.drain().is_err() {
+        let is_set = learning_rate.to_bits() == self.learning_rate().to_bits() && !self.state.lock().has_unequal_rates;
+        if is_set || self.drain().is_err() {
             return;
         }
-        if let Err(error) = self.strategy.set_learning_rate(self.optimizer, learning_rate) {
-            self.state.lock().failed = Some(error.into());
+        let told = self.strategy.set_learning_rate(self.optimizer, learning_rate);
+        let mut state = self.state.lock();
+        state.has_unequal_rates = told.is_err();
+        if let Err(error) = told {
+            state.failed = Some(error.into());
         }
     }
 
