@@ -79,11 +79,11 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// Returns whether a register decides who trains: its records belong to one start of a job, which needs an identity
-    /// that no other start has.
-    pub(super) fn has_register(&self) -> bool {
-        let is_register = |given: &Variable| given.name == "DISTRIBUTE_GENERATIONS" && !given.value.trim().is_empty();
-        self.env.iter().any(is_register)
+    /// Returns whether a register decides who trains, or a store is where processes meet: their records belong to one
+    /// start of a job, which needs an identity that no other start has.
+    pub(super) fn has_records(&self) -> bool {
+        let names = ["DISTRIBUTE_GENERATIONS", "DISTRIBUTE_STORE"];
+        self.env.iter().any(|given| names.contains(&given.name.as_str()) && !given.value.trim().is_empty())
     }
 }
 

@@ -49,7 +49,7 @@ fn service(job: &Compose, tasks: Tasks, role: Role, index: u32, gpus: &mut u32) 
     let address = |role: Role, index| format!("{}:{port}", host(role, index));
     let config = tasks.tf_config(address, role, &index.to_string());
     let mut environment = Map::new().with("TF_CONFIG", config);
-    if job.program.has_register() {
+    if job.program.has_records() {
         let comment = "From the shell, because the register's records are those of one start.";
         environment = environment.noted(comment, "DISTRIBUTE_JOB_ID", IDENTITY);
     }

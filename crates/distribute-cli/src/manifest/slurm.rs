@@ -37,7 +37,7 @@ pub(super) fn file(job: &Slurm) -> Result<String, Error> {
     if let Some(port) = job.port {
         let _ = writeln!(text, "# The port of rank 0, on the first node.\nexport DISTRIBUTE_PORT={port}");
     }
-    if job.program.has_register() {
+    if job.program.has_records() {
         text.push_str(
             "# A job that is requeued keeps its number, and the register's records are those of one start.\n\
              export DISTRIBUTE_JOB_ID=\"slurm-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}\"\n",

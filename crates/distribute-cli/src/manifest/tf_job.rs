@@ -21,7 +21,7 @@ pub(super) fn file(job: &TfJob) -> Result<String, Error> {
     check(&job.container)?;
     let tasks = Tasks::new(&job.program, &job.roles)?;
     let name = &job.program.name;
-    let identity = job.program.has_register().then(|| identity(&name.0)).transpose()?;
+    let identity = job.program.has_records().then(|| identity(&name.0)).transpose()?;
     let mut replicas = Map::new();
     for role in tasks.roles() {
         fits(&name.0, &format!("{name}-{}-{}", role.name, role.count - 1))?;

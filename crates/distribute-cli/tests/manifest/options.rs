@@ -198,6 +198,7 @@ fn each_start_with_a_register_has_an_identity() {
         assert!(ids.len() == 3 && ids[0].is_some() && ids.iter().all(|id| *id == ids[0]), "{kind}: {ids:?}");
     }
     let of_tf_job = |flags: &[&str]| ids("tfjob", flags).swap_remove(0);
+    assert!(of_tf_job(&[&base[..], &["--env", "DISTRIBUTE_STORE=file:/shared"]].concat()).is_some());
     assert!(of_tf_job(&elastic).is_some_and(|id| id.starts_with("mnist-") && id.len() == "mnist-".len() + 8));
     assert_ne!(of_tf_job(&elastic), of_tf_job(&elastic));
     assert_eq!(of_tf_job(&[&base[..], &["--env", "DISTRIBUTE_GENERATIONS="]].concat()), None);

@@ -341,7 +341,10 @@ impl Meeting<'_> {
                     let (from, to) = self.pair;
                     return Err(self.group.not_connected(from, to, problem));
                 }
-                Ok(_) => std::thread::sleep(PAUSE),
+                Ok(_) => {
+                    silent_since = None;
+                    std::thread::sleep(PAUSE);
+                }
                 Err(distribute_cluster::Error::KeyMissing { .. }) => silent_since = None,
                 // A leader that is busy may not answer a short call in time, and answers the next one.
                 Err(distribute_cluster::Error::Call { .. })
