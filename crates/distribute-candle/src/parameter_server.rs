@@ -19,6 +19,8 @@ use crate::{Result, ScopeOptions};
 
 mod backends;
 mod embedding;
+#[cfg(test)]
+mod local_cluster;
 mod replicas;
 mod running_statistics;
 mod served;

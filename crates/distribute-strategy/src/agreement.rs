@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use distribute_collectives::{Difference, Rank};
+use distribute_collectives::{Difference, ProcessGroup, Rank};
 use distribute_types::ErrorClass;
 
 use crate::step_header::{Request, StepHeader};
@@ -66,6 +66,20 @@ impl Strategy {
     }
 }
 
+impl Error {
+    /// Returns the [`SettingsDiffer`](Error::SettingsDiffer) of a difference that the group has found.
+    pub fn of_difference(group: &ProcessGroup, Difference { mine, theirs, rank, .. }: Difference) -> Error {
+        let missing = || "nothing of the kind".to_owned();
+        let name = |rank: Rank| group.rank_name(rank).to_owned();
+        Error::SettingsDiffer {
+            here: name(group.rank()),
+            mine: mine.unwrap_or_else(missing),
+            there: name(rank),
+            theirs: theirs.unwrap_or_else(missing),
+        }
+    }
+}
+
 impl ReplicaContext {
     /// Returns the header that this replica adds to a step's reductions. For authors of optimizers: the sums over all
     /// replicas go to [`check_settings`](ReplicaContext::check_settings) and
@@ -123,19 +137,11 @@ impl ReplicaContext {
         let mut all = lines;
         all.extend(self.strategy().replicas().settings.lines());
         let group = self.group();
-        let found = group.first_difference(&all).map_err(Error::from)?;
-        let Some(Difference { mine, theirs, rank, .. }) = found else {
+        let Some(found) = group.first_difference(&all).map_err(Error::from)? else {
             // The declared settings have changed since the step began.
             return Ok(());
         };
-        let missing = || "nothing of the kind".to_owned();
-        let name = |rank: Rank| group.rank_name(rank).to_owned();
-        let error = Error::SettingsDiffer {
-            here: name(group.rank()),
-            mine: mine.unwrap_or_else(missing),
-            there: name(rank),
-            theirs: theirs.unwrap_or_else(missing),
-        };
+        let error = Error::of_difference(group, found);
         // Aborted here, where the kind is known, so that a worker that has not read all answers yet ends with the same
         // exit code.
         group.abort(&error.to_string(), error.failure_kind());

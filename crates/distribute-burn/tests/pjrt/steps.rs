@@ -13,21 +13,17 @@ use distribute_strategy::Strategy;
 use distribute_values::{Axis, PerReplica, TensorStorage};
 
 use crate::models::{Cnn, Mlp, Transformer};
-use crate::training::{GENERATOR, Values, assert_close, numbers, rows, values};
+use crate::training::{GENERATOR, Values, assert_close, numbers, rows, seeded, values};
 use crate::{mirrored, tpu};
+
+fn seeded_mlp(strategy: &Strategy) -> Model<Mlp> {
+    let _generator = GENERATOR.lock();
+    strategy.scope(seeded(11, Mlp::new)).unwrap()
+}
 
 /// Trains by a custom loop; returns the losses of steps and the variables.
 fn looped(strategy: &Strategy, batch: usize) -> (Vec<f32>, Values) {
-    let model = {
-        let _generator = GENERATOR.lock();
-        let new = |device: &Device| {
-            device.seed(11);
-            let model = Mlp::new(device);
-            let _ = model.clone().into_record();
-            model
-        };
-        strategy.scope(new).unwrap()
-    };
+    let model = seeded_mlp(strategy);
     let optimizer = Adam::new(0.01).build(&model).unwrap().clip(Clip::GlobalNorm(0.5)).unwrap();
     let mut losses = Vec::new();
     for _ in 0..4 {
@@ -178,16 +174,7 @@ fn a_loss_that_is_not_weighed_is_refused_on_a_replica_without_examples() {
 fn what_replicas_without_examples_computed_is_neither_gathered_nor_reduced() {
     let Some(strategy) = tpu(4) else { return };
     let computed = |strategy: &Strategy| {
-        let model = {
-            let _generator = GENERATOR.lock();
-            let new = |device: &Device| {
-                device.seed(11);
-                let model = Mlp::new(device);
-                let _ = model.clone().into_record();
-                model
-            };
-            strategy.scope(new).unwrap()
-        };
+        let model = seeded_mlp(strategy);
         let mut values: Vec<f32> = Vec::new();
         // The last batch has rows for two of four replicas.
         for batch in strategy.distribute_dataset(&rows(10, 12, 4)).unwrap() {
@@ -254,13 +241,8 @@ fn a_model_of_bf16_trains_alike() {
     let train = |strategy: &Strategy| {
         let model = {
             let _generator = GENERATOR.lock();
-            let new = |device: &Device| {
-                device.seed(11);
-                let model = Mlp::new(device);
-                let _ = model.clone().into_record();
-                cast_module(model, FloatDType::BF16)
-            };
-            strategy.scope(new).unwrap()
+            let new = seeded(11, Mlp::new);
+            strategy.scope(|device| cast_module(new(device), FloatDType::BF16)).unwrap()
         };
         let optimizer = Adam::new(0.01).build(&model).unwrap();
         let mut losses = Vec::new();

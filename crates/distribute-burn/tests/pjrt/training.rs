@@ -63,6 +63,17 @@ pub(crate) type Values = Vec<(String, Vec<f32>)>;
 
 pub(crate) type MakeOptimizer<M> = fn(&Model<M>) -> distribute_burn::Result<Optimizer>;
 
+/// Returns a function that makes a model with the initial values of a seed. Call it with [`GENERATOR`] locked.
+pub(crate) fn seeded<M: Module>(seed: u64, new: fn(&Device) -> M) -> impl Fn(&Device) -> M + Send + Sync {
+    move |device| {
+        device.seed(seed);
+        let model = new(device);
+        // Initializes the parameters, which burn does when they are used first.
+        let _ = model.clone().into_record();
+        model
+    }
+}
+
 /// Trains under a strategy; returns the losses, the variables and the predictions.
 fn trained<M, X, Y, const D: usize>(
     strategy: &Strategy,
@@ -83,14 +94,7 @@ where
     let mut trainer = {
         let _generator = GENERATOR.lock();
         Device::flex().seed(5);
-        let seeded = |device: &Device| {
-            device.seed(5);
-            let model = new(device);
-            // Initializes the parameters, which burn does when they are used first.
-            let _ = model.clone().into_record();
-            model
-        };
-        Trainer::new(strategy, seeded, forward, optimizer, loss, metrics).unwrap()
+        Trainer::new(strategy, seeded(5, new), forward, optimizer, loss, metrics).unwrap()
     };
     let history = trainer.fit(data, Fit::epochs(epochs)).unwrap();
     let evaluated = trainer.evaluate(data).unwrap()[0].1;
@@ -231,13 +235,8 @@ pub(crate) type RowTrainer<M> = Trainer<M, Tensor<2>, Tensor<1, Int>, 2>;
 fn cnn_trainer(strategy: &Strategy) -> RowTrainer<Cnn> {
     let adam: MakeOptimizer<Cnn> = |model| Adam::new(0.01).build(model);
     let _generator = GENERATOR.lock();
-    let new = |device: &Device| {
-        device.seed(3);
-        let model = Cnn::new(device);
-        let _ = model.clone().into_record();
-        model
-    };
-    Trainer::new(strategy, new, Cnn::forward, adam, SparseCategoricalCrossentropy, Metrics::new()).unwrap()
+    let loss = SparseCategoricalCrossentropy;
+    Trainer::new(strategy, seeded(3, Cnn::new), Cnn::forward, adam, loss, Metrics::new()).unwrap()
 }
 
 fn evaluated(trainer: &RowTrainer<Cnn>) -> f32 {
@@ -322,14 +321,8 @@ fn outputs_with_several_rows_for_an_example_lose_those_that_pad_it() {
         };
         let mut trainer = {
             let _generator = GENERATOR.lock();
-            let seeded = |device: &Device| {
-                device.seed(5);
-                let model = Transformer::new(device);
-                let _ = model.clone().into_record();
-                model
-            };
-            let metrics = Metrics::new().with(Accuracy);
-            Trainer::<_, Tensor<2, Int>, Tensor<2, Int>, 2>::new(strategy, seeded, flat, sgd, per_sequence, metrics)
+            let (new, metrics) = (seeded(5, Transformer::new), Metrics::new().with(Accuracy));
+            Trainer::<_, Tensor<2, Int>, Tensor<2, Int>, 2>::new(strategy, new, flat, sgd, per_sequence, metrics)
                 .unwrap()
         };
         trainer.fit(&examples, Fit::epochs(1)).unwrap();

@@ -210,24 +210,16 @@ impl Module for ShardedEmbedding {
 #[cfg(test)]
 mod tests {
     use candle_core::DType;
-    use distribute_cluster::{ClusterSpec, SimpleResolver, TaskType};
+    use distribute_cluster::TaskType;
     use distribute_parameter_server::{ParameterServerStrategy, Program, Server};
-    use distribute_testkit::Ports;
     use distribute_values::HostTensor;
 
+    use super::super::local_cluster::resolver;
     use super::*;
 
     #[test]
     fn indices_that_are_no_row_are_refused() {
-        let ports = Ports::reserve(2).unwrap();
-        let addresses = ports.addresses();
-        drop(ports);
-        let spec = ClusterSpec::new().with_job(TaskType::Ps, [addresses[0].clone()]).unwrap();
-        let spec = spec.with_job(TaskType::Worker, [addresses[1].clone()]).unwrap();
-        let task = |kind| {
-            let (spec, task_type) = (spec.clone(), Some(kind));
-            SimpleResolver { spec, task_type, task_id: Some(0), ..SimpleResolver::default() }
-        };
+        let task = resolver();
         let _server = Server::start(&task(TaskType::Ps), Program::new()).unwrap();
         let strategy = ParameterServerStrategy::builder(&task(TaskType::Chief)).build().unwrap();
         let values = HostTensor::new(&[6, 1], vec![0.0, 1.0, 2.0, 3.0, 4.0, 5.0f32]).unwrap();

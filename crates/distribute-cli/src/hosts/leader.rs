@@ -408,7 +408,7 @@ const TELL: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
-    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+    use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 
     use signal_hook::consts::{SIGTERM, SIGUSR2};
 
@@ -434,6 +434,15 @@ mod tests {
         assert_eq!(hosts.missing_nodes().collect::<Vec<_>>(), [(1, "b")]);
     }
 
+    /// Returns a leader of launchers on this many hosts, of which its own is none; where they connect; and its notes.
+    fn leader_without_tasks(nodes: usize) -> (Hosts, SocketAddr, Receiver<String>) {
+        let command = Command { id: String::new(), nodes, roles: Roles::default(), program: Vec::new() };
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let (notes, noted) = unbounded();
+        (Hosts::new(Door::open(listener).unwrap(), None, command, Vec::new(), notes), address, noted)
+    }
+
     /// Handles news until something holds.
     fn wait_until(hosts: &mut Hosts, mut holds: impl FnMut(&mut Hosts) -> bool) {
         let (_sender, signals) = unbounded();
@@ -445,7 +454,7 @@ mod tests {
     }
 
     /// Connects a launcher, and waits until it has introduced itself.
-    fn introduce(hosts: &Hosts, address: std::net::SocketAddr, name: &str, digest: u64) -> TcpStream {
+    fn introduce(hosts: &Hosts, address: SocketAddr, name: &str, digest: u64) -> TcpStream {
         let before = hosts.door.guests().len();
         let guest = TcpStream::connect(address).unwrap();
         let hello = Hello::new(name.to_owned(), None, None, hosts.command.clone(), Some(digest));
@@ -459,11 +468,7 @@ mod tests {
 
     #[test]
     fn a_launcher_takes_the_place_of_one_whose_loss_is_told_at_the_same_time() {
-        let command = Command { id: String::new(), nodes: 1, roles: Roles::default(), program: Vec::new() };
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let address = listener.local_addr().unwrap();
-        let (notes, noted) = unbounded();
-        let mut hosts = Hosts::new(Door::open(listener).unwrap(), None, command, Vec::new(), notes);
+        let (mut hosts, address, noted) = leader_without_tasks(1);
         let mut links = vec![introduce(&hosts, address, "a", 1)];
         wait_until(&mut hosts, Hosts::number);
         for id in 1..=100 {
@@ -478,11 +483,7 @@ mod tests {
 
     #[test]
     fn builds_of_the_program_are_compared_where_this_host_has_no_tasks() {
-        let command = Command { id: String::new(), nodes: 3, roles: Roles::default(), program: Vec::new() };
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let address = listener.local_addr().unwrap();
-        let (notes, noted) = unbounded();
-        let mut hosts = Hosts::new(Door::open(listener).unwrap(), None, command, Vec::new(), notes);
+        let (mut hosts, address, noted) = leader_without_tasks(3);
         let _links = [("a", 1), ("b", 2), ("c", 1)].map(|(name, digest)| {
             let (link, before) = (introduce(&hosts, address, name, digest), hosts.arrivals);
             wait_until(&mut hosts, |hosts| hosts.arrivals > before);

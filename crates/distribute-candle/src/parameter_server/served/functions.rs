@@ -253,11 +253,11 @@ mod tests {
 
     use candle_core::{Device, Module};
     use candle_nn::{Linear, VarBuilder, linear};
-    use distribute_cluster::{ClusterSpec, SimpleResolver, TaskType};
+    use distribute_cluster::TaskType;
     use distribute_parameter_server::{ParameterServerStrategy, Server};
-    use distribute_testkit::Ports;
     use distribute_train::metrics::Metrics;
 
+    use super::super::super::local_cluster::resolver;
     use super::*;
     use crate::{Sgd, ShardedEmbedding, SparseCategoricalCrossentropy, sharded_embedding};
 
@@ -289,15 +289,7 @@ mod tests {
     #[test]
     fn an_evaluation_keeps_the_lookups_of_one_batch() {
         for replicas in [1, 2] {
-            let ports = Ports::reserve(2).unwrap();
-            let addresses = ports.addresses();
-            drop(ports);
-            let spec = ClusterSpec::new().with_job(TaskType::Ps, [addresses[0].clone()]).unwrap();
-            let spec = spec.with_job(TaskType::Worker, [addresses[1].clone()]).unwrap();
-            let task = |kind| {
-                let (spec, task_type) = (spec.clone(), Some(kind));
-                SimpleResolver { spec, task_type, task_id: Some(0), ..SimpleResolver::default() }
-            };
+            let task = resolver();
             let (loss, metrics) = (SparseCategoricalCrossentropy, Metrics::new());
             let training = ServedTraining::new(Words::new, Sgd::new(0.1), loss, metrics);
             let training = training.dataset("examples", examples).replicas_per_worker(replicas).unwrap();

@@ -1,6 +1,6 @@
 //! Settings of a training run that must be equal on all workers.
 
-use distribute_collectives::{Difference, first_difference};
+use distribute_collectives::first_difference;
 use distribute_strategy::Strategy;
 use distribute_types::ErrorClass;
 
@@ -43,14 +43,8 @@ impl Settings {
     pub(super) fn compare(&self, strategy: &Strategy) -> Result<()> {
         let groups = strategy.groups();
         let found = first_difference(&groups, &self.lines()).map_err(distribute_strategy::Error::from)?;
-        let Some(Difference { mine, theirs, rank, .. }) = found else { return Ok(()) };
-        let missing = || "nothing of the kind".to_owned();
-        let error = distribute_strategy::Error::SettingsDiffer {
-            here: here(strategy),
-            mine: mine.unwrap_or_else(missing),
-            there: groups.first().map_or_else(String::new, |group| group.rank_name(rank).to_owned()),
-            theirs: theirs.unwrap_or_else(missing),
-        };
+        let (Some(found), Some(first)) = (found, groups.first()) else { return Ok(()) };
+        let error = distribute_strategy::Error::of_difference(first, found);
         // A worker that has not read all answers yet ends with the same error.
         groups.iter().for_each(|group| group.abort(&error.to_string(), error.failure_kind()));
         Err(error.into())
