@@ -96,7 +96,7 @@ pub(super) struct Consumer {
     options: ServiceOptions,
     identity: Identity,
     directory: Directory,
-    /// Started by the first pass.
+    /// Started when the dataset is distributed, or by its first pass.
     runtime: Mutex<Option<Runtime>>,
 }
 
@@ -126,7 +126,7 @@ impl Consumer {
             // Fails only if the caller has given up.
             let _ = sender.send(asking.digest().await);
         });
-        let digest = answer.recv_timeout(consumer.options.worker_timeout + MARGIN);
+        let digest = answer.recv_timeout(consumer.options.worker_timeout.saturating_add(MARGIN));
         let digest = digest.unwrap_or_else(|_| Err(consumer.unknown(begun)))?;
         let mut name = format!("the data {:?} of settings ", consumer.options.name);
         // Writing to a string cannot fail.

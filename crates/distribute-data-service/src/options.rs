@@ -48,7 +48,8 @@ pub struct ServiceOptions {
     /// Silence after which a data worker is left for another one. One that is at work gives a sign of life every
     /// 500 ms. At least 1 s. Default: 10 s.
     pub silence: Duration,
-    /// How long to look for a data worker before the pass ends with an error. Default: 60 s.
+    /// How long to look for a data worker before the pass ends with an error. `distribute_dataset` waits as long for a
+    /// first one that serves the name. Default: 60 s.
     pub worker_timeout: Duration,
     /// How long a split may yield nothing although data workers are at work on it. Default: 30 min.
     pub element_timeout: Duration,

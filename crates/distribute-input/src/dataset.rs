@@ -113,9 +113,18 @@ pub(crate) struct Batched {
     size: usize,
     /// Whether smaller batches are dropped, so that the end of a share depends on the replicas of a worker.
     exact: bool,
-    /// The function that joins rows of several batches, if their elements differ in shape: a `fn(&[T]) -> Result<T>`
-    /// for batches of type `T`. A map leaves none: how it has changed the padding is not known.
-    join: Option<Arc<dyn Any + Send + Sync>>,
+    join: Joining,
+}
+
+/// How rows of several batches become one batch.
+#[derive(Clone, Debug)]
+pub(crate) enum Joining {
+    /// By [`Element::concat`].
+    Concat,
+    /// By a `fn(&[T]) -> Result<T>` for batches of type `T`, whose rows may differ in shape.
+    With(Arc<dyn Any + Send + Sync>),
+    /// A map or `zip` may have changed how the rows were padded: they must be equal in shape.
+    Unknown,
 }
 
 /// How the dataset can be divided between workers that each read a share of their own.
@@ -324,12 +333,12 @@ pub(crate) type Join<T> = fn(&[T]) -> crate::Result<T>;
 impl Batched {
     /// Creates a description of batches of elements of equal shape.
     pub(crate) fn of(size: usize) -> Batched {
-        Batched { size, exact: false, join: None }
+        Batched { size, exact: false, join: Joining::Concat }
     }
 
     /// Creates a description of batches whose rows only `join` joins.
     pub(crate) fn joined_by<T: 'static>(size: usize, join: Join<T>) -> Batched {
-        Batched { join: Some(Arc::new(join)), ..Batched::of(size) }
+        Batched { join: Joining::With(Arc::new(join)), ..Batched::of(size) }
     }
 }
 
@@ -361,19 +370,25 @@ impl Facts {
 
     /// Returns the properties after a map of the elements.
     pub(crate) fn mapped(self) -> Facts {
-        let batched = self.batched.map(|batched| Batched { join: None, ..batched });
+        let batched = self.batched.map(|batched| Batched { join: Joining::Unknown, ..batched });
         Facts { batched, prefetch: 0, ..self }
     }
 
     /// Returns the function that joins batches of type `T`, if it is not [`Element::concat`].
     pub(crate) fn join_of_rows<T: 'static>(&self) -> Option<Join<T>> {
-        self.batched.as_ref()?.join.as_ref()?.downcast_ref().copied()
+        match &self.batched.as_ref()?.join {
+            Joining::With(join) => join.downcast_ref().copied(),
+            Joining::Concat | Joining::Unknown => None,
+        }
     }
 
     /// Returns the batches of two sequences of batches, if they are of one size.
     fn batched_as(&self, other: &Facts) -> Option<Batched> {
         let (one, other) = (self.batched.as_ref()?, other.batched.as_ref()?);
-        let join = one.join.as_ref().filter(|_| other.join.is_some()).cloned();
+        let join = match (&one.join, &other.join) {
+            (Joining::Unknown, _) | (_, Joining::Unknown) => Joining::Unknown,
+            (Joining::Concat, join) | (join, _) => join.clone(),
+        };
         (one.size == other.size).then_some(Batched { size: one.size, exact: one.exact || other.exact, join })
     }
 

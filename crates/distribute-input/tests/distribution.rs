@@ -235,7 +235,7 @@ fn workers_read_files_of_their_own_and_divide_what_is_left() {
         (range().shuffle(4, 1).memory_budget(64, Sizes::default()), range().shuffle(4, 1)),
         (numbers(&paths, 1).take(6), numbers(&paths, 2).take(6)),
     ] {
-        assert_ne!(one.settings(), other.settings());
+        assert_ne!(one.settings().unwrap(), other.settings().unwrap());
         let (one, same, other) = (of(one.clone()), of(one), of(other));
         assert!(differ(&one, &other) && !differ(&one, &same));
     }
@@ -363,6 +363,12 @@ fn padded_batches_are_joined_by_any_number_of_workers() {
     assert_eq!(rest(worker(&data, (2, 0, 1), plain()).iter()), [0, 1, 2, 3, 4, 0, 1, 2, 3, 4]);
     let both = padded(&[5, 5]).concatenate(padded(&[5, 5]));
     assert_eq!(rest(worker(&both, (2, 1, 1), plain()).iter()), [5, 6, 7, 8, 9, 5, 6, 7, 8, 9]);
+    // Also where batches that need no padding precede or follow.
+    let plain_rows = || numbers(&files(folder.path(), &[5, 5]).0, 1).map(|_| Ok(Array::from(vec![1, 1]))).batch(4);
+    let after = padded(&[5, 5]).concatenate(plain_rows());
+    assert_eq!(rest(worker(&after, (2, 1, 1), plain()).iter()), [5, 6, 7, 8, 9, 1, 1, 1, 1, 1]);
+    let before = plain_rows().concatenate(padded(&[5, 5]));
+    assert_eq!(rest(worker(&before, (2, 1, 1), plain()).iter()), [1, 1, 1, 1, 1, 5, 6, 7, 8, 9]);
     // After a map of the batches, padding may be a value of its own: rows are not mixed with others' padding.
     let less = |ids: Array<i64>| {
         let values = ids.as_slice().iter().map(|id| id - 1).collect();

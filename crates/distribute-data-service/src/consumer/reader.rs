@@ -43,7 +43,8 @@ impl<T: Send + 'static> SplitReader<T> {
         let (sender, items) = unbounded();
         let options = &consumer.options;
         // The stream reports an error before; this is for a stream that hangs itself.
-        let patience = options.element_timeout + options.worker_timeout + 2 * options.silence + MARGIN;
+        let signs = options.silence.saturating_mul(2).saturating_add(MARGIN);
+        let patience = options.element_timeout.saturating_add(options.worker_timeout).saturating_add(signs);
         let task = match consumer.runtime() {
             Ok(runtime) => Some(runtime.spawn(Stream::new(consumer, split).run::<T, L>(sender))),
             Err(error) => {

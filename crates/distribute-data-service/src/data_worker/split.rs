@@ -54,7 +54,7 @@ impl<T, L> Of<T, L> {
 impl<T: Transfer<L>, L: 'static> Served for Of<T, L> {
     fn settings(&self) -> Result<Vec<Setting>> {
         let setting = |name: &str, value: String| Setting { name: name.to_owned(), value };
-        let settings = self.dataset.settings();
+        let settings = self.dataset.settings()?;
         let mut settings: Vec<_> = settings.into_iter().map(|(name, value)| setting(name, value)).collect();
         let first = self.dataset.iter_share(0, 1, 0).next().transpose()?;
         let (element, digest) = match first {

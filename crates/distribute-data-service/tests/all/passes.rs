@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use distribute_data_service::{DataWorker, Dispatcher, dataset};
+use distribute_input::read::{Lines, ReadOptions};
 use distribute_input::{Array, Dataset, Error, InputOptions, InputPosition, Topology, distribute_dataset};
 use distribute_testkit::Job;
 
@@ -99,6 +100,25 @@ fn training_workers_of_other_names_or_other_data_have_other_settings() {
     assert_eq!(train, settings(&one.1, "train"));
     assert_ne!(train, settings(&one.1, "test"));
     assert_ne!(train, settings(&other.1, "train"));
+}
+
+#[test]
+fn a_service_that_reads_other_files_has_another_name_though_its_pipeline_numbers_the_elements() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["first", "one", "other"] {
+        std::fs::write(folder.path().join(name), "0\n1\n").unwrap();
+    }
+    let name = |last: &str| {
+        let dispatcher = dispatcher("files");
+        let paths = ["first", last].map(|name| folder.path().join(name));
+        let numbered = Dataset::from_files(paths).read(Lines, ReadOptions::default()).enumerate().map(|(at, _)| Ok(at));
+        let _worker = worker(&dispatcher, "files").dataset("train", &numbered).start().unwrap();
+        let data: Dataset<Array<i64>> = dataset(options(&dispatcher, "files")).unwrap();
+        let topology = Topology::new(2, 0, 1).unwrap();
+        distribute_dataset(&data.batch(6), topology, InputOptions::default()).unwrap().plan().settings()
+    };
+    assert_eq!(name("one"), name("one"));
+    assert_ne!(name("one"), name("other"));
 }
 
 #[test]

@@ -144,9 +144,9 @@ impl EstimatorSpec {
         self
     }
 
-    /// Returns the loss of each example multiplied by its weight, and the penalty. Losses of 16 bits become f32, since
-    /// a product or a sum of them would soon overflow.
-    pub(super) fn losses(&self, mode: Mode) -> Result<(Tensor, Option<&Tensor>)> {
+    /// Returns the loss of each example multiplied by its weight, and the penalty in the same type. Losses of 16 bits
+    /// become f32, since a product or a sum of them would soon overflow.
+    pub(super) fn losses(&self, mode: Mode) -> Result<(Tensor, Option<Tensor>)> {
         let wrong = |problem: String| Error::Spec { mode, problem };
         let Some(loss) = &self.loss else {
             return Err(wrong("it has no loss; call .loss(…) with a number for each example".to_owned()));
@@ -168,7 +168,8 @@ impl EstimatorSpec {
                 return Err(wrong(format!("its weights have shape {weights:?}, its loss {losses:?}; make them equal")));
             }
         };
-        Ok((loss, self.penalty.as_ref()))
+        let penalty = self.penalty.as_ref().map(|penalty| penalty.to_dtype(loss.dtype())).transpose()?;
+        Ok((loss, penalty))
     }
 
     pub(super) fn into_predictions(self) -> Result<Vec<(String, Tensor)>> {
@@ -206,7 +207,7 @@ impl EstimatorSpec {
         let mut sums = vec![number(&losses.to_dtype(DType::F64)?.sum_all()?)?, weight];
         if let Some(penalty) = penalty {
             // The mean over all examples thus includes it once.
-            sums[0] += number(penalty)? * weight;
+            sums[0] += number(&penalty)? * weight;
         }
         for measured in &self.metrics {
             let from = sums.len();

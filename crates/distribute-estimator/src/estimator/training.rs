@@ -214,7 +214,7 @@ fn step<M: EstimatorModel + Sync>(
         let spec = model.spec(&features, Some(&labels), Mode::Train)?;
         let (losses, penalty) = spec.losses(Mode::Train)?;
         let data = context.average_loss(&losses, global_batch)?;
-        let penalty = penalty.map(|penalty| context.scale_regularization_loss(penalty)).transpose()?;
+        let penalty = penalty.map(|penalty| context.scale_regularization_loss(&penalty)).transpose()?;
         match &penalty {
             Some(penalty) => optimizer.minimize(context, &(&data + penalty)?)?,
             None => optimizer.minimize(context, &data)?,

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 use candle_nn::{Linear, Module, VarBuilder, linear};
 use distribute_candle::{
     Adam, Fit, Loss, MeanSquaredError, Model, Optimizer, Sgd, SparseCategoricalCrossentropy, Trainer,
@@ -318,13 +318,17 @@ impl EstimatorModel for Own {
         let Some(Column::Numbers(labels)) = labels else { return Ok(EstimatorSpec::new().prediction("price", &y)) };
         let right = Tensor::from_slice(labels.as_slice(), y.dims(), y.device())?;
         let losses = MeanSquaredError.per_example(&y, &right)?;
+        let squares = (self.line.weight().sqr()?.sum_all()? * 0.1)?;
         Ok(match self.what {
+            "16 bits" => {
+                EstimatorSpec::new().loss(&losses.to_dtype(DType::F16)?).penalty(&squares.to_dtype(DType::F16)?)
+            }
             "no loss" if mode == Mode::Eval => EstimatorSpec::new(),
             "two" => EstimatorSpec::new().loss(&losses).metric("off", Mean, &y, &right).metric("off", Mean, &y, &right),
             "loss" => EstimatorSpec::new().loss(&losses).metric("loss", Mean, &y, &right),
             "mean" => EstimatorSpec::new().loss(&losses.mean_all()?),
             "infinite" => EstimatorSpec::new().loss(&(losses + f64::INFINITY)?),
-            _ => EstimatorSpec::new().loss(&losses).penalty(&(self.line.weight().sqr()?.sum_all()? * 0.1)?),
+            _ => EstimatorSpec::new().loss(&losses).penalty(&squares),
         })
     }
 }
@@ -341,6 +345,13 @@ fn a_model_of_ones_own_has_losses_penalties_and_predictions() {
     let predicted = predictions["price"].flatten_all().unwrap().to_vec1::<f32>().unwrap();
     let squares = predicted.iter().zip(prices()).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>() / COUNT as f64;
     assert!((scores["loss"] - squares - 0.1 * f64::from(weight).powi(2)).abs() < 1e-4, "{scores:?} {weight}");
+}
+
+#[test]
+fn losses_and_penalties_of_16_bits_train() {
+    let folder = tempfile::tempdir().unwrap();
+    let labels = Column::from(prices());
+    Own::estimator(folder.path(), "16 bits").train(forever(&labels), Until::Steps(2)).unwrap();
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Batched, Cardinality, Dataset, Facts, Items, Opener, Shares};
+use super::{Batched, Cardinality, Dataset, Facts, Items, Joining, Opener, Shares};
 use crate::{Array, BoxError, Error};
 
 impl<T: Send + 'static> Dataset<T> {
@@ -68,7 +68,8 @@ impl<T: Send + 'static> Dataset<T> {
             })) as Items<(T, U)>
         });
         let mut facts = Facts::of(self.facts.cardinality.shorter(other.facts.cardinality));
-        facts.batched = self.facts.batched_as(&other.facts).map(|batched| Batched { join: None, ..batched });
+        facts.batched =
+            self.facts.batched_as(&other.facts).map(|batched| Batched { join: Joining::Unknown, ..batched });
         facts.buffers = self.facts.buffers + other.facts.buffers;
         facts.sources = [self.facts.sources, other.facts.sources].concat();
         facts.seeds = [self.facts.seeds, other.facts.seeds].concat();

@@ -8,10 +8,11 @@ use crate::{Pad, Result};
 impl<T: Send + 'static> Dataset<T> {
     /// Batches like [`batch`](Dataset::batch), with elements padded to the largest extents of their batch.
     ///
-    /// If the dataset is distributed, a step whose rows are of several batches, as after a resumption with another
-    /// number of workers, is padded again. This is not possible after a `map`, `par_map` or `zip` of the batches, which
-    /// may have changed the padding: a step whose rows differ in shape is then an error,
-    /// [`Error::UnequalShapes`](crate::Error::UnequalShapes). Map the elements before they are batched.
+    /// If the dataset is distributed, a step may have rows of several batches: after a resumption with another number
+    /// of workers, and where workers read parts of their own that are not whole steps. Such rows are padded again. This
+    /// is not possible after a `map`, `par_map` or `zip` of the batches, which may have changed the padding: a step
+    /// whose rows differ in shape is then an error, [`Error::UnequalShapes`](crate::Error::UnequalShapes), perhaps late
+    /// in the pass. Map the elements before they are batched.
     ///
     /// # Errors
     /// The pass reports [`Error::Zero`](crate::Error::Zero) if `size` is zero, and the errors of [`Pad::padded`] if

@@ -134,24 +134,30 @@ impl<T: Send + 'static> Dataset<T> {
 
     /// Returns the named settings that must be equal in all processes that read shares of the same passes.
     ///
-    /// They show neither the functions of the pipeline nor the contents of its source.
+    /// They show neither the functions of the pipeline nor the contents of its sources.
+    ///
+    /// # Errors
+    /// [`Error::External`] if a source does not know its name ([`named_by`](Dataset::named_by)).
     ///
     /// # Examples
     /// ```
     /// use distribute_input::Dataset;
-    /// let settings = Dataset::range(0..70).shuffle(70, 42).batch(7).settings();
+    /// let settings = Dataset::range(0..70).shuffle(70, 42).batch(7).settings()?;
     /// assert!(settings.contains(&("batch", "7".to_owned())));
     /// assert!(settings.contains(&("seeds of shuffles", "[42]".to_owned())));
+    /// # Ok::<(), distribute_input::Error>(())
     /// ```
-    pub fn settings(&self) -> Vec<(&'static str, String)> {
-        let Facts { cardinality, seeds, shares, stages, .. } = &self.facts;
-        vec![
+    pub fn settings(&self) -> crate::Result<Vec<(&'static str, String)>> {
+        let Facts { cardinality, seeds, shares, stages, sources, .. } = &self.facts;
+        let sources = sources.iter().map(Source::name).collect::<crate::Result<Vec<_>>>()?;
+        Ok(vec![
             ("elements of a pass", cardinality.to_string()),
+            ("sources", sources.join(", ")),
             ("batch", self.batch_size().map_or_else(|| "none".to_owned(), |size| size.to_string())),
             ("seeds of shuffles", format!("{seeds:?}")),
             ("division", shares.to_string()),
             ("choice and order of elements", stages.join(", ")),
-        ]
+        ])
     }
 }
 
@@ -190,8 +196,8 @@ mod tests {
     fn seeds_of_both_datasets_are_settings() {
         let shuffled = |seed| Dataset::range(0..8).shuffle(8, seed);
         let seeds = ("seeds of shuffles", "[1, 2]".to_owned());
-        assert!(shuffled(1).zip(shuffled(2)).settings().contains(&seeds));
-        assert!(shuffled(1).concatenate(shuffled(2)).settings().contains(&seeds));
+        assert!(shuffled(1).zip(shuffled(2)).settings().unwrap().contains(&seeds));
+        assert!(shuffled(1).concatenate(shuffled(2)).settings().unwrap().contains(&seeds));
     }
 
     /// Splits of 0..`to`, as a source that reads them elsewhere would yield them.
