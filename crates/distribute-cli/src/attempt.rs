@@ -62,6 +62,8 @@ pub(crate) struct Attempt<'a> {
     pub(crate) coordinated: bool,
     /// How often its chief may be started again alone, on this host.
     pub(crate) chief: Option<Budget>,
+    /// The time at which the launcher began.
+    pub(crate) launched: Instant,
 }
 
 impl Attempt<'_> {
@@ -95,6 +97,7 @@ impl Attempt<'_> {
         let mut supervisor =
             Supervisor::new(self.tasks.len(), self.grace).with_expendable(workers.map(|task| task.rank));
         if let (Some(budget), Some(chief)) = (self.chief.take(), self.tasks.iter().find(|task| task.job == "chief")) {
+            let budget = budget.counted_from(begun.saturating_duration_since(self.launched));
             supervisor = supervisor.with_revivable(chief.rank, budget);
         }
         let mut running = Running {

@@ -362,12 +362,13 @@ impl<'a> Job<'a> {
         }
         let grace = Duration::from_secs(self.args.grace.into());
         let coordinated = self.args.ps > 0;
-        let chief = self.chief.clone().map(|budget| budget.counted_from(self.begun.elapsed()));
+        let (chief, launched) = (self.chief.clone(), self.begun);
         // Each start has a number of its own, by which its logs are told apart.
         let number = number + self.chief_starts;
         let Job { host, tasks, shells, status, reached_at, .. } = self;
         let ended =
-            Attempt { number, host, tasks, hosts, shells, status, reached_at, grace, coordinated, chief }.run()?;
+            Attempt { number, host, tasks, hosts, shells, status, reached_at, grace, coordinated, chief, launched }
+                .run()?;
         self.chief_starts += ended.restarts.iter().sum::<u32>();
         self.chief = ended.chief.clone().or(self.chief.take());
         Ok(ended)

@@ -136,6 +136,24 @@ enum Round {
     Failed,
 }
 
+/// A round of a key that a thread is in. Ends with this value, also if the store panics.
+struct Entered<'a> {
+    rounds: &'a Mutex<HashMap<String, Round>>,
+    key: &'a str,
+    next: Round,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        lock(self.rounds).insert(self.key.to_owned(), self.next);
+    }
+}
+
+fn lock(rounds: &Mutex<HashMap<String, Round>>) -> MutexGuard<'_, HashMap<String, Round>> {
+    // An entry is read or written whole.
+    rounds.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl<S: Store> StoreRendezvous<S> {
     /// Meets the other members of a job at a store, and returns when all are there.
     ///
@@ -201,11 +219,6 @@ impl<S: Store> StoreRendezvous<S> {
         format!("{}/{key}", self.prefix)
     }
 
-    fn rounds(&self) -> MutexGuard<'_, HashMap<String, Round>> {
-        // An entry is read or written whole.
-        self.rounds.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Exchanges a value in one round of a key.
     fn exchange_in(&self, key: &str, round: u64, value: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
         let started = Instant::now();
@@ -261,7 +274,7 @@ impl<S: Store> Rendezvous for StoreRendezvous<S> {
             Err(Error::Call { task, what, reason: reason.to_owned() })
         };
         let entered = {
-            let mut rounds = self.rounds();
+            let mut rounds = lock(&self.rounds);
             let known = rounds.entry(key.to_owned()).or_insert(Round::Next(0));
             match *known {
                 Round::Next(_) => std::mem::replace(known, Round::Busy),
@@ -278,9 +291,10 @@ impl<S: Store> Rendezvous for StoreRendezvous<S> {
                 );
             }
         };
-        let values = self.exchange_in(key, round, value, timeout);
-        self.rounds().insert(key.to_owned(), if values.is_ok() { Round::Next(round + 1) } else { Round::Failed });
-        values
+        let mut entered = Entered { rounds: &self.rounds, key, next: Round::Failed };
+        let values = self.exchange_in(key, round, value, timeout)?;
+        entered.next = Round::Next(round + 1);
+        Ok(values)
     }
 
     fn on_failure(&self, _: Box<dyn Fn(&Failure) + Send + Sync>) {}

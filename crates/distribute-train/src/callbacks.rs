@@ -206,7 +206,8 @@ pub trait Callback: Send {
     }
 
     /// Called when training resumes from a checkpoint, after [`set_state`](Callback::set_state) of all callbacks and
-    /// before any `epoch_begin`. A process that joins an elastic job gets
+    /// before any `epoch_begin`. It is not called where the checkpoint was saved with another number of callbacks, whose
+    /// states belong to none: all callbacks begin anew then, with a warning. A process that joins an elastic job gets
     /// [`members_changed`](Callback::members_changed) instead.
     ///
     /// # Errors

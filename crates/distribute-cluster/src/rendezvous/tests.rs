@@ -128,6 +128,29 @@ fn an_exchange_that_failed_on_a_member_is_not_taken_for_the_next_one() {
     });
 }
 
+/// Panics when a value of an exchange is put.
+struct Panics;
+
+impl Store for Panics {
+    fn put(&self, key: &str, _: &[u8]) -> IoResult<()> {
+        assert!(!key.contains("exchange"), "a store of a user panics");
+        Ok(())
+    }
+
+    fn get(&self, _: &str, _: Duration) -> IoResult<Option<Vec<u8>>> {
+        Ok(None)
+    }
+}
+
+#[test]
+fn an_exchange_in_which_the_store_panics_has_failed_and_is_not_in_progress() {
+    let alone = StoreRendezvous::start(Panics, member(0, 1), SOON).unwrap();
+    let exchange = || alone.exchange("k", b"", SOON);
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(exchange)).unwrap_err();
+    let error = exchange().unwrap_err().to_string();
+    assert!(error.contains("an earlier exchange of this key failed on this task"), "{error}");
+}
+
 #[test]
 fn threads_of_a_member_do_not_take_each_others_values() {
     let store = InMemory::default();
