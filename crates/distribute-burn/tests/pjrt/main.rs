@@ -9,14 +9,19 @@ mod training;
 
 use distribute_strategy::{MirroredStrategy, Strategy, TpuStrategy};
 use distribute_testkit::skipped;
+use parking_lot::{ReentrantMutex, ReentrantMutexGuard, const_reentrant_mutex};
 
-/// Returns a strategy of replicas on XLA's CPU devices.
-fn tpu(replicas: usize) -> Option<Strategy> {
+/// burn's generator of random numbers, which is one for the whole process.
+static GENERATOR: ReentrantMutex<()> = const_reentrant_mutex(());
+
+/// Returns a strategy of replicas on XLA's CPU devices. No other test draws random numbers as long as the guard lives.
+fn tpu(replicas: usize) -> Option<(ReentrantMutexGuard<'static, ()>, Strategy)> {
     if std::env::var_os("DISTRIBUTE_PJRT_PLUGIN").is_none() {
         skipped("DISTRIBUTE_PJRT_PLUGIN names no plugin for CPUs");
         return None;
     }
-    Some(TpuStrategy::builder().replicas(replicas).build().unwrap())
+    let generator = GENERATOR.lock();
+    Some((generator, TpuStrategy::builder().replicas(replicas).build().unwrap()))
 }
 
 fn mirrored(replicas: usize) -> Strategy {

@@ -13,11 +13,10 @@ use distribute_strategy::Strategy;
 use distribute_values::{Axis, PerReplica, TensorStorage};
 
 use crate::models::{Cnn, Mlp, Transformer};
-use crate::training::{GENERATOR, Values, assert_close, numbers, rows, seeded, values};
+use crate::training::{Values, assert_close, numbers, rows, seeded, values};
 use crate::{mirrored, tpu};
 
 fn seeded_mlp(strategy: &Strategy) -> Model<Mlp> {
-    let _generator = GENERATOR.lock();
     strategy.scope(seeded(11, Mlp::new)).unwrap()
 }
 
@@ -48,7 +47,7 @@ fn looped(strategy: &Strategy, batch: usize) -> (Vec<f32>, Values) {
 
 #[test]
 fn a_custom_loop_trains_alike() {
-    let Some(strategy) = tpu(2) else { return };
+    let Some((_generator, strategy)) = tpu(2) else { return };
     let ((losses, variables), (expected, own)) = (looped(&strategy, 8), looped(&mirrored(2), 8));
     assert_close(&losses, &expected, 4e-5, "losses");
     for ((name, given), (_, expected)) in variables.iter().zip(&own) {
@@ -58,7 +57,7 @@ fn a_custom_loop_trains_alike() {
 
 #[test]
 fn a_step_that_differs_between_replicas_is_refused() {
-    let Some(strategy) = tpu(2) else { return };
+    let Some((_generator, strategy)) = tpu(2) else { return };
     let model = strategy.scope(Mlp::new).unwrap();
     let optimizer = Sgd::new(0.1).build(&model).unwrap();
     let x = Array::new([4, 12], numbers(48)).unwrap();
@@ -110,7 +109,7 @@ impl Pair {
 
 #[test]
 fn replicas_that_train_other_layers_of_equal_shapes_are_refused() {
-    let Some(strategy) = tpu(2) else { return };
+    let Some((_generator, strategy)) = tpu(2) else { return };
     let model = strategy.scope(Pair::new).unwrap();
     let optimizer = Sgd::new(0.1).build(&model).unwrap();
     let outcome = step_on(&strategy, (&model, &optimizer), 3, |model, x, replica| match replica {
@@ -123,7 +122,7 @@ fn replicas_that_train_other_layers_of_equal_shapes_are_refused() {
 
 #[test]
 fn replicas_that_minimize_by_other_optimizers_are_refused() {
-    let Some(strategy) = tpu(2) else { return };
+    let Some((_generator, strategy)) = tpu(2) else { return };
     let model = strategy.scope(Pair::new).unwrap();
     let (first, second) = (Sgd::new(0.1).build(&model).unwrap(), Sgd::new(0.1).build(&model).unwrap());
     let outcome = strategy.run_step((&model, &first, &second), |context, (model, first, second)| {
@@ -137,7 +136,7 @@ fn replicas_that_minimize_by_other_optimizers_are_refused() {
 
 #[test]
 fn an_optimizer_of_another_model_is_refused() {
-    let Some(strategy) = tpu(2) else { return };
+    let Some((_generator, strategy)) = tpu(2) else { return };
     let (model, other) = (strategy.scope(Mlp::new).unwrap(), strategy.scope(Mlp::new).unwrap());
     let small = strategy.scope(|device| LinearConfig::new(3, 1).init(device)).unwrap();
     let before = values(&other);
@@ -151,7 +150,7 @@ fn an_optimizer_of_another_model_is_refused() {
 
 #[test]
 fn a_loss_that_is_not_weighed_is_refused_on_a_replica_without_examples() {
-    let Some(strategy) = tpu(2) else { return };
+    let Some((_generator, strategy)) = tpu(2) else { return };
     let model = strategy.scope(Mlp::new).unwrap();
     let optimizer = Sgd::new(0.1).build(&model).unwrap();
     let x = Array::new([2, 12], numbers(24)).unwrap();
@@ -172,7 +171,7 @@ fn a_loss_that_is_not_weighed_is_refused_on_a_replica_without_examples() {
 
 #[test]
 fn what_replicas_without_examples_computed_is_neither_gathered_nor_reduced() {
-    let Some(strategy) = tpu(4) else { return };
+    let Some((_generator, strategy)) = tpu(4) else { return };
     let computed = |strategy: &Strategy| {
         let model = seeded_mlp(strategy);
         let mut values: Vec<f32> = Vec::new();
@@ -199,7 +198,7 @@ fn what_replicas_without_examples_computed_is_neither_gathered_nor_reduced() {
 
 #[test]
 fn what_programs_do_not_do_is_refused() {
-    let Some(strategy) = tpu(2) else { return };
+    let Some((_generator, strategy)) = tpu(2) else { return };
     let with_statistics = strategy.scope(Cnn::new).unwrap();
     let optimizer = Sgd::new(0.1).build(&with_statistics).unwrap();
     let outcome = step_on(&strategy, (&with_statistics, &optimizer), 64, |model, x, _| model.forward(x));
@@ -223,7 +222,7 @@ fn what_programs_do_not_do_is_refused() {
 
 #[test]
 fn copies_that_differ_are_found_when_an_audit_is_due() {
-    let Some(strategy) = tpu(2) else { return };
+    let Some((_generator, strategy)) = tpu(2) else { return };
     let model = strategy.scope(Mlp::new).unwrap();
     let optimizer = Sgd::new(0.1).build(&model).unwrap().audit_every(3);
     let step = || step_on(&strategy, (&model, &optimizer), 12, |model, x, _| model.forward(x));
@@ -237,13 +236,10 @@ fn copies_that_differ_are_found_when_an_audit_is_due() {
 
 #[test]
 fn a_model_of_bf16_trains_alike() {
-    let Some(strategy) = tpu(2) else { return };
+    let Some((_generator, strategy)) = tpu(2) else { return };
     let train = |strategy: &Strategy| {
-        let model = {
-            let _generator = GENERATOR.lock();
-            let new = seeded(11, Mlp::new);
-            strategy.scope(|device| cast_module(new(device), FloatDType::BF16)).unwrap()
-        };
+        let new = seeded(11, Mlp::new);
+        let model = strategy.scope(|device| cast_module(new(device), FloatDType::BF16)).unwrap();
         let optimizer = Adam::new(0.01).build(&model).unwrap();
         let mut losses = Vec::new();
         for _ in 0..20 {
@@ -262,7 +258,7 @@ fn a_model_of_bf16_trains_alike() {
 
 #[test]
 fn classes_that_are_a_part_of_an_input_are_checked() {
-    let Some(strategy) = tpu(2) else { return };
+    let Some((_generator, strategy)) = tpu(2) else { return };
     let model = strategy.scope(Transformer::new).unwrap();
     let step = |last: i64| {
         // The first of each row is an input only, and no class.

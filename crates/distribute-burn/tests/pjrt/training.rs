@@ -14,13 +14,9 @@ use distribute_train::callbacks::{BackupAndRestore, Callback, Training};
 use distribute_train::history::History;
 use distribute_train::metrics::{Accuracy, Metrics};
 use distribute_values::TensorStorage;
-use parking_lot::Mutex;
 
 use crate::models::{Cnn, Dropping, Mlp, Transformer};
 use crate::{mirrored, tpu};
-
-/// burn's generator of random numbers is one for the whole process.
-pub(crate) static GENERATOR: Mutex<()> = Mutex::new(());
 
 /// Returns numbers between -1 and 1 that look random.
 pub(crate) fn numbers(count: usize) -> Vec<f32> {
@@ -63,7 +59,7 @@ pub(crate) type Values = Vec<(String, Vec<f32>)>;
 
 pub(crate) type MakeOptimizer<M> = fn(&Model<M>) -> distribute_burn::Result<Optimizer>;
 
-/// Returns a function that makes a model with the initial values of a seed. Call it with [`GENERATOR`] locked.
+/// Returns a function that makes a model with the initial values of a seed. Nothing else may draw meanwhile.
 pub(crate) fn seeded<M: Module>(seed: u64, new: fn(&Device) -> M) -> impl Fn(&Device) -> M + Send + Sync {
     move |device| {
         device.seed(seed);
@@ -91,11 +87,8 @@ where
 {
     let metrics = Metrics::new().with(Accuracy);
     let loss = SparseCategoricalCrossentropy;
-    let mut trainer = {
-        let _generator = GENERATOR.lock();
-        Device::flex().seed(5);
-        Trainer::new(strategy, seeded(5, new), forward, optimizer, loss, metrics).unwrap()
-    };
+    Device::flex().seed(5);
+    let mut trainer = Trainer::new(strategy, seeded(5, new), forward, optimizer, loss, metrics).unwrap();
     let history = trainer.fit(data, Fit::epochs(epochs)).unwrap();
     let evaluated = trainer.evaluate(data).unwrap()[0].1;
     (history.of("loss").to_vec(), values(trainer.model()), evaluated)
@@ -115,7 +108,7 @@ fn alike<M, X, Y, const D: usize>(
     Y: Targets,
     SparseCategoricalCrossentropy: Loss<D, Y>,
 {
-    let Some(strategy) = tpu(replicas) else { return };
+    let Some((_generator, strategy)) = tpu(replicas) else { return };
     let (losses, variables, evaluated) = trained(&strategy, new, forward, optimizer, data, epochs);
     let (expected, own, expected_evaluated) = trained(&mirrored(replicas), new, forward, optimizer, data, epochs);
     for ((name, given), (own_name, expected)) in variables.iter().zip(&own) {
@@ -179,9 +172,8 @@ fn every_optimizer_trains_alike() {
 
 #[test]
 fn dropout_draws_other_numbers_in_each_step_and_on_each_replica() {
-    let Some(strategy) = tpu(2) else { return };
+    let Some((_generator, strategy)) = tpu(2) else { return };
     let train = || {
-        let _generator = GENERATOR.lock();
         Device::flex().seed(9);
         let sgd: MakeOptimizer<Dropping> = |model| Sgd::new(0.0).build(model);
         let metrics = Metrics::new();
@@ -205,7 +197,7 @@ fn dropout_draws_other_numbers_in_each_step_and_on_each_replica() {
 
 #[test]
 fn a_wrong_class_a_read_and_a_model_on_the_host_are_errors() {
-    let Some(strategy) = tpu(2) else { return };
+    let Some((_generator, strategy)) = tpu(2) else { return };
     let sgd: MakeOptimizer<Mlp> = |model| Sgd::new(0.1).build(model);
     let make = |forward: fn(&Mlp, Tensor<2>) -> Tensor<2>| {
         let loss = SparseCategoricalCrossentropy;
@@ -234,7 +226,6 @@ pub(crate) type RowTrainer<M> = Trainer<M, Tensor<2>, Tensor<1, Int>, 2>;
 
 fn cnn_trainer(strategy: &Strategy) -> RowTrainer<Cnn> {
     let adam: MakeOptimizer<Cnn> = |model| Adam::new(0.01).build(model);
-    let _generator = GENERATOR.lock();
     let loss = SparseCategoricalCrossentropy;
     Trainer::new(strategy, seeded(3, Cnn::new), Cnn::forward, adam, loss, Metrics::new()).unwrap()
 }
@@ -246,7 +237,7 @@ fn evaluated(trainer: &RowTrainer<Cnn>) -> f32 {
 /// Trains for an epoch and leaves a backup, from which others resume: with slots, statistics and counts.
 #[test]
 fn backups_move_to_mirrored_strategy_and_back() {
-    let Some(strategy) = tpu(2) else { return };
+    let Some((_generator, strategy)) = tpu(2) else { return };
     for (first, second) in [(&strategy, &mirrored(2)), (&mirrored(2), &strategy)] {
         let folder = tempfile::tempdir().unwrap();
         let backup = || BackupAndRestore::new(folder.path());
@@ -277,14 +268,14 @@ fn batches_of_unequal_sizes_are_padded_or_refused() {
         // 17, 17 and 7 examples.
         alike(replicas, Mlp::new, Mlp::forward, |model| Sgd::new(0.1).build(model), &rows(41, 12, 17), 3);
     }
-    let Some(strategy) = tpu(2) else { return };
+    let Some((_generator, strategy)) = tpu(2) else { return };
     let error = cnn_trainer(&strategy).fit(&rows(7, 64, 4), Fit::epochs(1)).unwrap_err().to_string();
     assert!(error.contains("statistics") && error.contains("[2, 1]"), "{error}");
 }
 
 #[test]
 fn predictions_and_modules_are_those_of_the_trained_model() {
-    let Some(strategy) = tpu(4) else { return };
+    let Some((_generator, strategy)) = tpu(4) else { return };
     let adam: MakeOptimizer<Mlp> = |model| Adam::new(0.01).build(model);
     let mut trainer: RowTrainer<Mlp> =
         Trainer::new(&strategy, Mlp::new, Mlp::forward, adam, SparseCategoricalCrossentropy, Metrics::new()).unwrap();
@@ -306,7 +297,7 @@ fn flat(model: &Transformer, tokens: Tensor<2, Int>) -> Tensor<2> {
 
 #[test]
 fn outputs_with_several_rows_for_an_example_lose_those_that_pad_it() {
-    let Some(strategy) = tpu(2) else { return };
+    let Some((_generator, strategy)) = tpu(2) else { return };
     let array = |all: Vec<i64>| Array::new([7, 6], all).unwrap();
     let tokens: Vec<i64> = classes(7 * 6, 11).into_iter().map(i64::from).collect();
     // The last batch has two sequences on one replica and one on the other.
@@ -319,12 +310,10 @@ fn outputs_with_several_rows_for_an_example_lose_those_that_pad_it() {
             let losses = cross_entropy_per_example(outputs, targets.flatten::<1>(0, 1)).unwrap();
             losses.reshape([sequences, length]).mean_dim(1).flatten::<1>(0, 1)
         };
-        let mut trainer = {
-            let _generator = GENERATOR.lock();
-            let (new, metrics) = (seeded(5, Transformer::new), Metrics::new().with(Accuracy));
+        let (new, metrics) = (seeded(5, Transformer::new), Metrics::new().with(Accuracy));
+        let mut trainer =
             Trainer::<_, Tensor<2, Int>, Tensor<2, Int>, 2>::new(strategy, new, flat, sgd, per_sequence, metrics)
-                .unwrap()
-        };
+                .unwrap();
         trainer.fit(&examples, Fit::epochs(1)).unwrap();
         let accuracy = trainer.evaluate(&examples).unwrap()[1].1 as f32;
         let predicted = trainer.predict(&inputs).unwrap();
@@ -339,7 +328,7 @@ fn outputs_with_several_rows_for_an_example_lose_those_that_pad_it() {
 
 #[test]
 fn a_model_that_reads_the_clock_is_refused() {
-    let Some(strategy) = tpu(1) else { return };
+    let Some((_generator, strategy)) = tpu(1) else { return };
     static COUNTER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
     let forward: fn(&Mlp, Tensor<2>) -> Tensor<2> = |model, x| {
         let count = COUNTER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -354,9 +343,7 @@ fn a_model_that_reads_the_clock_is_refused() {
 
 #[test]
 fn programs_are_loaded_from_the_folder_of_an_earlier_run() {
-    if tpu(1).is_none() {
-        return;
-    }
+    let Some((_generator, _)) = tpu(1) else { return };
     let folder = tempfile::tempdir().unwrap();
     let run = || {
         let strategy = TpuStrategy::builder().replicas(2).program_cache(folder.path()).build().unwrap();
@@ -374,7 +361,7 @@ fn programs_are_loaded_from_the_folder_of_an_earlier_run() {
 
 #[test]
 fn class_weights_of_sequences_are_refused_as_under_mirrored() {
-    let Some(strategy) = tpu(2) else { return };
+    let Some((_generator, strategy)) = tpu(2) else { return };
     let array = |all: Vec<i64>| Array::new([4, 6], all).unwrap();
     let tokens: Vec<i64> = classes(4 * 6, 11).into_iter().map(i64::from).collect();
     let data = Dataset::from_tensor_slices((array(tokens.clone()), array(tokens))).batch(4);
@@ -392,7 +379,7 @@ fn class_weights_of_sequences_are_refused_as_under_mirrored() {
 
 #[test]
 fn settings_that_programs_do_not_have_are_refused() {
-    let Some(strategy) = tpu(2) else { return };
+    let Some((_generator, strategy)) = tpu(2) else { return };
     let optimizers: [(&str, MakeOptimizer<Mlp>); 3] = [
         ("compress", |model| Sgd::new(0.1).build(model)?.compress(Compression::Bf16)),
         ("loss scale", |model| Sgd::new(0.1).build(model)?.scale_losses(LossScale::dynamic())),
