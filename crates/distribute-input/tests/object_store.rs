@@ -121,41 +121,59 @@ fn record_files_in_a_store_equal_those_on_a_disk() {
     });
 }
 
-#[test]
-fn compressed_files_are_read_from_a_store_and_its_failures_are_no_damage() {
+/// Writes a compressed file to the store; returns its URL and its records.
+fn compressed(folder: &str) -> (String, Vec<Vec<u8>>) {
     use distribute_input::read::Compression;
     use rand::{Rng, SeedableRng};
+
+    let mut random = rand_chacha::ChaCha8Rng::seed_from_u64(7);
+    let mut writer = TfRecordWriter::compressed(Vec::new(), Compression::Gzip);
+    let mut records = Vec::new();
+    for _ in 0..300 {
+        // Content that does not shrink, so that the object has several blocks.
+        let mut record = vec![0; 90_000];
+        random.fill_bytes(&mut record);
+        writer.write(&record).unwrap();
+        records.push(record);
+    }
+    let file = Location::open(folder).unwrap().join("0.tfrecord.gz");
+    file.write(writer.finish().unwrap()).unwrap();
+    (file.url(), records)
+}
+
+#[test]
+fn compressed_files_are_read_from_a_store_whose_connections_are_cut() {
     with_object_server(LIMIT, |relay| {
-        let mut random = rand_chacha::ChaCha8Rng::seed_from_u64(7);
-        let mut writer = TfRecordWriter::compressed(Vec::new(), Compression::Gzip);
-        let mut expected = Vec::new();
-        for _ in 0..300 {
-            // Content that does not shrink, so that the object has several blocks.
-            let mut record = vec![0; 90_000];
-            random.fill_bytes(&mut record);
-            writer.write(&record).unwrap();
-            expected.push(record);
-        }
-        let folder = Location::open("s3://bucket/packed").unwrap();
-        folder.join("0.tfrecord.gz").write(writer.finish().unwrap()).unwrap();
-        let there = || Dataset::from_files([folder.join("0.tfrecord.gz").url()]);
+        let (url, expected) = compressed("s3://bucket/packed");
+        let there = || Dataset::from_files([url.clone()]);
         assert!(read(there(), ReadOptions::default()).unwrap() == expected);
         relay.set(RelayFault::CutAnswers { after_bytes: 3_000_000, times: 4 });
         assert!(read(there(), ReadOptions::default()).unwrap() == expected);
         let skipped = Skipped::default();
         let options = || ReadOptions::default().bad_records(BadRecords::Skip(skipped.clone()));
-        let cut = || relay.set(RelayFault::CutAnswers { after_bytes: 100, times: usize::MAX });
-        cut();
+        relay.set(RelayFault::None);
+        let mut records = there().read(TfRecords, options()).iter();
+        assert!(records.next().unwrap().is_ok());
+        relay.set(RelayFault::CutAnswers { after_bytes: 100, times: usize::MAX });
+        let last = records.find_map(Result::err).unwrap();
+        assert!(last.is_retryable() && matches!(last, Error::File { .. }), "{last}");
+        assert_eq!(skipped.count(), 0);
+        relay.set(RelayFault::None);
+    });
+}
+
+#[test]
+fn a_compressed_file_that_cannot_be_read_from_a_store_is_not_a_damaged_one() {
+    with_object_server(LIMIT, |relay| {
+        let (url, _) = compressed("s3://bucket/packed");
+        let there = || Dataset::from_files([url.clone()]);
+        let skipped = Skipped::default();
+        let options = || ReadOptions::default().bad_records(BadRecords::Skip(skipped.clone()));
+        relay.set(RelayFault::CutAnswers { after_bytes: 100, times: usize::MAX });
         let error = read(there(), options()).unwrap_err();
         assert!(error.is_retryable() && error.to_string().contains("s3://bucket/packed/0.tfrecord.gz"), "{error}");
         let rows = there().read(Csv::<(i64, i64)>::new(), options());
         assert!(rows.iter().next().unwrap().unwrap_err().is_retryable());
-        relay.set(RelayFault::None);
-        let mut records = there().read(TfRecords, options()).iter();
-        assert!(records.next().unwrap().is_ok());
-        cut();
-        let last = records.find_map(Result::err).unwrap();
-        assert!(last.is_retryable() && matches!(last, Error::File { .. }), "{last}");
         assert_eq!(skipped.count(), 0);
         relay.set(RelayFault::None);
     });

@@ -70,7 +70,7 @@ fn one_of_several_writers_creates_an_object_also_if_answers_are_lost() {
 }
 
 #[test]
-fn cut_connections_are_repeated_and_what_stays_cut_is_an_error() {
+fn cut_connections_are_repeated_and_slow_ones_waited_for() {
     with_object_server(LIMIT, |relay| {
         let (place, bytes) = (Location::open("s3://bucket/cut").unwrap(), content(2 * PART_BYTES + 5));
         relay.set(RelayFault::CutRequests { after_bytes: 7_000_000, times: 3 });
@@ -82,11 +82,18 @@ fn cut_connections_are_repeated_and_what_stays_cut_is_an_error() {
         assert!(read == bytes && relay.cuts() == 3);
         relay.set(RelayFault::Slow(Duration::from_millis(1)));
         assert!(place.read(1 << 30).unwrap() == bytes);
-        // Always cut: the earlier object stays, and is read as it was.
+    });
+}
+
+#[test]
+fn an_object_whose_upload_stays_cut_is_as_it_was() {
+    with_object_server(LIMIT, |relay| {
+        let (place, bytes) = (Location::open("s3://bucket/stays-cut").unwrap(), content(2 * PART_BYTES + 5));
+        upload(&place, &bytes).unwrap();
         relay.set(RelayFault::CutRequests { after_bytes: 1_000_000, times: usize::MAX });
         let error = upload(&place, &content(PART_BYTES)).unwrap_err();
         let text = error.to_string();
-        assert!(error.is_retryable() && text.contains("s3://bucket/cut"), "{text}");
+        assert!(error.is_retryable() && text.contains("s3://bucket/stays-cut"), "{text}");
         relay.set(RelayFault::CutAnswers { after_bytes: 1000, times: usize::MAX });
         let error = place.read(1 << 30).unwrap_err();
         assert!(error.is_retryable(), "{error}");
