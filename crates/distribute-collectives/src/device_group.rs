@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use distribute_cluster::FailureKind;
 use distribute_device::{DType, Device, DeviceBuffer, Stream};
 
-use self::choice::{Choice, Facts};
+use self::choice::{BackendKind, Choice, Facts};
 use crate::call::{Call, Kind, Reducing, ScheduleId};
 use crate::{Error, ProcessGroup, Rank, ReduceOp, Result};
 
@@ -30,6 +30,9 @@ pub use self::implementation::DeviceImplementation;
 /// Calls are ordered by a stream: they are enqueued after the work that the caller's stream has, and work that is given
 /// to the stream later runs after them. They return when every rank has made its call and the work is enqueued, which
 /// may be long before it has finished. Through the host they return when the work is nearly finished.
+///
+/// After a failed call, work that is given to the caller's stream later runs after all that the call has enqueued, so
+/// its memory may be freed in the order of that stream.
 ///
 /// # Ordering
 /// Every rank must issue the same calls in the same order. Each call carries a fingerprint, and a difference is an
@@ -87,6 +90,10 @@ trait Backend: Send + Sync {
 
     /// Enqueues the work on the caller's stream, or so that the stream waits for it.
     fn run(&self, work: &Work<'_>) -> Result<()>;
+
+    /// Waits, after a call has failed and the group was aborted, until no stream but the caller's uses the memory of
+    /// this rank's calls, or the group's timeout has passed: the caller may free it then in the order of its stream.
+    fn withdraw(&self);
 }
 
 /// A call before it has its sequence number and its memory.
@@ -265,7 +272,13 @@ impl DeviceGroup {
             // The other ranks must not wait for this one.
             self.group.abort_by(error);
             self.backend.abort(&error.to_string());
+            self.backend.withdraw();
         })
+    }
+
+    /// Returns whether a rank of another process, when it is lost, ends calls that this rank has enqueued.
+    fn may_lose_enqueued(&self) -> bool {
+        self.choice.kind == BackendKind::Nccl && self.group.local_world_size() < self.group.world_size()
     }
 
     fn attempt(&self, work: &Work<'_>) -> Result<()> {

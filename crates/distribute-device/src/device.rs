@@ -69,13 +69,15 @@ pub trait Device: Any + Debug + Send + Sync {
     /// `cuDeviceCanAccessPeer`; true for logical devices of one GPU, which share a context.
     fn can_access_peer(&self, other: &dyn Device) -> bool;
 
-    /// Gives this device direct access to `other`'s memory, in this direction only. Idempotent.
+    /// Gives this device direct access to `other`'s memory, in this direction only; also to memory that libraries take
+    /// from the driver's pools on `other`. Idempotent.
     ///
     /// # Errors
     /// [`Error::Foreign`] if [`Device::can_access_peer`] is false.
     ///
     /// # Source
-    /// `cuCtxEnablePeerAccess`, where `CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED` counts as success.
+    /// `cuCtxEnablePeerAccess`, where `CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED` counts as success, and
+    /// `cuMemPoolSetAccess`.
     fn enable_peer_access(&self, other: &dyn Device) -> Result<()>;
 
     /// Returns the full name.

@@ -3,6 +3,9 @@
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 #![expect(clippy::print_stdout, reason = "members say how they ended")]
 
+#[path = "simulated/gpu_library.rs"]
+mod gpu_library;
+
 use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +15,11 @@ use distribute_cluster::{Coordination, CoordinationOptions, Membership};
 use distribute_collectives::{DeviceGroup, DeviceImplementation, Options, ProcessGroup, Rank, ReduceOp};
 use distribute_device::cuda::CudaDevice;
 use distribute_device::{DType, Device, DeviceBuffer, DeviceKind, Devices, HostBuffer, Stream};
+use distribute_optim::{HostError, Sgd};
+use distribute_strategy::{CommunicationOptions, MultiWorkerMirroredStrategy};
 use distribute_testkit::{Job, Ports, Signal};
+
+use crate::gpu_library::{GpuLoss, GpuModel};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -53,6 +60,37 @@ fn member() {
             });
         }
     });
+}
+
+/// The body of the processes that train.
+#[test]
+#[ignore = "a process that other tests start"]
+fn trainer() {
+    if std::env::var(SCENARIO).is_err() {
+        return;
+    }
+    let communication = CommunicationOptions::default().timeout(Duration::from_secs(20));
+    let builder = MultiWorkerMirroredStrategy::builder().devices(["GPU:0"]).communication(communication);
+    let strategy = builder.heartbeat_timeout(Duration::from_secs(2)).build().unwrap();
+    let model = GpuModel::new(&strategy, &[("w", vec![0.5; 4])]);
+    let optimizer = Sgd::new(0.25).build(&model).unwrap();
+    let step = |pause: Option<Duration>| {
+        let run = strategy.run_with(&optimizer, |context, optimizer| {
+            let loss = GpuLoss(vec![Some(model.put(0, &[1.0 + context.replica_id() as f32; 4]))]);
+            pause.into_iter().for_each(|pause| model.pause(0, pause));
+            optimizer.minimize(context, &loss)?;
+            Ok::<_, HostError>(context.device_group()?.chosen())
+        });
+        run.map(|chosen| chosen.values()[0].clone())
+    };
+    println!("chosen: {}", step(None).unwrap());
+    println!("ready");
+    // Rank 1's GPU does not come to the reduction, which both processes enqueue.
+    match step((strategy.topology().worker() == 1).then_some(DEADLINE)) {
+        Ok(_) => println!("outcome: fine"),
+        Err(error) => println!("outcome: {error}"),
+    }
+    println!("left: {:?}", model.values(0));
 }
 
 fn act(
@@ -127,8 +165,8 @@ enum Gpus {
     Shared,
 }
 
-/// Builds a job of two processes with this many ranks each.
-fn job(scenario: &str, local: usize, folder: &Path, gpus: Gpus) -> Job {
+/// Builds a job of two processes with this many ranks each, whose body is the test of a name.
+fn job(body: &str, scenario: &str, local: usize, folder: &Path, gpus: Gpus) -> Job {
     simulated_cuda::install(folder).unwrap();
     if gpus != Gpus::OwnWithoutNccl {
         simulated_nccl::install(folder).unwrap();
@@ -137,7 +175,7 @@ fn job(scenario: &str, local: usize, folder: &Path, gpus: Gpus) -> Job {
     let path: Vec<OsString> = std::env::var_os("LD_LIBRARY_PATH").into_iter().collect();
     let paths =
         std::env::join_paths([folder.to_owned()].into_iter().chain(path.iter().flat_map(std::env::split_paths)));
-    Job::of_test("member")
+    Job::of_test(body)
         .unwrap()
         .env(SCENARIO, scenario)
         .env(LOCAL, local.to_string())
@@ -162,7 +200,7 @@ fn job(scenario: &str, local: usize, folder: &Path, gpus: Gpus) -> Job {
 
 fn finishes(local: usize, gpus: Gpus, chosen: &str) {
     let folder = tempfile::tempdir().unwrap();
-    let mut job = job("all", local, folder.path(), gpus);
+    let mut job = job("member", "all", local, folder.path(), gpus);
     for outcome in job.wait_all(DEADLINE).unwrap() {
         assert!(outcome.success(), "{outcome:?}");
     }
@@ -199,7 +237,7 @@ fn parts_of_gpus_reduce_within_their_process_first() {
 /// Kills one of two processes, and checks the other one's error and its delay.
 fn killed(scenario: &str, gpus: Gpus) {
     let folder = tempfile::tempdir().unwrap();
-    let mut job = job(scenario, 1, folder.path(), gpus);
+    let mut job = job("member", scenario, 1, folder.path(), gpus);
     let line = if scenario == "enqueued" { "enqueued" } else { "ready" };
     for rank in 0..2 {
         job.wait_for_line(rank, line, DEADLINE).unwrap();
@@ -228,4 +266,23 @@ fn a_killed_peer_is_an_error_for_work_that_nccl_has_enqueued() {
 #[test]
 fn a_killed_peer_is_an_error_through_the_host() {
     killed("endless", Gpus::OwnWithoutNccl);
+}
+
+#[test]
+fn an_update_is_not_made_from_reductions_that_a_killed_peer_has_not_finished() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut job = job("trainer", "train", 1, folder.path(), Gpus::Own);
+    for rank in 0..2 {
+        job.wait_for_line(rank, "ready", DEADLINE).unwrap();
+    }
+    // Time for the second step's calls on the host.
+    std::thread::sleep(Duration::from_millis(700));
+    job.kill(1, Signal::KILL).unwrap();
+    let told = job.wait_for_line(0, "outcome:", DEADLINE).unwrap();
+    assert!(told.contains("lost") || told.contains("NCCL"), "{told}");
+    let left = job.wait_for_line(0, "left:", DEADLINE).unwrap();
+    assert!(left.contains("[[-0.25, -0.25, -0.25, -0.25]]"), "{left}");
+    job.wait(0, DEADLINE).unwrap();
+    let printed = job.printed(0).unwrap();
+    assert!(printed.contains("by NCCL"), "{printed}");
 }

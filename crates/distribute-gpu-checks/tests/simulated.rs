@@ -2,8 +2,12 @@
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 #![expect(clippy::print_stdout, reason = "a test says what it has checked")]
 
+#[path = "simulated/failures.rs"]
+mod failures;
 #[path = "simulated/gpu_library.rs"]
 mod gpu_library;
+#[path = "simulated/lent.rs"]
+mod lent;
 #[path = "simulated/optimizers.rs"]
 mod optimizers;
 

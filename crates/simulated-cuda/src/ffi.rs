@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::ffi::{CStr, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
+use std::thread;
 
 use crate::device::is_initialised;
 use crate::error::{Code, Result};
@@ -98,10 +99,11 @@ impl Text {
     }
 }
 
-/// The wrapper around every driver function: injected failures, the check that `cuInit` was called, and a boundary for
-/// panics.
+/// The wrapper around every driver function: injected delays and failures, the check that `cuInit` was called, and a
+/// boundary for panics.
 pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Result) -> Code {
     let result = catch_unwind(AssertUnwindSafe(|| {
+        delay(name);
         inject(name)?;
         if !NEED_NO_INIT.contains(&name) && !is_initialised() {
             return Err(Code::NOT_INITIALIZED);
@@ -130,6 +132,13 @@ macro_rules! exports {
     )*};
 }
 pub(crate) use exports;
+
+/// Lets the call take time if the settings ask for it.
+fn delay(name: &str) {
+    if let Some(slow) = settings().slow.iter().find(|slow| slow.function == name) {
+        thread::sleep(slow.time);
+    }
+}
 
 /// Fails the call if the settings ask for it.
 pub(crate) fn inject(name: &'static str) -> Result {

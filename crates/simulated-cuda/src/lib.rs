@@ -27,6 +27,7 @@
 //! | `SIMULATED_CUDA_DELAY_US` | 0 | longest random pause of a stream before each operation, in microseconds |
 //! | `SIMULATED_CUDA_SEED` | 1 | seed of those pauses and of the order of blocks |
 //! | `SIMULATED_CUDA_FAIL` | | `function:nth:code`, separated by `;`: the nth call (from 1) fails with that code |
+//! | `SIMULATED_CUDA_SLOW` | | `function:microseconds`, separated by `;`: each call takes at least that time |
 //! | `SIMULATED_CUDA_DEADLINE_S` | 120 | longest wait for a stream, an event or the compiler |
 //! | `SIMULATED_CUDA_CC` | `cc` | compiler of kernels |
 //! | `SIMULATED_CUDA_TRACE` | 0 | 1: each call and its result are logged to standard error |

@@ -21,6 +21,7 @@ pub(crate) struct Settings {
     pub(crate) delay: Duration,
     pub(crate) seed: u64,
     pub(crate) failures: Vec<Failure>,
+    pub(crate) slow: Vec<Slow>,
     pub(crate) deadline: Duration,
     pub(crate) compiler: String,
     pub(crate) trace: bool,
@@ -47,6 +48,13 @@ pub(crate) struct Failure {
     pub(crate) code: Code,
 }
 
+/// A function whose calls take at least some time.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Slow {
+    pub(crate) function: String,
+    pub(crate) time: Duration,
+}
+
 /// Returns the settings of this process.
 ///
 /// # Panics
@@ -65,9 +73,8 @@ pub(crate) fn settings() -> &'static Settings {
             pools: number("SIMULATED_CUDA_POOLS", 1) != 0,
             delay: Duration::from_micros(number("SIMULATED_CUDA_DELAY_US", 0)),
             seed: number("SIMULATED_CUDA_SEED", 1),
-            failures: text("SIMULATED_CUDA_FAIL").map_or_else(Vec::new, |value| {
-                value.split(';').filter(|failure| !failure.is_empty()).map(|f| read("SIMULATED_CUDA_FAIL", f)).collect()
-            }),
+            failures: list("SIMULATED_CUDA_FAIL"),
+            slow: list("SIMULATED_CUDA_SLOW"),
             deadline: Duration::from_secs(number("SIMULATED_CUDA_DEADLINE_S", 120)),
             compiler: text("SIMULATED_CUDA_CC").unwrap_or_else(|| "cc".to_owned()),
             trace: number("SIMULATED_CUDA_TRACE", 0) != 0,
@@ -131,6 +138,16 @@ impl FromStr for Failure {
     }
 }
 
+impl FromStr for Slow {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (function, time) = text.trim().split_once(':').ok_or("expected function:microseconds")?;
+        let time = Duration::from_micros(time.parse().map_err(|e| format!("{time}: {e}"))?);
+        Ok(Self { function: function.to_owned(), time })
+    }
+}
+
 /// Returns the visible devices as the driver determines them: an index that is not a device ends the list.
 fn visible(devices: u32, variable: Option<&str>) -> Vec<u32> {
     let Some(list) = variable else { return (0..devices).collect() };
@@ -139,6 +156,12 @@ fn visible(devices: u32, variable: Option<&str>) -> Vec<u32> {
 
 fn text(name: &str) -> Option<String> {
     env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// Returns the values of a variable that are separated by semicolons.
+fn list<T: FromStr<Err: Display>>(name: &str) -> Vec<T> {
+    let value = text(name).unwrap_or_default();
+    value.split(';').filter(|part| !part.is_empty()).map(|part| read(name, part)).collect()
 }
 
 fn number<T: FromStr<Err: Display>>(name: &str, default: T) -> T {
@@ -181,5 +204,12 @@ mod tests {
         assert_eq!(failure, Failure { function: "cuMemAlloc_v2".to_owned(), nth: 3, code: Code::OUT_OF_MEMORY });
         assert!("cuMemAlloc_v2:3".parse::<Failure>().is_err());
         assert!("cuMemAlloc_v2:3:98765".parse::<Failure>().is_err());
+    }
+
+    #[test]
+    fn a_slow_function_has_a_time() {
+        let slow: Slow = "cuEventRecord:1500".parse().unwrap();
+        assert_eq!(slow, Slow { function: "cuEventRecord".to_owned(), time: Duration::from_micros(1500) });
+        assert!("cuEventRecord".parse::<Slow>().is_err() && "cuEventRecord:long".parse::<Slow>().is_err());
     }
 }

@@ -31,7 +31,8 @@
 //! | `NCCL_MULTI_RANK_GPU_ENABLE` | 0 | 1, since version 2.30: ranks may share a device |
 //!
 //! `SIMULATED_NCCL_FAIL` is a list of `function:nth:code`, separated by `;`: the nth call (from 1) of the function
-//! fails with the code. For `ncclCommGetAsyncError` the code is the state that it reports, from that call on.
+//! fails with the code; with `function:nth:code:microseconds` after that time. For `ncclCommGetAsyncError` the code is
+//! the state that it reports, from that call on.
 //!
 //! # Examples
 //! ```no_run

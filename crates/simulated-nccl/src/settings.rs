@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::env;
 use std::sync::{LazyLock, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use nccl_sys::{Code, Version};
 
@@ -20,6 +22,8 @@ struct Injection {
     function: String,
     nth: u64,
     code: Code,
+    /// How long the call takes before it fails.
+    delay: Duration,
 }
 
 /// Returns the version that `ncclGetVersion` reports.
@@ -47,7 +51,11 @@ pub(crate) fn injected(function: &'static str) -> Option<Code> {
     let nth = calls.entry(function).or_default();
     *nth += 1;
     let failure = settings.failures.iter().find(|failure| failure.function == function && failure.nth == *nth);
-    failure.map(|failure| failure.code)
+    drop(calls);
+    failure.map(|failure| {
+        thread::sleep(failure.delay);
+        failure.code
+    })
 }
 
 impl Settings {
@@ -74,11 +82,12 @@ impl Settings {
 
 fn parse(failures: &str) -> Result<Vec<Injection>, &str> {
     let one = |text: &str| {
-        let mut parts = text.trim().splitn(3, ':');
+        let mut parts = text.trim().splitn(4, ':');
         let function = parts.next()?.to_owned();
         let nth = parts.next()?.parse().ok()?;
         let code = Code(parts.next()?.parse().ok()?);
-        Some(Injection { function, nth, code })
+        let delay = Duration::from_micros(parts.next().unwrap_or("0").parse().ok()?);
+        Some(Injection { function, nth, code, delay })
     };
     failures.split(';').filter(|text| !text.trim().is_empty()).map(|text| one(text).ok_or(text)).collect()
 }
@@ -89,12 +98,16 @@ mod tests {
 
     #[test]
     fn failures_are_read_and_nonsense_is_told() {
-        let injection = |function: &str, nth, code| Injection { function: function.to_owned(), nth, code: Code(code) };
+        let injection = |function: &str, nth, code, microseconds| {
+            let (function, delay) = (function.to_owned(), Duration::from_micros(microseconds));
+            Injection { function, nth, code: Code(code), delay }
+        };
         assert_eq!(
-            parse("ncclSend:2:3; ncclRecv:1:6;"),
-            Ok(vec![injection("ncclSend", 2, 3), injection("ncclRecv", 1, 6)])
+            parse("ncclSend:2:3; ncclRecv:1:6:1500;"),
+            Ok(vec![injection("ncclSend", 2, 3, 0), injection("ncclRecv", 1, 6, 1500)])
         );
         assert_eq!(parse(""), Ok(vec![]));
         assert_eq!(parse("ncclSend:2:3;ncclRecv:first:6"), Err("ncclRecv:first:6"));
+        assert_eq!(parse("ncclSend:2:3:long"), Err("ncclSend:2:3:long"));
     }
 }

@@ -1,6 +1,6 @@
 //! Fused all-reduce of tensors in device memory.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use distribute_device::{DType, Device, DeviceBuffer, Stream};
@@ -8,6 +8,7 @@ use distribute_device::{DType, Device, DeviceBuffer, Stream};
 use super::compressed::Short;
 use super::{DeviceGroup, backends, device_error};
 use crate::fusion::BucketPlan;
+use crate::sync::lock;
 use crate::{Compression, Error, ReduceOp, Result};
 
 /// Alignment of tensors in a bucket, so that kernels load whole vectors.
@@ -55,9 +56,9 @@ pub struct FusedDeviceAllReduce {
     plan: BucketPlan,
     op: ReduceOp,
     buckets: Vec<Packed>,
-    stream: Arc<dyn Stream>,
+    stream: Mutex<Arc<dyn Stream>>,
     device: Arc<dyn Device>,
-    /// Limit for the wait when a step is dropped.
+    /// Limit for the wait when a step is dropped, or the stream is replaced.
     timeout: std::time::Duration,
 }
 
@@ -88,7 +89,7 @@ impl FusedDeviceAllReduce {
             }
             buckets.push(Packed { memory: group.device.allocate(end).map_err(failed)?, places, short: None });
         }
-        let stream = group.device.create_stream().map_err(failed)?;
+        let stream = Mutex::new(group.device.create_stream().map_err(failed)?);
         let (device, timeout) = (Arc::clone(&group.device), group.group.options().timeout);
         Ok(FusedDeviceAllReduce { plan, op, buckets, stream, device, timeout })
     }
@@ -133,6 +134,24 @@ impl FusedDeviceAllReduce {
         self.buckets.iter().filter_map(|packed| packed.short.as_ref()).for_each(Short::take_back);
     }
 
+    /// Replaces the stream of the reductions by a new one, once its work has ended: the failure of a collective would
+    /// be an error of everything that comes later in the stream. Call it when a step has failed and was dropped, before
+    /// the next one.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the work does not end within the group's timeout, or a stream cannot be created; the stream
+    /// stays the same then.
+    pub fn replace_stream(&self) -> Result<()> {
+        let mut stream = lock(&self.stream);
+        // Another error is of those that are left behind; after a deadline, the buckets may still be in use.
+        if let Err(late @ distribute_device::Error::Deadline { .. }) = stream.synchronize(Instant::now() + self.timeout)
+        {
+            return Err(plain(late));
+        }
+        *stream = self.device.create_stream().map_err(plain)?;
+        Ok(())
+    }
+
     /// Returns the plan.
     pub fn plan(&self) -> &BucketPlan {
         &self.plan
@@ -144,7 +163,9 @@ impl FusedDeviceAllReduce {
         FusedDeviceStep {
             waiting: self.plan.buckets.iter().map(|bucket| bucket.members.iter().map(|_| None).collect()).collect(),
             missing: self.plan.buckets.iter().map(|bucket| bucket.members.len()).collect(),
+            packed: false,
             launched: 0,
+            stream: Arc::clone(&lock(&self.stream)),
             fused: Arc::clone(self),
             finished: false,
         }
@@ -158,7 +179,10 @@ pub struct FusedDeviceStep {
     /// Tensors that have been pushed, by bucket and position; kept until they are packed.
     waiting: Vec<Vec<Option<DeviceBuffer>>>,
     missing: Vec<usize>,
+    /// Whether tensors may be being packed.
+    packed: bool,
     launched: usize,
+    stream: Arc<dyn Stream>,
     finished: bool,
 }
 
@@ -184,7 +208,7 @@ impl FusedDeviceStep {
         }
         // Tensors may come from several streams. The bucket is packed after all of them, and after the work that still
         // reads the last step's results in it.
-        self.order(stream, &*self.fused.stream)?;
+        self.order(stream, &*self.stream)?;
         self.waiting[bucket][place] = Some(tensor);
         self.missing[bucket] -= 1;
         while self.missing.get(self.launched) == Some(&0) {
@@ -199,6 +223,26 @@ impl FusedDeviceStep {
         position.is_some_and(|(bucket, place)| bucket < self.launched || self.waiting[bucket][place].is_some())
     }
 
+    /// Waits until the reductions have finished, if ranks of other processes take part in them by NCCL; returns at once
+    /// otherwise. When such a rank is lost, reductions that are enqueued end without a result, while later work on the
+    /// device runs. So call this before the ranks agree to use the results: if all ranks have returned from it, a lost
+    /// one cannot spoil them any more.
+    ///
+    /// # Cost
+    /// The caller does not enqueue later work while the device is busy.
+    ///
+    /// # Errors
+    /// The failure of the group; [`Error::Device`] if a reduction fails or does not finish within the group's timeout.
+    pub fn wait(&self, group: &DeviceGroup) -> Result<()> {
+        if self.launched == 0 || !group.may_lose_enqueued() {
+            return Ok(());
+        }
+        let failed = |error| group.group.failure().unwrap_or_else(|| device_error(&group.group, error));
+        let done = self.fused.device.create_event().map_err(failed)?;
+        self.stream.record(&*done).map_err(failed)?;
+        done.wait(Instant::now() + self.fused.timeout).map_err(failed)
+    }
+
     /// Returns the reduced tensors with their indices, in ascending order. They are parts of the buckets and can be
     /// used by work that `stream` is given from now on, until a tensor of the next step is pushed after that work.
     ///
@@ -210,7 +254,7 @@ impl FusedDeviceStep {
         if let Some(index) = planned.clone().find(|index| !self.has(*index)) {
             return Err(Error::Tensor { index, problem: "it has not come when the step was finished".to_owned() });
         }
-        self.order(&*fused.stream, stream)?;
+        self.order(&*self.stream, stream)?;
         self.finished = true;
         planned
             .filter_map(|index| fused.plan.position(index).map(|position| (index, position)))
@@ -224,8 +268,9 @@ impl FusedDeviceStep {
     }
 
     fn launch(&mut self, group: &DeviceGroup) -> Result<()> {
-        let fused = Arc::clone(&self.fused);
-        let (index, own) = (self.launched, &*fused.stream);
+        let (fused, stream) = (Arc::clone(&self.fused), Arc::clone(&self.stream));
+        let (index, own) = (self.launched, &*stream);
+        self.packed = true;
         let Packed { memory, places, short } = &fused.buckets[index];
         let tensors: Vec<(&DeviceBuffer, usize)> =
             self.waiting[index].iter().flatten().zip(places.iter().copied()).collect();
@@ -251,9 +296,9 @@ impl FusedDeviceStep {
 
 impl Drop for FusedDeviceStep {
     fn drop(&mut self) {
-        if !self.finished && self.launched > 0 {
+        if !self.finished && self.packed {
             // The tensors may be freed as soon as they are released here.
-            let _ = self.fused.stream.synchronize(Instant::now() + self.fused.timeout);
+            let _ = self.stream.synchronize(Instant::now() + self.fused.timeout);
         }
     }
 }

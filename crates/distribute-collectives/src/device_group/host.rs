@@ -151,6 +151,12 @@ impl HostBackend {
         order().map_err(|error| device_error(&self.group, error))
     }
 
+    /// Waits until this backend's streams have no copies any more. A failure of theirs ends the wait, too.
+    pub(super) fn drain(&self) {
+        let deadline = self.deadline();
+        [&self.out, &self.back].into_iter().for_each(|stream| drop(stream.synchronize(deadline)));
+    }
+
     fn deadline(&self) -> Instant {
         Instant::now() + self.group.options().timeout
     }
@@ -173,6 +179,10 @@ impl Backend for HostBackend {
             Kind::AllGather => self.all_gather(work.input, work.output, work.stream),
             _ => self.all_reduce(work.input, dtype, op, work.stream),
         }
+    }
+
+    fn withdraw(&self) {
+        self.drain();
     }
 }
 

@@ -6,18 +6,19 @@
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use distribute_cluster::FailureKind;
-use distribute_device::cuda::{Combine, CudaStream, MAX_BUFFERS};
-use distribute_device::{DType, Device, DeviceBuffer, Stream};
+use distribute_device::cuda::{Combine, CudaDevice, CudaStream, MAX_BUFFERS};
+use distribute_device::{DType, Device, DeviceBuffer, Event, Stream};
 
 use super::super::host::HostBackend;
 use super::super::{Backend, Work, device_error, missing};
 use super::buffer_exchange::{BufferExchange, Offer};
-use super::own_stream;
+use super::{cuda, own_stream};
 use crate::call::Kind;
 use crate::sync::lock;
-use crate::{ProcessGroup, Rank, ReduceOp, Result};
+use crate::{Error, ProcessGroup, Rank, ReduceOp, Result};
 
 /// Parts begin at multiples of this, so that kernels load and store whole vectors.
 const PART_ALIGN_BYTES: usize = 512;
@@ -30,7 +31,7 @@ pub(super) struct KernelBackend {
     /// The first ranks of all processes, on each of these ranks if there are several processes.
     leaders: Option<HostBackend>,
     device: Arc<dyn Device>,
-    stream: CudaStream,
+    stream: Arc<CudaStream>,
     exchange: Arc<BufferExchange>,
     /// For each local rank, whether this rank's GPU can access its memory.
     reaches: Vec<bool>,
@@ -57,9 +58,9 @@ impl KernelBackend {
         let leads = here.rank() == Rank(0);
         let leaders = if several { world.split(leads.then_some(0), 0)? } else { None };
         let leaders = leaders.map(|leaders| HostBackend::new(&Arc::new(leaders), device)).transpose()?;
-        let stream = own_stream(world, &**device)?;
+        let stream = Arc::new(own_stream(world, &**device)?);
         let exchange = BufferExchange::of(&here);
-        exchange.introduce(here.rank().index(), device);
+        exchange.introduce(here.rank().index(), device, &stream);
         here.barrier()?;
         let devices = exchange.devices();
         let reaches = devices.iter().map(|other| device.enable_peer_access(&**other).is_ok()).collect();
@@ -218,6 +219,30 @@ impl KernelBackend {
         }
     }
 
+    /// Enqueues this rank's share of a call on its own stream, and returns the event after it.
+    fn enqueue(&self, work: &Work<'_>) -> Result<Arc<dyn Event>> {
+        let failed = |error| device_error(&self.world, error);
+        let offers = self.exchange.offers(work.call.sequence);
+        offers.iter().try_for_each(|offer| self.stream.wait(&*offer.ready)).map_err(failed)?;
+        match &self.leaders {
+            Some(leaders) => self.across(leaders, work, &offers)?,
+            None if self.world.world_size() > self.here.world_size() => {}
+            None => self.work(work, &offers).map_err(failed)?,
+        }
+        let done = self.device.create_event().map_err(failed)?;
+        self.stream.record(&*done).map_err(failed)?;
+        Ok(done)
+    }
+
+    /// Returns the error of a rank whose call was made when one of another rank of the process had failed.
+    fn refusal(&self) -> Error {
+        let cause = "a call of another rank of this process has failed";
+        let aborted = || {
+            Error::aborted(self.world.name(), self.world.rank_name(self.world.rank()), cause, FailureKind::Permanent)
+        };
+        self.world.failure().unwrap_or_else(aborted)
+    }
+
     /// Returns the local index of a rank of the group.
     fn local(&self, rank: Option<Rank>) -> Option<usize> {
         let first = self.world.process() * self.here.world_size();
@@ -241,7 +266,7 @@ impl KernelBackend {
                     self.stream.copy_peer(&inputs[root], work.output).map_err(failed)?;
                 }
                 let process = Rank::of(root.index() / self.here.world_size());
-                leaders.broadcast(work.output, dtype, process, &self.stream)?;
+                leaders.broadcast(work.output, dtype, process, &*self.stream)?;
                 self.spread(&(0..work.output.len_bytes()), work.output, &outputs[1..], dtype).map_err(failed)
             }
             Kind::AllGather => {
@@ -251,13 +276,13 @@ impl KernelBackend {
                     let place = all.slice(local * len..(local + 1) * len).map_err(failed)?;
                     self.stream.copy_peer(input, &place).map_err(failed)?;
                 }
-                leaders.all_gather(&all, work.output, &self.stream)?;
+                leaders.all_gather(&all, work.output, &*self.stream)?;
                 self.spread(&(0..work.output.len_bytes()), work.output, &outputs[1..], dtype).map_err(failed)
             }
             Kind::ReduceScatter => {
                 let sum = self.device.allocate(work.input.len_bytes()).map_err(failed)?;
                 self.reduce_here(&inputs, &sum, reduction).map_err(failed)?;
-                leaders.all_reduce(&sum, dtype, work.call.built_in().unwrap_or(ReduceOp::Sum), &self.stream)?;
+                leaders.all_reduce(&sum, dtype, work.call.built_in().unwrap_or(ReduceOp::Sum), &*self.stream)?;
                 let (len, first) = (work.output.len_bytes(), self.world.process() * outputs.len());
                 outputs.iter().enumerate().try_for_each(|(local, output)| {
                     let part = sum.slice((first + local) * len..(first + local + 1) * len).map_err(failed)?;
@@ -266,7 +291,7 @@ impl KernelBackend {
             }
             _ => {
                 self.reduce_here(&inputs, work.output, reduction).map_err(failed)?;
-                leaders.all_reduce(work.output, dtype, work.call.built_in().unwrap_or(ReduceOp::Sum), &self.stream)?;
+                leaders.all_reduce(work.output, dtype, work.call.built_in().unwrap_or(ReduceOp::Sum), &*self.stream)?;
                 self.spread(&(0..work.output.len_bytes()), work.output, &outputs[1..], dtype).map_err(failed)
             }
         }
@@ -294,18 +319,23 @@ impl Backend for KernelBackend {
     fn run(&self, work: &Work<'_>) -> Result<()> {
         let failed = |error| device_error(&self.world, error);
         let call = work.call.sequence;
-        let offers = self.exchange.offers(call);
-        offers.iter().try_for_each(|offer| self.stream.wait(&*offer.ready)).map_err(failed)?;
-        match &self.leaders {
-            Some(leaders) => self.across(leaders, work, &offers)?,
-            None if self.world.world_size() > self.here.world_size() => {}
-            None => self.work(work, &offers).map_err(failed)?,
-        }
-        let done = self.device.create_event().map_err(failed)?;
-        self.stream.record(&*done).map_err(failed)?;
+        let done = self.exchange.enqueuing(|| self.enqueue(work)).unwrap_or_else(|| Err(self.refusal()))?;
         self.exchange.finish(call, self.me(), done);
         self.here.barrier()?;
         self.exchange.ends(call, self.me()).iter().try_for_each(|end| work.stream.wait(&**end)).map_err(failed)
+    }
+
+    /// The other ranks of the process may have work on this rank's memory, too.
+    fn withdraw(&self) {
+        let timeout = self.world.options().timeout;
+        let deadline = Instant::now() + timeout;
+        for stream in self.exchange.close(timeout) {
+            // A failure of the stream ends the wait, too.
+            let _ = stream.synchronize(deadline);
+        }
+        self.leaders.iter().for_each(HostBackend::drain);
+        // The streams of other GPUs have made their contexts current.
+        let _ = cuda(&*self.device).map(CudaDevice::make_current);
     }
 }
 

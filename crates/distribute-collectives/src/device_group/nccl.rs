@@ -49,8 +49,25 @@ struct Shared {
     /// rank.
     stream: Arc<CudaStream>,
     device: Arc<dyn Device>,
-    /// End events of collectives that have not finished.
-    pending: Mutex<VecDeque<Arc<dyn Event>>>,
+    /// Collectives that have not finished.
+    pending: Mutex<VecDeque<Pending>>,
+    local: Arc<LocalRanks>,
+}
+
+/// A collective that was enqueued.
+struct Pending {
+    /// Its number among this rank's collectives.
+    number: u64,
+    /// The event after it.
+    done: Arc<dyn Event>,
+}
+
+/// The state that the ranks of one process share.
+#[derive(Default)]
+struct LocalRanks {
+    devices: Mutex<Vec<Arc<dyn Device>>>,
+    /// The number of collectives that each rank has enqueued, in a group within one process; empty in others.
+    enqueued: Mutex<Vec<u64>>,
 }
 
 struct Communicator(Comm);
@@ -66,6 +83,8 @@ impl NcclBackend {
         };
         let stream = stream.map_err(|error| device_error(group, error))?;
         let library = Library::load().map_err(|error| failed(group, "opening the library", &error))?;
+        let local = group.shared_state(LocalRanks::default);
+        local.open_peers(group, device)?;
         let shared = Shared {
             group: Arc::clone(group),
             library,
@@ -73,6 +92,7 @@ impl NcclBackend {
             stream,
             device: Arc::clone(device),
             pending: Mutex::default(),
+            local,
         };
         shared.join()?;
         let shared = Arc::new(shared);
@@ -92,6 +112,35 @@ impl NcclBackend {
             })
             .map_err(|error| failed(group, "starting the thread that watches it", &error))?;
         Ok(NcclBackend { shared, device: Arc::clone(device), stop: Some(stop), ended })
+    }
+}
+
+impl LocalRanks {
+    /// Gives this rank's GPU access to the memory of the process's others: NCCL's kernels write directly into the
+    /// results of ranks of one process, and memory pools are not open to other GPUs by themselves.
+    fn open_peers(&self, group: &ProcessGroup, device: &Arc<dyn Device>) -> Result<()> {
+        lock(&self.devices).push(Arc::clone(device));
+        group.barrier()?;
+        let devices = lock(&self.devices).clone();
+        // Between GPUs that cannot access each other's memory NCCL copies.
+        devices.iter().for_each(|other| drop(device.enable_peer_access(&**other)));
+        if group.local_world_size() == group.world_size() {
+            lock(&self.enqueued).resize(group.world_size(), 0);
+        }
+        Ok(())
+    }
+
+    /// Counts a collective of a rank, and returns its number.
+    fn count(&self, rank: Rank) -> u64 {
+        let mut enqueued = lock(&self.enqueued);
+        let Some(count) = enqueued.get_mut(rank.index()) else { return 0 };
+        *count += 1;
+        *count - 1
+    }
+
+    /// Returns the number of collectives that all ranks have enqueued, in a group within one process.
+    fn enqueued_by_all(&self) -> u64 {
+        lock(&self.enqueued).iter().copied().min().unwrap_or(0)
     }
 }
 
@@ -159,29 +208,55 @@ impl Shared {
         Ok(())
     }
 
-    /// Enqueues one call of NCCL.
+    /// Enqueues one call of NCCL, and returns the event after it.
     fn enqueue(
         &self,
         action: Kind,
         call: impl FnOnce(Comm, *mut c_void) -> std::result::Result<Progress, nccl_sys::Error>,
-    ) -> Result<()> {
+    ) -> Result<Arc<dyn Event>> {
         self.make_current()?;
+        let failed = |error| device_error(&self.group, error);
+        let done = self.device.create_event().map_err(failed)?;
         let communicator = lock(&self.communicator);
         let Some(Communicator(comm)) = &*communicator else {
             return Err(self.group.failure().unwrap_or_else(|| self.failed(action.name(), &"it was aborted before")));
         };
         let progress = call(*comm, self.stream.handle()).map_err(|error| self.failed(action.name(), &error))?;
-        self.settle(*comm, progress, Instant::now() + self.group.options().timeout, action.name())
+        self.settle(*comm, progress, Instant::now() + self.group.options().timeout, action.name())?;
+        self.stream.record(&*done).map_err(failed)?;
+        // Still under the lock: the thread that takes the communicator to abort it finds everything that it has
+        // enqueued.
+        let number = self.local.count(self.group.rank());
+        lock(&self.pending).push_back(Pending { number, done: Arc::clone(&done) });
+        Ok(done)
     }
 
     /// Returns whether there is no failure; otherwise aborts the communicator and the group.
     fn look(&self) -> bool {
-        let wrong = self.group.failure().or_else(|| self.own_failure());
+        let wrong = match self.group.failure() {
+            Some(error) => {
+                self.end(&error.to_string());
+                Some(error)
+            }
+            None => self.own_failure().inspect(|error| self.abort(&error.to_string())),
+        };
         if let Some(error) = &wrong {
-            self.abort(&error.to_string());
             self.group.abort_by(error);
         }
         wrong.is_none()
+    }
+
+    /// Ends the enqueued work after a failure of the group. In a group within one process, collectives that all ranks
+    /// have enqueued finish first: a step that was committed on all replicas may still be using their results, and no
+    /// lost peer can keep them from it.
+    fn end(&self, reason: &str) {
+        let last = self.local.enqueued_by_all();
+        let deadline = Instant::now() + FAREWELL;
+        let is_going = || lock(&self.pending).front().is_some_and(|pending| pending.number < last);
+        while self.own_failure().is_none() && is_going() && Instant::now() < deadline {
+            thread::sleep(POLL);
+        }
+        self.abort(reason);
     }
 
     fn own_failure(&self) -> Option<Error> {
@@ -201,7 +276,7 @@ impl Shared {
         let communicator = lock(&self.communicator).take();
         self.prune();
         if let Some(pending) = lock(&self.pending).front() {
-            self.stream.fail(&**pending, "a collective by NCCL", reason);
+            self.stream.fail(&*pending.done, "a collective by NCCL", reason);
         }
         if let Some(device) = cuda(&*self.device) {
             device.replace_collective_stream(&self.stream);
@@ -216,7 +291,7 @@ impl Shared {
     /// disturbed.
     fn leave(&self) {
         let deadline = Instant::now() + FAREWELL;
-        let last = lock(&self.pending).back().cloned();
+        let last = lock(&self.pending).back().map(|last| Arc::clone(&last.done));
         let over = last.is_none_or(|last| last.wait(deadline).is_ok());
         let Some(Communicator(comm)) = lock(&self.communicator).take() else { return };
         if self.make_current().is_err() {
@@ -240,7 +315,7 @@ impl Shared {
     /// Removes collectives that have finished.
     fn prune(&self) {
         let mut pending = lock(&self.pending);
-        while pending.front().is_some_and(|event| event.is_ready().unwrap_or(true)) {
+        while pending.front().is_some_and(|pending| pending.done.is_ready().unwrap_or(true)) {
             pending.pop_front();
         }
     }
@@ -262,7 +337,7 @@ impl Shared {
 
 impl Backend for NcclBackend {
     fn abort(&self, reason: &str) {
-        self.shared.abort(reason);
+        self.shared.end(reason);
     }
 
     fn offer(&self, _: &Work<'_>) -> Result<()> {
@@ -282,7 +357,7 @@ impl Backend for NcclBackend {
         // SAFETY, for each: the device's context is current; both buffers have the given number of elements and stay
         // valid until the stream has executed the call, which `address_for_use` ensures; the communicator stays alive
         // while it is locked.
-        shared.enqueue(call.kind, |comm, stream| match call.kind {
+        let done = shared.enqueue(call.kind, |comm, stream| match call.kind {
             Kind::Broadcast => {
                 let root = c_int::try_from(call.root.map_or(0, |root| root.0)).unwrap_or(0);
                 // SAFETY: see above.
@@ -301,11 +376,12 @@ impl Backend for NcclBackend {
                 unsafe { library.all_reduce(from, to, count, dtype, op, comm, stream) }
             }
         })?;
-        let done = self.device.create_event().map_err(failed)?;
-        shared.stream.record(&*done).map_err(failed)?;
-        work.stream.wait(&*done).map_err(failed)?;
-        lock(&shared.pending).push_back(done);
-        Ok(())
+        work.stream.wait(&*done).map_err(failed)
+    }
+
+    fn withdraw(&self) {
+        // A failure of the stream ends the wait, too.
+        let _ = self.shared.stream.synchronize(Instant::now() + self.shared.group.options().timeout);
     }
 }
 

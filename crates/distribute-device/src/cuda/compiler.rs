@@ -14,7 +14,7 @@ use libloading::Library;
 use super::driver::{failed, why};
 use super::source::Module;
 use crate::mutex::Mutex;
-use crate::whole_file::write_whole;
+use crate::whole_file::{Magic, read_checked, write_checked};
 use crate::{Error, Result, environment};
 
 /// Compiled kernels of one GPU.
@@ -80,8 +80,8 @@ impl Kernels {
         let options = compiler.options(self.capability)?;
         let source = module.source();
         let file = cache_file(&compiler, &options, &source);
-        // A cached file that cannot be loaded is compiled again and overwritten.
-        let cached = file.as_ref().and_then(|file| fs::read(file).ok()).and_then(|image| load(image).ok());
+        // A cached file that is damaged or cannot be loaded is compiled again and overwritten.
+        let cached = file.as_ref().and_then(|file| kept(file)).and_then(|image| load(image).ok());
         let loaded = match cached {
             Some(loaded) => loaded,
             None => {
@@ -153,7 +153,9 @@ impl Compiler {
         }
         let machine_code = options.iter().any(|option| option.contains("=sm_"));
         let image = if machine_code { program.machine_code() } else { program.ptx() };
-        image.map_err(|error| refused(format!("{error:?}")))
+        let image = image.map_err(|error| refused(format!("{error:?}")))?;
+        // The driver takes an address without a length.
+        if image.is_empty() { Err(refused("NVRTC returned no code".to_owned())) } else { Ok(image) }
     }
 }
 
@@ -277,8 +279,20 @@ fn cache_file(compiler: &Compiler, options: &[String], source: &str) -> Option<P
 /// Keeps code in the cache. Errors are ignored: without the cache, start-up is only slower.
 fn keep(file: &Path, image: &[u8]) {
     let folder = file.parent().map_or(Ok(()), fs::create_dir_all);
-    let _ = folder.and_then(|()| write_whole(file, image));
+    let _ = folder.and_then(|()| write_checked(file, MAGIC, image));
 }
+
+/// Returns the code of a cached file, if there is one that is not damaged. The driver takes an address without a
+/// length, so it must not get a part of a file.
+fn kept(file: &Path) -> Option<Vec<u8>> {
+    read_checked(file, MAGIC, LIMIT_BYTES).ok().flatten()
+}
+
+/// Begins a cached file.
+const MAGIC: &Magic = b"DCUDA\0\0\x01";
+
+/// No compiled module has as many bytes; the largest ones have some hundred thousand.
+const LIMIT_BYTES: u64 = 64 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -334,7 +348,7 @@ mod tests {
                 scope.spawn(|| {
                     for _ in 0..20 {
                         keep(&file, &image);
-                        assert!(fs::read(&file).unwrap() == image);
+                        assert!(kept(&file).unwrap() == image);
                     }
                 });
             }

@@ -18,10 +18,12 @@ pub(crate) struct Driver {
 }
 
 /// The functions that this module calls beyond those of CUDA 11.0; a driver that lacks one is too old.
-const NEEDED: [&str; 11] = [
+const NEEDED: [&str; 13] = [
     "cuInit",
     "cuDeviceGetCount",
     "cuDeviceGetUuid_v2",
+    "cuDeviceGetDefaultMemPool",
+    "cuDeviceGetMemPool",
     "cuMemPoolCreate",
     "cuMemPoolDestroy",
     "cuMemPoolSetAccess",

@@ -124,12 +124,15 @@ impl Failures {
         Failures::search(place, &mut Vec::new())
     }
 
-    fn search(place: &StreamPosition, seen: &mut Vec<*const Failures>) -> Option<Failure> {
+    /// `seen` has the streams that were searched, each with the greatest number: a wait that is found later may be for
+    /// a later place of the same stream.
+    fn search(place: &StreamPosition, seen: &mut Vec<(*const Failures, u64)>) -> Option<Failure> {
         let this = Arc::as_ptr(&place.failures);
-        if seen.contains(&this) {
-            return None;
+        match seen.iter_mut().find(|(stream, _)| *stream == this) {
+            Some((_, number)) if *number >= place.number => return None,
+            Some((_, number)) => *number = place.number,
+            None => seen.push((this, place.number)),
         }
-        seen.push(this);
         let (own, awaited) = place.failures.locked(|state| {
             let own = state.own.clone().filter(|(number, _)| *number < place.number);
             let awaited = state.awaited.iter().filter(|awaited| awaited.first < place.number);
@@ -188,6 +191,18 @@ mod tests {
         a.awaits(b.here());
         b.fail(number, "a collective", Error::Dropped);
         assert_eq!(Failures::before(&a.here()).unwrap().operation, "a collective");
+    }
+
+    #[test]
+    fn a_stream_that_is_reached_on_two_ways_is_searched_up_to_the_later_place() {
+        let (a, b, c) = (stream("a"), stream("b"), stream("c"));
+        b.awaits(a.here());
+        c.awaits(b.here());
+        let number = a.number();
+        c.awaits(a.here());
+        a.fail(number, "a collective", Error::Dropped);
+        assert_eq!(Failures::before(&c.here()).unwrap().operation, "a collective");
+        assert!(Failures::before(&b.here()).is_none());
     }
 
     #[test]

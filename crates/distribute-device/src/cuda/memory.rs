@@ -64,16 +64,25 @@ impl Pool {
         Ok(Pool { gpu: Arc::clone(gpu), handle, allocations, frees, account })
     }
 
-    /// Gives another GPU's kernels access to this pool's memory.
+    /// Gives another GPU's kernels access to the memory of this pool, and to that of this GPU's other pools from which
+    /// libraries take the memory that they lend: its default pool and its current one.
     pub(super) fn open_to(&self, other: &Gpu) -> Result<()> {
         let Some(handle) = &self.handle else { return Ok(()) };
         let access = sys::CUmemAccessDesc {
             location: location(other),
             flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
-        // SAFETY: the pool lives, and the driver reads one description, which outlives the call.
-        let answer = unsafe { sys::cuMemPoolSetAccess(handle.0, &raw const access, 1) };
-        answer.result().map_err(|error| self.gpu.failed("opening a memory pool to another GPU", error))
+        let failed = |error| self.gpu.failed("opening a memory pool to another GPU", error);
+        let (mut default, mut current) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let device = self.gpu.context.cu_device();
+        // SAFETY: the device comes from the driver, and `default` outlives the call.
+        unsafe { sys::cuDeviceGetDefaultMemPool(&raw mut default, device) }.result().map_err(failed)?;
+        // SAFETY: as above.
+        unsafe { sys::cuDeviceGetMemPool(&raw mut current, device) }.result().map_err(failed)?;
+        [handle.0, default, current].into_iter().try_for_each(|pool| {
+            // SAFETY: the pools live, and the driver reads one description, which outlives the call.
+            unsafe { sys::cuMemPoolSetAccess(pool, &raw const access, 1) }.result().map_err(failed)
+        })
     }
 
     /// Allocates zeroed memory that any stream can use at once.

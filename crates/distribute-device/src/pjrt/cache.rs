@@ -1,14 +1,14 @@
 //! Compiled programs on disk.
 
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use sha2::{Digest, Sha256};
 
 use super::{Client, CompileOptions, Executable};
-use crate::whole_file::{PART, write_whole};
+use crate::whole_file::{HEADER, Magic, PART, read_checked, write_checked};
 use crate::{Error, Result, environment};
 
 /// A folder of compiled programs, which several processes may use at once.
@@ -86,7 +86,7 @@ impl ProgramCache {
     ) -> Result<(Executable, CacheOutcome)> {
         let program = program.as_ref();
         let file = self.file(client, program, &options.encode()?);
-        let problem = match self.read(&file) {
+        let problem = match read_checked(&file, MAGIC, self.limit_bytes) {
             Ok(None) => None,
             Ok(Some(serialized)) => match client.load(serialized, deadline) {
                 Ok(executable) => {
@@ -138,32 +138,6 @@ impl ProgramCache {
         self.folder.join(format!("{}.{PROGRAM}", hexadecimal(&hash.finalize())))
     }
 
-    /// Reads a program; `None` if it is not there.
-    fn read(&self, file: &Path) -> Result<Option<Vec<u8>>, String> {
-        let text = |error: io::Error| error.to_string();
-        let mut opened = match File::open(file) {
-            Ok(opened) => opened,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(text(error)),
-        };
-        let len_bytes = opened.metadata().map_err(text)?.len();
-        if len_bytes > self.limit_bytes || len_bytes < HEADER as u64 {
-            return Err(format!("{len_bytes} bytes are not the size of a program"));
-        }
-        let mut bytes = Vec::new();
-        let reserved = usize::try_from(len_bytes).map(|len_bytes| bytes.try_reserve_exact(len_bytes));
-        if !matches!(reserved, Ok(Ok(()))) {
-            return Err(format!("{len_bytes} bytes of memory could not be allocated"));
-        }
-        // No more than was reserved, should another process write to it.
-        opened.by_ref().take(len_bytes).read_to_end(&mut bytes).map_err(text)?;
-        let (header, program) = bytes.split_at_checked(HEADER).ok_or("the file was cut")?;
-        if header[..MAGIC.len()] != *MAGIC || header[MAGIC.len()..] != *Sha256::digest(program) {
-            return Err("the checksum is wrong".to_owned());
-        }
-        Ok(Some(program.to_vec()))
-    }
-
     /// Writes a program under another name, renames it, and makes room.
     fn write(&self, file: &Path, program: &[u8]) -> io::Result<()> {
         let len_bytes = (HEADER + program.len()) as u64;
@@ -172,7 +146,7 @@ impl ProgramCache {
                 format!("{len_bytes} bytes are more than the {} of the cache; raise its limit", self.limit_bytes);
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, text));
         }
-        write_whole(file, &[MAGIC.as_slice(), &Sha256::digest(program), program].concat())?;
+        write_checked(file, MAGIC, program)?;
         self.make_room(file);
         Ok(())
     }
@@ -228,9 +202,8 @@ fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Begins a file; the checksum of the program follows.
-const MAGIC: &[u8; 8] = b"DPJRT\0\0\x01";
-const HEADER: usize = MAGIC.len() + 32;
+/// Begins a file of a program.
+const MAGIC: &Magic = b"DPJRT\0\0\x01";
 const PROGRAM: &str = "pjrt";
 
 /// The age at which a part was left behind by a process that has ended.

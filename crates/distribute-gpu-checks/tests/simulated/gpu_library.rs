@@ -1,5 +1,7 @@
 //! A tensor library whose tensors are in the memory of GPUs, and whose gradients the program computes itself.
 
+#![expect(unsafe_code, reason = "the stream of another owner")]
+
 use std::any::Any;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -48,6 +50,14 @@ impl Gpu {
         Gpu { device, stream }
     }
 
+    /// Returns the same GPU and stream, as one that knows of no failure: like the stream of a tensor library that does
+    /// not use this workspace.
+    fn adopted(&self) -> Gpu {
+        // SAFETY: it is a stream of this GPU, which is kept with it.
+        let stream = unsafe { self.device.adopt_stream(self.stream.handle(), self.stream.clone()) };
+        Gpu { device: self.device.clone(), stream: Arc::new(stream.unwrap()) }
+    }
+
     fn put(&self, shape: &[usize], elements: &[f32]) -> distribute_device::Result<GpuTensor> {
         let memory = self.device.allocate(size_of_val(elements))?;
         self.stream.copy_from_host(HostBuffer::from_slice(elements)?, 0, &memory)?;
@@ -70,6 +80,15 @@ impl GpuModel {
     /// Returns a tensor on the GPU of a local replica.
     pub(super) fn put(&self, local: usize, elements: &[f32]) -> GpuTensor {
         self.0.variables()[0].components()[local].gpu.put(&[elements.len()], elements).unwrap()
+    }
+
+    /// Lets a local replica's GPU do nothing for a while, after the work that it has so far.
+    pub(super) fn pause(&self, local: usize, time: Duration) {
+        let pause = move || {
+            std::thread::sleep(time);
+            Ok(())
+        };
+        self.0.variables()[0].components()[local].gpu.stream.launch_host(Box::new(pause)).unwrap();
     }
 
     /// Returns the elements of each variable on a local replica.
@@ -209,7 +228,7 @@ impl DeviceExchange<OnGpu> for Buckets {
         plan: &Plan,
         compression: &Compression,
     ) -> Result<Option<Buckets>, HostError> {
-        let gpu = parameters.variables()[0].components()[context.local_replica_id()].gpu.clone();
+        let gpu = parameters.variables()[0].components()[context.local_replica_id()].gpu.adopted();
         let (group, buckets) = (context.device_group()?, plan.buckets());
         let tensors = &buckets.tensors()[..parameters.variables().len()];
         let members = buckets.buckets().iter().flat_map(|bucket| bucket.members.iter().copied());
@@ -222,6 +241,13 @@ impl DeviceExchange<OnGpu> for Buckets {
 
     fn take_back(&self) {
         self.fused.take_back();
+    }
+
+    fn replace_streams(&mut self) -> Result<(), HostError> {
+        self.fused.replace_stream()?;
+        self.gpu = self.gpu.adopted();
+        self.updater = Arc::new(GpuUpdater::new(self.gpu.device.clone(), self.gpu.stream.clone()));
+        Ok(())
     }
 
     fn begin(&self, context: &ReplicaContext) -> Result<Step, HostError> {
@@ -238,7 +264,8 @@ impl DeviceExchange<OnGpu> for Buckets {
     }
 
     fn finish(step: Step, mut flags: Vec<u32>) -> Result<(Sum, Vec<u32>), HostError> {
-        let Step { gpu, updater, context, step, .. } = step;
+        let Step { gpu, updater, context, group, step } = step;
+        step.wait(&group)?;
         context.group().all_reduce(&mut flags, ReduceOp::Sum)?;
         let gradients = step.finish(&*gpu.stream)?.into_iter().filter(|(index, _)| flags[*index] > 0).collect();
         Ok((Sum { updater, gradients }, flags))

@@ -212,6 +212,8 @@ impl<L: TensorLibrary> States<L> {
             let mut state = state.lock();
             (state.change, state.undecided) = (Change::Whole, false);
             state.standing.accumulated.clear();
+            // What compression has not sent yet belongs to the steps that are left behind.
+            (state.fused, state.on_device) = (None, None);
             state.is_apart = false;
             let in_progress = state.in_progress.take();
             drop(state);
@@ -309,15 +311,16 @@ impl<L: TensorLibrary> Recoverable for States<L> {
     }
 
     fn take_back(&self, local: usize) -> Result<(), RecoveryError> {
-        let in_progress = {
+        let (replaced, in_progress) = {
             let mut state = self.each[local].lock();
             state.standing = state.noted.clone();
             state.forget_step();
-            state.in_progress.take()
+            // Also after the last step was committed: what has failed later may have used the same streams.
+            (state.replace_streams(), state.in_progress.take())
         };
         // It waits for operations, which end at once in a group that a failure has aborted.
         drop(in_progress);
-        Ok(())
+        Ok(replaced?)
     }
 
     /// Fails the run if an update failed, even if the closure has ignored the error.
@@ -335,15 +338,25 @@ impl<L: TensorLibrary> Recoverable for States<L> {
 }
 
 impl<L: TensorLibrary> ReplicaState<L> {
-    /// Reverts what an uncommitted step has left in the compressors' state.
-    pub(super) fn forget_step(&mut self) {
-        if std::mem::take(&mut self.undecided) {
+    /// Reverts what an uncommitted step has left in the compressors' state. Returns whether there was one.
+    pub(super) fn forget_step(&mut self) -> bool {
+        let undecided = std::mem::take(&mut self.undecided);
+        if undecided {
             if let Some(fused) = &self.fused {
                 fused.take_back();
             }
             if let Some(Some(devices)) = &self.on_device {
                 devices.take_back();
             }
+        }
+        undecided
+    }
+
+    /// Leaves the streams behind in which a collective may have failed.
+    pub(super) fn replace_streams(&mut self) -> Result<(), L::Error> {
+        match &mut self.on_device {
+            Some(Some(devices)) => devices.replace_streams(),
+            _ => Ok(()),
         }
     }
 }

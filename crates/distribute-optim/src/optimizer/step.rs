@@ -115,7 +115,9 @@ impl<L: TensorLibrary> Optimizer<L> {
         self.watch(context)?;
         let mut state = self.states.each[local].lock();
         // The caller may have ignored the failure of an earlier step.
-        state.forget_step();
+        if state.forget_step() {
+            state.replace_streams()?;
+        }
         state.undecided = true;
         let standing = &state.standing;
         Ok((standing.counts.clone(), standing.accumulated.clone(), standing.scaling))

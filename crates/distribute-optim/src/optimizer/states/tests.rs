@@ -1,11 +1,12 @@
 use std::ops::ControlFlow;
 
+use distribute_collectives::Compression;
 use distribute_device::BufferRef;
 use distribute_strategy::{MirroredStrategy, Strategy};
 use distribute_values::{Host, HostTensor, TensorStorage};
 
 use super::*;
-use crate::{Adam, HostError, HostLoss, HostModel, Optimizer, Trainable, audit};
+use crate::{Adam, HostError, HostLoss, HostModel, Optimizer, Sgd, Trainable, audit};
 
 const SHAPES: [(&str, &[usize]); 2] = [("fc.weight", &[3, 5]), ("fc.bias", &[3])];
 
@@ -89,6 +90,45 @@ fn parts_that_replicas_could_not_gather_come_from_their_owners() {
         optimizer.states.settle().unwrap();
         assert!((0..3 * ranks).all(|local| values(&layer, &optimizer, local) == expected), "{ranks} ranks");
         step(&strategy, &optimizer).unwrap();
+    }
+}
+
+#[test]
+fn what_compression_has_not_sent_is_not_sent_after_a_restore() {
+    let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build().unwrap();
+    let step = |optimizer: &Optimizer<Host>, scale: f32| {
+        let run = strategy.run_with(optimizer, |context, optimizer| {
+            let share = scale * (1.0 + context.replica_id() as f32);
+            optimizer.minimize(context, &HostLoss(SHAPES.map(|(_, shape)| Some(ramp(shape, share))).to_vec()))
+        });
+        run.unwrap();
+    };
+    let start = || SHAPES.map(|(name, shape)| (name, ramp(shape, 0.1)));
+    for compression in [Compression::TopK(0.2), Compression::PowerSgd(1), Compression::Bf16] {
+        let build = || {
+            let model = HostModel::new(&strategy, start()).unwrap();
+            let optimizer = Sgd::new(0.1).momentum(0.9).build(&model).unwrap().compress(compression.clone()).unwrap();
+            (model, optimizer)
+        };
+        let ((model, optimizer), (other_model, other)) = (build(), build());
+        let saved = optimizer.state();
+        step(&optimizer, 1e3);
+        for (variable, (_, value)) in model.parameters().variables().iter().zip(start()) {
+            overwrite::<Host>(variable.components(), &value).unwrap();
+        }
+        let zeroes =
+            |_: &str, _: &HostTensor<f32>, shape: &[usize]| Ok::<_, distribute_values::Error>(ramp(shape, 0.0));
+        optimizer.restore_slots(zeroes).unwrap();
+        optimizer.set_state(&saved);
+        step(&optimizer, 0.3);
+        step(&other, 0.3);
+        for replica in 0..2 {
+            let [restored, fresh] = [(&model, &optimizer), (&other_model, &other)].map(|(model, optimizer)| {
+                let values = values(model, optimizer, replica).concat();
+                values.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+            });
+            assert_eq!(restored, fresh, "{compression:?}, replica {replica}");
+        }
     }
 }
 
