@@ -316,8 +316,14 @@ impl<M: Module + Sync + 'static> Model<M> {
     /// burn or to be used elsewhere. Running statistics are the first replica's. Every process calls this, outside
     /// `run`.
     ///
+    /// Under a strategy of local updates, such as `DilocoStrategy`, first call
+    /// [`Optimizer::synchronize`](distribute_optim::Optimizer::synchronize), unless the last step was one that
+    /// synchronizes.
+    ///
     /// # Errors
-    /// [`Error::Collective`] if weights are sharded and a process is missing or fails.
+    /// [`Error::Optim`] with [`Apart`](distribute_optim::Error::Apart) if replicas have made steps of their own since
+    /// their variables were equal, or [`Torn`](distribute_optim::Error::Torn) if a failed step has left no whole
+    /// variables; [`Error::Collective`] if weights are sharded and a process is missing or fails.
     ///
     /// # Examples
     /// ```
@@ -333,6 +339,7 @@ impl<M: Module + Sync + 'static> Model<M> {
     /// # Ok::<(), Error>(())
     /// ```
     pub fn to_module(&self, strategy: &Strategy) -> Result<M> {
+        self.parameters.check_equal()?;
         let mut wholes = HashMap::new();
         let in_parts = |variable: &Variable<Burn>| variable.layout().is_some() || variable.tensor_split().is_some();
         for (index, variable) in self.variables().iter().enumerate().filter(|(_, variable)| in_parts(variable)) {

@@ -5,6 +5,7 @@ use candle_core::{CpuStorage, CudaStorage, CustomOp1, Layout, Result, Shape, Ten
 use distribute_collectives::{ProcessGroup, ReduceOp};
 use distribute_strategy::ReplicaContext;
 
+use crate::exchange::Exchange;
 use crate::gpu;
 
 /// Returns the elementwise sum of every replica's `x` on every replica. Backward sums the replicas' gradients in the
@@ -37,7 +38,7 @@ use crate::gpu;
 /// # Source
 /// `tf.distribute.ReplicaContext.all_reduce`, whose gradient is an all-reduce too.
 pub fn sum_over_replicas(context: &ReplicaContext, x: &Tensor) -> Result<Tensor> {
-    over_replicas(context, x, ReduceOp::Sum)
+    over_replicas(context, x, ReduceOp::Sum, Exchange::UNNAMED)
 }
 
 /// Returns the elementwise mean of every replica's `x` on every replica. Backward averages the replicas' gradients in
@@ -71,17 +72,23 @@ pub fn sum_over_replicas(context: &ReplicaContext, x: &Tensor) -> Result<Tensor>
 /// # Source
 /// `tf.distribute.ReplicaContext.all_reduce` with `ReduceOp.MEAN`.
 pub fn mean_over_replicas(context: &ReplicaContext, x: &Tensor) -> Result<Tensor> {
-    over_replicas(context, x, ReduceOp::Mean)
+    over_replicas(context, x, ReduceOp::Mean, Exchange::UNNAMED)
 }
 
-fn over_replicas(context: &ReplicaContext, x: &Tensor, op: ReduceOp) -> Result<Tensor> {
-    x.contiguous()?.apply_op1(OverReplicas { context: context.clone(), op })
+/// Returns the sum over replicas of what a layer exchanges.
+pub(crate) fn sum_of_layer(context: &ReplicaContext, x: &Tensor, exchange: Exchange) -> Result<Tensor> {
+    over_replicas(context, x, ReduceOp::Sum, exchange)
+}
+
+fn over_replicas(context: &ReplicaContext, x: &Tensor, op: ReduceOp, exchange: Exchange) -> Result<Tensor> {
+    x.contiguous()?.apply_op1(OverReplicas { context: context.clone(), op, exchange })
 }
 
 /// A sum or a mean.
 struct OverReplicas {
     context: ReplicaContext,
     op: ReduceOp,
+    exchange: Exchange,
 }
 
 impl CustomOp1 for OverReplicas {
@@ -93,7 +100,7 @@ impl CustomOp1 for OverReplicas {
         // Every replica asks where it is reduced, also one in host memory.
         self.context.graph_device_group().map_err(candle_core::Error::wrap)?;
         let group = self.context.graph_group().map_err(candle_core::Error::wrap)?;
-        Ok((reduced(self.name(), &group, self.op, storage, layout)?, layout.shape().clone()))
+        Ok((exchanged(self.name(), (&group, self.exchange), self.op, storage, layout)?, layout.shape().clone()))
     }
 
     /// Reduces in the memory of the GPUs; through the host if a replica is not on a GPU.
@@ -107,7 +114,7 @@ impl CustomOp1 for OverReplicas {
     }
 
     fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
-        Ok(Some(over_replicas(&self.context, gradient, self.op)?))
+        Ok(Some(over_replicas(&self.context, gradient, self.op, self.exchange)?))
     }
 }
 
@@ -159,13 +166,14 @@ pub fn gather_over_replicas(context: &ReplicaContext, x: &Tensor, axis: usize) -
         candle_core::bail!("gather_over_replicas: shapes {own:?} and {other:?} differ in more than axis {axis}");
     }
     let rows = shapes.iter().step_by(x.rank()).map(|rows| *rows as usize).collect();
-    x.apply_op1(GatherOverReplicas { context: context.clone(), rows })?.transpose(0, axis)?.contiguous()
+    let gather = GatherOverReplicas { context: context.clone(), rows, exchange: Exchange::UNNAMED };
+    x.apply_op1(gather)?.transpose(0, axis)?.contiguous()
 }
 
 /// Returns the numbers of all replicas, one row each, without a gradient. All have equally many.
-pub(crate) fn gather_numbers(context: &ReplicaContext, own: &Tensor) -> Result<Tensor> {
+pub(crate) fn gather_numbers(context: &ReplicaContext, own: &Tensor, exchange: Exchange) -> Result<Tensor> {
     let rows = vec![1; context.num_replicas_in_sync()];
-    own.detach().unsqueeze(0)?.contiguous()?.apply_op1(GatherOverReplicas { context: context.clone(), rows })
+    own.detach().unsqueeze(0)?.contiguous()?.apply_op1(GatherOverReplicas { context: context.clone(), rows, exchange })
 }
 
 /// A concatenation along the first axis.
@@ -173,6 +181,7 @@ struct GatherOverReplicas {
     context: ReplicaContext,
     /// The rows of each replica.
     rows: Vec<usize>,
+    exchange: Exchange,
 }
 
 impl CustomOp1 for GatherOverReplicas {
@@ -194,10 +203,7 @@ impl CustomOp1 for GatherOverReplicas {
             ($($variant:ident),*) => {
                 match storage {
                     $(CpuStorage::$variant(own) => {
-                        let mut all = vec![Default::default(); dims[0] * row_len];
-                        let gathered = group.parts(&lens).all_gather(&own[start..end], &mut all);
-                        gathered.map_err(candle_core::Error::wrap)?;
-                        CpuStorage::$variant(all)
+                        CpuStorage::$variant(self.exchange.all_gather(&group, &own[start..end], &lens)?)
                     })*
                     _ => candle_core::bail!("{}: give a tensor of f32, f64, f16 or bf16", self.name()),
                 }
@@ -236,6 +242,16 @@ pub(crate) fn reduced(
     storage: &CpuStorage,
     layout: &Layout,
 ) -> Result<CpuStorage> {
+    exchanged(name, (group, Exchange::UNNAMED), op, storage, layout)
+}
+
+fn exchanged(
+    name: &'static str,
+    (group, exchange): (&ProcessGroup, Exchange),
+    op: ReduceOp,
+    storage: &CpuStorage,
+    layout: &Layout,
+) -> Result<CpuStorage> {
     let Some((start, end)) = layout.contiguous_offsets() else {
         candle_core::bail!("{name}: the tensor is not contiguous")
     };
@@ -243,9 +259,7 @@ pub(crate) fn reduced(
         ($($variant:ident),*) => {
             match storage {
                 $(CpuStorage::$variant(all) => {
-                    let mut values = all[start..end].to_vec();
-                    group.all_reduce(&mut values, op).map_err(candle_core::Error::wrap)?;
-                    CpuStorage::$variant(values)
+                    CpuStorage::$variant(exchange.all_reduce(group, all[start..end].to_vec(), op)?)
                 })*
                 _ => candle_core::bail!("{name}: give a tensor of f32, f64, f16 or bf16"),
             }

@@ -1,10 +1,12 @@
 //! Attention whose memory does not grow with the square of the number of tokens.
 
-use candle_core::{CpuStorage, D, DType, Error, Layout, Result, Shape, Storage, Tensor};
+use candle_core::{CpuStorage, DType, Error, Layout, Result, Shape, Storage, Tensor};
 use distribute_kernels::attention::{Arguments, Attention, Results, Vectors};
 
 use crate::host::{Element, Kept, Stored, elements, is_fused, tensor, with};
 use crate::relay::{Operation, apply};
+use crate::rows::softmax;
+use crate::tensor::is_short;
 
 /// Which keys a query attends to.
 #[derive(Clone, Copy, Debug)]
@@ -20,9 +22,9 @@ pub enum AttentionMask<'a> {
 
 /// Computes scaled dot-product attention, `softmax(q · kᵀ / √width + mask) · v`.
 ///
-/// In host memory, for f32 and f64, neither forward nor backward keep the matrix of scores; tensors may be views, as
-/// transposed ones, and are not copied if the elements of a vector are side by side. Elsewhere these are candle's
-/// operations.
+/// In host memory neither forward nor backward keep the matrix of scores; tensors of f32 and f64 may be views, as
+/// transposed ones, and are not copied if the elements of a vector are side by side. Those of 16 bits are converted to
+/// f32, and the result back. Elsewhere these are candle's operations, of which those on scores of 16 bits are in f32.
 ///
 /// # Shapes
 /// `q`: (batch, heads, queries, width). `k` and `v`: (batch, heads, keys, width); of their heads, each may serve
@@ -65,6 +67,12 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, mask: AttentionMask<'_>) ->
             v.dims()
         );
     }
+    let held = additive_in_32_bits(mask, q.dtype())?;
+    let mask = held.as_ref().map_or(mask, AttentionMask::Additive);
+    if is_short(q.dtype()) && q.device().is_cpu() {
+        let wide = |x: &Tensor| x.to_dtype(DType::F32);
+        return attention(&wide(q)?, &wide(k)?, &wide(v)?, mask)?.to_dtype(q.dtype());
+    }
     let scale = 1.0 / (width as f64).sqrt();
     let causal = matches!(mask, AttentionMask::Causal);
     if !is_fused(q) || keys == 0 || width == 0 {
@@ -104,6 +112,11 @@ pub fn self_attention(qkv: &Tensor, heads: usize, mask: AttentionMask<'_>) -> Re
     if heads == 0 || size == 0 || !size.is_multiple_of(3 * heads) {
         candle_core::bail!("self-attention of shape {:?}; give (batch, tokens, 3 · {heads} · width)", qkv.dims());
     }
+    let held = additive_in_32_bits(mask, qkv.dtype())?;
+    let mask = held.as_ref().map_or(mask, AttentionMask::Additive);
+    if is_short(qkv.dtype()) && qkv.device().is_cpu() {
+        return self_attention(&qkv.to_dtype(DType::F32)?, heads, mask)?.to_dtype(qkv.dtype());
+    }
     let width = size / 3 / heads;
     let scale = 1.0 / (width as f64).sqrt();
     if !is_fused(qkv) || tokens == 0 {
@@ -122,6 +135,16 @@ pub fn self_attention(qkv: &Tensor, heads: usize, mask: AttentionMask<'_>) -> Re
     }
 }
 
+/// Returns what is added to the scores of queries of 16 bits, which are f32.
+fn additive_in_32_bits(mask: AttentionMask<'_>, queries: DType) -> Result<Option<Tensor>> {
+    match mask {
+        AttentionMask::Additive(mask) if is_short(queries) && mask.dtype().is_float() => {
+            mask.detach().to_dtype(DType::F32).map(Some)
+        }
+        _ => Ok(None),
+    }
+}
+
 /// Computes attention by candle's operations.
 fn composed([q, k, v]: [&Tensor; 3], mask: AttentionMask<'_>, scale: f64) -> Result<Tensor> {
     let (batch, heads, queries, _) = q.dims4()?;
@@ -130,18 +153,19 @@ fn composed([q, k, v]: [&Tensor; 3], mask: AttentionMask<'_>, scale: f64) -> Res
         let shape = (batch, key_heads, heads / key_heads, keys, width);
         x.unsqueeze(2)?.broadcast_as(shape)?.reshape((batch, heads, keys, width))?.contiguous()
     });
-    let scores = (q.contiguous()?.matmul(&k?.t()?)? * scale)?;
+    let wide = if is_short(q.dtype()) { DType::F32 } else { q.dtype() };
+    let scores = (q.contiguous()?.matmul(&k?.t()?)?.to_dtype(wide)? * scale)?;
     let scores = match mask {
         AttentionMask::None => scores,
         AttentionMask::Causal => {
             let hidden = |at: usize| if at % keys + queries > at / keys + keys { f32::NEG_INFINITY } else { 0.0 };
             let mask = (0..queries * keys).map(hidden).collect::<Vec<f32>>();
-            let mask = Tensor::from_vec(mask, (queries, keys), q.device())?.to_dtype(q.dtype())?;
+            let mask = Tensor::from_vec(mask, (queries, keys), q.device())?.to_dtype(wide)?;
             scores.broadcast_add(&mask)?
         }
         AttentionMask::Additive(mask) => scores.broadcast_add(&mask.detach())?,
     };
-    candle_nn::ops::softmax(&scores, D::Minus1)?.matmul(&v?)
+    softmax(&scores)?.to_dtype(q.dtype())?.matmul(&v?)
 }
 
 /// Returns what is added to the scores of each batch, head, query and key.

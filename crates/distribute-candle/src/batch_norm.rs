@@ -1,22 +1,23 @@
 //! Batch normalisation over the batches of all replicas.
 
-use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CudaStorage, CustomOp1, D, DType, Error, Layout, Result, Shape, Storage, Tensor, Var};
+use candle_core::{D, DType, Result, Tensor, Var};
 use candle_nn::{BatchNormConfig, Init, ModuleT, VarBuilder};
 use distribute_strategy::{ReplicaContext, get_replica_context};
-use parking_lot::Mutex;
 
 use self::fused::{Fused, has_planes};
 use self::moments::Moments;
+use self::normalised::Normalised;
 use self::rectified::rectified;
-use crate::all_reduce::sum_over_replicas;
+use crate::all_reduce::sum_of_layer;
+use crate::exchange::Exchange;
 use crate::fused::weighted;
-use crate::rows::relu;
+use crate::rows::{add, relu};
 use crate::statistics::keeps_common;
 use crate::tensor::is_short;
 
 mod fused;
 mod moments;
+mod normalised;
 mod rectified;
 
 /// Batch normalisation whose mean and variance are those of the global batch.
@@ -35,8 +36,14 @@ mod rectified;
 /// sums and gradient.
 ///
 /// If a replica may get [a batch without rows](distribute_strategy::DistributedDataset::with_empty_batches), put the
-/// branch with the normalisation on the left of sums, `branch + x`. candle drops the right operand of operations on
-/// tensors without elements, so that this replica would not take part in backward, and the others would wait for it.
+/// branch with the normalisation on the left of candle's sums, `branch + x`, or use [`add`](crate::add) or
+/// [`forward_relu`](SyncBatchNorm::forward_relu). candle drops the right operand of operations on tensors without
+/// elements, so that this replica would not take part in backward, and the others would wait for it.
+///
+/// # Ordering
+/// Every replica must call the same layers in the same order, and add their results in the same order, by which that of
+/// backward is determined. Replicas compare the layers' paths: forward fails if they differ, and so does backward
+/// unless all replicas are on GPUs.
 ///
 /// # Shapes
 /// Inputs have the channels in axis 1: (examples, channels, …).
@@ -71,6 +78,8 @@ pub struct SyncBatchNorm {
     running_mean: Var,
     running_var: Var,
     config: BatchNormConfig,
+    /// The exchanges in forward and in backward.
+    exchanges: [Exchange; 2],
 }
 
 /// Creates a [`SyncBatchNorm`] for `num_features` channels, whose variables have the names that
@@ -97,7 +106,8 @@ pub fn sync_batch_norm(
     let running_mean = Var::from_tensor(&get("running_mean", 0.0, widened(dtype))?)?;
     let running_var = Var::from_tensor(&get("running_var", 1.0, widened(dtype))?)?;
     keeps_common([&running_mean, &running_var]);
-    Ok(SyncBatchNorm { affine, running_mean, running_var, config })
+    let exchanges = ["forward", "backward"].map(|direction| Exchange::new(direction, &vb.prefix()));
+    Ok(SyncBatchNorm { affine, running_mean, running_var, config, exchanges })
 }
 
 impl SyncBatchNorm {
@@ -157,11 +167,41 @@ impl SyncBatchNorm {
             let [weight, bias] = self.parameters(x, &batch)?;
             return rectified(batch, x, [&weight, &bias], shortcut);
         }
-        let normed = self.forward_t(x, train)?;
+        let normed = self.normalised(x, shortcut, train)?;
         relu(&match shortcut {
-            Some(shortcut) => (normed + shortcut)?,
+            // The shortcut of a batch without rows is in the graph, as that of its normalisation.
+            Some(shortcut) if train => (normed + shortcut)?,
+            Some(shortcut) => add(&normed, shortcut)?,
             None => normed,
         })
+    }
+
+    /// Normalises `x`. In training, backward reaches the shortcut after this layer and before what `x` is computed of,
+    /// as if both were arguments of one operation, whatever operations this replica uses.
+    fn normalised(&self, x: &Tensor, shortcut: Option<&Tensor>, train: bool) -> Result<Tensor> {
+        let (dtype, epsilon, remove_mean) = (widened(x.dtype()), self.config.eps, self.config.remove_mean);
+        let normed = if train {
+            let batch = self.batch(x)?;
+            if self.is_fused(x) {
+                let [weight, bias] = self.parameters(x, &batch)?;
+                return weighted(x, &weight, Some(&bias), Fused(batch));
+            }
+            batch.normalise(x, shortcut)?
+        } else {
+            let statistic = |var: &Var| per_channel(&var.as_detached_tensor().to_dtype(dtype)?, x.rank());
+            let (mean, variance) = (statistic(&self.running_mean)?, statistic(&self.running_var)?);
+            let x = x.to_dtype(dtype)?;
+            let centred = if remove_mean { x.broadcast_sub(&mean)? } else { x };
+            centred.broadcast_div(&(variance + epsilon)?.sqrt()?)?
+        };
+        let normed = match &self.affine {
+            Some((weight, bias)) => {
+                let parameter = |tensor: &Tensor| per_channel(&tensor.to_dtype(dtype)?, x.rank());
+                normed.broadcast_mul(&parameter(weight)?)?.broadcast_add(&parameter(bias)?)?
+            }
+            None => normed,
+        };
+        normed.to_dtype(x.dtype())
     }
 
     /// Returns whether a batch in training is normalised by fused operations.
@@ -172,7 +212,7 @@ impl SyncBatchNorm {
     /// Returns the global batch in training, whose statistics are remembered.
     fn batch(&self, x: &Tensor) -> Result<Batch> {
         let context = get_replica_context().filter(|context| context.num_replicas_in_sync() > 1);
-        let batch = Batch::new(x, context, self.config.eps, self.config.remove_mean)?;
+        let batch = Batch::new(x, context, &self.config, self.exchanges)?;
         if batch.moments.count > 0.0 {
             self.remember(&batch.moments)?;
         }
@@ -221,35 +261,15 @@ impl SyncBatchNorm {
 impl ModuleT for SyncBatchNorm {
     fn forward_t(&self, x: &Tensor, train: bool) -> Result<Tensor> {
         self.check(x)?;
-        let (dtype, epsilon, remove_mean) = (widened(x.dtype()), self.config.eps, self.config.remove_mean);
-        let normed = if train {
-            let batch = self.batch(x)?;
-            if self.is_fused(x) {
-                let [weight, bias] = self.parameters(x, &batch)?;
-                return weighted(x, &weight, Some(&bias), Fused(batch));
-            }
-            batch.normalise(x)?
-        } else {
-            let statistic = |var: &Var| per_channel(&var.as_detached_tensor().to_dtype(dtype)?, x.rank());
-            let (mean, variance) = (statistic(&self.running_mean)?, statistic(&self.running_var)?);
-            let x = x.to_dtype(dtype)?;
-            let centred = if remove_mean { x.broadcast_sub(&mean)? } else { x };
-            centred.broadcast_div(&(variance + epsilon)?.sqrt()?)?
-        };
-        let normed = match &self.affine {
-            Some((weight, bias)) => {
-                let parameter = |tensor: &Tensor| per_channel(&tensor.to_dtype(dtype)?, x.rank());
-                normed.broadcast_mul(&parameter(weight)?)?.broadcast_add(&parameter(bias)?)?
-            }
-            None => normed,
-        };
-        normed.to_dtype(x.dtype())
+        self.normalised(x, None, train)
     }
 }
 
 /// A global batch in training: the results of forward that backward needs.
 struct Batch {
     context: Option<ReplicaContext>,
+    /// The exchange of backward.
+    backward: Exchange,
     remove_mean: bool,
     /// Whether this replica's elements belong to the batch.
     counts: bool,
@@ -262,22 +282,27 @@ struct Batch {
 }
 
 impl Batch {
-    fn new(x: &Tensor, context: Option<ReplicaContext>, epsilon: f64, remove_mean: bool) -> Result<Batch> {
+    fn new(
+        x: &Tensor,
+        context: Option<ReplicaContext>,
+        config: &BatchNormConfig,
+        [forward, backward]: [Exchange; 2],
+    ) -> Result<Batch> {
         let channels = x.dim(1)?;
         // A row that stands in for missing examples does not belong to the batch.
         let counts = x.elem_count() > 0 && context.as_ref().is_none_or(ReplicaContext::has_examples);
         let own = if counts { Moments::of(x)? } else { Moments::none(channels, x.device())? };
         let near = own.origins.clone();
         let moments = match &context {
-            Some(context) => own.over_replicas(context)?,
+            Some(context) => own.over_replicas(context, forward)?,
             None => own,
         };
-        let scales = ((&moments.deviations / moments.count.max(1.0))? + epsilon)?.sqrt()?.recip()?;
-        Ok(Batch { context, remove_mean, counts, moments, near, scales })
+        let scales = ((&moments.deviations / moments.count.max(1.0))? + config.eps)?.sqrt()?.recip()?;
+        Ok(Batch { context, backward, remove_mean: config.remove_mean, counts, moments, near, scales })
     }
 
-    /// Returns the normalised input, in f32 or f64, through which backward reaches `x`.
-    fn normalise(self, x: &Tensor) -> Result<Tensor> {
+    /// Returns the normalised input, in f32 or f64, through which backward reaches `x` and the shortcut.
+    fn normalise(self, x: &Tensor, shortcut: Option<&Tensor>) -> Result<Tensor> {
         let wide = x.detach().to_dtype(widened(x.dtype()))?;
         let normed = if x.elem_count() == 0 {
             wide
@@ -285,7 +310,11 @@ impl Batch {
             let centred = if self.remove_mean { self.centred(&wide)? } else { wide };
             centred.broadcast_mul(&vector(&self.scales, x)?)?
         };
-        x.apply_op1(Normalised { batch: self, y: Mutex::new(Some(normed.contiguous()?)) })
+        let operation = Normalised::new(self, normed.contiguous()?);
+        match shortcut {
+            Some(shortcut) => x.apply_op2(shortcut, operation),
+            None => x.apply_op1(operation),
+        }
     }
 
     /// Returns the deviation of each element from its channel's mean.
@@ -325,7 +354,7 @@ impl Batch {
     /// Returns the gradients through the variance, a factor of deviations, and through the mean.
     fn through_moments(&self, sums: Tensor) -> Result<(Tensor, Tensor)> {
         let sums = match &self.context {
-            Some(context) => sum_over_replicas(context, &sums)?,
+            Some(context) => sum_of_layer(context, &sums, self.backward)?,
             None => sums,
         };
         let (channels, n) = (self.scales.dim(0)?, self.moments.count.max(1.0));
@@ -340,43 +369,6 @@ impl Batch {
             false => of_gradient.zeros_like()?,
         };
         Ok((spread, shift))
-    }
-}
-
-/// The operation of a batch: forward returns the normalised values, backward returns the input's gradient.
-struct Normalised {
-    batch: Batch,
-    /// The normalised values, until forward copies them to the result: candle would keep an argument.
-    y: Mutex<Option<Tensor>>,
-}
-
-impl Normalised {
-    fn take(&self) -> Result<Tensor> {
-        self.y.lock().take().ok_or_else(|| Error::Msg("a batch was normalised twice".to_owned()))
-    }
-}
-
-impl CustomOp1 for Normalised {
-    fn name(&self) -> &'static str {
-        "sync-batch-norm"
-    }
-
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
-        let y = self.take()?;
-        let (storage, layout) = y.storage_and_layout();
-        let Storage::Cpu(storage) = &*storage else { candle_core::bail!("a batch is not in host memory") };
-        Ok((storage.clone(), layout.shape().clone()))
-    }
-
-    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
-        let y = self.take()?;
-        let (storage, layout) = y.storage_and_layout();
-        let Storage::Cuda(storage) = &*storage else { candle_core::bail!("a batch is not on the GPU of its input") };
-        Ok((storage.try_clone(layout)?, layout.shape().clone()))
-    }
-
-    fn bwd(&self, x: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
-        self.batch.gradient(x, gradient).map(Some)
     }
 }
 

@@ -169,16 +169,25 @@ pub(crate) fn as_indices(indices: &Tensor) -> candle_core::Result<Tensor> {
 /// Returns indices, such as targets, in host memory, and refuses one that is not a class. candle treats the greatest
 /// number of a type as padding, with a loss of 0.
 pub(crate) fn check_classes(what: &str, targets: &Tensor, classes: usize) -> candle_core::Result<Vec<usize>> {
-    if !targets.dtype().is_int() {
-        candle_core::bail!("class indices are of {:?}; give u32, i64 or u8", targets.dtype());
+    check_indices((what, "classes"), targets, classes)
+}
+
+/// Returns indices of a table's rows in host memory, and refuses one that is not that of a row.
+pub(crate) fn check_rows(indices: &Tensor, rows: usize) -> candle_core::Result<Vec<usize>> {
+    check_indices(("index", "rows"), indices, rows)
+}
+
+fn check_indices((what, of): (&str, &str), indices: &Tensor, count: usize) -> candle_core::Result<Vec<usize>> {
+    if !indices.dtype().is_int() {
+        candle_core::bail!("indices of {of} are of {:?}; give u32, i64 or u8", indices.dtype());
     }
-    let all: Vec<i64> = targets.to_dtype(DType::I64)?.flatten_all()?.to_vec1()?;
-    let class = |(at, given): (usize, &i64)| match usize::try_from(*given) {
-        Ok(class) if class < classes => Ok(class),
+    let all: Vec<i64> = indices.to_dtype(DType::I64)?.flatten_all()?.to_vec1()?;
+    let checked = |(at, given): (usize, &i64)| match usize::try_from(*given) {
+        Ok(index) if index < count => Ok(index),
         _ => candle_core::bail!(
-            "{what} {at} is {given}, but there are {classes} classes; give indices from 0 to {}",
-            classes.saturating_sub(1)
+            "{what} {at} is {given}, but there are {count} {of}; give indices from 0 to {}",
+            count.saturating_sub(1)
         ),
     };
-    all.iter().enumerate().map(class).collect()
+    all.iter().enumerate().map(checked).collect()
 }

@@ -10,11 +10,18 @@ use crate::fused::{Weighted, weighted};
 use crate::host::{Element, Stored, by_type, dtype, elements, gradient_of, is_fused, tensor, with};
 use crate::relay::{Operation, apply};
 use crate::rows::relu;
+use crate::short::add_bias;
+use crate::tensor::is_short;
 
 /// Convolution in two dimensions, like [`candle_nn::Conv2d`], several times faster in host memory, above all backward.
 ///
 /// Names of variables, initial values and settings are those of [`candle_nn::Conv2d`], so checkpoints fit both.
-/// Elsewhere, and for 16-bit types, these are candle's operations.
+/// Elsewhere, and for 16-bit types, these are candle's operations; the gradient of a bias of 16 bits is added up in
+/// f32.
+///
+/// In host memory, kernels of 3 × 3 with a stride of 1 and 16 channels and filters or more are computed by Winograd's
+/// algorithm: rounding errors are two to three times those of a plain sum, and elements next to one that depends on an
+/// infinite number may be NaN where a plain sum would be finite.
 ///
 /// # Shapes
 /// Input: (images, channels, height, width). Weight: (filters, channels / groups, kernel, kernel). Bias: (filters).
@@ -75,7 +82,17 @@ impl Conv2d {
     /// # Ok::<(), candle_core::Error>(())
     /// ```
     pub fn forward_relu(&self, x: &Tensor) -> Result<Tensor> {
-        self.fused(x, true).unwrap_or_else(|| relu(&self.0.forward(x)?))
+        self.fused(x, true).unwrap_or_else(|| relu(&self.by_candle(x)?))
+    }
+
+    fn by_candle(&self, x: &Tensor) -> Result<Tensor> {
+        match self.bias() {
+            Some(bias) if is_short(x.dtype()) => {
+                let y = candle_nn::Conv2d::new(self.weight().clone(), None, *self.config()).forward(x)?;
+                add_bias(&y, &bias.reshape((1, bias.dims1()?, 1, 1))?)
+            }
+            _ => self.0.forward(x),
+        }
     }
 
     /// Computes the convolution as one operation; `None` where it is not one.
@@ -204,7 +221,7 @@ pub fn max_pool2d_with_stride(x: &Tensor, window: impl ToUsize2, stride: impl To
 
 impl Module for Conv2d {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.fused(x, false).unwrap_or_else(|| self.0.forward(x))
+        self.fused(x, false).unwrap_or_else(|| self.by_candle(x))
     }
 }
 

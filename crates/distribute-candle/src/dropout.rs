@@ -98,19 +98,22 @@ impl ModuleT for Dropout {
         let mut random = self.stream.next()?;
         // A number of 32 bits is below this with the probability of being dropped.
         let bound = (self.probability * 2f64.powi(32)) as u32;
-        let kept = (1.0 / (1.0 - self.probability)) as f32;
-        let mask: Vec<f32> = (0..x.elem_count()).map(|_| if random.next_u32() < bound { 0.0 } else { kept }).collect();
-        if is_fused(x) {
-            let x = x.contiguous()?;
-            return match x.dtype() {
-                DType::F64 => apply([&x], Dropped::<f64>::new(mask.into_iter().map(f64::from).collect())?),
-                _ => apply([&x], Dropped::<f32>::new(mask)?),
-            };
-        }
+        let kept = 1.0 / (1.0 - self.probability);
+        let factors = (0..x.elem_count()).map(|_| if random.next_u32() < bound { 0.0 } else { kept });
         // The product is in the type of the input, as are its operands.
-        let mask = Tensor::from_vec::<_, f32>(mask, x.shape(), x.device())?.to_dtype(x.dtype())?;
-        x * mask
+        match x.dtype() {
+            DType::F64 => dropped::<f64>(x, factors.collect()),
+            _ => dropped::<f32>(x, factors.map(|factor| factor as f32).collect()),
+        }
     }
+}
+
+/// Multiplies each element by its factor.
+fn dropped<T: Element>(x: &Tensor, factors: Vec<T>) -> candle_core::Result<Tensor> {
+    if is_fused(x) {
+        return apply([&x.contiguous()?], Dropped::<T>::new(factors)?);
+    }
+    x * Tensor::from_vec(factors, x.shape(), x.device())?.to_dtype(x.dtype())?
 }
 
 /// The product with a factor for each element: 0 for those that are dropped.

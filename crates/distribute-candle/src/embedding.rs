@@ -5,7 +5,8 @@ use std::sync::Arc;
 use candle_core::{Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
 
-use crate::context::{as_indices, check_classes};
+use crate::context::{as_indices, check_rows};
+use crate::short::rows_of;
 use crate::table::{Gate, gated};
 
 /// An embedding, like [`candle_nn::Embedding`], whose gradient in host memory has only the rows that a step looks up:
@@ -13,8 +14,9 @@ use crate::table::{Gate, gated};
 /// [`sparse_gradients`](crate::Optimizer::sparse_gradients)).
 ///
 /// Names of variables and initial values are those of [`candle_nn::Embedding`], so checkpoints fit both. Elsewhere, for
-/// 16-bit types, and where replicas share or shard the table, its operations are candle's. The table can be used
-/// otherwise too, as that of a head that is tied to it; its gradient is then whole.
+/// 16-bit types, and where replicas share or shard the table, its operations are candle's, and a gradient of 16 bits is
+/// added up in f32. The table can be used otherwise too, as that of a head that is tied to it; its gradient is then
+/// whole.
 ///
 /// # Shapes
 /// Table: (`vocabulary`, `width`). Input: indices of any shape (…), u32, i64 or u8. Result: (…, `width`).
@@ -76,12 +78,12 @@ impl Module for Embedding {
         let (vocabulary, width) = self.table.dims2()?;
         let shape = [indices.dims(), &[width]].concat();
         let rows = match &self.gate {
-            Some(gate) => gate.select(&self.table, check_classes("index", indices, vocabulary)?)?,
+            Some(gate) => gate.select(&self.table, check_rows(indices, vocabulary)?)?,
             None => {
                 if indices.device().is_cpu() {
-                    check_classes("index", indices, vocabulary)?;
+                    check_rows(indices, vocabulary)?;
                 }
-                self.table.index_select(&as_indices(indices)?.flatten_all()?.contiguous()?, 0)?
+                rows_of(&self.table, &as_indices(indices)?.flatten_all()?.contiguous()?)?
             }
         };
         rows.reshape(shape)

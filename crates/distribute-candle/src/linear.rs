@@ -7,12 +7,14 @@ use distribute_rows::gelu;
 
 use crate::fused::{Weighted, weighted};
 use crate::host::{Element, Kept, Stored, by_type, dtype, elements, gradient_of, is_fused, with};
+use crate::short::add_bias;
+use crate::tensor::is_short;
 
 /// Linear layer, like [`candle_nn::Linear`], faster in host memory: the bias is part of the product, backward copies
 /// no transposed matrix, and the gradient of an input that has no variables is not computed.
 ///
 /// Names of variables and initial values are those of [`candle_nn::Linear`], so checkpoints fit both. Elsewhere, and
-/// for 16-bit types, these are candle's operations.
+/// for 16-bit types, these are candle's operations; the gradient of a bias of 16 bits is added up in f32.
 ///
 /// # Shapes
 /// Input: (…, inputs). Weight: (outputs, inputs). Bias: (outputs). Result: (…, outputs).
@@ -68,7 +70,7 @@ impl Linear {
         match self.kernel(x)? {
             Some(kernel) if x.dtype() == DType::F64 => weighted(x, weight, bias, ProductGelu::<f64>::new(kernel)),
             Some(kernel) => weighted(x, weight, bias, ProductGelu::<f32>::new(kernel)),
-            None => crate::gelu(&self.0.forward(x)?),
+            None => crate::gelu(&self.by_candle(x)?),
         }
     }
 
@@ -76,13 +78,23 @@ impl Linear {
     fn kernel(&self, x: &Tensor) -> Result<Option<Kernel>> {
         let (outputs, inputs) = self.weight().dims2()?;
         let same = |tensor: &Tensor| tensor.dtype() == x.dtype() && tensor.device().same_device(x.device());
-        if !is_fused(x) || outputs == 0 || inputs == 0 || !same(self.weight()) || !self.bias().is_none_or(same) {
+        let fits = |bias: &Tensor| same(bias) && bias.dims() == [outputs];
+        if !is_fused(x) || outputs == 0 || inputs == 0 || !same(self.weight()) || !self.bias().is_none_or(fits) {
             return Ok(None);
         }
         if x.rank() == 0 || x.dim(D::Minus1)? != inputs {
             candle_core::bail!("the input of a linear layer has shape {:?}; give (…, {inputs})", x.dims());
         }
         Ok(Some(Kernel { inputs, outputs }))
+    }
+
+    fn by_candle(&self, x: &Tensor) -> Result<Tensor> {
+        if !is_short(x.dtype()) {
+            return self.0.forward(x);
+        }
+        // Of matrices that are apart, candle would add up each one's gradient of the weight in 16 bits.
+        let y = candle_nn::Linear::new(self.weight().clone(), None).forward(&x.contiguous()?)?;
+        self.bias().map_or(Ok(y.clone()), |bias| add_bias(&y, bias))
     }
 }
 
@@ -106,7 +118,7 @@ impl Module for Linear {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         match self.kernel(x)? {
             Some(kernel) => weighted(x, self.weight(), self.bias(), Product(kernel)),
-            None => self.0.forward(x),
+            None => self.by_candle(x),
         }
     }
 }

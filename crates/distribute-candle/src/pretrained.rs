@@ -128,6 +128,9 @@ impl<M> Model<M> {
     /// as their mean.
     ///
     /// To resume training, save a checkpoint instead: it also has the optimizer's state and the position in the data.
+    /// Under a strategy of local updates, such as `DilocoStrategy`, first call
+    /// [`Optimizer::synchronize`](distribute_optim::Optimizer::synchronize), unless the last step was one that
+    /// synchronizes; a checkpoint of the model and its optimizer does so too.
     ///
     /// # Cost
     /// Variables that are sharded, or split among tensor ranks, are joined one after another, so that one whole
@@ -135,11 +138,15 @@ impl<M> Model<M> {
     ///
     /// # Errors
     /// [`Error::Pretrained`] if the file cannot be written, with the chief's reason on other workers, as
-    /// [`Error::Train`]; [`Error::Collective`] if a worker is missing or fails.
+    /// [`Error::Train`]; [`Error::Optim`] with [`Apart`](distribute_optim::Error::Apart) if replicas have made steps of
+    /// their own since their variables were equal, or [`Torn`](distribute_optim::Error::Torn) if a failed step has left
+    /// no whole variables; [`Error::Collective`] if a worker is missing or fails.
     ///
     /// # Examples
     /// See [`load_safetensors`](Model::load_safetensors).
     pub fn save_safetensors(&self, strategy: &Strategy, path: impl AsRef<Path>) -> Result<()> {
+        // Those that find nothing wrong do not wait for a chief that does.
+        from_chief(strategy, self.parameters.check_equal().map_err(Error::from))?;
         let (path, mut tensors) = (path.as_ref(), Vec::new());
         for variable in self.variables() {
             let dtype = TensorStorage::dtype(&variable.components()[0])?;

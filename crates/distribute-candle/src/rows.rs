@@ -3,18 +3,21 @@
 
 use std::sync::OnceLock;
 
-use candle_core::{CpuStorage, D, DType, Error, Result, Shape, Tensor};
+use candle_core::{CpuStorage, CudaStorage, CustomOp2, D, DType, Error, Layout, Result, Shape, Tensor};
 use distribute_rows::cross_entropy::LogSum;
 use distribute_rows::normalise::{Gradients, Normalise};
 use distribute_rows::{cross_entropy, gelu as curve, pairs, relu as ramp, softmax as weights};
 
 use crate::fused::{RowWise, Weighted, row_len, row_wise, weighted};
+use crate::gpu::copied;
 use crate::host::{Element, Stored, by_type, dtype, elements, is_fused, tensor, with};
 use crate::relay::{Operation, apply};
+use crate::tensor::is_short;
 
 /// Computes the softmax over the last axis, which can be trained; candle's fused one has no backward.
 ///
-/// In host memory, f32 and f64 take two passes over it; otherwise these are candle's operations.
+/// In host memory, f32 and f64 take two passes over it; otherwise these are candle's operations. Rows of 16 bits are
+/// converted to f32 and back, because candle would round the sum of their exponentials after each addition.
 ///
 /// # Shapes
 /// The result has the shape of `x`.
@@ -33,10 +36,12 @@ use crate::relay::{Operation, apply};
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 pub fn softmax(x: &Tensor) -> Result<Tensor> {
-    if x.dim(D::Minus1)? == 0 || !is_fused(x) {
-        return candle_nn::ops::softmax(x, D::Minus1);
+    match x.dim(D::Minus1)? {
+        0 => candle_nn::ops::softmax(x, D::Minus1),
+        _ if is_short(x.dtype()) => softmax(&x.to_dtype(DType::F32)?)?.to_dtype(x.dtype()),
+        _ if is_fused(x) => row_wise(x, Softmax),
+        _ => candle_nn::ops::softmax(x, D::Minus1),
     }
-    row_wise(x, Softmax)
 }
 
 /// Computes the Gaussian error linear unit, in its approximation by tanh, like [`Tensor::gelu`], faster in host memory.
@@ -86,7 +91,7 @@ pub fn relu(x: &Tensor) -> Result<Tensor> {
 }
 
 /// Adds two tensors of one shape, like `x + y`, faster in host memory: the gradients of both are the result's itself,
-/// so backward computes nothing.
+/// so backward computes nothing. Both stay in the graph of a batch without rows, of which candle drops the right one.
 ///
 /// # Shapes
 /// The result has the shape of `x` and `y`.
@@ -103,8 +108,12 @@ pub fn relu(x: &Tensor) -> Result<Tensor> {
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 pub fn add(x: &Tensor, y: &Tensor) -> Result<Tensor> {
-    let fused = is_fused(x) && is_fused(y) && x.shape() == y.shape() && x.dtype() == y.dtype();
-    if fused { apply([&x.contiguous()?, &y.contiguous()?], Add) } else { x + y }
+    let alike = x.shape() == y.shape() && x.dtype() == y.dtype() && x.device().same_device(y.device());
+    match alike {
+        true if is_fused(x) => apply([&x.contiguous()?, &y.contiguous()?], Add),
+        true if x.elem_count() == 0 => x.apply_op2(y, AddNothing),
+        _ => x + y,
+    }
 }
 
 /// Normalises the last axis of a tensor that [`is_fused`].
@@ -214,6 +223,28 @@ impl Operation<2> for Add {
 
     fn backward(&self, _: [&Tensor; 2], _: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; 2]> {
         Ok([Some(gradient.clone()), Some(gradient.clone())])
+    }
+}
+
+/// The sum of two tensors without elements.
+struct AddNothing;
+
+impl CustomOp2 for AddNothing {
+    fn name(&self) -> &'static str {
+        "add-nothing"
+    }
+
+    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        Ok((x.clone(), layout.shape().clone()))
+    }
+
+    fn cuda_fwd(&self, x: &CudaStorage, layout: &Layout, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
+        Ok((copied(x, layout)?, layout.shape().clone()))
+    }
+
+    fn bwd(&self, x: &Tensor, y: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let of = |tensor: &Tensor| tensor.track_op().then(|| gradient.clone());
+        Ok((of(x), of(y)))
     }
 }
 

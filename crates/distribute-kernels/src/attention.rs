@@ -304,8 +304,9 @@ impl Attention {
         product(target, [queries, self.width, keys], q, k, T::from_f64(self.scale));
         for (nth, scores) in scores.chunks_exact_mut(keys).take(queries).enumerate() {
             if let Some(mask) = &arguments.mask {
-                let mask = &mask.at(batch, head, from + nth)[key..];
-                scores.iter_mut().zip(mask).for_each(|(score, mask)| *score += *mask);
+                let mask = mask.at(batch, head, from + nth);
+                assert!(mask.len() >= self.keys, "the mask of a query has {} elements; give {}", mask.len(), self.keys);
+                scores.iter_mut().zip(&mask[key..]).for_each(|(score, mask)| *score += *mask);
             }
             if self.causal {
                 // The number of keys that the query sees.

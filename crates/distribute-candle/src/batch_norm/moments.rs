@@ -6,6 +6,7 @@ use distribute_strategy::ReplicaContext;
 use super::channels_first;
 use super::fused::{has_planes, moments};
 use crate::all_reduce::gather_numbers;
+use crate::exchange::Exchange;
 use crate::host::by_type;
 
 /// The moments of each channel over a set of elements: tensors of f64, on the device of the elements.
@@ -65,18 +66,16 @@ impl Moments {
     }
 
     /// Merges the moments of all replicas. Every replica calls this, and each gets the same bits.
-    pub(super) fn over_replicas(self, context: &ReplicaContext) -> Result<Moments> {
+    pub(super) fn over_replicas(self, context: &ReplicaContext, exchange: Exchange) -> Result<Moments> {
         let (channels, device) = (self.origins.dim(0)?, self.origins.device().clone());
         let count = Tensor::new(&[self.count], &device)?;
         let own = Tensor::cat(&[&count, &self.origins, &self.offsets, &self.deviations], 0)?;
-        let all = gather_numbers(context, &own)?;
+        let all = gather_numbers(context, &own, exchange)?;
         let counts: Vec<f64> = match context.graph_device_group().map_err(Error::wrap)? {
             // The host knows its count without waiting for the GPU.
             Some(_) => {
                 let group = context.graph_group().map_err(Error::wrap)?;
-                let mut counts = vec![0.0; group.world_size()];
-                group.all_gather(&[self.count], &mut counts).map_err(Error::wrap)?;
-                counts
+                exchange.all_gather(&group, &[self.count], &vec![1; group.world_size()])?
             }
             None => all.narrow(1, 0, 1)?.flatten_all()?.to_vec1()?,
         };

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::cuda_backend::CudaStorageSlice;
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr};
-use candle_core::{CudaStorage, Device, Layout, Shape, Storage, Tensor};
+use candle_core::{CudaDevice as CandleCuda, CudaStorage, Device, Layout, Shape, Storage, Tensor};
 use distribute_collectives::{
     BucketPlan, Compression, DeviceGroup, FusedDeviceAllReduce, FusedDeviceStep, Options, ReduceOp,
 };
@@ -73,10 +73,7 @@ impl Gpu {
         let Device::Cuda(cuda) = &candle else { return Ok(None) };
         let any: Arc<dyn Any + Send + Sync> = strategy.open_device(local)?;
         let Ok(device) = any.downcast::<CudaDevice>() else { return Ok(None) };
-        let stream = cuda.cuda_stream();
-        // SAFETY: it is a stream of this GPU's primary context, like all of candle's, and is kept alive with it.
-        let stream = unsafe { device.adopt_stream(stream.cu_stream().cast(), Arc::new(stream.clone())) };
-        let stream = Arc::new(stream.map_err(distribute_strategy::Error::from)?);
+        let stream = adopted(&device, cuda)?;
         Ok(Some(Gpu { device, candle, stream }))
     }
 
@@ -112,8 +109,8 @@ impl Gpu {
         };
         let size = storage.dtype().size_in_bytes();
         // SAFETY: the range is inside the storage. Operations on it run on candle's stream, or on streams for which
-        // candle's stream waits before the storage is dropped (`FusedDeviceStep`, `DeviceGroup`); candle frees its
-        // memory in the order of that stream.
+        // candle's stream waits before the storage is dropped, or which have ended by then if a call fails
+        // (`FusedDeviceStep`, `DeviceGroup`); candle frees its memory in the order of that stream.
         Ok(unsafe { self.device.lend(address + (start * size) as u64, (end - start) * size, owner) })
     }
 }
@@ -150,6 +147,14 @@ impl DeviceExchange<Candle> for Gpus {
         self.fused.take_back();
     }
 
+    fn replace_streams(&mut self) -> Result<()> {
+        self.fused.replace_stream()?;
+        let Device::Cuda(cuda) = &self.gpu.candle else { return Ok(()) };
+        self.gpu.stream = adopted(&self.gpu.device, cuda)?;
+        self.updater = Arc::new(GpuUpdater::new(self.gpu.device.clone(), self.gpu.stream.clone()));
+        Ok(())
+    }
+
     fn begin(&self, context: &ReplicaContext) -> Result<GpuStep> {
         let (gpu, updater, step) = (self.gpu.clone(), self.updater.clone(), self.fused.begin());
         Ok(GpuStep { gpu, updater, group: context.device_group()?, context: context.clone(), step })
@@ -164,8 +169,12 @@ impl DeviceExchange<Candle> for Gpus {
         Ok(step.push(group, index, gradient, &*gpu.stream)?)
     }
 
-    /// Orders later operations after the reductions, without waiting for them; the host exchanges the flags.
-    fn finish(GpuStep { gpu, updater, context, step, .. }: GpuStep, mut flags: Vec<u32>) -> Result<(GpuSum, Vec<u32>)> {
+    /// Orders later operations after the reductions; the host exchanges the flags. Reductions by NCCL with replicas of
+    /// other processes are waited for before: the flags say on all replicas that they have finished, so that a process
+    /// that is lost from now on cannot leave its share out of an update.
+    fn finish(step: GpuStep, mut flags: Vec<u32>) -> Result<(GpuSum, Vec<u32>)> {
+        let GpuStep { gpu, updater, group, context, step } = step;
+        step.wait(&group)?;
         context.group().all_reduce(&mut flags, ReduceOp::Sum)?;
         let gradients = step.finish(&*gpu.stream)?;
         let gradients = gradients.into_iter().filter(|(index, _)| flags[*index] > 0).collect();
@@ -205,6 +214,14 @@ impl DeviceExchange<Candle> for Gpus {
         let outcome = sum.updater.apply(step, &variables, Instant::now() + sum.timeout);
         Ok(outcome.map_err(distribute_strategy::Error::from)?)
     }
+}
+
+/// Returns the stream on which candle computes, as one of this workspace that knows of no earlier failure.
+fn adopted(device: &CudaDevice, candle: &CandleCuda) -> Result<Arc<CudaStream>> {
+    let stream = candle.cuda_stream();
+    // SAFETY: it is a stream of this GPU's primary context, like all of candle's, and is kept alive with it.
+    let stream = unsafe { device.adopt_stream(stream.cu_stream().cast(), Arc::new(stream.clone())) };
+    Ok(Arc::new(stream.map_err(distribute_strategy::Error::from)?))
 }
 
 /// Returns a contiguous tensor's elements, reduced over the replicas in the memory of their GPUs; `None` if a replica

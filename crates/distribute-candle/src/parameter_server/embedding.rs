@@ -10,7 +10,7 @@ use distribute_values::TensorStorage;
 use parking_lot::Mutex;
 
 use super::backends::wrapped;
-use crate::context::check_classes;
+use crate::context::check_rows;
 use crate::{Candle, Embedding, embedding_with};
 
 /// A table of vectors by index. On a worker of a parameter-server cluster, a lookup fetches only the rows that it
@@ -143,7 +143,7 @@ impl Table {
     }
 
     fn forward(&self, ids: &Tensor, width: usize) -> Result<Tensor> {
-        let wanted = check_classes("index", &ids.to_device(&Device::Cpu)?, self.variable.info().rows())?;
+        let wanted = check_rows(&ids.to_device(&Device::Cpu)?, self.variable.info().rows())?;
         let mut rows = wanted.clone();
         rows.sort_unstable();
         rows.dedup();

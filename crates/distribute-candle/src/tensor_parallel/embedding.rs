@@ -5,7 +5,8 @@ use candle_nn::{Init, VarBuilder};
 
 use super::request::{Request, part};
 use super::{copy_to_tensor_group, group_of, sum_over_tensor_group, within_part};
-use crate::context::check_classes;
+use crate::context::check_rows;
+use crate::short::rows_of;
 
 /// An embedding of which each rank of a tensor group has a part of the vocabulary. Every rank looks up the indices of
 /// its part, and the sum over ranks has the rows of all.
@@ -90,7 +91,7 @@ impl VocabParallelEmbedding {
             Some(group) => copy_to_tensor_group(&group, x)?,
             None => x.clone(),
         };
-        candle_nn::Linear::new(self.rows.clone(), None).forward(&x)
+        candle_nn::Linear::new(self.rows.clone(), None).forward(&x.contiguous()?)
     }
 }
 
@@ -98,16 +99,16 @@ impl Module for VocabParallelEmbedding {
     fn forward(&self, indices: &Tensor) -> Result<Tensor> {
         let (part, width) = self.rows.dims2()?;
         if indices.device().is_cpu() {
-            check_classes("index", indices, part * self.parts)?;
+            check_rows(indices, part * self.parts)?;
         }
         let shape = [indices.dims(), &[width]].concat();
         let flat = indices.flatten_all()?;
         let Some(group) = group_of("vocab_parallel_embedding", self.parts)? else {
-            return self.rows.index_select(&flat.to_dtype(DType::U32)?, 0)?.reshape(shape);
+            return rows_of(&self.rows, &flat.to_dtype(DType::U32)?)?.reshape(shape);
         };
         let (local, inside) = within_part(&flat, part, &group)?;
-        let rows =
-            self.rows.index_select(&local, 0)?.broadcast_mul(&inside.to_dtype(self.rows.dtype())?.unsqueeze(1)?)?;
+        let rows = rows_of(&self.rows, &local.contiguous()?)?;
+        let rows = rows.broadcast_mul(&inside.to_dtype(self.rows.dtype())?.unsqueeze(1)?)?;
         sum_over_tensor_group(&group, &rows)?.reshape(shape)
     }
 }

@@ -8,6 +8,7 @@ use super::operations::gather_blocks;
 use super::request::{Request, part};
 use super::{copy_to_tensor_group, group_of, scatter_to_tensor_group, sum_over_tensor_group};
 use crate::Linear;
+use crate::short::add_bias;
 
 /// A linear layer of which each rank of a tensor group computes a part of the outputs: the weight A of x Aᵀ + b is
 /// split along its rows, as is b.
@@ -182,6 +183,6 @@ impl Module for RowParallelLinear {
                 sum_over_tensor_group(&group, &self.part.forward(&x)?)?
             }
         };
-        self.bias.as_ref().map_or(Ok(sum.clone()), |bias| sum.broadcast_add(bias))
+        self.bias.as_ref().map_or(Ok(sum.clone()), |bias| add_bias(&sum, bias))
     }
 }

@@ -4,11 +4,12 @@ use std::time::{Duration, Instant};
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Module, Tensor, Var};
-use candle_nn::{BatchNormConfig, Linear, ModuleT, VarBuilder, VarMap, batch_norm, linear};
+use candle_nn::{BatchNormConfig, Conv2dConfig, Linear, ModuleT, VarBuilder, VarMap, batch_norm, linear};
 use distribute_candle::{
-    CandleContext, CandleStrategy, Error, Model, Sgd, SyncBatchNorm, cross_entropy_per_example, sync_batch_norm,
+    CandleContext, CandleStrategy, Conv2d, Error, Model, Sgd, SyncBatchNorm, add, cross_entropy_per_example,
+    sync_batch_norm,
 };
-use distribute_strategy::{MirroredStrategy, Strategy};
+use distribute_strategy::{CommunicationOptions, MirroredStrategy, Strategy};
 
 /// A model with more than one bucket on either side of the normalisation.
 struct Wide {
@@ -187,6 +188,154 @@ fn one_operation_normalises_and_rectifies_as_several_do() {
         }
         let error = norm.forward_relu(&x, Some(&tensor(3).narrow(0, 0, 2).unwrap()), true).unwrap_err().to_string();
         assert!(error.contains("the shortcut is [2, 4,"), "{error}");
+    }
+}
+
+/// Numbers in no order.
+fn numbers(shape: &[usize], seed: usize, dtype: DType) -> Tensor {
+    let of = |at: usize| ((at * 7919 + seed * 31) % 10_007) as f64 / 2000.0 - 2.5;
+    let all: Vec<f64> = (0..shape.iter().product()).map(of).collect();
+    Tensor::from_vec(all, shape, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
+}
+
+/// How a block adds its branches.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Adds {
+    InOneOperation,
+    ByAdd,
+}
+
+/// A block of a residual network whose shortcut is normalised too; returns the gradients of its three weights.
+///
+/// `norm` normalises for the first, the second or the third time, adds the shortcut and rectifies if it is told to.
+fn block(
+    x: &Tensor,
+    convolved: impl Fn(&Tensor, &Var) -> candle_core::Result<Tensor>,
+    norm: impl Fn(usize, &Tensor, Option<&Tensor>, bool) -> candle_core::Result<Tensor>,
+) -> candle_core::Result<Vec<Vec<f64>>> {
+    let weights: Vec<Var> =
+        (0..3).map(|seed| Var::from_tensor(&numbers(&[3, 3, 1, 1], 40 + seed, x.dtype()))).collect::<Result<_, _>>()?;
+    let inner = norm(0, &convolved(x, &weights[0])?, None, true)?;
+    let shortcut = norm(1, &convolved(x, &weights[1])?, None, false)?;
+    let y = norm(2, &convolved(&inner, &weights[2])?, Some(&shortcut), true)?;
+    let gradients = (y.sqr()? + (y.powf(3.0)? * 0.3)?)?.sum_all()?.backward()?;
+    let of = |weight: &Var| match gradients.get(weight) {
+        Some(gradient) => gradient.to_dtype(DType::F64)?.flatten_all()?.to_vec1(),
+        None => Ok(vec![0.0; 9]),
+    };
+    weights.iter().map(of).collect()
+}
+
+/// Compares the gradients of replicas that have batches of these shapes with those of their batches together.
+fn compare_block(shapes: [[usize; 4]; 2], dtype: DType, adds: Adds) {
+    let communication = CommunicationOptions::default().timeout(Duration::from_secs(2));
+    let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).communication(communication);
+    let batches = [0, 1].map(|replica| numbers(&shapes[replica], replica, dtype));
+    let outcome = strategy.build().unwrap().run_with((), |context, ()| {
+        let variables = VarMap::new();
+        let vb = VarBuilder::from_varmap(&variables, dtype, &Device::Cpu);
+        let norms: Vec<SyncBatchNorm> = ["first", "shortcut", "second"]
+            .iter()
+            .map(|name| sync_batch_norm(3, BatchNormConfig::default(), vb.pp(name)))
+            .collect::<Result<_, _>>()?;
+        let convolved = |x: &Tensor, weight: &Var| {
+            candle_core::Module::forward(&Conv2d::new(weight.as_tensor().clone(), None, Conv2dConfig::default()), x)
+        };
+        Ok::<_, Error>(block(&batches[context.replica_id()], convolved, |at, x, shortcut, rectifies| {
+            match (shortcut, rectifies) {
+                (Some(shortcut), _) if adds == Adds::ByAdd => {
+                    distribute_candle::relu(&add(shortcut, &norms[at].forward_t(x, true)?)?)
+                }
+                (_, true) => norms[at].forward_relu(x, shortcut, true),
+                (_, false) => norms[at].forward_t(x, true),
+            }
+        })?)
+    });
+    let of_replicas = outcome.unwrap_or_else(|error| panic!("{shapes:?} {dtype:?} {adds:?}: {error}")).into_values();
+
+    let together: Vec<Tensor> = batches
+        .iter()
+        .filter(|batch| batch.elem_count() > 0)
+        .map(|batch| batch.to_dtype(DType::F64).unwrap().transpose(0, 1).unwrap().flatten_from(1).unwrap())
+        .collect();
+    let x = Tensor::cat(&together, 1).unwrap().reshape((1, 3, 1, ())).unwrap();
+    let convolved =
+        |x: &Tensor, weight: &Var| weight.reshape((3, 3))?.matmul(&x.reshape((3, ()))?)?.reshape((1, 3, 1, x.dim(3)?));
+    let expected = block(&x, convolved, |_, x, shortcut, rectifies| {
+        let centred = x.broadcast_sub(&x.mean_keepdim(3)?)?;
+        let normed = centred.broadcast_div(&(centred.sqr()?.mean_keepdim(3)? + 1e-5)?.sqrt()?)?;
+        let sum = shortcut.map_or(Ok(normed.clone()), |shortcut| normed + shortcut)?;
+        if rectifies { sum.relu() } else { Ok(sum) }
+    });
+    let tolerance = if dtype == DType::F32 { 2e-4 } else { 1e-9 };
+    for (at, expected) in expected.unwrap().iter().enumerate() {
+        let scale = expected.iter().fold(1.0, |most, x| f64::max(most, x.abs()));
+        for (nth, expected) in expected.iter().enumerate() {
+            let got = of_replicas[0][at][nth] + of_replicas[1][at][nth];
+            let is_near = (got - expected).abs() < tolerance * scale;
+            assert!(is_near, "{shapes:?} {dtype:?} {adds:?}: weight {at}, {nth}: {got} instead of {expected}");
+        }
+    }
+}
+
+#[test]
+fn replicas_that_normalise_in_different_ways_exchange_the_sums_of_the_same_layer() {
+    // One replica's planes are long enough for a fused operation, and the other's are not; or one has no examples.
+    for shapes in [[[2, 3, 1, 15], [2, 3, 1, 16]], [[2, 3, 1, 20], [3, 3, 1, 4]], [[2, 3, 1, 16], [0, 3, 1, 16]]] {
+        for dtype in [DType::F32, DType::F64] {
+            compare_block(shapes, dtype, Adds::InOneOperation);
+            compare_block(shapes, dtype, Adds::ByAdd);
+        }
+    }
+    compare_block([[2, 3, 1, 5], [0, 3, 1, 5]], DType::F64, Adds::InOneOperation);
+}
+
+#[test]
+fn branches_of_an_empty_batch_stay_in_the_graph_in_any_type() {
+    for dtype in [DType::F32, DType::BF16] {
+        let [x, y] = [1, 2].map(|seed| Var::from_tensor(&numbers(&[0, 3], seed, dtype)).unwrap());
+        let gradients = add(&x, &y).unwrap().sum_all().unwrap().backward().unwrap();
+        assert!(gradients.get(&x).is_some() && gradients.get(&y).is_some(), "{dtype:?}");
+        assert!(add(&x, &numbers(&[0, 4], 1, dtype)).is_err());
+        // The shortcut of a normalised batch too, in training and in evaluation.
+        let vb = VarBuilder::from_varmap(&VarMap::new(), dtype, &Device::Cpu);
+        let norm = sync_batch_norm(3, BatchNormConfig::default(), vb).unwrap();
+        for train in [true, false] {
+            let z = norm.forward_relu(&x, Some(&y), train).unwrap().sum_all().unwrap();
+            let gradients = z.backward().unwrap();
+            assert!(gradients.get(&x).is_some() && gradients.get(&y).is_some(), "{dtype:?} {train}");
+        }
+    }
+}
+
+#[test]
+fn sums_of_different_layers_are_never_combined() {
+    let communication = CommunicationOptions::default().timeout(Duration::from_secs(5));
+    let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).communication(communication);
+    let strategy = strategy.build().unwrap();
+    // In forward, and in backward alone; planes of one element, and such as fused operations take.
+    for (backward, size) in [(false, 1), (true, 1), (false, 16), (true, 16)] {
+        let model = strategy.scope(|vb| {
+            let norm = |name: &str| sync_batch_norm(2, BatchNormConfig::default(), vb.pp(name));
+            Ok([norm("body.one")?, norm("body.other")?])
+        });
+        let model = model.unwrap();
+        let began = Instant::now();
+        let outcome = strategy.run_with(&model, |context, norms| {
+            let x = Var::from_tensor(&numbers(&[4, 2, size], context.replica_id(), DType::F32))?;
+            let is_first = context.replica_id() == 0;
+            let order = if backward || is_first { [0, 1] } else { [1, 0] };
+            let [a, b] = order.map(|at| norms[at].forward_t(&x, true));
+            let (a, b) = (a?.sqr()?, b?.sqr()?);
+            if is_first { add(&a, &b) } else { add(&b, &a) }?.sum_all()?.backward()?;
+            Ok::<_, Error>(())
+        });
+        let error = outcome.unwrap_err().to_string();
+        let direction = if backward { "backward" } else { "forward" };
+        for expected in [format!("{direction} of \"body.one\""), format!("{direction} of \"body.other\"")] {
+            assert!(error.contains(&expected), "{backward} {size}: {error}");
+        }
+        assert!(began.elapsed() < Duration::from_secs(4));
     }
 }
 

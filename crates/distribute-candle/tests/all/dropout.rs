@@ -34,6 +34,11 @@ fn elements_are_dropped_as_often_as_asked_and_the_mean_is_kept() {
         let rest = (1.0 / (1.0 - probability)) as f32;
         assert!(kept.iter().all(|x| *x == 0.0 || *x == rest), "{probability}");
     }
+    // In 64 bits the factor has 64 bits.
+    let tenth = layer(&strategy, 1, 0.1, "a");
+    let x = Tensor::ones(100, DType::F64, &Device::Cpu).unwrap();
+    let kept64 = tenth.first().forward_t(&x, true).unwrap().to_vec1::<f64>().unwrap();
+    assert!(kept64.iter().all(|x| *x == 0.0 || *x == 1.0 / 0.9), "{kept64:?}");
     let all = layer(&strategy, 1, 0.0, "a");
     assert!(kept(&strategy, &all, 100)[0].iter().all(|x| *x == 1.0));
     let half = layer(&strategy, 1, 0.5, "a");

@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use candle_core::{Device, Tensor};
+use candle_core::{Device, Module, Tensor};
 use candle_nn::linear;
 use distribute_candle::{Adam, Error, Fit, MeanSquaredError, Trainer};
 use distribute_input::{Dataset, InputContext};
 use distribute_strategy::MultiWorkerMirroredStrategy;
-use distribute_testkit::{Job, JobBuilder, Signal};
+use distribute_testkit::{Job, JobBuilder, Ports, Signal};
 use distribute_train::callbacks::{BackupAndRestore, Callback, CsvLogger, EarlyStopping, Training};
 use distribute_train::metrics::Metrics;
 use distribute_train::preemption::TerminationConfig;
@@ -53,8 +53,12 @@ fn rows(count: usize) -> (Tensor, Tensor) {
     (x, y)
 }
 
+/// The variable whose value is the smallest number of members, if it is not 1.
+const LEAST: &str = "LEAST";
+
 fn strategy() -> distribute_strategy::Strategy {
-    let builder = MultiWorkerMirroredStrategy::builder().elastic(1..=4).devices(["CPU:0"]);
+    let least = std::env::var(LEAST).map_or(1, |least| least.parse().unwrap());
+    let builder = MultiWorkerMirroredStrategy::builder().elastic(least..=4).devices(["CPU:0"]);
     builder.heartbeat_timeout(Duration::from_secs(1)).build().unwrap()
 }
 
@@ -62,6 +66,10 @@ fn strategy() -> distribute_strategy::Strategy {
 #[ignore = "a process that other tests start"]
 fn elastic_worker() {
     let folder = PathBuf::from(std::env::var_os(ROLE).unwrap());
+    if std::env::var_os("FIXED").is_some() {
+        drop(MultiWorkerMirroredStrategy::builder().devices(["CPU:0"]).build().unwrap());
+        return;
+    }
     let strategy = strategy();
     let build = |vb: candle_nn::VarBuilder<'_>| linear(4, 1, vb.pp("fc"));
     let adam = |model: &_| Adam::new(0.05).build(model);
@@ -72,6 +80,15 @@ fn elastic_worker() {
     assert!(refused.to_string().contains("pass a dataset to distribute_dataset"), "{refused}");
     let best = Fit::epochs(1).callback(EarlyStopping::new("loss").restore_best());
     if std::env::var_os("REFUSED").is_some() {
+        // Each process would train alone.
+        let optimizer = Adam::new(0.05).build(trainer.model()).unwrap();
+        let step = strategy.run_with((trainer.model(), &optimizer), |context, (model, optimizer)| {
+            let loss = model.forward(&rows(4).0)?.sqr()?.mean_all()?;
+            optimizer.minimize(context, &loss)?;
+            Ok::<(), Error>(())
+        });
+        let refused = step.unwrap_err();
+        assert!(refused.to_string().contains("worker:0 of 2") && refused.exit_code() == 2, "{refused}");
         let refused = trainer.fit(&data, best).unwrap_err().to_string();
         assert!(refused.contains("restore_best does not go with an elastic strategy"), "{refused}");
         let refused = Adam::new(0.05).build(trainer.model()).unwrap().zero1().err().unwrap().to_string();
@@ -107,9 +124,13 @@ fn end(error: &Error) -> ! {
 
 fn workers(folder: &Path) -> JobBuilder {
     let place = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500")];
+    place.into_iter().fold(workers_at(folder), |job, (name, value)| job.env(name, value))
+}
+
+fn workers_at(folder: &Path) -> JobBuilder {
     let job = Job::of_test("elastic::elastic_worker").unwrap().env(ROLE, folder.to_str().unwrap());
     let job = job.env("DISTRIBUTE_GENERATIONS", format!("file:{}", folder.join("generations").display()));
-    place.into_iter().fold(job, |job, (name, value)| job.env(name, value)).env("DISTRIBUTE_JOB_ID", "elastic-test")
+    job.env("DISTRIBUTE_JOB_ID", "elastic-test")
 }
 
 /// Returns the rest of the line that begins so.
@@ -158,6 +179,66 @@ fn a_trainer_trains_on_without_its_chief_and_with_processes_that_join() {
 
 fn first(line: &str) -> u64 {
     line.split(' ').next().unwrap().parse().unwrap()
+}
+
+/// Returns the number of a worker's last step.
+fn last_step(printed: &str) -> u64 {
+    printed.lines().filter_map(|line| line.strip_prefix("step ")).map(first).next_back().unwrap()
+}
+
+fn is_saved(folder: &Path, step: u64) -> bool {
+    folder.join(format!("backup/step-{step:08}/manifest.json")).exists()
+}
+
+#[test]
+fn signals_to_all_members_save_their_last_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut job = workers(folder.path()).tasks(2).start().unwrap();
+    (0..2).for_each(|rank| drop(job.wait_for_line(rank, " of 2", DEADLINE).unwrap()));
+    (0..2).for_each(|rank| job.kill(rank, Signal::TERM).unwrap());
+    let outcomes = [job.wait(0, DEADLINE).unwrap(), job.wait(1, DEADLINE).unwrap()];
+    let last = outcomes.iter().map(|outcome| last_step(&outcome.stdout)).max().unwrap();
+    assert!(is_saved(folder.path(), last), "step {last}: {outcomes:?}");
+    for outcome in &outcomes {
+        assert_eq!(outcome.code, Some(143), "{outcome:?}");
+        let own = last_step(&outcome.stdout);
+        let (saved, left) = (format!("after step {own}, which is saved"), format!("elastic job after step {own}"));
+        let is_left = own < last && outcome.stdout.contains(&left);
+        assert!(is_left || (own == last && outcome.stdout.contains(&saved)), "step {last}: {outcome:?}");
+    }
+}
+
+#[test]
+fn members_of_which_too_few_remain_save_and_wait_until_a_signal() {
+    let folder = tempfile::tempdir().unwrap();
+    let workers = Ports::reserve(2).unwrap().addresses();
+    let place = move |index: u32| {
+        let (workers, task) = (&workers, serde_json::json!({"type": "worker", "index": index}));
+        let cluster = serde_json::json!({"cluster": {"worker": workers}, "task": task});
+        vec![("TF_CONFIG".to_owned(), cluster.to_string())]
+    };
+    let mut job = workers_at(folder.path()).env(LEAST, "2").task_env(place).tasks(2).start().unwrap();
+    // After the epoch's first steps, so that the last one is none after which they save anyway.
+    (0..2).for_each(|rank| drop(job.wait_for_line(rank, "step 11 of 2", DEADLINE).unwrap()));
+    job.kill(0, Signal::TERM).unwrap();
+    let left = job.wait(0, DEADLINE).unwrap();
+    let last = last_step(&left.stdout);
+    assert!(left.code == Some(143) && is_saved(folder.path(), last), "{left:?}");
+    job.kill(1, Signal::TERM).unwrap();
+    let stayed = job.wait(1, Duration::from_secs(30)).unwrap();
+    for outcome in [&left, &stayed] {
+        assert_eq!((outcome.code, last_step(&outcome.stdout)), (Some(143), last), "{outcome:?}");
+        assert!(outcome.stdout.contains(&format!("after step {last}, which is saved")), "{outcome:?}");
+    }
+}
+
+#[test]
+fn a_strategy_that_is_not_elastic_warns_of_the_variable() {
+    let folder = tempfile::tempdir().unwrap();
+    let job = workers(folder.path()).env("FIXED", "1").env("WORLD_SIZE", "1");
+    let outcome = job.start().unwrap().wait(0, DEADLINE).unwrap();
+    assert!(outcome.passed(), "{outcome:?}");
+    assert!(outcome.stderr.contains("has no effect: MultiWorkerMirroredStrategy is not elastic"), "{outcome:?}");
 }
 
 #[test]

@@ -194,8 +194,14 @@ fn an_index_that_is_no_row_is_refused() {
     assert_eq!(look_up(9).unwrap().dims(), [1, 2, 4]);
     for index in [10, -1, i64::MAX, 1 << 32] {
         let told = look_up(index).unwrap_err().to_string();
-        assert!(told.contains(&format!("index 1 is {index}")), "{told}");
+        assert!(
+            told.contains(&format!("index 1 is {index}, but there are 10 rows; give indices from 0 to 9")),
+            "{told}"
+        );
     }
+    let floats = Tensor::zeros((1, 2), DType::F32, &Device::Cpu).unwrap();
+    let told = model.first().forward(&floats).unwrap_err().to_string();
+    assert!(told.contains("indices of rows are of F32; give u32, i64 or u8"), "{told}");
     // Without a gate, and in a type of which the greatest number is an index.
     let variables = candle_nn::VarMap::new();
     let vb = candle_nn::VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);

@@ -5,6 +5,7 @@ use candle_nn::Conv2dConfig;
 use distribute_candle::{
     AttentionMask, Conv2d, Linear, attention, gelu, max_pool2d, max_pool2d_with_stride, relu, self_attention,
 };
+use distribute_testkit::apart;
 
 /// Numbers in no order, none of which are equal.
 fn numbers(shape: &[usize], seed: usize) -> Tensor {
@@ -24,12 +25,14 @@ fn value_and_gradients(given: &[Tensor], f: impl Fn(&[Tensor]) -> Result<Tensor>
 
 #[track_caller]
 fn assert_close(got: &[Tensor], expected: &[Tensor], tolerance: f64) {
+    assert_eq!(got.len(), expected.len());
     for (at, (got, expected)) in got.iter().zip(expected).enumerate() {
         assert_eq!(got.dims(), expected.dims());
-        let of =
-            |x: Tensor| x.to_dtype(DType::F64).unwrap().abs().unwrap().max_all().unwrap().to_scalar::<f64>().unwrap();
-        let apart = of((got.to_dtype(DType::F64).unwrap() - expected).unwrap());
-        assert!(apart <= tolerance * of(expected.clone()).max(1.0), "tensor {at} is {apart} apart");
+        let [got, expected] =
+            [got, expected].map(|x| x.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1::<f64>().unwrap());
+        let largest = expected.iter().fold(1.0, |largest, x| f64::max(largest, x.abs()));
+        let apart = apart(&got, &expected);
+        assert!(apart <= tolerance * largest, "tensor {at} is {apart} apart");
     }
 }
 
@@ -77,6 +80,21 @@ fn linear_layers_are_candles() {
     }
     let wrong = Linear::new(numbers(&[7, 5], 1), None).forward(&numbers(&[2, 6], 2)).unwrap_err().to_string();
     assert!(wrong.contains("has shape [2, 6]; give (…, 5)"), "{wrong}");
+}
+
+#[test]
+fn a_bias_of_another_length_is_candles_too() {
+    let (x, weight) = (numbers(&[6, 5], 1), numbers(&[7, 5], 2));
+    let given = [x.clone(), weight.clone(), numbers(&[1], 3)];
+    compare(
+        &given,
+        |x| Linear::new(x[1].clone(), Some(x[2].clone())).forward(&x[0]),
+        |x| candle_nn::Linear::new(x[1].clone(), Some(x[2].clone())).forward(&x[0]),
+    );
+    for length in [3, 8] {
+        let layer = Linear::new(weight.clone(), Some(numbers(&[length], 3)));
+        assert!(layer.forward(&x).is_err() && layer.forward_gelu(&x).is_err(), "{length}");
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ use candle_nn::{VarBuilder, linear};
 use distribute_candle::{Adam, CandleStrategy, Error, Fit, MeanSquaredError, Model, ScopeOptions, Sgd, Trainer};
 use distribute_input::Dataset;
 use distribute_optim::Trainable;
-use distribute_strategy::{LocalUpdates, MirroredStrategy, Replicas, Strategy, StrategyExtended};
+use distribute_strategy::{DilocoStrategy, LocalUpdates, MirroredStrategy, Replicas, Strategy, StrategyExtended};
 use distribute_train::callbacks::{BackupAndRestore, Callback, Training};
 use distribute_train::checkpoint::CheckpointManager;
 use distribute_train::metrics::Metrics;
@@ -132,6 +132,33 @@ fn a_model_of_replicas_that_are_apart_is_saved_with_its_optimizer_only() {
     assert!(model.parameters().check_equal().is_err());
     checkpoints.restore::<()>(&strategy, &[model, optimizer]).unwrap().unwrap();
     model.parameters().check_equal().unwrap();
+}
+
+#[test]
+fn a_model_of_replicas_that_are_apart_is_not_exported() {
+    let over = MirroredStrategy::builder().num_replicas(2).build().unwrap();
+    let diloco = DilocoStrategy::builder().inner_steps(100).over(over).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.safetensors");
+    for strategy in [diloco, local(2, 100)] {
+        let model = strategy.scope_seeded(3, layer).unwrap();
+        let optimizer = Sgd::new(0.1).build(&model).unwrap();
+        model.save_safetensors(&strategy, &file).unwrap();
+        std::fs::remove_file(&file).unwrap();
+        let run = strategy.run_with((&model, &optimizer), |context, (layer, optimizer)| {
+            let x = Tensor::full(2.0 * context.replica_id() as f32 - 1.0, (1, 3), &Device::Cpu)?;
+            optimizer.minimize(context, &layer.forward(&x)?.mean_all()?)
+        });
+        run.map(drop).unwrap();
+        let told = model.save_safetensors(&strategy, &file).unwrap_err();
+        assert!(matches!(told, Error::Optim(distribute_optim::Error::Apart)), "{told}");
+        assert!(!file.exists());
+        optimizer.synchronize(&strategy).unwrap();
+        model.save_safetensors(&strategy, &file).unwrap();
+        let saved = candle_core::safetensors::load(&file, &Device::Cpu).unwrap();
+        let saved = saved["layer.weight"].flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        assert!(weights(&model).iter().all(|copy| *copy == saved), "{saved:?}");
+    }
 }
 
 #[test]

@@ -22,6 +22,7 @@ mod rows;
 mod served;
 mod sharded;
 mod sharded_meshes;
+mod sums_of_16_bits;
 mod tensor_parallel;
 mod trainer;
 mod training;

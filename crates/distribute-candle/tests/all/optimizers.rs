@@ -9,6 +9,7 @@ use distribute_candle::{
 };
 use distribute_collectives::Compression;
 use distribute_strategy::{CentralStorageStrategy, ReplicaContext, Strategy};
+use distribute_testkit::apart;
 use distribute_values::TensorStorage;
 
 use crate::common::*;
@@ -45,10 +46,8 @@ fn every_optimizer_trains_replicas_as_one() {
         let (two, losses) = train_with(2, build);
         assert!(losses[9] < losses[0], "{name}: {losses:?}");
         assert_eq!(two[0], two[1], "{name}");
-        for (a, b) in two[0].iter().zip(&one[0]) {
-            assert!((a - b).abs() < 4e-5, "{name}: {a} {b}");
-        }
-        assert!(losses.iter().zip(&losses_of_one).all(|(a, b)| (a - b).abs() < 1e-5), "{name}");
+        assert!(apart(&two[0], &one[0]) < 4e-5, "{name}: {:?} {:?}", two[0], one[0]);
+        assert!(apart(&losses, &losses_of_one) < 1e-5, "{name}: {losses:?} {losses_of_one:?}");
     }
 }
 
@@ -102,7 +101,7 @@ fn a_norm_is_that_of_all_parts_together() {
     };
     let ((whole, parameters), (sharded, others)) = (norm(false), norm(true));
     assert!((whole - sharded).abs() < 1e-9 * whole, "{whole} {sharded}");
-    assert!(parameters.iter().zip(&others).all(|(a, b)| (a - b).abs() < 1e-7));
+    assert!(apart(&parameters, &others) < 1e-7);
 }
 
 #[test]
@@ -273,9 +272,8 @@ fn accumulated_parts_equal_the_whole_batch() {
             .unwrap();
     }
     assert_eq!(values(&model, 0), values(&model, 1));
-    for (a, b) in values(&model, 0).concat().iter().zip(&whole[0]) {
-        assert!((a - b).abs() < 4e-5, "{a} {b}");
-    }
+    let apart = apart(&values(&model, 0).concat(), &whole[0]);
+    assert!(apart < 4e-5, "{apart:e}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use candle_core::{D, DType, Device, Module, Result, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 use distribute_candle::{cross_entropy_per_example, gelu, layer_norm, rms_norm, softmax};
+use distribute_testkit::apart;
 
 /// Numbers of either sign, some of them large.
 fn numbers(shape: (usize, usize), seed: usize) -> Result<Tensor> {
@@ -26,10 +27,11 @@ fn value_and_gradient(x: &Tensor, f: impl Fn(&Tensor) -> Result<Tensor>) -> Resu
 #[track_caller]
 fn assert_close(got: &Tensor, expected: &Tensor, tolerance: f64) {
     assert_eq!(got.dims(), expected.dims());
-    let apart = (got.to_dtype(DType::F64).unwrap() - expected).unwrap().abs().unwrap();
-    let largest = expected.abs().unwrap().flatten_all().unwrap().max(0).unwrap().to_scalar::<f64>().unwrap();
-    let apart = apart.flatten_all().unwrap().max(0).unwrap().to_scalar::<f64>().unwrap();
-    assert!(apart <= tolerance * largest.max(1.0), "{apart} apart");
+    let [got, expected] =
+        [got, expected].map(|x| x.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1::<f64>().unwrap());
+    let largest = expected.iter().fold(1.0, |largest, x| f64::max(largest, x.abs()));
+    let apart = apart(&got, &expected);
+    assert!(apart <= tolerance * largest, "{apart} apart");
 }
 
 /// Compares in f64, in f32, and for elements that are not one after another.

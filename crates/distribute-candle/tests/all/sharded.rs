@@ -12,7 +12,7 @@ use distribute_candle::{
 use distribute_cluster::Membership;
 use distribute_input::Dataset;
 use distribute_strategy::{CommunicationOptions, FullyShardedStrategy, ShardGroups, Strategy};
-use distribute_testkit::Ports;
+use distribute_testkit::{Ports, apart};
 use distribute_train::checkpoint::CheckpointManager;
 use distribute_values::PerReplica;
 
@@ -170,7 +170,7 @@ fn blocks_train_as_whole_models_do() {
             for other in [&whole, &alone] {
                 for ((name, a), (of, b)) in got.iter().zip(other) {
                     assert_eq!((name, a.len()), (of, b.len()));
-                    assert!(a.iter().zip(b).all(|(a, b)| (a - b).abs() < tolerance), "{what}: {name}: {a:?} {b:?}");
+                    assert!(apart(a, b) < tolerance, "{what}: {name}: {a:?} {b:?}");
                 }
             }
         }
@@ -262,7 +262,7 @@ fn checkpoints_go_to_any_number_of_replicas_and_other_strategies() {
         assert_eq!(wholes(&strategy, &model), expected, "{}", strategy.describe());
         deep_steps(&strategy, (&model, &optimizer), 3);
         for ((name, a), (_, b)) in wholes(&strategy, &model).iter().zip(&later) {
-            assert!(a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-4), "{}: {name}", strategy.describe());
+            assert!(apart(a, b) < 1e-4, "{}: {name}", strategy.describe());
         }
     }
 }
@@ -315,7 +315,7 @@ fn replicas_without_examples_take_part_in_every_gather() {
     };
     let (parts, whole) = (run(&sharded(4, 4)), run(&mirrored(4)));
     for ((name, a), (_, b)) in parts.iter().zip(&whole) {
-        assert!(a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-5), "{name}");
+        assert!(apart(a, b) < 1e-5, "{name}");
     }
 }
 
@@ -430,7 +430,7 @@ fn workers_hold_parts_as_replicas_of_one_process_do() {
         let optimizer = ADAM(&model).unwrap();
         deep_steps(&strategy, (&model, &optimizer), 3);
         for ((name, a), (_, b)) in wholes(&strategy, &model).iter().zip(&found[0]) {
-            assert!(a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-5), "{name}");
+            assert!(apart(a, b) < 1e-5, "{name}");
         }
         let one = mirrored(1);
         let restored = one.scope_seeded(7, Deep::new).unwrap();

@@ -19,13 +19,13 @@ use distribute_input::Dataset;
 use distribute_strategy::{
     CommunicationOptions, MirroredStrategy, MultiWorkerMirroredStrategy, OneDeviceStrategy, ReplicaContext, Strategy,
 };
-use distribute_testkit::Ports;
+use distribute_testkit::{Ports, apart};
 use distribute_train::checkpoint::CheckpointManager;
 use distribute_values::PerReplica;
 use parking_lot::Mutex;
 
 /// Tolerance of parameters after 20 steps in f32, as in the conformance suite.
-pub(crate) const TOLERANCE: f32 = 4e-5;
+pub(crate) const TOLERANCE: f64 = 4e-5;
 
 pub(crate) const VOCABULARY: usize = 24;
 const WIDTH: usize = 8;
@@ -185,7 +185,7 @@ fn whole<M>(model: &Model<M>) -> Vec<(String, Vec<f32>)> {
 }
 
 /// Checks that two models have the same variables with values that are close.
-pub(crate) fn close(got: &[(String, Vec<f32>)], expected: &[(String, Vec<f32>)], tolerance: f32, what: &str) {
+pub(crate) fn close(got: &[(String, Vec<f32>)], expected: &[(String, Vec<f32>)], tolerance: f64, what: &str) {
     let mut expected: Vec<_> = expected.iter().collect();
     let mut got: Vec<_> = got.iter().collect();
     expected.sort_by(|a, b| a.0.cmp(&b.0));
@@ -193,7 +193,7 @@ pub(crate) fn close(got: &[(String, Vec<f32>)], expected: &[(String, Vec<f32>)],
     assert_eq!(got.len(), expected.len());
     for ((name, got), (same, expected)) in got.into_iter().zip(expected) {
         assert_eq!((name, got.len()), (same, expected.len()));
-        let apart = got.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        let apart = apart(got, expected);
         assert!(apart <= tolerance, "{what}: {name} is {apart:e} apart");
     }
 }
@@ -227,7 +227,7 @@ fn a_split_model_starts_as_the_unsplit_one_and_makes_the_same_step() {
             })
             .unwrap();
         for losses in losses.values() {
-            assert!(losses.iter().zip(&expected.values()[0]).all(|(a, b)| (a - b).abs() < 2e-6), "{losses:?}");
+            assert!(apart(losses, &expected.values()[0]) < 2e-6, "{losses:?}");
         }
         // With a learning rate of 1, the difference between the steps is that of the gradients.
         close(&whole(&model), &after, 2e-6, &format!("after a step on {ranks} tensor ranks"));
@@ -270,7 +270,7 @@ fn a_mesh_trains_as_one_replica() {
             let optimizer = build(&model).unwrap().audit_every(7);
             let got = train(&strategy, &model, &optimizer, 0..20);
             let what = format!("{what}, {replicas} × {ranks}");
-            assert!(got.iter().zip(&losses).all(|(a, b)| (a - b).abs() < tolerance), "{what}: {got:?} {losses:?}");
+            assert!(apart(&got, &losses) < tolerance, "{what}: {got:?} {losses:?}");
             close(&whole(&model), &whole(&expected), tolerance, &what);
             model.audit(&strategy).unwrap();
             match (optimizer.gradient_norm(), norm) {

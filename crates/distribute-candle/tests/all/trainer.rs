@@ -7,6 +7,7 @@ use candle_nn::{Linear, VarBuilder, linear};
 use distribute_candle::{Adam, Error, Fit, Loss, MeanSquaredError, Sgd, SparseCategoricalCrossentropy, Trainer};
 use distribute_input::Dataset;
 use distribute_strategy::{CentralStorageStrategy, MirroredStrategy, OneDeviceStrategy, Request, Strategy};
+use distribute_testkit::apart;
 use distribute_train::callbacks::{
     BackupAndRestore, Callback, EarlyStopping, LearningRateSchedule, ModelCheckpoint, Occasion, ReduceLrOnPlateau,
     TerminateOnNan, Training,
@@ -76,11 +77,10 @@ fn histories_and_predictions_are_the_same_under_every_strategy() {
         let (history, own) = fit(&strategy);
         for name in ["loss", "accuracy", "top_2_accuracy", "val_loss", "val_accuracy"] {
             assert_eq!(history.of(name).len(), 6);
-            for (a, b) in history.of(name).iter().zip(expected.of(name)) {
-                assert!((a - b).abs() < 1e-4, "{}: {name} {a} and {b}", strategy.describe());
-            }
+            let (got, expected) = (history.of(name), expected.of(name));
+            assert!(apart(&got, &expected) < 1e-4, "{}: {name} {got:?} and {expected:?}", strategy.describe());
         }
-        let apart = own.iter().flatten().zip(outputs.iter().flatten()).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        let apart = apart(&own.concat(), &outputs.concat());
         assert!(apart < 1e-4, "{}: predictions are {apart} apart", strategy.describe());
     }
 }
@@ -92,6 +92,7 @@ fn losses_and_metrics_are_those_of_the_examples_whatever_the_batches() {
     let whole = trainer.evaluate(&Dataset::from_tensor_slices((x.clone(), y.clone())).batch(EXAMPLES)).unwrap();
     for batch in [1, 7, 16] {
         let parts = trainer.evaluate(&Dataset::from_tensor_slices((x.clone(), y.clone())).batch(batch)).unwrap();
+        assert_eq!(parts.len(), whole.len());
         for ((name, a), (_, b)) in parts.iter().zip(&whole) {
             assert!((a - b).abs() < 1e-6, "{name}: {a} and {b}");
         }
@@ -180,7 +181,7 @@ fn a_function_that_announces_preemption_and_one_that_panics_end_a_training_that_
         let error = trainer(&mirrored(2)).fit(&data(), fit.stop_on(config.signals(Vec::new()))).unwrap_err();
         assert_eq!((error.to_string().starts_with(begin), error.class().exit_code()), (true, code), "{error}");
         let (step, _) = CheckpointManager::new(folder.path()).list().unwrap()[0];
-        assert!(error.to_string().contains(&format!("after step {step}, which is saved")), "{error}");
+        assert!(error.to_string().contains(&format!("after step {step}")), "{error}");
     }
 }
 

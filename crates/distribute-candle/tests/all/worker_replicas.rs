@@ -16,6 +16,7 @@ use distribute_parameter_server::{
     ClusterCoordinator, FixedShardsPartitioner, ParameterServerStrategy, Program, Server, WorkerContext,
 };
 use distribute_strategy::{MirroredStrategy, get_replica_context};
+use distribute_testkit::apart;
 use distribute_train::metrics::{Accuracy, Metric, Metrics, Predictions};
 use distribute_values::{Axis, PerReplica};
 
@@ -183,12 +184,11 @@ fn train(function: &str, replicas: usize, rows: usize) -> (Values, Vec<f32>, (u6
 }
 
 #[track_caller]
-fn assert_near(got: &Values, expected: &Values, tolerance: f32) {
+fn assert_near(got: &Values, expected: &Values, tolerance: f64) {
     assert_eq!(got.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
     for (name, values) in got {
-        for (at, (got, expected)) in values.iter().zip(&expected[name]).enumerate() {
-            assert!((got - expected).abs() <= tolerance, "{name}[{at}]: {got} and {expected}");
-        }
+        let apart = apart(values, &expected[name]);
+        assert!(apart <= tolerance, "{name} is {apart:e} apart: {values:?} and {:?}", expected[name]);
     }
 }
 
@@ -200,7 +200,7 @@ fn assert_trains_as_one(function: &str, as_one: &str, rows: usize) {
         assert_near(&values, &expected, 1e-5);
         // Each replica fetches the rows of tables that it looks up; all else is transferred once.
         assert!(function == "words" || own_traffic == traffic, "{replicas}: {own_traffic:?} and {traffic:?}");
-        assert!(own.iter().zip(&losses).all(|(a, b)| (a - b).abs() < 1e-5), "{replicas}: {own:?} and {losses:?}");
+        assert!(apart(&own, &losses) < 1e-5, "{replicas}: {own:?} and {losses:?}");
     }
 }
 

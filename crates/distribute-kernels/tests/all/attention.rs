@@ -181,3 +181,13 @@ fn results_do_not_depend_on_the_number_of_threads() {
     let gradient = numbers(3 * 4 * 70 * 8, 9);
     assert_threads_do_not_matter(|| given.run::<f32>(&gradient, false));
 }
+
+#[test]
+#[should_panic(expected = "the mask of a query has 2 elements; give 3")]
+fn a_mask_has_an_element_for_each_key() {
+    let of = Attention { batch: 1, heads: 1, key_heads: 1, queries: 1, keys: 3, width: 1, scale: 1.0, causal: false };
+    let [q, k, v] = [vec![1f32], vec![1.0; 3], vec![1.0; 3]];
+    let mask = Some(Vectors { data: &[0.0, f32::NEG_INFINITY][..], batch: 0, head: 0, token: 0 });
+    let [q, k, v] = [(&q, 1), (&k, 3), (&v, 3)].map(|(x, tokens)| Vectors::contiguous(x, [tokens, 1, 1]));
+    of.forward(&Arguments { q, k, v, mask });
+}

@@ -145,7 +145,9 @@ impl<M: ModuleT + Send + Sync + 'static> Coordination<M> {
         if let Err(error) = &outcome {
             let kind = match error {
                 // The next run of this program continues with the same workers and servers.
-                Error::Train(distribute_train::Error::Preempted { .. }) => FailureKind::Retryable,
+                Error::Train(distribute_train::Error::Preempted { .. } | distribute_train::Error::Unsaved { .. }) => {
+                    FailureKind::Retryable
+                }
                 // What the servers have kept outlives a program that cannot continue with it.
                 Error::Train(distribute_train::Error::StepsUnknown { .. }) => FailureKind::Retryable,
                 error => error.failure_kind(),

@@ -30,9 +30,7 @@ fn conjugate_operations_have_the_gradients_of_the_whole() {
                 assert!((total.to_scalar::<f64>()? - loss.to_scalar::<f64>()?).abs() < 1e-9);
                 let gradients = total.backward()?;
                 let gradient: Vec<Vec<f64>> = gradients.get(&x).unwrap().to_vec2()?;
-                for (got, expected) in gradient.concat().iter().zip(expected.concat()) {
-                    assert!((got - expected).abs() < 1e-9, "{got} {expected}");
-                }
+                assert!(apart(&gradient.concat(), &expected.concat()) < 1e-9, "{gradient:?} {expected:?}");
                 let odd = Tensor::zeros((2, 7), DType::F32, &Device::Cpu)?;
                 let told = scatter_to_tensor_group(&group, &odd).unwrap_err().to_string();
                 assert!(told.contains("[2, 7]") && told.contains(&format!("multiple of {ranks}")), "{told}");
