@@ -21,7 +21,10 @@ SIZES = [784, 256, 128, 10]
 ROWS, DIMENSIONS, IDS, CLASSES = 100_000, 64, 32, 2
 
 seconds = float(sys.argv[1])
-embedding = sys.argv[2:3] == ["embedding"]
+name = sys.argv[2] if len(sys.argv) > 2 else "mlp"
+if name not in ("mlp", "embedding"):
+    sys.exit(f"model {name!r} is not known; give mlp or embedding")
+embedding = name == "embedding"
 steps_per_function = int(sys.argv[3]) if len(sys.argv) > 3 else 1
 
 # One thread per operation, since all tasks share the cores; inter-op parallelism of 1 would hang.

@@ -18,11 +18,13 @@ use std::time::{Duration, Instant};
 use clap::Args;
 
 use cells::{Fault, Kind, promise};
+use harm::Disk;
 use peers::Peer;
 use row::{Measured, Row, print_header};
 use stage::{PAUSE_MS, Plan, Stage};
 
 use crate::examples::Profile;
+use crate::hosts::Hosts;
 
 #[derive(Args, Default)]
 pub(crate) struct Flags {
@@ -86,12 +88,18 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
         faults.iter().for_each(|fault| println!("{}", fault.name()));
         return Ok(());
     }
+    let kinds = if flags.strategy.is_empty() { Kind::ALL.to_vec() } else { flags.strategy.clone() };
+    let has_promise = |fault: &Fault| kinds.iter().any(|kind| promise(*fault, *kind, SILENCE_MS).is_some());
+    if !faults.iter().any(has_promise) {
+        let faults: Vec<&str> = faults.iter().map(|fault| fault.name()).collect();
+        let (faults, kinds) = (faults.join(", "), kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(", "));
+        return Err(format!("nothing is promised of {faults} under {kinds}; choose another --strategy or --only"));
+    }
     let programs = flags.profile.examples(&["ledger", "elastic"], FEATURES, flags.no_build)?;
     let seed = flags.seed.unwrap_or_else(|| fastrand::u64(..1_000_000_000));
     if let Some(time) = flags.soak {
         return soak::run(flags, &programs, seed, time);
     }
-    let kinds = if flags.strategy.is_empty() { Kind::ALL.to_vec() } else { flags.strategy.clone() };
     let broken = table(flags, programs, seed, &faults, &kinds)?;
     for peer in &flags.compare {
         peer.compare(flags.only.as_deref(), seed, flags.json)?;
@@ -145,19 +153,24 @@ enum Outcome {
 }
 
 fn cell(plan: &Plan, fault: Fault, kind: Kind) -> Result<Outcome, String> {
-    let stage = match Stage::new(plan, kind, Some(fault)) {
-        Ok(stage) => stage,
-        Err(why) if fault.is_of_network() => {
-            return Ok(Outcome::Skipped(format!("no network namespaces ({why}); this takes root and iproute2")));
-        }
-        Err(why) if fault.is_of_disk() => return Ok(Outcome::Skipped(why)),
-        Err(why) => return Err(why),
-    };
+    if let Some(why) = missing(fault) {
+        return Ok(Outcome::Skipped(why));
+    }
+    let stage = Stage::new(plan, kind, Some(fault))?;
     Ok(Outcome::Measured(match kind {
         Kind::Elastic => elastic::measure(&stage, fault)?,
         Kind::Servers => servers::measure(&stage, fault)?,
         Kind::Workers | Kind::Sharded | Kind::Diloco => in_step::measure(&stage, fault)?,
     }))
+}
+
+/// Returns why a fault cannot be made here, if it cannot.
+fn missing(fault: Fault) -> Option<String> {
+    match fault {
+        fault if fault.is_of_network() => Hosts::missing(),
+        fault if fault.is_of_disk() => Disk::missing(),
+        _ => None,
+    }
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -25,26 +26,16 @@ type Scenario = fn(&Stage) -> Result<String, String>;
 const DEADLINE: Duration = Duration::from_secs(180);
 
 pub(crate) fn run(flags: &Flags) -> Result<(), String> {
-    let hosts = match Hosts::create(3) {
-        Ok(hosts) => hosts,
-        Err(why) => {
-            println!("skipped: network namespaces cannot be made here ({why}); this takes root and iproute2");
-            return Ok(());
-        }
-    };
+    let scenarios = chosen(flags.only.as_deref())?;
+    if let Some(why) = Hosts::missing() {
+        println!("skipped: {why}");
+        return Ok(());
+    }
+    let hosts = Hosts::create(3)?;
     let folder = tempfile::tempdir().map_err(text)?;
     let stage = Stage { programs: build("mnist")?, folder: folder.path().to_owned(), hosts };
-    let scenarios: [(&str, Scenario); 6] = [
-        ("two hosts", |stage| stage.same_losses(2)),
-        ("three hosts, the leader last", |stage| stage.same_losses(3)),
-        ("two hosts over ssh", |stage| stage.over_ssh()),
-        ("a host that is lost", Stage::lost_host),
-        ("a worker killed, restarts allowed", Stage::restarted),
-        ("a host replaced, restarts allowed", Stage::replaced),
-    ];
-    let wanted = scenarios.iter().filter(|(name, _)| flags.only.as_deref().is_none_or(|only| name.contains(only)));
     let mut failed = Vec::new();
-    for (name, scenario) in wanted {
+    for (name, scenario) in scenarios {
         let began = Instant::now();
         let said = scenario(&stage);
         let seconds = began.elapsed().as_secs_f64();
@@ -59,6 +50,34 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
     if failed.is_empty() { Ok(()) } else { Err(failed.join("\n")) }
 }
 
+const SCENARIOS: [(&str, Scenario); 6] = [
+    ("two hosts", |stage| stage.same_losses(2)),
+    ("three hosts, the leader last", |stage| stage.same_losses(3)),
+    ("two hosts over ssh", Stage::over_ssh),
+    ("a host that is lost", Stage::lost_host),
+    ("a worker killed, restarts allowed", Stage::restarted),
+    ("a host replaced, restarts allowed", Stage::replaced),
+];
+
+/// Returns the scenarios whose names contain a text, if one is given.
+///
+/// # Errors
+/// A message with all names, if there is none.
+fn chosen(only: Option<&str>) -> Result<Vec<(&'static str, Scenario)>, String> {
+    let chosen: Vec<_> =
+        SCENARIOS.into_iter().filter(|(name, _)| only.is_none_or(|only| name.contains(only))).collect();
+    match chosen.is_empty() {
+        false => Ok(chosen),
+        true => Err(none_of(only, SCENARIOS.iter().map(|(name, _)| *name))),
+    }
+}
+
+/// Returns the error of a text that is a part of no name.
+pub(crate) fn none_of(only: Option<&str>, names: impl Iterator<Item = &'static str>) -> String {
+    let names: Vec<&str> = names.collect();
+    format!("no name contains {:?}; give --only a part of one of: {}", only.unwrap_or_default(), names.join("; "))
+}
+
 /// Namespaces that are connected by a switch, which has one of its own. They are removed when this is dropped.
 pub(crate) struct Hosts {
     names: Vec<String>,
@@ -66,8 +85,20 @@ pub(crate) struct Hosts {
 }
 
 impl Hosts {
+    /// Returns why hosts cannot be made here, if they cannot: it makes a namespace, a switch and a cable.
+    pub(crate) fn missing() -> Option<String> {
+        let probe = Hosts { names: Vec::new(), switch: unique("probe") };
+        let tried = ip(&["netns", "add", &probe.switch])
+            .and_then(|()| ip(&["-n", &probe.switch, "link", "add", "bridge", "type", "bridge"]))
+            .and_then(|()| ip(&["-n", &probe.switch, "link", "add", "one", "type", "veth", "peer", "name", "other"]));
+        let why = tried.err()?;
+        Some(format!("network namespaces cannot be made here ({why}); this takes root and iproute2"))
+    }
+
+    /// # Errors
+    /// A message, if a command of iproute2 fails; where hosts are not [missing](Hosts::missing), that is a defect.
     pub(crate) fn create(count: usize) -> Result<Hosts, String> {
-        let name = |suffix: &str| format!("distribute-{}-{suffix}", std::process::id());
+        let name = unique;
         let names = (0..count).map(|index| name(&index.to_string())).collect();
         // From here on, a failure removes what is there.
         let hosts = Hosts { names, switch: name("switch") };
@@ -146,6 +177,12 @@ impl Drop for Hosts {
             let _ = Command::new("ip").args(["netns", "delete", name]).output();
         }
     }
+}
+
+/// Returns a name of a namespace that no other process, and nothing else of this one, has.
+fn unique(suffix: &str) -> String {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    format!("distribute-{}-{}-{suffix}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
 fn ip(arguments: &[&str]) -> Result<(), String> {
@@ -361,4 +398,25 @@ fn ended_well(outcomes: &[Outcome]) -> Result<(), String> {
 
 fn shown_outcomes(outcomes: &[Outcome]) -> String {
     outcomes.iter().map(|outcome| format!("{:?}\n{}\n{}\n", outcome.code, outcome.stdout, outcome.stderr)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_no_scenario_has_is_refused() {
+        let problem = run(&Flags { only: Some("no such host".to_owned()) }).unwrap_err();
+        assert!(problem.contains("\"no such host\"") && problem.contains("two hosts over ssh"), "{problem}");
+        assert_eq!(chosen(Some("restarts")).unwrap().len(), 2);
+        assert_eq!(chosen(None).unwrap().len(), SCENARIOS.len());
+    }
+
+    #[test]
+    fn hosts_that_are_not_missing_can_be_made() {
+        match Hosts::missing() {
+            Some(why) => distribute_testkit::skipped(why),
+            None => assert_eq!(Hosts::create(2).map(|hosts| hosts.names.len()), Ok(2)),
+        }
+    }
 }

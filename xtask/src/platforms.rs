@@ -10,7 +10,7 @@ use crate::workspace::Workspace;
 #[derive(Args, Default)]
 pub(crate) struct Flags {
     /// Checks for this target only.
-    #[arg(long, value_name = "TRIPLE")]
+    #[arg(long, value_name = "TRIPLE", value_parser = TARGETS)]
     target: Option<String>,
 }
 
@@ -45,4 +45,21 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::FromArgMatches;
+
+    use super::*;
+
+    #[test]
+    fn a_target_that_is_not_checked_is_refused() {
+        let parse = |target: &str| {
+            let command = Flags::augment_args(clap::Command::new("platforms").no_binary_name(true));
+            command.try_get_matches_from(["--target", target]).map(|matches| Flags::from_arg_matches(&matches).unwrap())
+        };
+        assert_eq!(parse(TARGETS[0]).unwrap().target.as_deref(), Some(TARGETS[0]));
+        assert!(parse("x86_64-apple-darwin").err().unwrap().to_string().contains(TARGETS[1]));
+    }
 }

@@ -10,6 +10,7 @@ use clap::Args;
 use distribute_testkit::{Job, Slurm};
 
 use crate::error::text;
+use crate::hosts::none_of;
 use crate::launched::{build, read, shown};
 
 #[derive(Args, Default)]
@@ -67,14 +68,20 @@ const MNIST: &[&str] = &["--epochs", "1", "--losses"];
 /// Longest time of one job.
 const DEADLINE: Duration = Duration::from_secs(120);
 
+const SLURM: &str = "Slurm";
+
 pub(crate) fn run(flags: &Flags) -> Result<(), String> {
+    let is_wanted = |name: &str| flags.only.as_deref().is_none_or(|only| name.contains(only));
+    let names = LAUNCHERS.iter().map(|launcher| launcher.name).chain([SLURM]);
+    if !names.clone().any(is_wanted) {
+        return Err(none_of(flags.only.as_deref(), names));
+    }
     let programs = build("mnist")?;
     let folder = tempfile::tempdir().map_err(text)?;
     let stage = Stage { programs: &programs, folder: folder.path() };
     let ours = ["run".as_ref(), "--workers".as_ref(), "2".as_ref(), "--".as_ref()];
     let expected = stage.losses("distribute run", &programs.join("distribute"), &ours, &[])?;
     println!("{:<28} {} losses, the last {}", "distribute run --workers 2", expected.len(), shown(&expected));
-    let is_wanted = |name: &str| flags.only.as_deref().is_none_or(|only| name.contains(only));
     let mut differ = Vec::new();
     let mut compare = |name: &str, losses: Vec<u32>, began: Instant| {
         let verdict = if losses == expected { "the same losses, bit for bit" } else { "OTHER LOSSES" };
@@ -95,7 +102,7 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
         let losses = stage.losses(launcher.name, program.as_ref(), &arguments, &environment)?;
         compare(launcher.name, losses, began);
     }
-    if is_wanted("Slurm") {
+    if is_wanted(SLURM) {
         match Slurm::missing() {
             Some(missing) => println!("skipped: Slurm, {missing} is not installed (apt-get install slurm-wlm)"),
             None => {
@@ -183,5 +190,16 @@ impl Stage<'_> {
             None => Ok(()),
             Some(outcome) => Err(format!("{name} failed: {}\n{}", outcome.stdout, outcome.stderr)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_no_launcher_has_is_refused() {
+        let problem = run(&Flags { only: Some("no such launcher".to_owned()) }).unwrap_err();
+        assert!(problem.contains("\"no such launcher\"") && problem.contains("torchrun; Slurm"), "{problem}");
     }
 }

@@ -21,8 +21,20 @@ impl fmt::Display for Outcome {
 }
 
 impl Outcome {
-    /// Parses the output of a process; one without output has failed.
-    pub(crate) fn read(stdout: &str, stderr: &str) -> Outcome {
+    /// Parses the output of a process. One without an outcome has failed, and so has one that told that it has passed
+    /// or that nothing applies, and did not succeed.
+    pub(crate) fn read(stdout: &str, stderr: &str, succeeded: bool) -> Outcome {
+        let told = Outcome::told(stdout, stderr);
+        match told {
+            Outcome::Passed | Outcome::NotApplicable(_) if !succeeded => {
+                let problem = format!("it told `{told}`, and did not end with exit code 0: {}", stderr.trim());
+                Outcome::Failed(problem)
+            }
+            told => told,
+        }
+    }
+
+    fn told(stdout: &str, stderr: &str) -> Outcome {
         match stdout.lines().find_map(|line| line.strip_prefix("outcome: ")) {
             Some("passed") => Outcome::Passed,
             Some(line) => match line.split_once(": ") {
@@ -30,6 +42,19 @@ impl Outcome {
                 _ => Outcome::Failed(line.strip_prefix("failed: ").unwrap_or(line).to_owned()),
             },
             None => Outcome::Failed(format!("it ended without a word: {}", stderr.trim())),
+        }
+    }
+
+    /// Returns the outcome of the processes of one strategy from that of each, by rank: the first failure, else the one
+    /// that all have told. They have failed if they told different ones.
+    pub(crate) fn of_all(told: &[Outcome]) -> Outcome {
+        let Some(first) = told.first() else { return Outcome::Failed("no process was started".to_owned()) };
+        if let Some(failed) = told.iter().find(|outcome| matches!(outcome, Outcome::Failed(_))) {
+            return failed.clone();
+        }
+        match told.iter().position(|outcome| outcome != first) {
+            None => first.clone(),
+            Some(rank) => Outcome::Failed(format!("rank 0 told `{first}`, and rank {rank} `{}`", told[rank])),
         }
     }
 }
@@ -103,3 +128,39 @@ macro_rules! check_eq {
 }
 
 pub(crate) use {check, check_eq};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outcomes_come_back_from_what_processes_print() {
+        let why = "nothing: of that".to_owned();
+        for outcome in [Outcome::Passed, Outcome::NotApplicable(why), Outcome::Failed("how".to_owned())] {
+            assert_eq!(Outcome::read(&format!("a line\n{outcome}\n"), "", true), outcome);
+        }
+        assert!(matches!(Outcome::read("", "a panic", true), Outcome::Failed(how) if how.contains("a panic")));
+    }
+
+    #[test]
+    fn a_process_that_passes_and_crashes_at_its_end_has_failed() {
+        for told in ["outcome: passed\n", "outcome: not applicable: there is one replica\n"] {
+            let outcome = Outcome::read(told, "double free", false);
+            assert!(matches!(&outcome, Outcome::Failed(how) if how.contains("double free")), "{outcome}");
+        }
+    }
+
+    #[test]
+    fn processes_must_tell_the_same() {
+        let (passed, none) = (Outcome::Passed, Outcome::NotApplicable("there is one replica".to_owned()));
+        let failed = Outcome::Failed("how".to_owned());
+        assert_eq!(Outcome::of_all(&[passed.clone(), passed.clone()]), passed);
+        assert_eq!(Outcome::of_all(&[none.clone(), none.clone()]), none);
+        assert_eq!(Outcome::of_all(&[passed.clone(), none.clone(), failed.clone()]), failed);
+        for told in [[passed.clone(), none.clone()], [none, passed]] {
+            let outcome = Outcome::of_all(&told);
+            assert!(matches!(&outcome, Outcome::Failed(how) if how.contains("and rank 1 `")), "{outcome}");
+        }
+        assert!(matches!(Outcome::of_all(&[]), Outcome::Failed(_)));
+    }
+}

@@ -14,16 +14,17 @@ mod scenarios;
 
 use std::panic::resume_unwind;
 use std::process::ExitCode;
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
 use comfy_table::{Cell, CellAlignment, Table, presets};
-use distribute_testkit::{Job, Ports};
+use distribute_testkit::{Job, Ports, skipped};
 
 use crate::arrangement::Arrangement;
 use crate::check::Outcome;
-use crate::scenarios::{Scenario, Suite};
+use crate::scenarios::Case;
 
 /// Runs every scenario under every strategy.
 #[derive(Parser)]
@@ -50,17 +51,16 @@ fn main() -> ExitCode {
         return member(arrangement, scenario);
     }
     let chosen = |part: &Option<String>, name: &str| part.as_ref().is_none_or(|part| name.contains(part.as_str()));
-    let scenarios: Vec<(String, &Scenario)> =
-        Suite::scenarios().filter(|(name, _)| chosen(&flags.filter, name)).collect();
-    let arrangements: Vec<&Arrangement> = Arrangement::ALL
+    let cases: Vec<Case> = Case::all().filter(|case| chosen(&flags.filter, &case.name)).collect();
+    let arrangements: Vec<&'static Arrangement> = Arrangement::ALL
         .iter()
         .filter(|arrangement| chosen(&flags.strategy, arrangement.name) && !(flags.brief && arrangement.is_extra))
         .collect();
-    if scenarios.is_empty() || arrangements.is_empty() {
+    if cases.is_empty() || arrangements.is_empty() {
         println!("nothing to run: no scenario or strategy has a name that contains what was given");
         return ExitCode::from(2);
     }
-    let (arrangements, skipped): (Vec<&Arrangement>, Vec<&Arrangement>) =
+    let (arrangements, missing): (Vec<&Arrangement>, Vec<&Arrangement>) =
         arrangements.into_iter().partition(|arrangement| arrangement.missing().is_none());
     let began = Instant::now();
     let mut table = Table::new();
@@ -69,7 +69,7 @@ fn main() -> ExitCode {
     table.set_header([Cell::new("scenario")].into_iter().chain(headings));
     let (mut passed, mut notes) = (0, Vec::new());
     let mut failures = Vec::new();
-    for ((name, _), outcomes) in scenarios.iter().zip(run_all(&scenarios, &arrangements)) {
+    for (Case { name, .. }, outcomes) in cases.iter().zip(run_all(&cases, &arrangements)) {
         let mut row = vec![Cell::new(name)];
         for (arrangement, outcome) in arrangements.iter().zip(outcomes) {
             let mark = match outcome {
@@ -98,8 +98,8 @@ fn main() -> ExitCode {
     for (number, note) in (1..).zip(&notes) {
         println!("n/a {number}: {note}");
     }
-    for arrangement in skipped {
-        println!("skipped: {}: {}", arrangement.name, arrangement.missing().unwrap_or_default());
+    for arrangement in missing {
+        skipped(format_args!("{}: {}", arrangement.name, arrangement.missing().unwrap_or_default()));
     }
     println!("{passed} passed, {} failed, in {:.1} s", failures.len(), began.elapsed().as_secs_f64());
     for failure in &failures {
@@ -110,14 +110,13 @@ fn main() -> ExitCode {
 
 /// Returns the outcomes of each scenario under each strategy. Strategies of several processes are tried at the same
 /// time as those of this process.
-fn run_all(scenarios: &[(String, &Scenario)], arrangements: &[&Arrangement]) -> Vec<Vec<Outcome>> {
+fn run_all(cases: &[Case], arrangements: &[&'static Arrangement]) -> Vec<Vec<Outcome>> {
     let some = |in_processes: bool| -> Vec<Vec<Option<Outcome>>> {
-        let one = |name: &str, scenario| -> Vec<Option<Outcome>> {
-            let is_chosen = |arrangement: &&Arrangement| arrangement.workers.is_some() == in_processes;
-            let chosen = |arrangement| is_chosen(arrangement).then(|| run(arrangement, (name, scenario)));
-            arrangements.iter().map(chosen).collect()
+        let one = |case: &Case| -> Vec<Option<Outcome>> {
+            let is_chosen = |arrangement: &Arrangement| arrangement.workers.is_some() == in_processes;
+            arrangements.iter().map(|arrangement| is_chosen(arrangement).then(|| run(arrangement, case))).collect()
         };
-        scenarios.iter().map(|(name, scenario)| one(name, scenario)).collect()
+        cases.iter().map(one).collect()
     };
     let (outside, here) = thread::scope(|scope| {
         let outside = scope.spawn(|| some(true));
@@ -130,13 +129,36 @@ fn run_all(scenarios: &[(String, &Scenario)], arrangements: &[&Arrangement]) -> 
     outside.into_iter().zip(here).map(of_scenario).collect()
 }
 
-fn run(arrangement: &Arrangement, (name, scenario): (&str, &Scenario)) -> Outcome {
+fn run(arrangement: &'static Arrangement, case: &Case) -> Outcome {
     match arrangement.workers {
-        None => match arrangement.place() {
-            Ok(place) => scenario.run(&place),
-            Err(error) => Outcome::Failed(format!("the strategy cannot be made: {error}")),
-        },
-        Some(workers) => run_processes(arrangement, name, workers).unwrap_or_else(Outcome::Failed),
+        None => {
+            let case = case.clone();
+            run_within(DEADLINE, move || run_here(arrangement, &case))
+        }
+        Some(workers) => run_processes(arrangement, &case.name, workers).unwrap_or_else(Outcome::Failed),
+    }
+}
+
+/// Runs a scenario in this process.
+fn run_here(arrangement: &Arrangement, case: &Case) -> Outcome {
+    match arrangement.place() {
+        Ok(place) => case.run(&place),
+        Err(error) => Outcome::Failed(format!("the strategy cannot be made: {error}")),
+    }
+}
+
+/// Runs a scenario on a thread of its own. If it takes longer than `limit`, that continues until the program ends.
+fn run_within(limit: Duration, body: impl FnOnce() -> Outcome + Send + 'static) -> Outcome {
+    let (done, is_done) = mpsc::channel();
+    // As much stack as the first thread of a program has.
+    let thread = thread::Builder::new().name("scenario".to_owned()).stack_size(8 << 20);
+    if let Err(error) = thread.spawn(move || drop(done.send(body()))) {
+        return Outcome::Failed(format!("no thread for it: {error}"));
+    }
+    match is_done.recv_timeout(limit) {
+        Ok(outcome) => outcome,
+        Err(mpsc::RecvTimeoutError::Timeout) => Outcome::Failed(format!("it did not end within {limit:?}")),
+        Err(mpsc::RecvTimeoutError::Disconnected) => Outcome::Failed("its thread ended without an outcome".to_owned()),
     }
 }
 
@@ -152,21 +174,39 @@ fn run_processes(arrangement: &Arrangement, scenario: &str, workers: u32) -> Res
     };
     let job = Job::builder(program).args(["--member", arrangement.name, scenario]).tasks(workers).task_env(config);
     let outcomes = job.start().map_err(text)?.wait_all(DEADLINE).map_err(text)?;
-    let told: Vec<Outcome> = outcomes.iter().map(|outcome| Outcome::read(&outcome.stdout, &outcome.stderr)).collect();
-    let failed = told.iter().find(|outcome| matches!(outcome, Outcome::Failed(_)));
-    Ok(failed.or(told.first()).cloned().unwrap_or(Outcome::Failed("no process was started".to_owned())))
+    let told = outcomes.iter().map(|outcome| Outcome::read(&outcome.stdout, &outcome.stderr, outcome.success()));
+    Ok(Outcome::of_all(&told.collect::<Vec<_>>()))
 }
 
 fn member(arrangement: &str, scenario: &str) -> ExitCode {
     let arrangement = Arrangement::ALL.iter().find(|known| known.name == arrangement);
-    let scenario = Suite::scenarios().find(|(name, _)| name == scenario);
-    let outcome = match arrangement.zip(scenario) {
-        Some((arrangement, (_, scenario))) => match arrangement.place() {
-            Ok(place) => scenario.run(&place),
-            Err(error) => Outcome::Failed(format!("the strategy cannot be made: {error}")),
-        },
+    let case = Case::all().find(|case| case.name == scenario);
+    let outcome = match arrangement.zip(case) {
+        Some((arrangement, case)) => run_here(arrangement, &case),
         None => Outcome::Failed("unknown arrangement or scenario".to_owned()),
     };
     println!("{outcome}");
     ExitCode::SUCCESS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scenario_that_does_not_end_has_failed() {
+        let (_hold, held) = mpsc::channel::<()>();
+        let outcome = run_within(Duration::from_millis(20), move || {
+            let _ = held.recv();
+            Outcome::Passed
+        });
+        assert_eq!(outcome, Outcome::Failed("it did not end within 20ms".to_owned()));
+        assert_eq!(run_within(Duration::from_secs(10), || Outcome::Passed), Outcome::Passed);
+    }
+
+    #[test]
+    fn a_scenario_that_panics_outside_of_its_body_has_failed() {
+        let outcome = run_within(Duration::from_secs(10), || panic!("as planned"));
+        assert_eq!(outcome, Outcome::Failed("its thread ended without an outcome".to_owned()));
+    }
 }

@@ -7,6 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use distribute::prelude::*;
 
 use crate::check::{Outcome, Stop};
+use crate::conditions::is_compiled;
 use crate::library::{Burn, Candle, Library};
 use crate::place::Place;
 
@@ -29,6 +30,8 @@ mod variables;
 pub(crate) struct Scenario {
     name: &'static str,
     body: Body,
+    /// A part of the error by which a step in one compiled program refuses what the promise is about.
+    refusal: Option<&'static str>,
 }
 
 enum Body {
@@ -40,15 +43,43 @@ enum Body {
 
 impl Scenario {
     const fn new(name: &'static str, body: fn(&Strategy) -> Result<(), Stop>) -> Scenario {
-        Scenario { name, body: Body::OfStrategies(body) }
+        Scenario { name, body: Body::OfStrategies(body), refusal: None }
     }
 
     const fn of_all(name: &'static str, body: fn(&Place) -> Result<(), Stop>) -> Scenario {
-        Scenario { name, body: Body::OfAll(body) }
+        Scenario { name, body: Body::OfAll(body), refusal: None }
+    }
+
+    /// Lets compiled programs refuse it, by an error with these words.
+    const fn unless_refused(self, refusal: &'static str) -> Scenario {
+        Scenario { refusal: Some(refusal), ..self }
+    }
+}
+
+/// A scenario of one tensor library, or of strategies alone.
+#[derive(Clone)]
+pub(crate) struct Case {
+    /// The scenario's name, with its library's in front.
+    pub(crate) name: String,
+    scenario: &'static Scenario,
+    /// The error by which compiled programs refuse all that the library computes.
+    refusal: Option<&'static str>,
+}
+
+impl Case {
+    /// Returns all scenarios.
+    pub(crate) fn all() -> impl Iterator<Item = Case> {
+        let named = |library: &str, scenario: &Scenario| match library {
+            "" => scenario.name.to_owned(),
+            library => format!("{library}: {}", scenario.name),
+        };
+        SUITES.into_iter().flat_map(move |Suite { library, refusal, scenarios }| {
+            scenarios.iter().map(move |scenario| Case { name: named(library, scenario), scenario, refusal })
+        })
     }
 
     pub(crate) fn run(&self, place: &Place) -> Outcome {
-        let run = || match (&self.body, place) {
+        let run = || match (&self.scenario.body, place) {
             (Body::OfAll(body), place) => body(place),
             (Body::OfStrategies(body), Place::Strategy(strategy)) => body(strategy),
             (Body::OfStrategies(_), Place::Servers { .. }) => {
@@ -58,25 +89,21 @@ impl Scenario {
         match catch_unwind(AssertUnwindSafe(run)) {
             Ok(Ok(())) => Outcome::Passed,
             Ok(Err(Stop::NotApplicable(why))) => Outcome::NotApplicable(why.to_owned()),
-            Ok(Err(Stop::Wrong(how))) => match refused_in_programs(place, &how) {
-                true => Outcome::NotApplicable(how),
-                false => Outcome::Failed(how),
-            },
+            Ok(Err(Stop::Wrong(how))) => {
+                let is_in_programs = matches!(place, Place::Strategy(strategy) if is_compiled(strategy));
+                match is_in_programs && self.may_be_refused(&how) {
+                    true => Outcome::NotApplicable(how),
+                    false => Outcome::Failed(how),
+                }
+            }
             Err(panic) => Outcome::Failed(format!("it panicked: {}", said(panic.as_ref()))),
         }
     }
-}
 
-/// Returns whether an error is the refusal, in words, of what a compiled program does not do.
-fn refused_in_programs(place: &Place, error: &str) -> bool {
-    const REFUSALS: [&str; 4] = [
-        "does not go with a step in one compiled program",
-        "candle computes on CPUs and GPUs",
-        "running statistics, such as those of batch normalisation, is used in run_step",
-        "computes something else than replica 0",
-    ];
-    let is_compiled = matches!(place, Place::Strategy(strategy) if strategy.name() == "Tpu");
-    is_compiled && REFUSALS.iter().any(|refusal| error.contains(refusal))
+    /// Returns whether an error is the refusal, in words, of what a compiled program does not do, of this scenario.
+    fn may_be_refused(&self, error: &str) -> bool {
+        self.scenario.refusal.into_iter().chain(self.refusal).any(|refusal| error.contains(refusal))
+    }
 }
 
 fn said(panic: &(dyn Any + Send)) -> String {
@@ -85,32 +112,23 @@ fn said(panic: &(dyn Any + Send)) -> String {
 }
 
 /// The scenarios of one tensor library, or of strategies alone.
-pub(crate) struct Suite {
+struct Suite {
     /// The library's name, or nothing.
-    pub(crate) library: &'static str,
-    pub(crate) scenarios: &'static [Scenario],
+    library: &'static str,
+    refusal: Option<&'static str>,
+    scenarios: &'static [Scenario],
 }
 
-impl Suite {
-    pub(crate) const ALL: [Suite; 5] = [
-        Suite { library: "", scenarios: OF_STRATEGIES },
-        Suite { library: "candle", scenarios: Of::<Candle>::SCENARIOS },
-        Suite { library: "candle", scenarios: OF_CANDLE },
-        Suite { library: "burn", scenarios: Of::<Burn>::SCENARIOS },
-        Suite { library: "burn", scenarios: OF_BURN },
-    ];
+const SUITES: [Suite; 5] = [
+    Suite { library: "", refusal: None, scenarios: OF_STRATEGIES },
+    Suite { library: "candle", refusal: Some(OF_CANDLE_TENSORS), scenarios: Of::<Candle>::SCENARIOS },
+    Suite { library: "candle", refusal: Some(OF_CANDLE_TENSORS), scenarios: OF_CANDLE },
+    Suite { library: "burn", refusal: None, scenarios: Of::<Burn>::SCENARIOS },
+    Suite { library: "burn", refusal: None, scenarios: OF_BURN },
+];
 
-    /// Returns the names of all scenarios, with their library's in front, and the scenarios.
-    pub(crate) fn scenarios() -> impl Iterator<Item = (String, &'static Scenario)> {
-        let named = |library: &str, scenario: &Scenario| match library {
-            "" => scenario.name.to_owned(),
-            library => format!("{library}: {}", scenario.name),
-        };
-        let of_suite =
-            move |suite: Suite| suite.scenarios.iter().map(move |scenario| (named(suite.library, scenario), scenario));
-        Suite::ALL.into_iter().flat_map(of_suite)
-    }
-}
+/// Compiled programs refuse tensors of candle.
+const OF_CANDLE_TENSORS: &str = "candle computes on CPUs and GPUs";
 
 const OF_STRATEGIES: &[Scenario] = &[
     Scenario::new("outside a scope there are the default strategy and no replica", contexts::outside),
@@ -162,7 +180,8 @@ const OF_STRATEGIES: &[Scenario] = &[
     Scenario::new("a global batch is cut evenly", data::cut_evenly),
     Scenario::new("workers with unequal files end together, with every example once", data::unequal_padded),
     Scenario::new("a pass over unequal files may stop with the shortest", data::unequal_cut),
-    Scenario::new("the end of the data is agreed in the step's own reduction", data::agreed_in_the_step),
+    Scenario::new("the end of the data is agreed in the step's own reduction", data::agreed_in_the_step)
+        .unless_refused(OF_CANDLE_TENSORS),
     Scenario::new("a pass resumes at its position, whatever the workers", data::resumed),
     Scenario::new("workers whose files end early continue without empty batches", data::ended_early),
     Scenario::new("reductions over rows are those of f64 on hard values", numbers::reductions),
@@ -182,17 +201,22 @@ impl<L: Library> Of<L> {
         Scenario::new("a recurrent model trains as on one replica", models::recurrent::<L>),
         Scenario::new("a model of long short-term memory trains as on one replica", models::long_short::<L>),
         Scenario::new("two inputs through one layer train as on one replica", models::siamese::<L>),
-        Scenario::new("batch normalisation of each replica's own keeps parameters equal", models::normed_apart::<L>),
+        Scenario::new("batch normalisation of each replica's own keeps parameters equal", models::normed_apart::<L>)
+            .unless_refused("running statistics, such as those of batch normalisation, is used in run_step"),
         Scenario::new("uneven batches train as on one replica", models::uneven::<L>),
         Scenario::new("steps are those of replicas emulated one by one, bit for bit", models::emulated::<L>),
-        Scenario::new("sharded optimizer state gives the same parameters, bit for bit", models::sharded::<L>),
+        Scenario::new("sharded optimizer state gives the same parameters, bit for bit", models::sharded::<L>)
+            .unless_refused("zero1 does not go with a step in one compiled program"),
         Scenario::new("copies of a trained model are equal", models::copies::<L>),
         Scenario::new("every optimizer trains as on one replica", optimizers::every_kind::<L>),
         Scenario::new("unequal gradients make one step by their mean", optimizers::unequal::<L>),
         Scenario::new("gradients are clipped after they are summed", optimizers::clipped::<L>),
-        Scenario::new("accumulated parts train as the whole batch", optimizers::accumulated::<L>),
-        Scenario::new("mixed precision follows full precision, with equal copies", optimizers::mixed_precision::<L>),
-        Scenario::new("a step that is not finite is left out on all replicas", optimizers::overflow::<L>),
+        Scenario::new("accumulated parts train as the whole batch", optimizers::accumulated::<L>)
+            .unless_refused("accumulate does not go with a step in one compiled program"),
+        Scenario::new("mixed precision follows full precision, with equal copies", optimizers::mixed_precision::<L>)
+            .unless_refused("a loss scale does not go with a step in one compiled program"),
+        Scenario::new("a step that is not finite is left out on all replicas", optimizers::overflow::<L>)
+            .unless_refused("a loss scale does not go with a step in one compiled program"),
         Scenario::new("frozen variables stay as they are", optimizers::frozen::<L>),
         Scenario::new("a copy of a parameter that differs is named", optimizers::diverged::<L>),
         Scenario::new("averages of parameters are equal on all replicas", optimizers::averages::<L>),
@@ -250,3 +274,33 @@ const OF_BURN: &[Scenario] = &[
     Scenario::new("losses of classes are those of f64 on large logits", numbers::burn::class_losses),
     Scenario::new("losses of values are those of f64 on large values", numbers::burn::value_losses),
 ];
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn may_be_refused(name: &str, error: &str) -> bool {
+        Case::all().find(|case| case.name == name).unwrap().may_be_refused(error)
+    }
+
+    #[test]
+    fn only_named_scenarios_may_be_refused_and_only_in_their_words() {
+        let of_candle = "a replica was to be on TPU:0: candle computes on CPUs and GPUs; train a model of burn";
+        let scale = "a loss scale does not go with a step in one compiled program: leave scale_losses out";
+        assert!(may_be_refused("candle: a dense model trains as on one replica", of_candle));
+        assert!(may_be_refused("burn: a step that is not finite is left out on all replicas", scale));
+        for error in [of_candle, scale, "replica 1 computes something else than replica 0"] {
+            assert!(!may_be_refused("burn: a dense model trains as on one replica", error), "{error}");
+            assert!(!may_be_refused("reduce combines the replicas' values", error), "{error}");
+        }
+        assert!(!may_be_refused("burn: a step that is not finite is left out on all replicas", of_candle));
+    }
+
+    #[test]
+    fn each_scenario_has_a_name_of_its_own() {
+        let names: Vec<String> = Case::all().map(|case| case.name).collect();
+        assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len());
+    }
+}

@@ -8,7 +8,9 @@
 //! - `digits` (feature `digits`) draws handwritten digits, for programs that train something.
 //! - [`Family`] tracks every process that descends from a command, even if it was orphaned, and checks that none is
 //!   left.
-//! - [`skipped`] shows why a test was skipped, also where its output is captured.
+//! - [`skipped`] shows why a test was skipped, also where its output is captured; [`show_skips`] passes on such lines
+//!   of a program that a test has started.
+//! - [`apart`] measures how far results are from what is expected; NaN and missing results are infinitely far.
 //! - [`CountingAllocator`] counts the bytes that a process uses.
 //! - [`replay`] runs a fuzz target on its corpus and on changes of it, without a fuzzer.
 //! - [`simulation`] runs scenarios that follow from seeds, and shortens those in which something is wrong.
@@ -45,6 +47,7 @@
 //! Every wait ends at a deadline. A job that is dropped leaves no process, and neither does a test process that is
 //! killed.
 
+mod apart;
 mod binary;
 mod capture;
 #[cfg(feature = "certificates")]
@@ -64,6 +67,7 @@ pub mod simulation;
 mod skip;
 mod slurm;
 
+pub use apart::apart;
 pub use binary::target_binary;
 pub use corpus::{FuzzTarget, replay};
 pub use counting_allocator::CountingAllocator;
@@ -74,5 +78,5 @@ pub use job::{Job, JobBuilder, Outcome};
 pub use object_server::{Relay, RelayFault, with_object_server};
 pub use ports::Ports;
 pub use rustix::process::Signal;
-pub use skip::skipped;
+pub use skip::{show_skips, skipped};
 pub use slurm::Slurm;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::{Ports, skipped};
+use crate::{Error, Job, Outcome, Ports, show_skips, skipped};
 
 /// A relay to an S3 server, for as long as the body of [`with_object_server`] runs.
 #[derive(Debug)]
@@ -133,7 +133,8 @@ fn pass(mut from: &TcpStream, mut to: &TcpStream, is_request: bool, faults: &Mut
 /// If moto's server is not installed, the test is [skipped], which names how to install it.
 ///
 /// # Panics
-/// If the body panics, or takes longer than `limit`.
+/// If the body panics or takes longer than `limit`, and if the thread does not have the full name of a test, as those
+/// of Rust's own harness have.
 pub fn with_object_server(limit: Duration, body: impl FnOnce(&Relay)) {
     if let Ok(ports) = std::env::var(INSIDE) {
         let numbers = ports.split_once(' ').and_then(|(one, other)| Some((one.parse().ok()?, other.parse().ok()?)));
@@ -148,28 +149,28 @@ pub fn with_object_server(limit: Duration, body: impl FnOnce(&Relay)) {
         return skipped("no S3 server is installed (pip install 'moto[server]')");
     };
     let test = thread::current().name().unwrap_or_default().to_owned();
-    let again = || -> io::Result<Child> {
-        let port = Ports::reserve(1).map_err(io::Error::other)?.release()[0];
-        Command::new(std::env::current_exe()?)
-            .args(["--exact", &test, "--nocapture"])
-            .env(INSIDE, format!("{port} {}", server.port))
-            .envs(variables(port))
-            .spawn()
-    };
-    let mut child = match again() {
-        Ok(child) => Guard(child),
-        Err(error) => panic!("{test}: the test program cannot be started again: {error}"),
-    };
-    let until = Instant::now() + limit;
-    loop {
-        match child.0.try_wait() {
-            Ok(Some(status)) if status.success() => return,
-            Ok(Some(status)) => panic!("{test}: {status} with the S3 server"),
-            Ok(None) if Instant::now() < until => thread::sleep(Duration::from_millis(20)),
-            Ok(None) => panic!("{test}: not done within {limit:?} with the S3 server"),
-            Err(error) => panic!("{test}: {error}"),
-        }
+    if let Err(problem) = run_again(&test, server.port, limit) {
+        panic!("{test}, with the S3 server: {problem}");
     }
+}
+
+/// Starts the test program again with one test, and waits until that has passed.
+fn run_again(test: &str, server: u16, limit: Duration) -> Result<(), String> {
+    let text = |error: Error| error.to_string();
+    let port = Ports::reserve(1).map_err(text)?.release()[0];
+    let program = std::env::current_exe().map_err(|error| text(Error::OwnPath(error)))?;
+    let mut job = Job::builder(program).args(["--exact", test, "--nocapture"]).env(INSIDE, format!("{port} {server}"));
+    for (name, value) in variables(port) {
+        job = job.env(name, value);
+    }
+    let outcome = job.start().map_err(text)?.wait(0, limit).map_err(text)?;
+    if !outcome.passed() {
+        let Outcome { code, signal, stdout, stderr, .. } = outcome;
+        return Err(format!("it has not passed, with exit code {code:?} and signal {signal:?}:\n{stdout}{stderr}"));
+    }
+    show_skips(&outcome.stdout);
+    show_skips(&outcome.stderr);
+    Ok(())
 }
 
 /// The variables by which programs find the server.
@@ -236,4 +237,15 @@ fn create_bucket(port: u16) -> io::Result<bool> {
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     Ok(answer.split_whitespace().nth(1) == Some("200"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_test_that_the_program_does_not_have_has_not_passed() {
+        let problem = run_again("object_server::tests::no_such_test", 1, Duration::from_secs(60)).unwrap_err();
+        assert!(problem.contains("0 passed"), "{problem}");
+    }
 }

@@ -14,8 +14,34 @@ pub fn skipped(reason: impl Display) {
     }
 }
 
+/// Prints on standard error what a program that a test has started tells of what it has skipped, and why: the parts of
+/// its output from `skipped: ` to the end of the line. `cargo test` shows them, as it shows those of [`skipped`]; the
+/// output of a program that has succeeded is dropped otherwise.
+pub fn show_skips(printed: &str) {
+    for skip in skips(printed) {
+        line(format_args!("{skip}\n"));
+    }
+}
+
+/// Returns the parts of lines that tell what was skipped. Harnesses print the names of tests in front.
+fn skips(printed: &str) -> impl Iterator<Item = &str> {
+    printed.lines().filter_map(|line| line.find("skipped: ").map(|at| &line[at..]))
+}
+
 /// Prints a line on standard error, in one piece, so that lines of several tests do not mix. A closed standard error
 /// does not fail a test.
 pub(crate) fn line(text: Arguments<'_>) {
     let _ = stderr().write_all(text.to_string().as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn skips_are_found_in_the_output_of_programs() {
+        let printed =
+            "running 2 tests\ntest a ... skipped: a: no b is installed\nok\nskipped: Tpu: no plugin\n0 skipped\n";
+        assert_eq!(skips(printed).collect::<Vec<_>>(), ["skipped: a: no b is installed", "skipped: Tpu: no plugin"]);
+    }
 }

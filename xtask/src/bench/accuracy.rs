@@ -1,9 +1,10 @@
 //! `cargo xtask bench accuracy`: results of the examples over some seeds, next to those of the same programs in torch.
 
 use std::path::Path;
-use std::process::Command;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use distribute_testkit::{Job, Outcome};
 use serde::Deserialize;
 
 use super::peers::TORCH;
@@ -75,38 +76,32 @@ impl Setting<'_> {
     /// Runs the example under a strategy: on two devices of one process, or by two processes.
     fn ours(&self, programs: &Path, by_workers: bool) -> Result<f64, String> {
         let example = programs.join("examples").join(self.program.name());
-        let mut command = match by_workers {
-            true => {
-                let mut launcher = Command::new(programs.join("distribute"));
-                launcher.args(["run", "--workers", "2", "--"]).arg(example);
-                launcher
-            }
-            false => {
-                let mut command = Command::new(example);
-                command.args(["--devices", "CPU:0,CPU:1"]);
-                command
-            }
+        let job = match by_workers {
+            true => Job::builder(programs.join("distribute")).args(["run", "--workers", "2", "--"]).arg(example),
+            false => Job::builder(example).args(["--devices", "CPU:0,CPU:1"]),
         };
-        command.args(["--seed", &self.seed.to_string(), "--epochs", &self.epochs.to_string()]);
-        match self.program {
+        let job = job.args(["--seed", &self.seed.to_string(), "--epochs", &self.epochs.to_string()]);
+        let job = match self.program {
             Program::Resnet => {
-                command.args(["--width", WIDTH, "--batch", BATCH_OF_PICTURES]);
-                match self.pictures.exists() {
-                    true => command.arg("--data"),
-                    false => command.args(["--size", "32", "--images", "2000", "--save"]),
+                let job = job.args(["--width", WIDTH, "--batch", BATCH_OF_PICTURES]);
+                let job = match self.pictures.exists() {
+                    true => job.arg("--data"),
+                    false => job.args(["--size", "32", "--images", "2000", "--save"]),
                 };
-                command.arg(self.pictures);
+                job.arg(self.pictures)
             }
             Program::CharLm => {
-                command.args(["--steps", STEPS, "--batch", BATCH_OF_WINDOWS, "--sample", "0"]);
-                command.arg("--text").args(self.texts);
+                let job = job.args(["--steps", STEPS, "--batch", BATCH_OF_WINDOWS, "--sample", "0"]);
+                job.arg("--text").args(self.texts)
             }
-        }
-        let output = command.output().map_err(text)?;
-        let printed = [output.stdout, output.stderr].concat();
-        let printed = String::from_utf8_lossy(&printed);
-        let result = self.program.result(&printed).filter(|_| output.status.success());
-        result.ok_or_else(|| format!("{} ended with {} and printed:\n{printed}", self.program.name(), output.status))
+        };
+        let outcome = job.start().map_err(text)?.wait(0, LIMIT).map_err(text)?;
+        let printed = format!("{}{}", outcome.stdout, outcome.stderr);
+        let result = self.program.result(&printed).filter(|_| outcome.success());
+        result.ok_or_else(|| {
+            let Outcome { code, signal, .. } = outcome;
+            format!("{} ended with code {code:?}, signal {signal:?} and printed:\n{printed}", self.program.name())
+        })
     }
 
     /// Runs torch's program; `None` where torch is not installed.
@@ -127,11 +122,14 @@ impl Setting<'_> {
                 arguments.extend(self.texts.iter().cloned());
             }
         }
-        let Some(printed) = TORCH.run("xtask/peers/torch_accuracy.py", 1, &arguments)? else { return Ok(None) };
-        let line: Line = serde_json::from_slice(&printed).map_err(text)?;
+        let Some(printed) = TORCH.run("xtask/peers/torch_accuracy.py", 1, &arguments, LIMIT)? else { return Ok(None) };
+        let line: Line = serde_json::from_str(&printed).map_err(text)?;
         Ok(Some(line.result))
     }
 }
+
+/// Longest time of one training.
+const LIMIT: Duration = Duration::from_secs(3 * 3600);
 
 const WIDTH: &str = "8";
 const BATCH_OF_PICTURES: &str = "32";

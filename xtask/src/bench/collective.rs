@@ -50,6 +50,27 @@ pub(crate) struct Flags {
     compare: Vec<Peer>,
 }
 
+impl Flags {
+    /// Refuses comparisons with peers in which they do other work: theirs is a sum of f32, by the algorithm that they
+    /// choose, as often as fits into a quarter of a second.
+    ///
+    /// # Errors
+    /// A message that names the setting.
+    fn check(&self, operation: Operation) -> Result<(), String> {
+        let (dtype, sum) = (DType::F32.name(), ReduceOp::Sum.name());
+        let refused = |what: &str| Err(format!("--compare is of the all-reduce of {dtype}, {sum}, by `auto`: {what}"));
+        match self {
+            Flags { compare, .. } if compare.is_empty() => Ok(()),
+            _ if operation != Operation::AllReduce => refused(&format!("it is not there for {}", operation.name())),
+            Flags { dtype: given, .. } if given != dtype => refused("leave --dtype out"),
+            Flags { op, .. } if op != sum => refused("leave --op out"),
+            Flags { algorithm, .. } if algorithm != &["auto"] => refused("leave --algorithm out"),
+            Flags { reps: Some(_), .. } => refused("leave --reps out"),
+            Flags { .. } => Ok(()),
+        }
+    }
+}
+
 /// The operation to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
@@ -103,6 +124,7 @@ pub(super) struct Row {
 }
 
 pub(crate) fn run(operation: Operation, flags: &Flags) -> Result<(), String> {
+    flags.check(operation)?;
     let sizes: Vec<usize> = flags.sizes.iter().map(|size| parse_size(size)).collect::<Result<_, _>>()?;
     for name in &flags.algorithm {
         name.parse::<Algorithm>().map_err(text)?;
@@ -163,7 +185,23 @@ pub(crate) fn run(operation: Operation, flags: &Flags) -> Result<(), String> {
     }
 }
 
+/// Returns rows whose results are right.
+///
+/// # Errors
+/// A message that names the first row with elements that were wrong.
+pub(super) fn correct(rows: Vec<Row>) -> Result<Vec<Row>, String> {
+    match rows.iter().find(|row| row.wrong > 0) {
+        None => Ok(rows),
+        Some(Row { bench, transport, algorithm, ranks, bytes, wrong, .. }) => Err(format!(
+            "{wrong} elements of {bench} over {transport} by {algorithm} were wrong, {bytes} bytes on {ranks} ranks"
+        )),
+    }
+}
+
 /// The median seconds of an all-reduce of f32 between processes, for each size.
+///
+/// # Errors
+/// A message, if a process fails or a result is wrong.
 pub(crate) fn median_seconds(
     transport: &str,
     ranks: usize,
@@ -182,7 +220,7 @@ pub(crate) fn median_seconds(
         plot: None,
         compare: Vec::new(),
     };
-    let rows = measure_processes(Operation::AllReduce, &flags, transport, ranks, algorithm)?;
+    let rows = correct(measure_processes(Operation::AllReduce, &flags, transport, ranks, algorithm)?)?;
     Ok(rows.into_iter().map(|row| row.time_us * 1e-6).collect())
 }
 
@@ -297,9 +335,13 @@ impl<'a, T: Element> Work<'a, T> {
         Work { operation, group, op, input: zeros(input), output: zeros(output), calls: 0 }
     }
 
+    /// Returns the root of a call. Roots take turns, so that no rank runs ahead of the others.
+    fn root(&self, call: usize) -> usize {
+        call % self.group.world_size()
+    }
+
     fn call(&mut self) -> Result<(), String> {
-        // Roots take turns, so that no rank runs ahead of the others.
-        let root = Rank((self.calls % self.group.world_size()) as u32);
+        let root = Rank(self.root(self.calls) as u32);
         self.calls += 1;
         let (group, input, output) = (self.group, &self.input, &mut self.output);
         match self.operation {
@@ -314,24 +356,30 @@ impl<'a, T: Element> Work<'a, T> {
 
     /// Calls once with known values; how many elements come out wrong.
     fn verify(&mut self, make: fn(u32) -> T) -> Result<usize, String> {
-        let (rank, world) = (self.group.rank().index(), self.group.world_size());
+        let rank = self.group.rank().index();
         let fill = |values: &mut [T]| (0..).zip(values).for_each(|(index, place)| *place = make(value(rank, index)));
         fill(&mut self.input);
         fill(&mut self.output);
         self.call()?;
+        let wrong = self.wrong(make);
+        // Sums in place of what is there would leave the range of small types when they are repeated; the sum of zeros
+        // costs the same. An input of its own stays as it is.
+        self.output.fill(T::default());
+        Ok(wrong)
+    }
+
+    /// Returns how many elements are wrong after a call with known values.
+    fn wrong(&self, make: fn(u32) -> T) -> usize {
+        let (rank, world, root) = (self.group.rank().index(), self.group.world_size(), self.root(self.calls - 1));
         let (operation, op, part) = (self.operation, self.op, self.output.len() / world);
         let want = |index: usize| match operation {
             Operation::AllReduce => expected(op, world, index, make),
             Operation::ReduceScatter => expected(op, world, rank * self.output.len() + index, make),
-            Operation::Broadcast => make(value(0, index)),
+            Operation::Broadcast => make(value(root, index)),
             Operation::AllGather => make(value(index / part, index % part)),
             Operation::AllToAll => make(value(index / part, rank * part + index % part)),
         };
-        let wrong = (0..).zip(&self.output).filter(|(index, got)| **got != want(*index)).count();
-        // Repeated sums of ones and twos would leave the range of small types; the sum of zeros costs the same.
-        self.input.fill(T::default());
-        self.output.fill(T::default());
-        Ok(wrong)
+        (0..).zip(&self.output).filter(|(index, got)| **got != want(*index)).count()
     }
 }
 
@@ -345,7 +393,7 @@ fn measure<T: Element>(
     let op: ReduceOp = flags.op.parse().map_err(text)?;
     let world = group.world_size();
     let mut work = Work::<T>::new(operation, group, op, bytes / size_of::<T>());
-    let wrong = work.verify(make)?;
+    let mut wrong = work.verify(make)?;
     for _ in 0..3 {
         work.call()?;
     }
@@ -361,6 +409,11 @@ fn measure<T: Element>(
         work.call()?;
         seconds.push(started.elapsed().as_secs_f64());
     }
+    if !work.input.is_empty() {
+        // The results of the measured calls are here.
+        wrong += work.wrong(make);
+    }
+    wrong += work.verify(make)?;
     let mut wrong_anywhere = [wrong as u64];
     group.all_reduce(&mut wrong_anywhere, ReduceOp::Sum).map_err(text)?;
     let (middle, least, greatest) = spread(seconds);
@@ -476,3 +529,6 @@ pub(crate) fn parse_size(given: &str) -> Result<usize, String> {
     let size = digits.parse::<usize>().ok().and_then(|digits| digits.checked_mul(factor));
     size.ok_or_else(|| format!("size {given:?} is not of the form 4, 64K, 1M or 2G"))
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,14 +6,15 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use distribute::input::read::{Csv, Example, Feature, Lines, Parquet, ReadOptions, TfRecordWriter, TfRecords, columns};
 use distribute::input::{AUTOTUNE, Array, Dataset, FileShard, Parallel};
 use serde::{Deserialize, Serialize};
 
-use super::peers::{TENSORFLOW, TORCH};
+use super::peers::{TENSORFLOW, TORCH, printed};
+use super::processes::Children;
 use super::spread::spread;
 use crate::error::text;
 
@@ -41,6 +42,9 @@ struct Case {
     suffix: &'static str,
     run: fn(&[PathBuf]) -> Result<usize, String>,
 }
+
+/// Longest time of one run of a peer's pipelines.
+const LIMIT: Duration = Duration::from_secs(1800);
 
 const FILES: usize = 4;
 const FLOATS: usize = 128;
@@ -250,8 +254,10 @@ impl Peer {
     }
 
     fn run(&self, folder: &Path) -> Result<Vec<Line>, String> {
-        let output = Command::new(&self.python).arg(self.script).arg(folder).stderr(Stdio::inherit()).output();
-        let printed = String::from_utf8_lossy(&output.map_err(text)?.stdout).into_owned();
+        let mut command = Command::new(&self.python);
+        command.arg(self.script).arg(folder).stdin(Stdio::null()).stdout(Stdio::piped());
+        let children = Children(vec![command.spawn().map_err(text)?]);
+        let printed = printed(children, LIMIT).map_err(|problem| format!("{}: {problem}", self.name))?;
         let lines: Vec<Line> = printed.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
         if lines.is_empty() { Err(format!("{} printed nothing", self.name)) } else { Ok(lines) }
     }

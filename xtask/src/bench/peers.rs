@@ -2,13 +2,14 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use clap::ValueEnum;
 use distribute_testkit::Ports;
 use serde::Deserialize;
 
-use super::collective::{Flags, Operation, measure_processes, parse_size};
-use super::processes::{STARTED, now};
+use super::collective::{Flags, Operation, correct, measure_processes, parse_size};
+use super::processes::{Children, STARTED, now};
 use super::spread::spread;
 use crate::error::text;
 
@@ -30,14 +31,18 @@ struct Line {
     time_us: f64,
 }
 
+/// Longest time of one run of a peer over all sizes.
+const LIMIT: Duration = Duration::from_secs(600);
+
 /// How often each side runs; odd, so that there is a middle one.
 const ROUNDS: usize = 5;
 
-/// Prints ours, the peer's, and how many times faster ours is; says so where the peer is not installed.
+/// Prints ours, the peer's, and how many times faster ours is; says so where the peer is not installed. The flags have
+/// been [checked](Flags::check): ours does the same work.
+///
+/// # Errors
+/// A message, if a process of either side fails or does not end in time, or if a result of ours is wrong.
 pub(super) fn compare(operation: Operation, flags: &Flags, peers: &[Peer], ranks: &[usize]) -> Result<(), String> {
-    if !peers.is_empty() && operation != Operation::AllReduce {
-        return Err("peers are compared in `allreduce` only".to_owned());
-    }
     let sizes: Vec<usize> = flags.sizes.iter().map(|size| parse_size(size)).collect::<Result<_, _>>()?;
     for peer in peers {
         let ways: &[(&str, &str)] = match peer {
@@ -49,7 +54,7 @@ pub(super) fn compare(operation: Operation, flags: &Flags, peers: &[Peer], ranks
             for (transport, name) in ways {
                 let theirs = |_: usize| peer.run(transport, *ranks, &sizes);
                 let ours = |_: usize| -> Result<Vec<f64>, String> {
-                    let rows = measure_processes(operation, flags, transport, *ranks, "auto")?;
+                    let rows = correct(measure_processes(operation, flags, transport, *ranks, "auto")?)?;
                     Ok(rows.into_iter().map(|row| row.time_us).collect())
                 };
                 let mut rounds = Vec::new();
@@ -104,7 +109,16 @@ impl Python {
     }
 
     /// Returns the output of rank 0 of a script; `None` where the module is not installed.
-    pub(super) fn run(self, script: &str, ranks: usize, arguments: &[String]) -> Result<Option<Vec<u8>>, String> {
+    ///
+    /// # Errors
+    /// A message, if the processes cannot be started, or do not end within `limit`.
+    pub(super) fn run(
+        self,
+        script: &str,
+        ranks: usize,
+        arguments: &[String],
+        limit: Duration,
+    ) -> Result<Option<String>, String> {
         if !self.is_installed() {
             return Ok(None);
         }
@@ -120,15 +134,28 @@ impl Python {
             command.env("RANK", rank.to_string()).env("WORLD_SIZE", ranks.to_string());
             command.env(STARTED, now().to_string());
             command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", master.to_string());
-            command.env("GLOO_SOCKET_IFNAME", "lo").stdout(Stdio::piped()).spawn().map_err(text)
+            command.env("GLOO_SOCKET_IFNAME", "lo");
+            command.stdout(if rank == 0 { Stdio::piped() } else { Stdio::null() }).spawn().map_err(text)
         };
-        let children = (0..ranks).map(start).collect::<Result<Vec<_>, _>>()?;
-        let mut outputs = Vec::new();
-        for child in children {
-            outputs.push(child.wait_with_output().map_err(text)?.stdout);
+        let mut children = Children(Vec::new());
+        for rank in 0..ranks {
+            children.0.push(start(rank)?);
         }
-        Ok(Some(outputs.swap_remove(0)))
+        printed(children, limit).map(Some).map_err(|problem| format!("{script}: {problem}"))
     }
+}
+
+/// Returns what the first of some processes prints, after all have ended.
+///
+/// # Errors
+/// A message, if they do not end within `limit`.
+pub(super) fn printed(mut children: Children, limit: Duration) -> Result<String, String> {
+    let mut all = String::new();
+    children.finish(limit, |line| {
+        all.extend([line, "\n"]);
+        Ok(())
+    })?;
+    Ok(all)
 }
 
 impl Peer {
@@ -144,7 +171,7 @@ impl Peer {
     fn run(self, transport: &str, ranks: usize, sizes: &[usize]) -> Result<Option<Vec<f64>>, String> {
         let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
         let of_script: Vec<String> = ["0".to_owned()].into_iter().chain(sizes.iter().cloned()).collect();
-        let output = match self {
+        let printed = match self {
             Peer::Openmpi => {
                 let Some(program) = compiled()? else { return Ok(None) };
                 let mut command = Command::new("mpirun");
@@ -153,18 +180,18 @@ impl Peer {
                     command.args(["--mca", "btl", "tcp,self"]);
                 }
                 command.arg(program).arg("0").args(&sizes);
-                command.stderr(Stdio::inherit()).output().map_err(text)?.stdout
+                let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(text)?;
+                printed(Children(vec![child]), LIMIT).map_err(|problem| format!("mpirun: {problem}"))?
             }
-            Peer::Gloo => match TORCH.run("xtask/peers/gloo.py", ranks, &of_script)? {
+            Peer::Gloo => match TORCH.run("xtask/peers/gloo.py", ranks, &of_script, LIMIT)? {
                 Some(printed) => printed,
                 None => return Ok(None),
             },
-            Peer::Tensorflow => match TENSORFLOW.run("xtask/peers/tf_ring.py", ranks, &of_script)? {
+            Peer::Tensorflow => match TENSORFLOW.run("xtask/peers/tf_ring.py", ranks, &of_script, LIMIT)? {
                 Some(printed) => printed,
                 None => return Ok(None),
             },
         };
-        let printed = String::from_utf8_lossy(&output);
         let lines: Vec<Line> = printed.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
         if lines.len() != sizes.len() || lines.iter().zip(&sizes).any(|(line, size)| line.bytes.to_string() != *size) {
             return Err(format!("{self:?} printed something else than one line per size: {printed:?}"));

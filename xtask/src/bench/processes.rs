@@ -1,7 +1,9 @@
 //! Several processes of this program that form a group.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use distribute_testkit::Ports;
@@ -33,6 +35,50 @@ impl Drop for Children {
     }
 }
 
+impl Children {
+    /// Hands each line that the first process prints, whose output must be piped, to `line`, and waits for the end of
+    /// all processes.
+    ///
+    /// # Errors
+    /// The error of `line`; a message that names the process, if one has not ended within `limit` of this call.
+    pub(super) fn finish(
+        &mut self,
+        limit: Duration,
+        mut line: impl FnMut(&str) -> Result<(), String>,
+    ) -> Result<Vec<ExitStatus>, String> {
+        let (deadline, count) = (Instant::now() + limit, self.0.len());
+        let late = |rank: usize| format!("rank {rank} of {count} did not end within {limit:?}");
+        if let Some(stdout) = self.0.first_mut().and_then(|first| first.stdout.take()) {
+            let lines = lines_of(stdout);
+            loop {
+                match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                    Ok(printed) => line(&printed.map_err(text)?)?,
+                    Err(mpsc::RecvTimeoutError::Disconnected) => break,
+                    Err(mpsc::RecvTimeoutError::Timeout) => return Err(late(0)),
+                }
+            }
+        }
+        let mut statuses = Vec::new();
+        for (rank, child) in self.0.iter_mut().enumerate() {
+            loop {
+                match child.try_wait().map_err(text)? {
+                    Some(status) => break statuses.push(status),
+                    None if Instant::now() >= deadline => return Err(late(rank)),
+                    None => thread::sleep(Duration::from_millis(2)),
+                }
+            }
+        }
+        Ok(statuses)
+    }
+}
+
+/// Returns the lines of an output as they are read, by a thread that ends with the output or with the receiver.
+pub(super) fn lines_of(output: impl Read + Send + 'static) -> mpsc::Receiver<std::io::Result<String>> {
+    let (say, said) = mpsc::channel();
+    thread::spawn(move || BufReader::new(output).lines().try_for_each(|line| say.send(line)));
+    said
+}
+
 /// Returns the transport of a name such as `tcp` or `tcp+tls`, and whether it uses TLS.
 pub(super) fn kind_of(transport: &str) -> (&str, bool) {
     match transport.strip_suffix("+tls") {
@@ -57,7 +103,7 @@ pub(crate) fn run(
     ranks: &Ranks<'_>,
     arguments: &[String],
     limit: Duration,
-    mut line: impl FnMut(&str) -> Result<(), String>,
+    line: impl FnMut(&str) -> Result<(), String>,
 ) -> Result<(), String> {
     let Ranks { count, transport, algorithm, threads } = *ranks;
     let program = std::env::current_exe().map_err(text)?;
@@ -99,23 +145,41 @@ pub(crate) fn run(
             .map_err(text)?;
         children.0.push(child);
     }
-    let deadline = Instant::now() + limit;
-    if let Some(stdout) = children.0[0].stdout.take() {
-        for printed in BufReader::new(stdout).lines() {
-            line(&printed.map_err(text)?)?;
+    let statuses = children.finish(limit, line)?;
+    match statuses.iter().position(|status| !status.success()) {
+        None => Ok(()),
+        Some(rank) => Err(format!("rank {rank} of {count} ended with {}", statuses[rank])),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Children {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).stdin(Stdio::null()).stdout(Stdio::piped());
+        Children(vec![command.spawn().unwrap()])
+    }
+
+    #[test]
+    fn processes_that_do_not_end_are_an_error_at_the_limit() {
+        for script in ["echo first; exec sleep 60", "echo first; exec >&-; exec sleep 60"] {
+            let (began, mut lines) = (Instant::now(), Vec::new());
+            let line = |line: &str| {
+                lines.push(line.to_owned());
+                Ok(())
+            };
+            let problem = shell(script).finish(Duration::from_millis(300), line).unwrap_err();
+            assert_eq!(problem, "rank 0 of 1 did not end within 300ms");
+            assert_eq!(lines, ["first"]);
+            assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
         }
     }
-    for (rank, child) in children.0.iter_mut().enumerate() {
-        loop {
-            match child.try_wait().map_err(text)? {
-                Some(status) if status.success() => break,
-                Some(status) => return Err(format!("rank {rank} of {count} ended with {status}")),
-                None if Instant::now() >= deadline => {
-                    return Err(format!("rank {rank} of {count} did not end in time"));
-                }
-                None => std::thread::sleep(Duration::from_millis(2)),
-            }
-        }
+
+    #[test]
+    fn the_ends_of_processes_are_returned() {
+        let statuses = shell("exit 3").finish(Duration::from_secs(30), |_| Ok(())).unwrap();
+        assert_eq!(statuses.iter().map(ExitStatus::code).collect::<Vec<_>>(), [Some(3)]);
     }
-    Ok(())
 }

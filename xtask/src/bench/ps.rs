@@ -1,6 +1,5 @@
 //! `cargo xtask bench ps`: training steps per second against parameter servers, and what they move.
 
-use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
@@ -17,7 +16,7 @@ use distribute_testkit::Ports;
 use serde::{Deserialize, Serialize};
 
 use super::peers::TENSORFLOW;
-use super::processes::Children;
+use super::processes::{Children, lines_of};
 use super::spread::spread;
 use super::train::candle::Mlp;
 use crate::error::text;
@@ -135,7 +134,30 @@ impl Module for Words {
     }
 }
 
+impl Flags {
+    /// Refuses settings in which TensorFlow's script does other work than ours.
+    ///
+    /// # Errors
+    /// A message that names the setting.
+    fn check(&self) -> Result<(), String> {
+        let refused =
+            |setting: &str, why: &str| Err(format!("--compare does not go with {setting}: {why}; leave one out"));
+        match self {
+            Flags { compare: false, .. } => Ok(()),
+            Flags { model: Which::Compute, .. } => {
+                refused("--model compute", "TensorFlow's script trains on servers, which `compute` does without")
+            }
+            Flags { bf16: true, .. } => refused("--bf16", "TensorFlow's script transfers f32"),
+            Flags { updates: How::Stale | How::Synchronous, .. } => {
+                refused("--updates", "TensorFlow's parameter servers update asynchronously only")
+            }
+            Flags { .. } => Ok(()),
+        }
+    }
+}
+
 pub(crate) fn run(flags: &Flags) -> Result<(), String> {
+    flags.check()?;
     let python = TENSORFLOW.interpreter();
     let peers: &[&str] = match flags.compare {
         true if TENSORFLOW.is_installed() => &["distribute", "TensorFlow"],
@@ -213,16 +235,14 @@ fn measure(flags: &Flags, workers: usize, python: Option<&Path>) -> Result<(Line
         children.0.push(start(kind, index)?);
     }
     let stdout = children.0.last_mut().and_then(|chief| chief.stdout.take()).ok_or("the chief has no output")?;
-    let (say, said) = mpsc::channel();
-    std::thread::spawn(move || {
-        BufReader::new(stdout).lines().map_while(Result::ok).for_each(|line| drop(say.send(line)))
-    });
+    let said = lines_of(stdout);
     let servers: Vec<u32> = children.0[..flags.servers].iter().map(Child::id).collect();
     let (begun, mut memory) = (Instant::now(), Vec::new());
     let limit = Duration::from_secs_f64(flags.seconds * 2.0 + 90.0);
     loop {
         match said.recv_timeout(Duration::from_millis(200)) {
             Ok(line) => {
+                let line = line.map_err(text)?;
                 if let Ok(line) = serde_json::from_str::<Line>(&line) {
                     let early = memory.get(memory.len() / 4).copied().unwrap_or(0.0);
                     return Ok((line, [early, memory.last().copied().unwrap_or(0.0)]));
@@ -391,4 +411,33 @@ fn train<'a, M: Module + Send + Sync + 'static>(
     }
     let after = worker.traffic();
     Ok((last, after.pulled_bytes - before.pulled_bytes, after.pushed_bytes - before.pushed_bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::FromArgMatches;
+
+    use super::*;
+
+    fn check(arguments: &[&str]) -> Result<(), String> {
+        let command = Flags::augment_args(clap::Command::new("ps").no_binary_name(true));
+        Flags::from_arg_matches(&command.get_matches_from(arguments)).unwrap().check()
+    }
+
+    #[test]
+    fn only_the_same_work_is_compared() {
+        for (name, arguments) in [
+            ("--model compute", &["--model", "compute"][..]),
+            ("--bf16", &["--bf16"]),
+            ("--updates", &["--updates", "stale"]),
+            ("--updates", &["--updates", "synchronous"]),
+        ] {
+            assert_eq!(check(arguments), Ok(()));
+            let problem = check(&[arguments, &["--compare"]].concat()).unwrap_err();
+            assert!(problem.contains(&format!("--compare does not go with {name}: ")), "{problem}");
+        }
+        for model in ["mlp", "embedding"] {
+            assert_eq!(check(&["--compare", "--model", model, "--updates", "asynchronous"]), Ok(()));
+        }
+    }
 }

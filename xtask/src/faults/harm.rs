@@ -21,12 +21,26 @@ pub(super) struct Disk {
 }
 
 impl Disk {
+    /// Returns why none can be mounted here, if none can: it mounts one in a namespace that ends at once.
+    pub(super) fn missing() -> Option<String> {
+        let mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs"];
+        let output = Command::new("unshare").arg("--mount").args(mount).arg(std::env::temp_dir()).output();
+        let why = match output {
+            Ok(output) if output.status.success() => return None,
+            Ok(output) => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+            Err(error) => format!("unshare: {error}"),
+        };
+        Some(format!("no file system of its own can be mounted here, which takes root: {why}"))
+    }
+
+    /// # Errors
+    /// A message, if it cannot be mounted; where disks are not [missing](Disk::missing), that is a defect.
     pub(super) fn mount(folder: &Path) -> Result<Disk, String> {
         std::fs::create_dir(folder).map_err(text)?;
         let script = format!("mount -t tmpfs -o size=4m tmpfs {} && echo ready && exec sleep 600", folder.display());
         let holder = Job::builder("unshare").args(["--mount", "sh", "-c", &script]).start().map_err(text)?;
         let ready = holder.wait_for_line(0, "ready", Duration::from_secs(10));
-        ready.map_err(|error| format!("no file system of its own can be mounted here, which takes root: {error}"))?;
+        ready.map_err(|error| format!("no file system was mounted at {}: {error}", folder.display()))?;
         Ok(Disk { holder, folder: folder.to_owned() })
     }
 

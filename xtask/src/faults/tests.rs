@@ -50,6 +50,27 @@ fn each_fault_has_a_strategy_and_a_name_of_its_own() {
     }
 }
 
+#[test]
+fn faults_that_no_chosen_strategy_has_are_refused() {
+    let flags = Flags { only: Some("kill-server".to_owned()), strategy: vec![Kind::Workers], ..Flags::default() };
+    let problem = run(&flags).unwrap_err();
+    assert!(problem.contains("kill-server under workers"), "{problem}");
+}
+
+#[test]
+fn a_stage_that_cannot_be_made_is_no_skip_where_the_machine_has_the_means() {
+    let folder = tempfile::tempdir().unwrap();
+    match missing(Fault::DiskFull) {
+        Some(why) => distribute_testkit::skipped(why),
+        None => {
+            Disk::mount(&folder.path().join("disk")).unwrap();
+            let problem = Disk::mount(&folder.path().join("no/such/parent")).err().unwrap();
+            assert!(problem.contains("No such file"), "{problem}");
+        }
+    }
+    assert_eq!(missing(Fault::KillWorker), None);
+}
+
 /// The short form of the command, with the examples as cargo has built them for the tests of the workspace.
 #[test]
 fn a_killed_worker_costs_what_is_promised_in_step_and_elastic() {

@@ -8,13 +8,14 @@ use distribute::device::DType;
 use distribute::optim::{Adam, Sgd};
 use distribute::prelude::{Axis, PerReplica, ReduceOp, Strategy};
 use distribute::values::{HostTensor, TensorStorage};
+use distribute_testkit::apart;
 
 use crate::check::{Stop, check, check_eq};
 use crate::conditions::is_compiled;
 use crate::library::{Batch, Candle, ErrorOf, Kind, Library, OptimizerOf, elements, variables};
 
 /// Tolerance of parameters after 20 steps in f32, as in TensorFlow's own correctness tests.
-pub(super) const TOLERANCE: f32 = 4e-5;
+pub(super) const TOLERANCE: f64 = 4e-5;
 
 /// The number of examples of each step.
 pub(super) type Sizes = fn(usize) -> usize;
@@ -96,9 +97,8 @@ fn as_on_one<L: Library>(strategy: &Strategy, kind: Kind, sizes: Sizes) -> Resul
         check!(of(one, 0)? != expected, "nothing was trained");
         Ok(expected)
     })?;
-    let apart = got.iter().zip(&*expected).map(|(a, b)| (a - b).abs()).fold(0.0f32, f32::max);
-    let close = apart < TOLERANCE;
-    check!(close, "parameters are {apart:e} apart after 20 steps");
+    let apart = apart(&got, &expected);
+    check!(apart < TOLERANCE, "parameters are {apart:e} apart after 20 steps");
     Ok(())
 }
 

@@ -10,8 +10,8 @@ use distribute::prelude::{Dataset, Strategy};
 use distribute::train::callbacks::BackupAndRestore;
 use distribute::train::history::History;
 use distribute::train::metrics::{Accuracy, Metrics};
+use distribute_testkit::apart;
 
-use super::optimizers::apart;
 use crate::check::{Stop, check, check_eq};
 use crate::library::{Batch, CLASSES, INPUTS};
 use crate::place::Place;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use distribute::prelude::*;
 use distribute::values::{HostTensor, IndexedRows, TensorStorage};
+use distribute_testkit::apart;
 
 use crate::check::{Fault, Stop, check, check_eq};
 use crate::conditions::{in_one_process, with_several_replicas};
@@ -111,8 +112,7 @@ pub(crate) fn indexed_rows(strategy: &Strategy) -> Result<(), Stop> {
     // Every replica has the same means.
     check_eq!(within["table"].indices, indices, "the indices of the means");
     let means = within["table"].rows.to_elements::<f32>()?;
-    let apart = means.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-    check!(apart < 1e-5, "the sums of all replicas' means are {means:?}, and the sums {expected:?}");
+    check!(apart(&means, &expected) < 1e-5, "the sums of all replicas' means are {means:?}, and the sums {expected:?}");
     Ok(())
 }
 

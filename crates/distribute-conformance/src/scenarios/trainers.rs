@@ -11,9 +11,9 @@ use distribute::train::history::History;
 use distribute::train::metrics::{Accuracy, CrossEntropy, Metrics};
 use distribute::train::preemption::TerminationConfig;
 use distribute::train::trainer::Fit;
+use distribute_testkit::apart;
 
 use super::models::{TOLERANCE, audit, parameters};
-use super::optimizers::apart;
 use crate::check::{Stop, check, check_eq};
 use crate::library::{Batch, Build, Kind, Library};
 

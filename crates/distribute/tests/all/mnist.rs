@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use distribute_testkit::{Job, JobBuilder, Ports, Signal, target_binary};
+use distribute_testkit::{Job, JobBuilder, Ports, Signal, apart, target_binary};
 
 const DEADLINE: Duration = Duration::from_secs(120);
 
@@ -59,8 +59,7 @@ fn one_replica_two_replicas_and_two_processes_learn_the_same() {
         assert_eq!(losses.len(), 250);
         assert!(accuracy(stdout) >= 94.0, "{stdout}");
     }
-    let first_epoch = one.0.iter().zip(&two.0).take(125);
-    let difference = first_epoch.map(|(one, two)| (one - two).abs()).fold(0.0, f32::max);
+    let difference = apart(&one.0[..125], &two.0[..125]);
     assert!(difference <= 1e-3, "losses differ by {difference} in the first epoch");
     let bits = |losses: &[f32]| losses.iter().map(|loss| loss.to_bits()).collect::<Vec<_>>();
     assert_eq!(bits(&two.0), bits(&launched.0), "one process and two processes differ");

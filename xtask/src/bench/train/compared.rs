@@ -1,5 +1,7 @@
 //! The same models trained by torch and TensorFlow.
 
+use std::time::Duration;
+
 use clap::ValueEnum;
 
 use super::{Arrangement, Flags, Model, Round, named};
@@ -62,8 +64,10 @@ impl Peer {
         let arguments = [model_name, model.batch().to_string(), flags.seconds.to_string()];
         let strategy = (self == Peer::Tensorflow).then(|| (*name).to_owned());
         let arguments: Vec<String> = strategy.into_iter().chain(arguments).collect();
-        let printed = self.python().run(script, *processes, &arguments)?;
-        let line = |printed: Vec<u8>| serde_json::from_slice(&printed);
+        // Also compiles, warms up and measures alone.
+        let limit = Duration::from_secs_f64(flags.seconds * 8.0 + 600.0);
+        let printed = self.python().run(script, *processes, &arguments, limit)?;
+        let line = |printed: String| serde_json::from_str(&printed);
         printed.map(line).transpose().map_err(|error| format!("{script} printed no line of JSON: {error}"))
     }
 }
