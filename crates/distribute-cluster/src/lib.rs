@@ -18,6 +18,7 @@
 //! - [`Rendezvous`]: what a process group needs to form: [`Coordination`], or a [`Store`] that all members reach, such
 //!   as a [`FileStore`] in a shared folder, through [`StoreRendezvous`].
 //! - [`grpc`]: calls between tasks with large payloads. Cargo feature `grpc`.
+//! - [`threads`]: threads for such calls, which any thread can wait for. Cargo feature `grpc`.
 //!
 //! The crate moves no tensors and does not depend on devices. Everything but the meeting itself, [`look_up`] and
 //! requests to clouds and to Kubernetes is a pure function of the variables that it is given.
@@ -100,6 +101,8 @@ mod store;
 mod task;
 mod text;
 mod tf_config;
+#[cfg(feature = "grpc")]
+pub mod threads;
 pub mod tls;
 #[cfg(feature = "tpu")]
 pub mod tpu;

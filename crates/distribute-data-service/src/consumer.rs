@@ -10,13 +10,14 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use crossbeam_channel::bounded;
+use distribute_cluster::threads::Threads;
 use distribute_input::{BoxError, Dataset, Split};
 use distribute_types::Classified;
 use parking_lot::Mutex;
-use tokio::runtime::{Handle, Runtime};
+use tokio::runtime::Handle;
 
 use crate::data_worker::dispatcher_address;
-use crate::dispatcher::runtime;
+use crate::dispatcher::threads;
 use crate::wire::Identity;
 use crate::{Error, Result, ServiceOptions, Transfer};
 use directory::Directory;
@@ -76,7 +77,7 @@ where
     let identity = Identity::of(options.identity.clone(), options.secret.clone(), options.tls.clone())?;
     let (splits, streams) = (options.splits, options.streams);
     let directory = Directory::new(dispatcher, &options, identity.clone());
-    let consumer = Arc::new(Consumer { options, identity, directory, runtime: Mutex::new(None) });
+    let consumer = Arc::new(Consumer { options, identity, directory, threads: Mutex::new(None) });
     let named = Arc::clone(&consumer);
     let read = move |split: Split| {
         let consumer = Arc::clone(&consumer);
@@ -97,7 +98,7 @@ pub(super) struct Consumer {
     identity: Identity,
     directory: Directory,
     /// Started when the dataset is distributed, or by its first pass.
-    runtime: Mutex<Option<Runtime>>,
+    threads: Mutex<Option<Threads>>,
 }
 
 impl Consumer {
@@ -106,10 +107,10 @@ impl Consumer {
     /// # Errors
     /// [`Error::Threads`](crate::Error::Threads).
     fn runtime(&self) -> Result<Handle> {
-        let mut started = self.runtime.lock();
+        let mut started = self.threads.lock();
         let running = match started.take() {
             Some(running) => running,
-            None => runtime("data-consumer")?,
+            None => threads("data-consumer")?,
         };
         Ok(started.insert(running).handle().clone())
     }
@@ -152,15 +153,6 @@ impl Consumer {
             dataset: self.options.name.clone(),
             waited: begun.elapsed(),
             problem: self.directory.problem().unwrap_or_else(|| "it does not answer".to_owned()),
-        }
-    }
-}
-
-impl Drop for Consumer {
-    fn drop(&mut self) {
-        if let Some(runtime) = self.runtime.lock().take() {
-            // Does not wait: the last owner may be dropped on a thread of another runtime.
-            runtime.shutdown_background();
         }
     }
 }

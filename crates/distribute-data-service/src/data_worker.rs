@@ -9,12 +9,12 @@ use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
+use distribute_cluster::threads::Threads;
 use distribute_cluster::{JobId, JobSecret, JobTls, look_up};
 use distribute_input::Dataset;
-use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
-use crate::dispatcher::runtime;
+use crate::dispatcher::threads;
 use crate::wire::proto::{Registration, ServedDataset};
 use crate::wire::{Identity, serve};
 use crate::{Error, Result, Transfer, environment};
@@ -50,8 +50,7 @@ pub struct DataWorker {
     methods: Arc<DataWorkerMethods>,
     standing: watch::Receiver<Standing>,
     announcer: Announcer,
-    /// `None` only during shutdown.
-    runtime: Option<Runtime>,
+    threads: Threads,
 }
 
 /// Options of a [`DataWorker`], and the datasets that it serves.
@@ -103,15 +102,12 @@ impl DataWorker {
     /// none has answered for [`dispatcher_timeout`](DataWorkerBuilder::dispatcher_timeout); [`Error::Threads`] if
     /// signals cannot be handled.
     pub fn join(mut self) -> Result<()> {
-        let Some(runtime) = self.runtime.take() else { return Ok(()) };
-        let outcome = runtime.block_on(async {
+        self.threads.block_on(async {
             tokio::select! {
                 stopped = stop_signal() => stopped.map_err(Error::Threads),
                 error = self.announcer.failure(&mut self.standing) => Err(error),
             }
-        });
-        runtime.shutdown_timeout(SHUTDOWN);
-        outcome
+        })
     }
 }
 
@@ -209,7 +205,7 @@ impl DataWorkerBuilder {
         let address = listener.local_addr().map_err(Error::Threads)?;
         identity.warn_if_exposed("a data worker", &listener);
         let own = format!("{host}:{}", address.port());
-        let runtime = runtime("data-worker")?;
+        let threads = threads("data-worker")?;
         let methods = Arc::new(DataWorkerMethods::new(datasets, self.max_streams));
         let announcer = Announcer {
             dispatcher,
@@ -218,14 +214,14 @@ impl DataWorkerBuilder {
             dispatcher_timeout: self.dispatcher_timeout,
         };
         let serving = methods.clone();
-        let standing = runtime.block_on(async {
+        let standing = threads.block_on(async {
             serve(listener, serving, identity, CALLER_SILENCE).map_err(Error::Threads)?;
             let mut standing = announcer.start();
             announcer.registered(&mut standing, self.register_timeout).await?;
             Ok::<_, Error>(standing)
         })?;
         tracing::info!("the data worker listens at {address} and is registered at {}", announcer.dispatcher);
-        Ok(DataWorker { address, methods, standing, announcer, runtime: Some(runtime) })
+        Ok(DataWorker { address, methods, standing, announcer, threads })
     }
 
     /// Starts to serve, and serves until the process is told to stop.
@@ -234,14 +230,6 @@ impl DataWorkerBuilder {
     /// The errors of [`start`](DataWorkerBuilder::start) and [`join`](DataWorker::join).
     pub fn serve(self) -> Result<()> {
         self.start()?.join()
-    }
-}
-
-impl Drop for DataWorker {
-    fn drop(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
-        }
     }
 }
 
@@ -330,6 +318,3 @@ const RESOLVE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Silence after which a consumer's connection is closed.
 const CALLER_SILENCE: Duration = Duration::from_secs(20);
-
-/// How long the runtime has to end.
-const SHUTDOWN: Duration = Duration::from_millis(100);

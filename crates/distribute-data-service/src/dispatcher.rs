@@ -4,9 +4,9 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use distribute_cluster::threads::Threads;
 use distribute_cluster::{JobId, JobSecret, JobTls};
 use parking_lot::Mutex;
-use tokio::runtime::Runtime;
 use tonic::Status;
 use tonic::body::Body;
 
@@ -37,8 +37,8 @@ use crate::{Error, Result};
 pub struct Dispatcher {
     address: SocketAddr,
     methods: Arc<DispatcherMethods>,
-    /// `None` only during shutdown.
-    runtime: Option<Runtime>,
+    /// Serve until they are dropped.
+    _threads: Threads,
 }
 
 /// Options of a [`Dispatcher`].
@@ -103,12 +103,12 @@ impl Dispatcher {
         let listener = TcpListener::bind(&options.bind).map_err(failed)?;
         let address = listener.local_addr().map_err(Error::Threads)?;
         identity.warn_if_exposed("the dispatcher of the data service", &listener);
-        let runtime = runtime("data-dispatcher")?;
+        let threads = threads("data-dispatcher")?;
         let methods = Arc::new(DispatcherMethods { registry: Mutex::new(Registry::new(options.silence)) });
         let serving = methods.clone();
-        runtime.block_on(async move { serve(listener, serving, identity, CALLER_SILENCE) }).map_err(Error::Threads)?;
+        threads.block_on(async move { serve(listener, serving, identity, CALLER_SILENCE) }).map_err(Error::Threads)?;
         tracing::info!("the dispatcher of the data service listens at {address}");
-        Ok(Dispatcher { address, methods, runtime: Some(runtime) })
+        Ok(Dispatcher { address, methods, _threads: threads })
     }
 
     /// Returns the address that it listens at.
@@ -122,27 +122,18 @@ impl Dispatcher {
     }
 }
 
-impl Drop for Dispatcher {
-    fn drop(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
-        }
-    }
-}
-
 impl std::fmt::Debug for Dispatcher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Dispatcher").field("address", &self.address).finish_non_exhaustive()
     }
 }
 
-/// Creates a runtime of two threads.
+/// Starts two threads of this name.
 ///
 /// # Errors
-/// [`Error::Threads`].
-pub(crate) fn runtime(name: &str) -> Result<Runtime> {
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    builder.worker_threads(2).thread_name(name).enable_all().build().map_err(Error::Threads)
+/// [`Error::Threads`] if the system gives none.
+pub(crate) fn threads(name: &str) -> Result<Threads> {
+    Threads::start(name, 2).map_err(Error::Threads)
 }
 
 struct DispatcherMethods {

@@ -10,7 +10,6 @@ use distribute_cluster::{Task, TaskType};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::runtime::Runtime;
 use tokio::sync::{Notify, watch};
 
 use crate::context::PerWorkerIterator;
@@ -532,8 +531,7 @@ impl Drop for Handle {
         let ended = Error::Cancelled { what: "the queue".to_owned(), why: "the coordinator has ended".to_owned() };
         self.shared.fail(None, ended);
         let tasks = std::mem::take(&mut *self.tasks.lock());
-        let runtime = self.strategy.inner.parameters.runtime();
-        runtime.block_on(async {
+        self.strategy.inner.parameters.block_on(async {
             tasks.iter().for_each(tokio::task::JoinHandle::abort);
             // Aborted tasks end at once and release the strategy.
             drop(tokio::time::timeout(Duration::from_secs(2), futures_util::future::join_all(tasks)).await);
@@ -551,7 +549,7 @@ pub(crate) fn cancel(scheduled: impl IntoIterator<Item = Scheduled>, why: &str) 
 }
 
 /// Tells workers and servers that the job is over, and its outcome, or that another coordinator will come.
-pub(crate) fn leave(inner: &Inner, runtime: &Runtime) {
+pub(crate) fn leave(inner: &Inner) {
     let (ended, failure) = match inner.verdict() {
         Some(verdict) if verdict.is_retryable => (false, None),
         Some(verdict) => (true, Some(verdict.failure)),
@@ -563,7 +561,7 @@ pub(crate) fn leave(inner: &Inner, runtime: &Runtime) {
     };
     let request = LeaveRequest { session: inner.parameters.session(), ended, failure };
     let timeout = Duration::from_secs(2);
-    runtime.block_on(async {
+    inner.parameters.block_on(async {
         let mut words = tokio::task::JoinSet::new();
         for server in 0..inner.parameters.servers() {
             let (link, request) = (inner.parameters.link(server).clone(), request.clone());

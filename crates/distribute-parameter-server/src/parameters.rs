@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use distribute_cluster::{Task, TaskType};
+use distribute_cluster::{Task, TaskType, threads};
 use distribute_device::DType;
 use futures_util::future::join_all;
 use futures_util::stream::{select_all, try_unfold};
@@ -146,9 +146,9 @@ impl Parameters {
         &self.addresses[server]
     }
 
-    /// Runs a call from a thread outside the runtime.
+    /// Runs a call from a thread outside the runtime, which may run an event loop of its own.
     pub(crate) fn block_on<T>(&self, call: impl Future<Output = T>) -> T {
-        self.runtime.block_on(call)
+        threads::block_on(&self.runtime, call)
     }
 
     pub(crate) fn runtime(&self) -> &tokio::runtime::Handle {

@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::time::Duration;
 
 use distribute_cluster::secret::warn_if_exposed;
+use distribute_cluster::threads::Threads;
 use distribute_cluster::{ClusterSpec, Task, look_up};
-use tokio::runtime::{Handle, Runtime};
 
 use crate::wire::OwnJob;
 use crate::{Error, Result};
@@ -15,9 +15,7 @@ use crate::{Error, Result};
 pub(crate) struct Serving {
     task: Task,
     address: SocketAddr,
-    handle: Handle,
-    /// `None` only during shutdown.
-    runtime: Option<Runtime>,
+    threads: Threads,
 }
 
 impl Serving {
@@ -35,13 +33,8 @@ impl Serving {
             (job.secret.as_ref(), job.tls.as_ref()),
             "DISTRIBUTE_JOB_SECRET_FILE",
         );
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .thread_name(format!("{}-{}", task.kind, task.index))
-            .enable_all()
-            .build()
-            .map_err(Error::Threads)?;
-        Ok((Serving { task, address, handle: runtime.handle().clone(), runtime: Some(runtime) }, listener))
+        let threads = Threads::start(format!("{}-{}", task.kind, task.index), 2).map_err(Error::Threads)?;
+        Ok((Serving { task, address, threads }, listener))
     }
 
     pub(crate) fn task(&self) -> Task {
@@ -54,23 +47,12 @@ impl Serving {
 
     /// Runs a future on this thread.
     pub(crate) fn block_on<R>(&self, future: impl Future<Output = R>) -> R {
-        self.handle.block_on(future)
+        self.threads.block_on(future)
     }
 
     /// Ends the threads. Pending answers are sent, but what never ends is not waited for.
-    pub(crate) fn end(mut self) {
+    pub(crate) fn end(self) {
         self.block_on(async { tokio::time::sleep(Duration::from_millis(50)).await });
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_timeout(Duration::from_millis(100));
-        }
-    }
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
-        }
     }
 }
 

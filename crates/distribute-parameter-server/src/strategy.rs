@@ -7,14 +7,14 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use distribute_cluster::threads::Threads;
 use distribute_cluster::{ClusterResolver, SimpleResolver, Task, TaskType};
 use distribute_device::{DType, Element};
 use distribute_rules::OptimizerDescription;
-use distribute_train::checkpoint::RunId;
+use distribute_train::checkpoint::{Abandoned, RunId};
 use distribute_types::{ErrorClass, FailureKind};
 use distribute_values::TensorStorage;
 use parking_lot::Mutex;
-use tokio::runtime::Runtime;
 use tonic::Code;
 
 use crate::parameters::{Parameters, ShardInfo, Table, VariableInfo};
@@ -62,7 +62,7 @@ pub struct ParameterServerStrategy {
     pub(crate) inner: Arc<Inner>,
 }
 
-/// The state shared by all handles. Fields are dropped in this order, the runtime last.
+/// The state shared by all handles. Fields are dropped in this order, the threads last.
 pub(crate) struct Inner {
     cluster: SimpleResolver,
     pub(crate) parameters: Arc<Parameters>,
@@ -92,7 +92,8 @@ pub(crate) struct Inner {
     pub(crate) coordinators: AtomicU64,
     /// The last failure, unless a function has succeeded since.
     verdict: Mutex<Option<Verdict>>,
-    pub(crate) runtime: Option<Runtime>,
+    /// Run the links and the coordinators' tasks; ended by their drop.
+    _threads: Threads,
 }
 
 /// A failure of the job.
@@ -119,6 +120,8 @@ struct Created {
     kept: Kept,
     /// The run whose checkpoints fit the servers' contents, once one was saved or loaded.
     run: Option<RunId>,
+    /// The checkpoints of which no restarted server gets its part, since an earlier one was loaded.
+    abandoned: Abandoned,
 }
 
 impl ParameterServerStrategy {
@@ -521,11 +524,8 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
-            // A failure does not end the job: the next coordinator finds workers and servers waiting.
-            crate::coordinator::leave(self, &runtime);
-            runtime.shutdown_timeout(Duration::from_millis(200));
-        }
+        // A failure does not end the job: the next coordinator finds workers and servers waiting.
+        crate::coordinator::leave(self);
     }
 }
 

@@ -79,8 +79,8 @@ fn read_within(
     let identity = Identity::new(job.clone(), None, None);
     let service = Dispatcher::start(DispatcherOptions::default().identity(Some(job.clone()))).unwrap();
     let address = service.address().to_string();
-    let runtime = crate::dispatcher::runtime("rogue").unwrap();
-    runtime.block_on(async {
+    let threads = crate::dispatcher::threads("rogue").unwrap();
+    threads.block_on(async {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let settings = vec![Setting { name: "batch".to_owned(), value: "none".to_owned() }];
         let datasets = vec![ServedDataset { name: "train".to_owned(), settings }];
@@ -183,8 +183,8 @@ fn a_caller_without_the_services_secret_is_refused_before_its_body() {
     let (job, secret) = (JobId::new("locked").unwrap(), JobSecret::new("the secret of this service").unwrap());
     let options = DispatcherOptions::default().identity(Some(job.clone())).secret(Some(secret));
     let service = Dispatcher::start(options).unwrap();
-    let runtime = crate::dispatcher::runtime("stranger").unwrap();
-    let refused = runtime.block_on(async {
+    let threads = crate::dispatcher::threads("stranger").unwrap();
+    let refused = threads.block_on(async {
         let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{}", service.address())).unwrap();
         let mut channel = endpoint.connect().await.unwrap();
         // It knows the service's identity, and its message never comes.

@@ -1,6 +1,7 @@
 //! Data services of several processes.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
+mod event_loop;
 mod passes;
 mod processes;
 mod refusals;

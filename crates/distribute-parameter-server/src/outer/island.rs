@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use distribute_cluster::threads::Threads;
 use distribute_cluster::{Task, TaskType};
 use parking_lot::Mutex;
-use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 use tonic::{Code, Status};
 
@@ -39,10 +39,9 @@ pub(crate) struct Island {
     settings: OuterSettings,
     times: Times,
     servers: Vec<Mutex<Server>>,
-    /// `None` only during shutdown.
-    runtime: Option<Runtime>,
     /// Whether an exchange has failed for good.
     has_failed: Mutex<bool>,
+    threads: Threads,
 }
 
 /// A server of outer parameters.
@@ -120,24 +119,18 @@ impl Island {
         settings: OuterSettings,
         times: Times,
     ) -> Result<Island> {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .thread_name("island")
-            .enable_all()
-            .build()
-            .map_err(Error::Threads)?;
+        let threads = Threads::start("island", 1).map_err(Error::Threads)?;
         let server = |(index, address): (u32, &String)| {
             let addressee = Addressee { job: job.clone(), task: Task::new(TaskType::Ps, index), session: 0 };
-            // The channel's tasks run on the runtime.
-            let _entered = runtime.enter();
+            // The channel's tasks run on the threads.
+            let _entered = threads.handle().enter();
             let link = Link::new(address, &addressee, times.silence);
             let link = link.map_err(|status| Error::refused(addressee.task, "Attend", &status))?;
             Ok(Mutex::new(Server { index, address: address.clone(), link, seat: None, heard: Instant::now() }))
         };
         let servers = (0..).zip(addresses).map(server).collect::<Result<Vec<_>>>()?;
         let has_failed = Mutex::new(false);
-        let island =
-            Island { task, process: incarnation(), settings, times, servers, runtime: Some(runtime), has_failed };
+        let island = Island { task, process: incarnation(), settings, times, servers, has_failed, threads };
         for server in &island.servers {
             island.block_on(island.first_seat(&mut server.lock()))?;
         }
@@ -312,8 +305,7 @@ impl Island {
     }
 
     fn block_on<T>(&self, call: impl Future<Output = T>) -> T {
-        let runtime = self.runtime.as_ref().expect("the runtime lives until the island is dropped");
-        runtime.block_on(call)
+        self.threads.block_on(call)
     }
 }
 
@@ -330,9 +322,6 @@ impl Drop for Island {
                 // It notices that the attendance ends.
                 tracing::warn!("ps:{} was not told that {} leaves: {}", server.index, self.task, status.message());
             }
-        }
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
         }
     }
 }

@@ -6,8 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use distribute_cluster::threads::Threads;
 use distribute_cluster::{ClusterResolver, JobSecret, JobTls, Membership, SimpleResolver, TaskType};
 use distribute_device::DType;
+use distribute_train::checkpoint::Abandoned;
 use distribute_types::FailureKind;
 use parking_lot::Mutex;
 
@@ -192,15 +194,10 @@ impl ParameterServerStrategyBuilder {
             let given = wire.to_string();
             return Err(Error::Option { what: "the type on the wire", given, expected: "f16 or bf16" });
         }
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .thread_name("coordinator")
-            .enable_all()
-            .build()
-            .map_err(Error::Threads)?;
+        let threads = Threads::start("coordinator", 2).map_err(Error::Threads)?;
         let limits = (options.silence, options.message_timeout);
         // Calls that belong to no session.
-        let finder = Parameters::new(runtime.handle().clone(), &job, &roles.servers, 0, None, limits)?;
+        let finder = Parameters::new(threads.handle().clone(), &job, &roles.servers, 0, None, limits)?;
         let found = finder.block_on(find(
             &finder,
             &job,
@@ -219,7 +216,7 @@ impl ParameterServerStrategyBuilder {
             false => 0,
         };
         let parameters =
-            Parameters::new(runtime.handle().clone(), &job, &roles.servers, session, options.wire, limits)?;
+            Parameters::new(threads.handle().clone(), &job, &roles.servers, session, options.wire, limits)?;
         parameters.sealed.store(is_continued, Ordering::Release);
         let servers = roles.servers.len();
         let placer = Placer::new(options.placement, servers);
@@ -243,14 +240,15 @@ impl ParameterServerStrategyBuilder {
                 made_as: Vec::new(),
                 kept: Kept::default(),
                 run: None,
+                abandoned: Abandoned::default(),
             }),
             incarnations: Mutex::new(vec![0; servers]),
             attendances: Mutex::new((0..servers).map(|_| None).collect()),
             coordinator: Mutex::new(Weak::new()),
             coordinators: AtomicU64::new(0),
             verdict: Mutex::default(),
-            runtime: Some(runtime),
             options,
+            _threads: threads,
         };
         // Recorded so that waiting workers learn whether to keep waiting.
         let failed = |error| inner.failed(error);

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use distribute_rules::UpdateRule;
 use distribute_strategy::Strategy;
 use distribute_train::BoxError;
-use distribute_train::checkpoint::{Checkpointed, PutBytes, Snapshot};
+use distribute_train::checkpoint::{CheckpointManager, Checkpointed, PutBytes, Snapshot};
 use distribute_types::Classified;
 use serde::{Deserialize, Serialize};
 
@@ -148,6 +148,7 @@ impl Checkpointed for ParameterServerStrategy {
         if let Some(lost) = inner.lost_counts(snapshot).map_err(|error| boxed(inner.failed(error)))? {
             tracing::warn!("{lost}");
         }
+        inner.abandon(snapshot).map_err(|error| boxed(inner.failed(error)))?;
         let restored = inner.parameters.block_on(inner.restore_all(plans, snapshot));
         restored.map_err(|error| boxed(inner.failed(error)))?;
         inner.note_restored();
@@ -168,6 +169,15 @@ impl Inner {
         if let Some(run) = snapshot.run() {
             self.made.lock().run = Some(run);
         }
+    }
+
+    /// Notes of which checkpoints no server gets its part any more, since a snapshot of an earlier step is loaded.
+    fn abandon(&self, snapshot: &Snapshot) -> Result<()> {
+        let Some(folder) = &self.options.restore_servers_from else { return Ok(()) };
+        let mut abandoned = self.made.lock().abandoned.clone();
+        CheckpointManager::new(folder).abandon(snapshot, &mut abandoned)?;
+        self.made.lock().abandoned = abandoned;
+        Ok(())
     }
 
     /// Passes the elements of a variable, or of a slot, on to a checkpoint.

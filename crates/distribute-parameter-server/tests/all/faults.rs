@@ -332,6 +332,64 @@ fn a_damaged_checkpoint_does_not_lose_the_server_while_the_one_before_it_is_whol
     });
 }
 
+#[test]
+fn a_server_is_not_given_what_was_left_by_returning_to_an_earlier_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut cluster = Cluster::start(2, 1);
+    let (strategy, optimizer, mut checkpoints) = checkpointed(&cluster, folder.path());
+    let local = Strategy::default_strategy().unwrap();
+    let mut saved = Vec::new();
+    for round in 0..2 {
+        ten_steps(&strategy, optimizer, round);
+        saved.push(weights(&strategy));
+        checkpoints.save(&local, 10 * (round + 1), &[&strategy], &()).unwrap();
+    }
+    checkpoints.finish().unwrap();
+    assert_ne!(saved[0][3..], saved[1][3..]);
+    let earlier = checkpoints.restore_from(&local, &folder.path().join("step-00000010"), &[&strategy]).unwrap();
+    checkpoints.continue_run(earlier.run().unwrap());
+    let _coordinator = ClusterCoordinator::new(&strategy, program()).unwrap();
+    let read = || strategy.find("w").unwrap().read::<f64>().map(|read| read.to_elements::<f64>().unwrap());
+    let mut restarted = |part: Vec<f64>| {
+        cluster.signal(server(1), Signal::KILL);
+        until("the loss is noticed", || read().is_err());
+        cluster.restart(server(1));
+        let mut now = Vec::new();
+        until("it is restored", || read().map(|read| now = read).is_ok());
+        assert_eq!(now[3..], part);
+    };
+    restarted(saved[0][3..].to_vec());
+    // What is saved now is of this training, also if it takes the place of what was left.
+    let other = HostTensor::new(&[5], vec![7.0f64; 5]).unwrap();
+    strategy.find("w").unwrap().assign(&other).unwrap();
+    checkpoints.save(&local, 20, &[&strategy], &()).unwrap();
+    checkpoints.finish().unwrap();
+    restarted(vec![7.0; 2]);
+}
+
+#[test]
+fn a_server_is_lost_if_all_checkpoints_were_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut cluster = Cluster::start(2, 1);
+    let (strategy, optimizer, mut checkpoints) = checkpointed(&cluster, folder.path());
+    let local = Strategy::default_strategy().unwrap();
+    ten_steps(&strategy, optimizer, 0);
+    checkpoints.save(&local, 10, &[&strategy], &()).unwrap();
+    checkpoints.finish().unwrap();
+    // One that is in memory, and of an earlier step.
+    let mut earlier = Snapshot::new(5);
+    let saved = Foreign(Snapshot::read(folder.path().join("step-00000010")).unwrap());
+    saved.save(&local, &mut earlier).unwrap();
+    strategy.load(&local, &earlier).unwrap();
+    let coordinator = ClusterCoordinator::new(&strategy, program()).unwrap();
+    cluster.signal(server(1), Signal::KILL);
+    cluster.restart(server(1));
+    until("it is lost", || {
+        let told = coordinator.schedule("regress", &(optimizer, 0u64, 0u64)).and_then(|_| coordinator.join());
+        matches!(&told, Err(Error::ServerLost { server: 1, why, .. }) if why.contains("save one after loading"))
+    });
+}
+
 /// Saves a checkpoint of another run, of a model with the same names and shapes.
 struct Foreign(Snapshot);
 

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 mod coordinator;
+mod event_loop;
 mod faults;
 mod harness;
 mod islands;

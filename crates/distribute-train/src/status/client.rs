@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::net::ToSocketAddrs;
 use std::path::PathBuf;
+use std::thread;
 use std::time::Duration;
 
 use axum::body::{Body, to_bytes};
@@ -45,20 +46,31 @@ impl Place {
     /// ```
     pub fn fetch(&self, path: &str, within: Duration) -> Result<Vec<u8>> {
         let failed = |source| Error::NoAnswer { place: self.to_string(), source };
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
-        let fetched = runtime.block_on(async { timeout(within, self.ask(path)).await });
-        let late = || {
-            let text = format!("no answer within {} s", within.as_secs_f64());
-            failed(io::Error::new(io::ErrorKind::TimedOut, text))
-        };
-        // A look-up of a name is not waited for.
-        runtime.shutdown_background();
-        let (status, body) = fetched.map_err(|_| late())?.map_err(failed)?;
+        // The caller's thread may run an event loop, in which another one cannot.
+        let fetched = thread::scope(|scope| {
+            let fetch = || self.fetch_on_this_thread(path, within);
+            let thread = thread::Builder::new().name("status".to_owned()).spawn_scoped(scope, fetch)?;
+            thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that asks has panicked")))
+        });
+        let (status, body) = fetched.map_err(failed)?;
         if status == 200 {
             return Ok(body);
         }
         let said = String::from_utf8_lossy(&body).trim().to_owned();
         Err(Error::Refusal { place: self.to_string(), status, said })
+    }
+
+    /// Ends within the time.
+    fn fetch_on_this_thread(&self, path: &str, within: Duration) -> io::Result<(u16, Vec<u8>)> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let fetched = runtime.block_on(async { timeout(within, self.ask(path)).await });
+        // A look-up of a name is not waited for.
+        runtime.shutdown_background();
+        let late = |_| {
+            let text = format!("no answer within {} s", within.as_secs_f64());
+            io::Error::new(io::ErrorKind::TimedOut, text)
+        };
+        fetched.map_err(late)?
     }
 
     async fn ask(&self, path: &str) -> io::Result<(u16, Vec<u8>)> {
@@ -105,3 +117,25 @@ async fn exchange<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
 
 /// Length limit of an answer, in bytes.
 const LONGEST: usize = 64 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::{Board, Job, Server};
+
+    #[test]
+    fn a_job_is_asked_within_an_event_loop() {
+        let server = Server::serve("127.0.0.1:0", &Board::new(Job::new("mnist"))).unwrap();
+        let place = Place::Address(server.address().to_string());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            assert!(!place.fetch("/status.json", Duration::from_secs(20)).unwrap().is_empty());
+            assert!(matches!(place.fetch("/none", Duration::from_secs(20)), Err(Error::Refusal { status: 404, .. })));
+            let late = place.fetch("/status.json", Duration::ZERO).unwrap_err();
+            assert!(
+                matches!(&late, Error::NoAnswer { source, .. } if source.kind() == io::ErrorKind::TimedOut),
+                "{late}"
+            );
+        });
+    }
+}

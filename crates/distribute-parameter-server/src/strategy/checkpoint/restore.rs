@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use bytes::Bytes;
+use distribute_cluster::threads::block_in_place;
 use distribute_train::checkpoint::{CheckpointManager, Snapshot};
 
 use super::super::Inner;
@@ -31,7 +32,8 @@ struct Part {
 }
 
 impl Inner {
-    /// Opens the newest checkpoint in a folder, from which a restarted server is restored.
+    /// Opens the newest checkpoint in a folder from which a restarted server is restored: not one that the training has
+    /// left by loading an earlier one, whose values the other servers do not continue.
     ///
     /// # Errors
     /// [`Error::ServerLost`] if there is none of this training; [`Error::Train`] if it cannot be read.
@@ -42,8 +44,15 @@ impl Inner {
             why: format!("it was started again and holds nothing, and {why}"),
         };
         // Damaged checkpoints are skipped with a warning. Files are read here, and other tasks continue meanwhile.
-        let newest = tokio::task::block_in_place(|| CheckpointManager::new(folder).open_newest())?;
-        let snapshot = newest.ok_or_else(|| lost(format!("there is no checkpoint in {}", folder.display())))?;
+        let abandoned = self.made.lock().abandoned.clone();
+        let newest = block_in_place(|| CheckpointManager::new(folder).open_newest_but(&abandoned))?;
+        let snapshot = newest.ok_or_else(|| {
+            let (folder, but) = (folder.display(), "newer than the one that was loaded last, which it does not have");
+            lost(match abandoned.is_empty() {
+                true => format!("there is no checkpoint in {folder}"),
+                false => format!("the checkpoints in {folder} are {but}; save one after loading an earlier one"),
+            })
+        })?;
         // Parameters of different runs must not be mixed.
         if snapshot.run() != self.made.lock().run {
             let of = snapshot.run().map_or_else(|| "another run".to_owned(), |run| format!("run {run}"));
@@ -167,7 +176,7 @@ impl Inner {
                 return None;
             }
             // Other tasks of the runtime continue while the disk is waited for.
-            let piece = tokio::task::block_in_place(|| pieces.next()).transpose();
+            let piece = block_in_place(|| pieces.next()).transpose();
             let more = pieces.bytes_left() > 0;
             is_sent = !more;
             let message = |payload| CreateShard { payload, more, ..shard.clone() };

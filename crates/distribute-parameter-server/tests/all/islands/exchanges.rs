@@ -1,6 +1,7 @@
 //! Exchanges of single elements, in numbers that are not rounded.
 
 use super::*;
+use crate::event_loop::within_an_event_loop;
 
 const SCALAR: [(&str, usize); 1] = [("w", 1)];
 
@@ -45,6 +46,22 @@ fn an_island_mixes_its_own_parameters_with_the_outer_ones() {
     }
     drop(island);
     server.join().unwrap();
+}
+
+#[test]
+fn an_island_and_its_server_work_within_an_event_loop() {
+    let spec = cluster(1, 1);
+    within_an_event_loop(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let options = OuterServerOptions::default().silence(SILENCE).island_timeout(SOON).checkpoints(folder.path());
+        let server = OuterServer::start_with(&resolver(&spec, TaskType::Ps, 0), options).unwrap();
+        let island = island(at_once(&spec, 0), 0.5, SCALAR);
+        island.step(|_, _| 3.0).unwrap();
+        assert_eq!(island.values(), [2.0]);
+        drop(island);
+        server.join().unwrap();
+        assert!(CheckpointManager::new(folder.path().join("ps-0")).read_newest().unwrap().is_some());
+    });
 }
 
 #[test]
