@@ -1,5 +1,7 @@
 //! Averages of parameters over steps.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use distribute_device::{BufferMut, Element};
 use distribute_rules::check_setting;
 use distribute_values::{TensorStorage, with_storage};
@@ -12,6 +14,9 @@ use crate::{Error, TensorLibrary, Trainable, Variable, is_short};
 ///
 /// Replicas' copies are equal, so one average per process is kept, and no communication is needed. The averages of
 /// sharded variables are sharded too, and those of variables that are split among tensor ranks are split.
+///
+/// Save it in checkpoints as a part of its own, after the model and the optimizer: an average that is created again
+/// begins with the values that the variables have then.
 ///
 /// # Examples
 /// ```
@@ -36,10 +41,10 @@ use crate::{Error, TensorLibrary, Trainable, Variable, is_short};
 #[derive(Debug)]
 pub struct Ema<L: TensorLibrary> {
     decay: f64,
-    updates: u64,
-    /// The averages by variable: one; one for each local replica's part of a sharded variable, and for each part of a
-    /// split one; none for variables that are not trained.
-    averages: Vec<Vec<L::Tensor>>,
+    updates: AtomicU64,
+    /// The averages by variable, named `VARIABLE/ema`, with one component; with one for each local replica's part of a
+    /// sharded variable, and for each part of a split one; with none for variables that are not trained.
+    averages: Vec<Variable<L>>,
     /// The values of averaged variables while the averages take their place, in the same form.
     held: Option<Vec<Vec<L::Tensor>>>,
 }
@@ -54,11 +59,15 @@ impl<L: TensorLibrary> Ema<L> {
         check_setting("the decay of Ema", decay, (0.0..1.0).contains(&decay), "from 0 to below 1")
             .map_err(Error::from)?;
         model.parameters().check_equal()?;
-        let average = |variable: &Variable<L>| -> Result<Vec<L::Tensor>, L::Error> {
-            different(variable).iter().filter(|_| variable.is_trainable()).map(copy::<L>).collect()
+        let average = |variable: &Variable<L>| -> Result<Variable<L>, L::Error> {
+            let mut average = like(variable, format!("{}/ema", variable.name()));
+            for value in different(variable).iter().filter(|_| variable.is_trainable()) {
+                average.push(copy::<L>(value)?);
+            }
+            Ok(average)
         };
         let averages = model.parameters().variables().iter().map(average).collect::<Result<Vec<_>, L::Error>>()?;
-        Ok(Ema { decay, updates: 0, averages, held: None })
+        Ok(Ema { decay, updates: AtomicU64::new(0), averages, held: None })
     }
 
     /// Updates the averages with the current values. Every process calls this, outside `run`.
@@ -67,16 +76,14 @@ impl<L: TensorLibrary> Ema<L> {
     /// [`Error::Swapped`] while the averages are in the variables; [`Error::Torn`] or [`Error::Apart`] if replicas do
     /// not have equal variables; the library's error if a variable cannot be read.
     pub fn update(&mut self, model: &impl Trainable<Library = L>) -> Result<(), L::Error> {
-        if self.held.is_some() {
-            return Err(Error::Swapped.into());
-        }
+        self.check_not_swapped()?;
         model.parameters().check_equal()?;
-        let n = self.updates as f64;
+        let n = self.updates() as f64;
         let decay = self.decay.min((1.0 + n) / (10.0 + n));
         let all = model.parameters().variables().iter().zip(&self.averages);
         // Everything that may fail comes first, so that all averages are updated or none is.
         let pairs: Result<Vec<[L::Tensor; 2]>, L::Error> = all
-            .flat_map(|(variable, averages)| variable.components().iter().zip(averages))
+            .flat_map(|(variable, average)| variable.components().iter().zip(average.components()))
             .map(|(value, average)| Ok([average.clone(), L::cast(&L::detach(value), dtype::<L>(average)?)?]))
             .collect();
         for pair in pairs? {
@@ -87,7 +94,7 @@ impl<L: TensorLibrary> Ema<L> {
                 }
             })?;
         }
-        self.updates += 1;
+        *self.updates.get_mut() += 1;
         Ok(())
     }
 
@@ -102,13 +109,14 @@ impl<L: TensorLibrary> Ema<L> {
             // The values are kept until all variables are restored.
             Some(values) => (values.clone(), None),
             None => {
-                let values = |(variable, averages): (&Variable<L>, &Vec<L::Tensor>)| {
-                    let values = variable.components().iter().zip(averages);
+                let values = |(variable, average): (&Variable<L>, &Variable<L>)| {
+                    let values = variable.components().iter().zip(average.components());
                     values.map(|(value, _)| L::detach(value).copied()).collect()
                 };
                 let values: distribute_values::Result<Vec<Vec<_>>> =
                     variables.iter().zip(&self.averages).map(values).collect();
-                (self.averages.clone(), Some(values?))
+                let averages = self.averages.iter().map(|average| average.components().to_vec()).collect();
+                (averages, Some(values?))
             }
         };
         for (variable, given) in variables.iter().zip(&given) {
@@ -123,6 +131,54 @@ impl<L: TensorLibrary> Ema<L> {
         self.held = held;
         model.parameters().note_written();
         Ok(())
+    }
+
+    /// Returns the number of updates.
+    pub fn updates(&self) -> u64 {
+        self.updates.load(Ordering::Acquire)
+    }
+
+    /// Continues after a number of updates, which determines the decay of the first ones. Call between updates; the
+    /// averages are restored by [`overwrite`](crate::backend::Variable::overwrite) of each.
+    pub fn set_updates(&self, updates: u64) {
+        self.updates.store(updates, Ordering::Release);
+    }
+
+    /// Returns the averages of trained variables, named `VARIABLE/ema`, in f32 for variables of 16 bits. Their
+    /// components are live handles, and are divided as those of the variables.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_optim::{Ema, HostModel};
+    /// use distribute_strategy::Strategy;
+    /// use distribute_values::HostTensor;
+    ///
+    /// let strategy = Strategy::default_strategy()?;
+    /// let model = HostModel::new(&strategy, [("w", HostTensor::new(&[3], vec![0.5; 3])?)])?;
+    /// let ema = Ema::new(&model, 0.999)?;
+    /// assert!(ema.averages().map(|average| average.name()).eq(["w/ema"]));
+    /// # Ok::<(), distribute_optim::HostError>(())
+    /// ```
+    pub fn averages(&self) -> impl Iterator<Item = &Variable<L>> {
+        self.averages.iter().filter(|average| !average.components().is_empty())
+    }
+
+    /// Returns an error while the averages are in the variables.
+    ///
+    /// # Errors
+    /// [`Error::Swapped`] after the first of two calls of [`swap`](Ema::swap).
+    pub fn check_not_swapped(&self) -> Result<(), Error> {
+        if self.held.is_some() { Err(Error::Swapped) } else { Ok(()) }
+    }
+}
+
+/// Returns a variable without components whose value is divided as another's.
+fn like<L: TensorLibrary>(variable: &Variable<L>, name: String) -> Variable<L> {
+    match (variable.tensor_split(), variable.layout()) {
+        (Some(split), Some(layout)) => Variable::split_among(name, split).with_sharded_parts(layout.clone()),
+        (Some(split), None) => Variable::split_among(name, split),
+        (None, Some(layout)) => Variable::sharded(name, layout.clone()),
+        (None, None) => Variable::new(name, false),
     }
 }
 

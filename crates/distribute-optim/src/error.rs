@@ -180,8 +180,11 @@ pub enum Error {
          checkpoint of model and optimizer, or build them anew"
     )]
     Torn,
-    /// Averages were to be updated while they are in the model's variables.
-    #[error("the averages are in the model's variables since swap; call it once more before update")]
+    /// Averages were to be updated, saved or restored while they are in the model's variables.
+    #[error(
+        "the averages are in the model's variables since swap; call it once more before update, and before a \
+         checkpoint is saved or restored"
+    )]
     Swapped,
     /// No variable of the model got a gradient.
     #[error("no variable of the model got a gradient on any replica; compute the loss from the model's own variables")]

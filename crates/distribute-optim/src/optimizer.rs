@@ -409,6 +409,9 @@ impl<L: TensorLibrary> Optimizer<L> {
     /// Replicas stay equal bit for bit, but their values differ from those without compression. Gradients of `f64` are
     /// not compressed. On GPUs f16 and bf16 are the compressions there are; others are an error of the first step.
     ///
+    /// Checkpoints do not keep what was not sent yet: a run that is restored continues without it, so its values differ
+    /// from those of a run that was not interrupted.
+    ///
     /// # Errors
     /// [`distribute_collectives::Error::Compression`], in the library's error, if the settings are invalid;
     /// [`Error::Combination`] with a [loss scale](Optimizer::scale_losses) that changes.
@@ -550,6 +553,11 @@ impl<L: TensorLibrary> Optimizer<L> {
             let mut replica = replica.lock();
             (replica.shards, replica.restored) = (Vec::new(), Some(whole.clone()));
         }
+    }
+
+    /// Returns the names of the model's variables, in order of creation, of those that are not trained too.
+    pub fn variable_names(&self) -> impl Iterator<Item = &str> {
+        self.parameters.variables().iter().map(Variable::name)
     }
 
     /// Returns the optimizer's own variables: `fc1.weight/m` and so on. Those of a sharded variable are sharded too:

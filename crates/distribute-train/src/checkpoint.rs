@@ -5,7 +5,7 @@
 //! checkpoints/run                        the run that the folder belongs to
 //! checkpoints/step-00012000/
 //!     model.safetensors                  or model-00001-of-00003.safetensors … and model.safetensors.index.json
-//!     optimizer.safetensors              slots, named VARIABLE/SLOT
+//!     optimizer.safetensors              slots, named VARIABLE/SLOT; averages, named VARIABLE/ema
 //!     state.json                         step, position of the input, and whatever the program adds
 //!     manifest.json                      written last: run, step, size and checksum of every file, and its own
 //! ```
@@ -53,8 +53,10 @@
 //! # Source
 //! `tf.train.CheckpointManager`; the file format is Hugging Face's.
 
+mod abandoned;
 mod disk;
 mod draft;
+mod ema;
 mod export;
 mod folder;
 #[cfg(any(test, fuzzing))]
@@ -79,6 +81,7 @@ mod tensor_file;
 mod watch;
 mod write;
 
+pub use abandoned::Abandoned;
 pub use export::write_safetensors;
 pub(crate) use manager::Held;
 pub use manager::{CheckpointManager, Checkpointed};
@@ -91,7 +94,7 @@ pub use watch::{CheckpointWatch, FoundCheckpoint, SidecarEvaluator};
 /// The file of a checkpoint that holds a model's variables, without its extension.
 pub const MODEL: &str = "model";
 
-/// The file of a checkpoint that holds optimizers' slots, without its extension.
+/// The file of a checkpoint that holds optimizers' slots and averages, without its extension.
 pub const OPTIMIZER: &str = "optimizer";
 
 #[cfg(all(test, unix))]

@@ -213,6 +213,7 @@ fn document<S: Standing>(
     if let Some(own) = own {
         snapshot.put_state(STATE, own)?;
     }
+    snapshot.check_put_once()?;
     snapshot.to_bytes()
 }
 

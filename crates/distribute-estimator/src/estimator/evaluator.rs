@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use distribute_train::checkpoint::{CheckpointWatch, FoundCheckpoint, RunId, Snapshot};
+use distribute_train::checkpoint::{CheckpointWatch, FoundCheckpoint, Snapshot};
 
 use super::training::Standing;
 use super::{Estimator, EstimatorModel, EvalSpec, Scores};
@@ -18,7 +18,7 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
         let limits = (self.config.first_checkpoint, self.config.next_checkpoint);
         let mut watch = CheckpointWatch::new(self.checkpoints().root()).limits(limits.0, limits.1);
         let mut present: Option<(FoundCheckpoint, Place)> = None;
-        let mut newest: Option<((RunId, u64), Scores)> = None;
+        let mut newest: Option<(FoundCheckpoint, Scores)> = None;
         let mut not_before = Instant::now() + eval.start_delay;
         let mut is_first_look = true;
         loop {
@@ -44,9 +44,8 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
             let place = known.unwrap_or_else(|| Place::of(&found, max_steps, was_there));
             let is_last = place == Place::Last;
             present = Some((found.clone(), place));
-            let FoundCheckpoint { step, path, run, .. } = found;
             if let Some((evaluated, scores)) = &newest
-                && *evaluated == (run, step)
+                && found.has_scores_of(evaluated)
             {
                 // The same checkpoint was written again, now marked as the last one.
                 if is_last {
@@ -60,15 +59,15 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
                 continue;
             }
             not_before = Instant::now() + eval.throttle;
-            match self.evaluated(eval, Some(&path)) {
+            match self.evaluated(eval, Some(&found.path)) {
                 Ok((_, scores)) if is_last => return Ok(scores),
                 Ok((_, scores)) => {
-                    tracing::info!("step {step}: {}", shown(&scores));
-                    newest = Some(((run, step), scores));
+                    tracing::info!("step {}: {}", found.step, shown(&scores));
+                    newest = Some((found, scores));
                 }
                 Err(Error::Train(error @ distribute_train::Error::Damaged { .. })) => {
                     // Training keeps a limited number of checkpoints and may have removed this one meanwhile.
-                    if path.exists() {
+                    if found.path.exists() {
                         tracing::warn!("{error}; waiting for the next checkpoint");
                     }
                     not_before = Instant::now();

@@ -91,6 +91,53 @@ fn an_evaluator_does_not_take_the_end_of_an_earlier_job_as_its_own() {
 }
 
 #[test]
+fn a_step_that_is_trained_anew_is_evaluated_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let labels = Column::from(prices());
+    let regressor = |folder: &Path| {
+        let config = RunConfig::new(folder).wait_for_checkpoints(Duration::from_secs(60), Duration::from_secs(60));
+        LinearRegressor::new(&columns()).build(adam(0.05), config).unwrap()
+    };
+    let train = |folder: &Path, labels: &Column| {
+        let (train, eval) = (TrainSpec::new(once(labels)), EvalSpec::new(once(labels)));
+        train_and_evaluate_as(&resolver(CHIEF), &regressor(folder), &train, &eval).unwrap();
+    };
+    let (here, beside) = (folder.path().join("here"), folder.path().join("beside"));
+    train(&here, &labels);
+    train(&here, &labels);
+    // The same run, which returns to step 4 and trains on with other data.
+    std::fs::create_dir(&beside).unwrap();
+    copy(&here.join("step-00000004"), &beside.join("step-00000004"));
+    train(&beside, &Column::from(prices().iter().map(|price| 5.0 - price).collect::<Vec<f32>>()));
+    let scores = std::thread::scope(|threads| {
+        let evaluator = threads.spawn(|| {
+            let eval = EvalSpec::new(once(&labels)).start_delay(Duration::ZERO).throttle(Duration::ZERO);
+            let train = TrainSpec::new(once(&labels));
+            train_and_evaluate_as(&resolver(EVALUATOR), &regressor(&here), &train, &eval)
+        });
+        let deadline = std::time::Instant::now() + Duration::from_secs(60);
+        while !here.join("eval").exists() && !evaluator.is_finished() && std::time::Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        std::fs::rename(here.join("step-00000008"), folder.path().join("before")).unwrap();
+        std::fs::rename(beside.join("step-00000008"), here.join("step-00000008")).unwrap();
+        evaluator.join().unwrap().unwrap().unwrap()
+    });
+    let of =
+        |checkpoint: &Path| regressor(&here).evaluate_checkpoint(&EvalSpec::new(once(&labels)), checkpoint).unwrap();
+    assert_eq!(scores, of(&here.join("step-00000008")));
+    assert_ne!(scores, of(&folder.path().join("before")));
+}
+
+/// Copies the files of a folder.
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir(to).unwrap();
+    for file in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
+        std::fs::copy(file.path(), to.join(file.file_name())).unwrap();
+    }
+}
+
+#[test]
 fn wrong_clusters_and_endless_waits_are_sentences() {
     let folder = tempfile::tempdir().unwrap();
     let labels = Column::from(prices());
@@ -212,6 +259,22 @@ fn a_worker_that_has_no_step_left_does_not_leave_the_others_alone() {
         let told = told.unwrap();
         assert!(told.contains("train, until: MaxSteps(9)") && told.contains("MaxSteps(5)"), "{told}");
     }
+}
+
+#[test]
+fn processes_of_an_elastic_job_do_not_train_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let membership = distribute_cluster::Membership::new(0, 2, "127.0.0.1:1").unwrap();
+    let known = (1..=2).map(|port| Some(format!("127.0.0.1:{port}"))).collect();
+    let membership = distribute_cluster::Membership { addresses: known, ..membership };
+    let builder = MultiWorkerMirroredStrategy::builder().membership(membership).devices(["CPU:0"]);
+    let strategy = builder.elastic(1..=2).build().unwrap();
+    let config = RunConfig::new(folder.path()).train_distribute(&strategy);
+    let regressor = LinearRegressor::new(&columns()).build(adam(0.05), config).unwrap();
+    let error = regressor.train(forever(&Column::from(prices())), Until::Steps(2)).unwrap_err();
+    let is_told = matches!(error, Error::Strategy(distribute_strategy::Error::NotJoined { processes: 2, .. }));
+    assert!(is_told, "{error}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
 #[test]

@@ -34,6 +34,13 @@ pub trait DeviceExchange<L: TensorLibrary>: Debug + Send + Sized {
     /// Reverts what an uncommitted step has left in the state of the compression.
     fn take_back(&self);
 
+    /// Replaces the streams that an uncommitted step has used: a failure of one of its collectives would be an error of
+    /// everything that comes later in them.
+    ///
+    /// # Errors
+    /// The library's error if a stream cannot be created, or the step's work does not end in time.
+    fn replace_streams(&mut self) -> Result<(), L::Error>;
+
     /// Starts a step. The context's group may be a new one, since a failed run replaces it.
     ///
     /// # Errors
@@ -50,6 +57,9 @@ pub trait DeviceExchange<L: TensorLibrary>: Debug + Send + Sized {
     fn push(step: &mut Self::Step, index: usize, gradient: L::Tensor) -> Result<(), L::Error>;
 
     /// Sums `flags` over all replicas, and orders later operations after the reductions. Returns both sums.
+    ///
+    /// A step is committed when this has returned on all replicas. So it must not return before reductions have
+    /// finished that the loss of another process can still spoil.
     ///
     /// # Errors
     /// The library's error if a copy or a collective fails.
@@ -124,6 +134,10 @@ impl<L: TensorLibrary> DeviceExchange<L> for NoDevices {
     }
 
     fn take_back(&self) {
+        match *self {}
+    }
+
+    fn replace_streams(&mut self) -> Result<(), L::Error> {
         match *self {}
     }
 

@@ -139,9 +139,17 @@ fn close(got: &[(String, Vec<f32>)], expected: &[(String, Vec<f32>)], tolerance:
     assert_eq!(got.len(), expected.len(), "{what}");
     for ((name, a), (other, b)) in got.iter().zip(expected) {
         assert_eq!((name, a.len()), (other, b.len()), "{what}");
-        let apart = a.iter().zip(b).map(|(a, b)| (a - b).abs() / (1.0 + a.abs())).fold(0.0, f32::max);
-        assert!(apart <= tolerance, "{what}: {name} is {apart:e} apart");
+        for (at, (a, b)) in a.iter().zip(b).enumerate() {
+            assert!((a - b).abs() <= tolerance * (1.0 + a.abs()), "{what}: {name}[{at}] is {a}, not {b}");
+        }
     }
+}
+
+#[test]
+#[should_panic(expected = "x[1] is NaN, not 2")]
+fn a_value_that_is_not_a_number_is_close_to_none() {
+    let of = |value| [("x".to_owned(), vec![1.0, value])];
+    close(&of(f32::NAN), &of(2.0), 1.0, "a test");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 
@@ -37,7 +37,30 @@ pub(super) struct SaveOptions {
     pub(super) run: RunId,
     /// Whether it is to be removed at the end of the training.
     pub(super) backup: bool,
-    pub(super) stays: bool,
+    /// Whether one checkpoint for every interval is kept for good.
+    pub(super) keep_every: Option<Interval>,
+}
+
+/// The interval of which one checkpoint is kept for good.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Interval {
+    pub(super) length: Duration,
+    /// When the first one began, if no earlier checkpoint has the time.
+    pub(super) begun: SystemTime,
+    /// The time of the save.
+    pub(super) now: SystemTime,
+}
+
+impl Interval {
+    /// Returns whether a checkpoint is kept for good, and the beginning of the interval that is open after it. `since`
+    /// is that of the newest checkpoint, in milliseconds since 1970.
+    pub(super) fn next(&self, since: Option<u64>) -> (bool, u64) {
+        let now = millis(self.now);
+        // A clock that was set back begins a new interval.
+        let since = since.unwrap_or_else(|| millis(self.begun)).min(now);
+        let is_over = u128::from(now - since) >= self.length.as_millis();
+        (is_over, if is_over { now } else { since })
+    }
 }
 
 impl<'a> Draft<'a> {
@@ -59,13 +82,17 @@ impl<'a> Draft<'a> {
         // One whose manifest cannot be read now may have a higher number, and be readable again later.
         let is_known = found.iter().all(|found| found.identity().is_some());
         let least = if is_known { 0 } else { beyond_all() };
+        // Written checkpoints have the time, so that neither a restart nor a failed save loses an interval.
+        let since = || found.iter().find_map(|found| found.manifest.as_ref()?.kept_since);
+        let interval = options.keep_every.map(|interval| interval.next(since()));
         let manifest = Manifest {
             format: FORMAT,
             run: options.run,
             sequence: newest.saturating_add(1).max(least),
             step,
             backup: options.backup && before.is_none_or(|before| before.backup),
-            stays: options.stays || before.is_some_and(|before| before.stays),
+            stays: interval.is_some_and(|(stays, _)| stays) || before.is_some_and(|before| before.stays),
+            kept_since: interval.map(|(_, since)| since),
             files: BTreeMap::new(),
             crc32c: 0,
         };
@@ -194,6 +221,12 @@ impl<'a> Draft<'a> {
 fn beyond_all() -> u64 {
     let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Returns a time in milliseconds since 1970.
+fn millis(time: SystemTime) -> u64 {
+    let time = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Creates the folder again if it has been removed, but not its parent: if that is gone too, a disk has most likely

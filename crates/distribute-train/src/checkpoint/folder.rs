@@ -505,10 +505,25 @@ pub(super) fn remove_all(disk: &Disk, root: &Path, run: Option<RunId>, backups: 
 /// [`Error::NoneWhole`] if there are checkpoints and all are damaged; [`Error::SeveralRuns`] if they belong to several
 /// runs; the errors of [`list`].
 pub(super) fn newest<T>(disk: &Disk, root: &Path, read: impl Fn(&Path) -> Result<T>) -> Result<(Option<T>, Vec<u64>)> {
+    newest_of(disk, root, |_| true, read)
+}
+
+/// Reads the newest whole checkpoint of those that are wanted, like [`newest`].
+pub(super) fn newest_of<T>(
+    disk: &Disk,
+    root: &Path,
+    is_wanted: impl Fn(&Found) -> bool,
+    read: impl Fn(&Path) -> Result<T>,
+) -> Result<(Option<T>, Vec<u64>)> {
+    let wanted = |mut found: Vec<Found>| {
+        found.retain(&is_wanted);
+        found
+    };
     let mut looks = 1;
     loop {
         let found = list(disk, root)?;
         run_of(root, &found)?;
+        let found = wanted(found);
         let (mut damaged, mut value): (Vec<(&Found, Error)>, _) = (Vec::new(), None);
         for found in &found {
             match found.damaged().map_or_else(|| read(&found.path), Err) {
@@ -521,7 +536,7 @@ pub(super) fn newest<T>(disk: &Disk, root: &Path, read: impl Fn(&Path) -> Result
             }
         }
         // The writer may have removed or replaced one while it was read, and there is another one then.
-        if !damaged.is_empty() && looks < LOOKS && names(&list(disk, root)?) != names(&found) {
+        if !damaged.is_empty() && looks < LOOKS && names(&wanted(list(disk, root)?)) != names(&found) {
             looks += 1;
             continue;
         }

@@ -80,6 +80,7 @@ pub(crate) fn samples() -> [Vec<Vec<u8>>; 3] {
         step: 12,
         backup: false,
         stays: true,
+        kept_since: None,
         files: files.into(),
         crc32c: 0,
     };

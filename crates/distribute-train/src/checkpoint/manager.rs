@@ -1,14 +1,14 @@
 //! Writing, keeping and restoring checkpoints.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::{Duration, SystemTime};
 
 use distribute_strategy::Strategy;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::disk::Disk;
-use super::draft::SaveOptions;
+use super::draft::{Interval, SaveOptions};
 use super::folder::{self, Retention};
 use super::inflow;
 use super::lock::{Turn, exclusively};
@@ -89,8 +89,8 @@ pub struct CheckpointManager {
     pub(super) root: PathBuf,
     keep: usize,
     keep_every: Option<Duration>,
-    /// When the last checkpoint that is kept for good was written.
-    kept: Instant,
+    /// When this manager was created, from which the first interval of a run counts.
+    begun: SystemTime,
     /// `None` for the default, which depends on the strategy.
     max_shard_bytes: Option<usize>,
     pub(super) write_timeout: Duration,
@@ -133,7 +133,7 @@ impl CheckpointManager {
             root: objects::resolved(root.into()),
             keep: 5,
             keep_every: None,
-            kept: Instant::now(),
+            begun: SystemTime::now(),
             max_shard_bytes: None,
             write_timeout: TIMEOUT,
             sets_aside: false,
@@ -153,7 +153,9 @@ impl CheckpointManager {
         self
     }
 
-    /// Additionally keeps one checkpoint for every interval of this length for good, also after a restart.
+    /// Additionally keeps one checkpoint for every interval of this length for good: the first that is saved when the
+    /// interval is over. Intervals continue over restarts, since each checkpoint has the time of the last one that is
+    /// kept for good.
     pub fn keep_every(mut self, time: Duration) -> CheckpointManager {
         self.keep_every = Some(time);
         self
@@ -251,6 +253,8 @@ impl CheckpointManager {
     ///
     /// # Errors
     /// - [`Error::Part`] if a part cannot be read, and [`Error::State`] if `program` cannot be written as JSON.
+    /// - [`Error::PutTwice`] if two parts have tensors or values of one name, such as two models whose variables have
+    ///   equal names; nothing is written.
     /// - On every worker, the error of writing the previous checkpoint; under a strategy that shards, also that of
     ///   writing this one so far.
     /// - [`Error::OtherWriter`], with the next save, if another process has claimed a folder of a store meanwhile.
@@ -276,11 +280,16 @@ impl CheckpointManager {
             part.save(strategy, &mut snapshot).map_err(of_part)?;
         }
         snapshot.put_state(PROGRAM, program)?;
+        let once = snapshot.check_put_once();
         if let Some(sink) = snapshot.sink.take() {
-            self.writing = (*sink).into_inner().end(strategy, snapshot.state)?;
+            let mut sink = (*sink).into_inner();
+            if let Err(error) = once {
+                sink.fail(error);
+            }
+            self.writing = sink.end(strategy, snapshot.state)?;
             return Ok(());
         }
-        self.finish_everywhere(strategy)?;
+        everywhere(strategy, once.map(|()| self.writing.take()))?;
         if strategy.is_chief() {
             self.write(snapshot, run)?;
         }
@@ -311,13 +320,11 @@ impl CheckpointManager {
         Sink::start(&self.disk, named(step), (self.write_timeout, most_bytes), work)
     }
 
-    fn settings(&mut self, run: RunId, max_shard_bytes: usize) -> (SaveOptions, Retention) {
-        let stays = self.keep_every.is_some_and(|time| self.kept.elapsed() >= time);
-        if stays {
-            self.kept = Instant::now();
-        }
+    fn settings(&self, run: RunId, max_shard_bytes: usize) -> (SaveOptions, Retention) {
+        let (begun, now) = (self.begun, SystemTime::now());
+        let keep_every = self.keep_every.map(|length| Interval { length, begun, now });
         let max_shard_bytes = self.max_shard_bytes.unwrap_or(max_shard_bytes);
-        let options = SaveOptions { max_shard_bytes, run, backup: self.backup, stays };
+        let options = SaveOptions { max_shard_bytes, run, backup: self.backup, keep_every };
         (options, Retention { run, backup: self.backup, count: self.keep, damaged: self.damaged.clone() })
     }
 
@@ -334,7 +341,7 @@ impl CheckpointManager {
     }
 
     /// Works on the disk in this process alone, as long as the disk makes progress.
-    fn alone<T: Send + 'static>(
+    pub(super) fn alone<T: Send + 'static>(
         &self,
         what: &str,
         work: impl FnOnce(&Disk, &Path) -> Result<T> + Send + 'static,

@@ -30,6 +30,10 @@ pub(super) struct Manifest {
     pub(super) backup: bool,
     /// Whether it is kept for good, whatever the number of newer ones.
     pub(super) stays: bool,
+    /// When the newest checkpoint that an interval has kept for good was saved, else when the first interval began, in
+    /// milliseconds since 1970; `None` without intervals.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) kept_since: Option<u64>,
     pub(super) files: BTreeMap<String, Entry>,
     /// CRC-32C of this document in compact JSON, with this field set to 0.
     pub(super) crc32c: u32,
@@ -108,7 +112,17 @@ mod tests {
     fn manifest() -> Manifest {
         let files = BTreeMap::from([("state.json".to_owned(), Entry { bytes: 3, crc32c: 4 })]);
         let run = RunId::draw();
-        Manifest { format: FORMAT, run, sequence: 1, step: 12, backup: false, stays: false, files, crc32c: 0 }
+        Manifest {
+            format: FORMAT,
+            run,
+            sequence: 1,
+            step: 12,
+            backup: false,
+            stays: false,
+            kept_since: Some(7),
+            files,
+            crc32c: 0,
+        }
     }
 
     #[test]
@@ -124,6 +138,7 @@ mod tests {
             ("\"sequence\": 1", "\"sequence\": 2"),
             ("\"backup\": false", "\"backup\": true"),
             ("\"stays\": false", "\"stays\": true"),
+            ("\"kept_since\": 7", "\"kept_since\": 8"),
             ("\"run\": \"", "\"run\": \"0000000000000000\", \"other\": \""),
             ("\"state.json\"", "\"model.json\""),
             ("\"bytes\": 3", "\"bytes\": 5"),

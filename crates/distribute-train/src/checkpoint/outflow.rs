@@ -48,10 +48,17 @@ pub(super) struct Inlet {
 
 #[derive(Debug)]
 enum Piece {
-    Tensor { group: String, name: String, stored: Stored },
+    /// A tensor whose name the group does not have yet, as the snapshot has checked.
+    Tensor {
+        group: String,
+        name: String,
+        stored: Stored,
+    },
     File(Announced),
     Bytes(Vec<u8>),
-    End { state: BTreeMap<String, Value> },
+    End {
+        state: BTreeMap<String, Value>,
+    },
 }
 
 /// A file whose tensors come in pieces, in the order of the file.
@@ -283,7 +290,6 @@ impl Files {
             self.write_fullest(draft)?;
         }
         let file = self.group(&group)?;
-        file.check_new(&group, &name)?;
         file.tensors.insert(name, stored);
         (file.held, file.bytes) = (file.held + bytes, file.bytes + bytes);
         self.held += bytes;
@@ -295,7 +301,6 @@ impl Files {
         let Announced { group, names, header, bytes, place: (number, count) } = announced;
         let step = self.step;
         let file = self.group(&group)?;
-        names.iter().try_for_each(|name| file.check_new(&group, name))?;
         let next = file.files.len() + 1;
         let name = if next == number { file_name(&group, number, count) } else { unnamed(&group, next) };
         let mut writing = draft.begin_file(&name)?;
@@ -351,13 +356,6 @@ impl Files {
 }
 
 impl Group {
-    fn check_new(&self, group: &str, name: &str) -> Result<()> {
-        match self.written.contains_key(name) || self.tensors.contains_key(name) {
-            true => Err(Error::PutTwice { file: group.to_owned(), name: name.to_owned() }),
-            false => Ok(()),
-        }
-    }
-
     /// Writes the tensors held to the next file, and frees them.
     fn write(&mut self, draft: &mut Draft<'_>, file: String) -> Result<()> {
         let tensors: Vec<(Described<'_>, &[u8])> =

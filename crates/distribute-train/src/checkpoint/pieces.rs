@@ -1,6 +1,5 @@
 //! Tensors that no process of a job should hold whole: they are put into a snapshot, and read from one, piece by piece.
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 
 use distribute_device::DType;
@@ -28,10 +27,10 @@ impl Snapshot {
     /// worker collects the tensors in memory.
     ///
     /// # Errors
-    /// [`Error::PutTwice`] for a name that the file has already; [`Error::Part`] with the error of `pieces`, or if a
-    /// tensor gets more or fewer bytes than it was announced with; the chief's error of writing the checkpoint so far,
-    /// such as [`Error::File`] if the disk is full, and [`Error::Chief`] or [`Error::ChiefsDisk`] on the other workers;
-    /// [`Error::Collective`] if a worker is missing or fails.
+    /// [`Error::PutTwice`] for a name that was put into the file already; [`Error::Part`] with the error of `pieces`,
+    /// or if a tensor gets more or fewer bytes than it was announced with; the chief's error of writing the checkpoint
+    /// so far, such as [`Error::File`] if the disk is full, and [`Error::Chief`] or [`Error::ChiefsDisk`] on the other
+    /// workers; [`Error::Collective`] if a worker is missing or fails.
     ///
     /// # Examples
     /// ```
@@ -55,17 +54,19 @@ impl Snapshot {
         tensors: &[(&str, DType, &[usize])],
         mut pieces: impl FnMut(usize, &mut PutBytes<'_>) -> Result<(), BoxError>,
     ) -> Result<()> {
-        let described = described(file, tensors)?;
+        let described = described(tensors)?;
+        let noted = described.iter().try_for_each(|about| self.note_put(file, about.name));
         let Some(sink) = self.sink.as_mut().map(|sink| sink.get_mut()) else {
+            noted?;
             for (index, about) in described.iter().enumerate() {
                 let bytes = collected(about, |put| pieces(index, put))?;
-                self.put_bytes(file, about.name, about.dtype, about.shape, bytes);
+                self.store(file, about.name, Stored { dtype: about.dtype, shape: about.shape.to_vec(), bytes });
             }
             return Ok(());
         };
         let outcome = match sink.writes() {
-            true => passed_on(sink, file, &described, &mut pieces),
-            false => Ok(()),
+            true => noted.and_then(|()| passed_on(sink, file, &described, &mut pieces)),
+            false => noted,
         };
         if let Err(error) = outcome {
             sink.fail(error);
@@ -176,12 +177,8 @@ impl Sink {
     }
 }
 
-/// Describes tensors with their bytes. Each name occurs once.
-fn described<'a>(file: &str, tensors: &[(&'a str, DType, &'a [usize])]) -> Result<Vec<Described<'a>>> {
-    let mut names = BTreeSet::new();
-    if let Some((name, ..)) = tensors.iter().find(|(name, ..)| !names.insert(*name)) {
-        return Err(Error::PutTwice { file: file.to_owned(), name: (*name).to_owned() });
-    }
+/// Describes tensors with their bytes.
+fn described<'a>(tensors: &[(&'a str, DType, &'a [usize])]) -> Result<Vec<Described<'a>>> {
     let of = |(name, dtype, shape): &(&'a str, DType, &'a [usize])| {
         let bytes = bytes_of(*dtype, shape).ok_or_else(|| {
             Error::Part(format!("{name:?} of {dtype} {shape:?} is larger than any file; announce another shape").into())

@@ -1,7 +1,7 @@
 //! A checkpoint in memory.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -16,6 +16,7 @@ use serde_json::Value;
 
 use super::disk::Disk;
 use super::inflow::Source;
+use super::names::STATE;
 use super::outflow::Sink;
 use super::run::RunId;
 use super::stored::{Stored, tensors_of};
@@ -33,6 +34,10 @@ use crate::{Error, Result};
 /// for the same tensors in the same order, and gets [`Error::LoadOrder`] otherwise. Afterwards they can no longer be
 /// read ([`Error::ReadLate`]), except those that [`tensor`](Snapshot::tensor) has returned. The same holds for parts
 /// that [`stream`](super::Checkpointed::streams), whose tensors may be put and read in pieces.
+///
+/// # Names
+/// Each tensor of a file, and each key of a value, is put once: a second one of the same name is
+/// [`Error::PutTwice`], since one of the two would be lost.
 #[derive(Debug, Default)]
 pub struct Snapshot {
     pub(super) step: u64,
@@ -40,6 +45,10 @@ pub struct Snapshot {
     pub(super) run: Option<RunId>,
     pub(super) files: BTreeMap<String, BTreeMap<String, Stored>>,
     pub(super) state: BTreeMap<String, Value>,
+    /// The names of what was put, by file; values are put into the file of the state.
+    pub(super) put: BTreeSet<(String, String)>,
+    /// The first name that [`put_bytes`](Snapshot::put_bytes), which returns no error, was given twice.
+    pub(super) put_twice: Option<(String, String)>,
     /// Where tensors go, if they do not stay in memory. Only `&mut self` reaches it: the lock is never taken.
     pub(super) sink: Option<Box<Mutex<Sink>>>,
     /// Where tensors are read, if they are not in memory.
@@ -88,12 +97,14 @@ impl Snapshot {
     /// Copies a tensor into a file, such as `model`.
     ///
     /// # Errors
-    /// [`Error::Values`] if the tensor cannot be read.
+    /// [`Error::PutTwice`] for a name that was put into the file already; [`Error::Values`] if the tensor cannot be
+    /// read.
     pub fn put<L, T: TensorStorage<L>>(&mut self, file: &str, name: &str, tensor: &T) -> Result<()> {
         let (dtype, shape) = (tensor.dtype()?, tensor.shape());
         let mut bytes = Vec::new();
         tensor.read(&mut |elements| bytes = elements.as_bytes().to_vec())?;
-        self.put_bytes(file, name, dtype, &shape, bytes);
+        self.note_put(file, name)?;
+        self.store(file, name, Stored { dtype, shape, bytes });
         Ok(())
     }
 
@@ -104,9 +115,10 @@ impl Snapshot {
     /// write it, all workers get an error at once, and none of them waits for the chief in the next gather.
     ///
     /// # Errors
-    /// [`Error::Values`] if the tensor cannot be read. Under a strategy that shards: the chief's error of writing the
-    /// checkpoint so far, such as [`Error::File`] if the disk is full; [`Error::Chief`] or [`Error::ChiefsDisk`] on the
-    /// other workers; [`Error::Collective`] if a worker is missing or fails.
+    /// [`Error::PutTwice`] on every worker for a name that was put into the file already; [`Error::Values`] if the
+    /// tensor cannot be read. Under a strategy that shards: the chief's error of writing the checkpoint so far, such as
+    /// [`Error::File`] if the disk is full; [`Error::Chief`] or [`Error::ChiefsDisk`] on the other workers;
+    /// [`Error::Collective`] if a worker is missing or fails.
     ///
     /// # Examples
     /// ```
@@ -127,7 +139,10 @@ impl Snapshot {
         name: &str,
         tensor: Option<T>,
     ) -> Result<()> {
-        let outcome = tensor.map_or(Ok(()), |tensor| self.put(file, name, &tensor));
+        let outcome = match tensor {
+            Some(tensor) => self.put(file, name, &tensor),
+            None => self.note_put(file, name),
+        };
         let Some(sink) = self.sink.as_mut().map(|sink| sink.get_mut()) else { return outcome };
         let outcome = match outcome {
             Err(error) if strategy.is_chief() => {
@@ -141,13 +156,15 @@ impl Snapshot {
         outcome.and(settled)
     }
 
-    /// Adds a tensor given as bytes, with elements in row-major order, to a file.
+    /// Adds a tensor given as bytes, with elements in row-major order, to a file. For a name that was put into the file
+    /// already, saving the checkpoint ends with [`Error::PutTwice`].
     pub fn put_bytes(&mut self, file: &str, name: &str, dtype: DType, shape: &[usize], bytes: Vec<u8>) {
-        let stored = Stored { dtype, shape: shape.to_vec(), bytes };
-        if let Some(sink) = &mut self.sink {
-            return sink.get_mut().push(file, name, stored);
+        match self.note_put(file, name) {
+            Ok(()) => self.store(file, name, Stored { dtype, shape: shape.to_vec(), bytes }),
+            Err(_) => {
+                self.put_twice.get_or_insert_with(|| (file.to_owned(), name.to_owned()));
+            }
         }
-        self.files.entry(file.to_owned()).or_default().insert(name.to_owned(), stored);
     }
 
     /// Returns a tensor of a file, created by the library of `like`, whose shape and type it must have.
@@ -250,10 +267,12 @@ impl Snapshot {
     /// Adds a value under a key.
     ///
     /// # Errors
-    /// [`Error::State`] if it cannot be written as JSON.
+    /// [`Error::PutTwice`] for a key that has a value already; [`Error::State`] if the value cannot be written as JSON.
     pub fn put_state(&mut self, key: &str, value: &impl Serialize) -> Result<()> {
         let wrong = |source| Error::State { key: key.to_owned(), source };
-        self.state.insert(key.to_owned(), serde_json::to_value(value).map_err(wrong)?);
+        let value = serde_json::to_value(value).map_err(wrong)?;
+        self.note_put(STATE, key)?;
+        self.state.insert(key.to_owned(), value);
         Ok(())
     }
 
@@ -264,6 +283,27 @@ impl Snapshot {
     pub fn get_state<S: DeserializeOwned>(&self, key: &str) -> Result<Option<S>> {
         let wrong = |source| Error::State { key: key.to_owned(), source };
         self.state.get(key).map(|value| serde_json::from_value(value.clone()).map_err(wrong)).transpose()
+    }
+
+    /// Returns the error of a name that [`put_bytes`](Snapshot::put_bytes) was given twice, if there is one.
+    pub(crate) fn check_put_once(&self) -> Result<()> {
+        self.put_twice.as_ref().map_or(Ok(()), |(file, name)| Err(twice(file, name)))
+    }
+
+    /// Notes that a tensor, or a value, of this name is put.
+    pub(super) fn note_put(&mut self, file: &str, name: &str) -> Result<()> {
+        match self.put.insert((file.to_owned(), name.to_owned())) {
+            true => Ok(()),
+            false => Err(twice(file, name)),
+        }
+    }
+
+    /// Adds a tensor whose name was noted.
+    pub(super) fn store(&mut self, file: &str, name: &str, stored: Stored) {
+        if let Some(sink) = &mut self.sink {
+            return sink.get_mut().push(file, name, stored);
+        }
+        self.files.entry(file.to_owned()).or_default().insert(name.to_owned(), stored);
     }
 
     /// Serializes everything to one safetensors document, for other processes.
@@ -303,10 +343,15 @@ impl Snapshot {
 /// The contents; a copy of a snapshot that is being saved collects in memory what it is given from then on.
 impl Clone for Snapshot {
     fn clone(&self) -> Snapshot {
-        let Snapshot { step, run, files, state, source, .. } = self;
+        let Snapshot { step, run, files, state, put, put_twice, source, .. } = self;
         let (files, state, source) = (files.clone(), state.clone(), source.clone());
-        Snapshot { step: *step, run: *run, files, state, sink: None, source }
+        let (put, put_twice) = (put.clone(), put_twice.clone());
+        Snapshot { step: *step, run: *run, files, state, put, put_twice, sink: None, source }
     }
+}
+
+fn twice(file: &str, name: &str) -> Error {
+    Error::PutTwice { file: file.to_owned(), name: name.to_owned() }
 }
 
 /// Compares contents in memory, and whether tensors are read from the same files.

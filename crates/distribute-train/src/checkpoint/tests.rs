@@ -2,13 +2,14 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, SystemTime};
 
 use distribute_device::{bf16, f16};
 use distribute_strategy::{MirroredStrategy, Strategy};
 use distribute_values::{Host, HostTensor, TensorStorage};
 
-use super::disk::Disk;
-use super::draft::SaveOptions;
+use super::disk::{Disk, Fault, Faults};
+use super::draft::{Interval, SaveOptions};
 use super::folder::{self, Found};
 use super::write;
 use super::*;
@@ -19,6 +20,7 @@ mod found;
 mod hostile;
 mod pieces;
 mod runs;
+mod several;
 mod sharded;
 #[cfg(feature = "object-store")]
 mod stores;
@@ -113,7 +115,7 @@ fn the_newest_is_restored_and_the_oldest_go() {
 #[test]
 fn some_stay_for_good_also_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
-    let mut manager = CheckpointManager::new(folder.path()).keep(1).keep_every(std::time::Duration::ZERO);
+    let mut manager = CheckpointManager::new(folder.path()).keep(1).keep_every(Duration::ZERO);
     for step in 1..4 {
         save(&mut manager, step, step).unwrap();
     }
@@ -126,6 +128,48 @@ fn some_stay_for_good_also_after_a_restart() {
     save(&mut again, 2, 2).unwrap();
     save(&mut again, 6, 6).unwrap();
     assert_eq!(steps(folder.path()), [6, 2, 3, 1]);
+}
+
+#[test]
+fn intervals_continue_over_restarts() {
+    let folder = tempfile::tempdir().unwrap();
+    // No manager lives as long as the interval.
+    let manager = || resumed(folder.path()).keep(1).keep_every(Duration::from_millis(100));
+    for step in 1..=4 {
+        let mut manager = manager();
+        std::thread::sleep(Duration::from_millis(60));
+        save(&mut manager, step, step).unwrap();
+    }
+    save(&mut manager(), 5, 5).unwrap();
+    let kept = steps(folder.path());
+    assert!(kept[0] == 5 && kept[1..].iter().any(|step| *step <= 3), "{kept:?}");
+}
+
+#[test]
+fn a_failed_save_takes_no_interval() {
+    let (folder, faults) = (tempfile::tempdir().unwrap(), Faults::default());
+    let every = Duration::from_millis(500);
+    let mut manager = resumed(folder.path()).keep(1).keep_every(every).with_disk(Disk::with(&faults));
+    save(&mut manager, 1, 1).unwrap();
+    std::thread::sleep(every);
+    faults.set(Fault::Killed(1));
+    save(&mut manager, 2, 2).unwrap_err();
+    faults.set(Fault::None);
+    for step in 3..=5 {
+        save(&mut manager, step, step).unwrap();
+    }
+    let kept = steps(folder.path());
+    assert!(kept.contains(&5) && kept.contains(&3), "{kept:?}");
+}
+
+#[test]
+fn a_clock_that_was_set_back_begins_another_interval() {
+    let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+    let next = |now, since| Interval { length: Duration::from_secs(10), begun: at(50), now: at(now) }.next(since);
+    assert_eq!((next(59, None), next(60, None)), ((false, 50_000), (true, 60_000)));
+    assert_eq!((next(69, Some(60_000)), next(75, Some(60_000))), ((false, 60_000), (true, 75_000)));
+    // The checkpoint before was saved at a later time.
+    assert_eq!((next(60, Some(90_000)), next(70, Some(60_000))), ((false, 60_000), (true, 70_000)));
 }
 
 #[test]
@@ -189,7 +233,7 @@ fn every_type_comes_back_from_files_of_any_number() {
     snapshot.run = Some(run);
     let keep = folder::Retention { run, backup: false, count: 5, damaged: Vec::new() };
     let write = |max_shard_bytes| {
-        let how = SaveOptions { max_shard_bytes, run, backup: false, stays: false };
+        let how = SaveOptions { max_shard_bytes, run, backup: false, keep_every: None };
         write::save(&Disk::default(), folder.path(), &snapshot, &how, &keep).unwrap()
     };
     for max_shard_bytes in [1, 20, 1000] {

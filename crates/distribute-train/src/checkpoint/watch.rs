@@ -1,12 +1,15 @@
 //! Watching for the checkpoints of another process, to evaluate them while training continues.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::disk::Disk;
+use super::disk::{Disk, Entry};
+use super::folder::Found;
+use super::names::{STATE, group_of};
 use super::task::{Awaited, TIMEOUT, Task};
-use super::{RunId, Snapshot, folder};
+use super::{OPTIMIZER, RunId, Snapshot, folder};
 use crate::objects;
 use crate::{Error, Result};
 
@@ -35,6 +38,31 @@ pub struct FoundCheckpoint {
     pub run: RunId,
     /// Its sequence number in the run, since a step may be written again.
     pub sequence: u64,
+    /// Lengths and checksums of the files that the scores depend on.
+    files: BTreeMap<String, Entry>,
+}
+
+impl FoundCheckpoint {
+    /// Returns whether an evaluation gives the scores of another checkpoint: both are of one step of one run, and the
+    /// files of their tensors are equal, other than the optimizer's; of checkpoints without such files, those of the
+    /// state. A step that is written again with another state of the program has the same scores; one that is trained
+    /// anew, from an earlier checkpoint, has its own.
+    pub fn has_scores_of(&self, other: &FoundCheckpoint) -> bool {
+        (self.run, self.step) == (other.run, other.step) && self.files == other.files
+    }
+
+    /// Describes a whole checkpoint; `None` for another one.
+    fn of(found: Found) -> Option<FoundCheckpoint> {
+        let Found { step, path, manifest, .. } = found.is_whole().then_some(found)?;
+        let manifest = manifest?;
+        let of_tensors = |name: &str| group_of(name).is_some_and(|group| group != OPTIMIZER);
+        let mut files = manifest.files;
+        match files.keys().any(|name| of_tensors(name)) {
+            true => files.retain(|name, _| of_tensors(name)),
+            false => files.retain(|name, _| name == STATE),
+        }
+        Some(FoundCheckpoint { step, path, run: manifest.run, sequence: manifest.sequence, files })
+    }
 }
 
 impl CheckpointWatch {
@@ -71,10 +99,7 @@ impl CheckpointWatch {
         let list = move |disk: &Disk| folder::list(disk, &root);
         let found = Task::start(&Disk::default(), what, TIMEOUT, list)?.wait()?;
         folder::run_of(&self.root, &found)?;
-        let newest = found.into_iter().find_map(|found| {
-            let (run, sequence) = found.identity().filter(|_| found.is_whole())?;
-            Some(FoundCheckpoint { step: found.step, path: found.path, run, sequence })
-        });
+        let newest = found.into_iter().find_map(FoundCheckpoint::of);
         if let Some(found) = newest
             && self.newest.as_ref() != Some(&found)
         {
@@ -167,30 +192,32 @@ impl SidecarEvaluator {
         SidecarEvaluator { watch: self.watch.limits(first, next), ..self }
     }
 
-    /// Calls `evaluate` with each new checkpoint, or, if there are several, with the newest. A checkpoint that is
-    /// removed while it is read is skipped.
+    /// Calls `evaluate` with each new checkpoint, or, if there are several, with the newest. One that would give the
+    /// scores of the last one ([`FoundCheckpoint::has_scores_of`]), and one that is removed while it is read, is
+    /// skipped.
     ///
     /// # Errors
     /// [`Error::NoNewCheckpoint`] if none comes within the limit, the errors of [`CheckpointWatch::look`] and of
     /// reading a checkpoint, else the error of `evaluate`.
     pub fn run<E: From<Error>>(mut self, mut evaluate: impl FnMut(&Snapshot) -> Result<(), E>) -> Result<(), E> {
-        let (mut count, mut last) = (0, None);
+        let (mut count, mut last) = (0, None::<FoundCheckpoint>);
         loop {
-            let Some(FoundCheckpoint { step, path, run, .. }) = self.watch.look()? else {
+            let Some(found) = self.watch.look()? else {
                 thread::sleep(BETWEEN_LOOKS);
                 continue;
             };
-            if last != Some((run, step)) {
-                match Snapshot::read(&path) {
+            let step = found.step;
+            if last.as_ref().is_none_or(|last| !found.has_scores_of(last)) {
+                match Snapshot::read(&found.path) {
                     Ok(snapshot) => evaluate(&snapshot)?,
                     Err(error @ Error::Damaged { .. }) => {
-                        warn_if_there(&path, &error);
+                        warn_if_there(&found.path, &error);
                         self.watch.done();
                         continue;
                     }
                     Err(error) => return Err(error.into()),
                 }
-                (count, last) = (count + 1, Some((run, step)));
+                (count, last) = (count + 1, Some(found));
             }
             let is_last = self.until_step.is_some_and(|until| step >= until);
             if is_last || self.max_evaluations.is_some_and(|most| count >= most) {
@@ -221,9 +248,11 @@ const BETWEEN_WORDS: Duration = Duration::from_secs(60);
 mod tests {
     use distribute_strategy::Strategy;
     use distribute_types::ErrorClass;
+    use distribute_values::{Host, HostTensor};
 
-    use super::super::CheckpointManager;
+    use super::super::{CheckpointManager, Checkpointed, MODEL};
     use super::*;
+    use crate::BoxError;
 
     #[test]
     fn each_new_checkpoint_is_evaluated_until_the_last() {
@@ -254,6 +283,52 @@ mod tests {
             })
             .unwrap();
         assert_eq!(count, 1);
+    }
+
+    /// A number in the file of the model.
+    struct Number(f32);
+
+    impl Checkpointed for Number {
+        fn save(&self, _: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError> {
+            Ok(snapshot.put::<Host, _>(MODEL, "w", &HostTensor::scalar(self.0))?)
+        }
+
+        fn load(&self, _: &Strategy, _: &Snapshot) -> Result<(), BoxError> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_step_that_is_trained_anew_is_evaluated_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let strategy = Strategy::default_strategy().unwrap();
+        let save = |manager: &mut CheckpointManager, step: u64, number: f32, program: u64| {
+            manager.save(&strategy, step, &[&Number(number)], &program).unwrap();
+            manager.finish().unwrap();
+        };
+        let mut training = CheckpointManager::new(folder.path());
+        save(&mut training, 400, 4.0, 0);
+        save(&mut training, 500, 5.0, 0);
+        let mut seen = Vec::new();
+        let limits = (Duration::from_secs(60), Duration::from_millis(500));
+        let evaluated = SidecarEvaluator::new(folder.path()).limits(limits.0, limits.1).run(|snapshot| {
+            seen.push((snapshot.step(), snapshot.numbers(MODEL, "w").unwrap()[0]));
+            match seen.len() {
+                1 => {
+                    let mut again = CheckpointManager::new(folder.path());
+                    let earlier = folder.path().join("step-00000400");
+                    let earlier = again.restore_from(&strategy, &earlier, &[&Number(0.0)]).unwrap();
+                    again.continue_run(earlier.run().unwrap());
+                    save(&mut again, 500, 5.5, 0);
+                }
+                // The same model again, with another state of the program.
+                2 => save(&mut training, 500, 5.5, 1),
+                _ => {}
+            }
+            Ok::<_, Error>(())
+        });
+        assert!(matches!(evaluated, Err(Error::NoNewCheckpoint { .. })), "{evaluated:?}");
+        assert_eq!(seen, [(500, 5.0), (500, 5.5)]);
     }
 
     #[test]

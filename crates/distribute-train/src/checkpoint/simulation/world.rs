@@ -331,7 +331,8 @@ impl<'a> World<'a> {
     }
 
     fn settings(&self, run: RunId) -> (SaveOptions, Retention) {
-        let options = SaveOptions { max_shard_bytes: self.scenario.max_shard_bytes, run, backup: false, stays: false };
+        let options =
+            SaveOptions { max_shard_bytes: self.scenario.max_shard_bytes, run, backup: false, keep_every: None };
         let damaged = if self.plant == Some(Plant::DamagedKept) { Vec::new() } else { self.damaged.clone() };
         (options, Retention { run, backup: false, count: self.scenario.keep, damaged })
     }

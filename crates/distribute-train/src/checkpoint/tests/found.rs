@@ -11,7 +11,7 @@ fn save_as(root: &Path, disk: &Disk, run: RunId, (step, number): (u64, u64)) -> 
     let mut snapshot = Snapshot { run: Some(run), ..Snapshot::new(step) };
     Weights::new(&[number as f32; 3]).save(&strategy(), &mut snapshot).unwrap();
     snapshot.put_state("program", &number).unwrap();
-    let options = SaveOptions { max_shard_bytes: 1 << 20, run, backup: false, stays: false };
+    let options = SaveOptions { max_shard_bytes: 1 << 20, run, backup: false, keep_every: None };
     let keep = Retention { run, backup: false, count: 2, damaged: Vec::new() };
     write::save(disk, root, &snapshot, &options, &keep).map(drop)
 }
@@ -75,7 +75,7 @@ fn a_run_that_began_at_the_same_time_does_not_replace_a_checkpoint_of_another() 
         let _ = fs::remove_file(folder.path().join("run"));
         folder::claim(&Disk::default(), folder.path(), None, false).unwrap()
     });
-    let options = |run| SaveOptions { max_shard_bytes: 1 << 20, run, backup: false, stays: false };
+    let options = |run| SaveOptions { max_shard_bytes: 1 << 20, run, backup: false, keep_every: None };
     // The other has looked at the folder before this one is there.
     let disk = Disk::default();
     let draft = super::super::draft::Draft::begin(&disk, folder.path(), 1, &options(other)).unwrap();

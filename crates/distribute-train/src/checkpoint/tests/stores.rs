@@ -250,7 +250,7 @@ impl Folder {
         let mut snapshot = Snapshot { run: Some(self.run), ..Snapshot::new(step) };
         Weights::new(&[number as f32; 3]).save(&strategy(), &mut snapshot).unwrap();
         snapshot.put_state("program", &number).unwrap();
-        let how = SaveOptions { max_shard_bytes: 1 << 20, run: self.run, backup: false, stays: false };
+        let how = SaveOptions { max_shard_bytes: 1 << 20, run: self.run, backup: false, keep_every: None };
         let keep = Retention { run: self.run, backup: false, count: 2, damaged: Vec::new() };
         write::save(&Disk::with(&self.faults), &self.root, &snapshot, &how, &keep)
     }
