@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::TcpListener;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
@@ -92,6 +93,8 @@ pub struct ElasticJob {
     settings: Settings,
     service: Arc<TcpListener>,
     register: Option<Arc<dyn Register>>,
+    /// See [`ElasticOptions::stop`].
+    stop: Option<Arc<AtomicBool>>,
     shared: Arc<Shared>,
     requests: mpsc::Sender<Request>,
     driver: Driver,
@@ -103,6 +106,7 @@ impl ElasticJob {
     /// # Errors
     /// [`Error::Config`] if the options are invalid, [`Error::Control`] if an address cannot be listened on,
     /// [`Error::TooFew`] if no generation has this process within [`join_timeout`](ElasticOptions::join_timeout),
+    /// [`Error::Stopped`] if it is told to [`stop`](ElasticOptions::stop) before,
     /// [`Error::Random`] and [`Error::Thread`] if the system fails.
     ///
     /// # Examples
@@ -155,8 +159,9 @@ impl ElasticJob {
         );
         let requests = driver.call(running, Driver::MARGIN).ok_or_else(|| unanswered(&control, "joining"))?;
         let process = process_of(identity);
-        let job = options.job_id;
-        let joining = ElasticJob { job, host, control, process, settings, service, register, shared, requests, driver };
+        let (job, stop) = (options.job_id, options.stop);
+        let joining =
+            ElasticJob { job, host, control, process, settings, service, register, stop, shared, requests, driver };
         joining.next_generation(0)?;
         Membership::mark_joined();
         Ok(joining)
@@ -297,7 +302,8 @@ impl ElasticJob {
     ///
     /// # Errors
     /// [`Error::TooFew`] if none was decided in time, with the reason: too few members are left, a majority of them is
-    /// not there, or the register fails; also if this process has left. Its class is retryable.
+    /// not there, or the register fails; also if this process has left. Its class is retryable. [`Error::Stopped`] if
+    /// this process is told to [`stop`](ElasticOptions::stop).
     ///
     /// # Examples
     /// ```
@@ -318,6 +324,7 @@ impl ElasticJob {
         let control = self.control.clone();
         let failed = |ending| match ending {
             Ending::OfTheJob => Error::JobEnded { control },
+            Ending::Stopped => Error::Stopped { control },
             Ending::OfThisProcess(problem) => Error::TooFew { control, waited, problem },
             Ending::Differs { address, options } => {
                 let problem = format!("the process at {address}, of the same job, has others");
@@ -325,7 +332,10 @@ impl ElasticJob {
                 Error::config("the options of an elastic job", problem, options, "the same options", remedy)
             }
         };
-        self.shared.wait(after, timeout).map(|generation| Generation::clone(&generation)).map_err(failed)
+        self.shared
+            .wait(after, timeout, self.stop.as_deref())
+            .map(|generation| Generation::clone(&generation))
+            .map_err(failed)
     }
 
     /// Asks whether this process may train in a generation from now on. It must have the state that the generation

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::env::VarError;
+use std::time::Duration;
 
 use crate::secret::is_secret;
 use crate::{Error, Result};
@@ -32,6 +33,21 @@ pub(crate) fn read<T>(read: impl FnOnce(&dyn Fn(&str) -> Option<String>) -> Resu
         Some(error) => Err(error),
         None => outcome,
     }
+}
+
+/// Reads DISTRIBUTE_TIMEOUT, with a lookup that treats an empty value as unset.
+///
+/// # Errors
+/// [`Error::Config`] if it is not a number of seconds above 0.
+pub(crate) fn timeout(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Duration>> {
+    let Some(given) = variable("DISTRIBUTE_TIMEOUT") else { return Ok(None) };
+    let seconds = given.trim().parse::<f64>().ok().filter(|seconds| *seconds > 0.0 && *seconds < 1e9);
+    let wrong = || {
+        let remedy = "Correct it, or leave it unset for 5 minutes.";
+        let problem = "it is not a number of seconds above 0";
+        Error::config("DISTRIBUTE_TIMEOUT", problem, &given, "seconds, such as 30 or 0.5", remedy)
+    };
+    seconds.map(|seconds| Some(Duration::from_secs_f64(seconds))).ok_or_else(wrong)
 }
 
 /// Returns a lookup that treats an empty value as unset.

@@ -230,6 +230,15 @@ pub enum Error {
         /// The address at which this process takes control messages.
         control: String,
     },
+    /// This process was told to stop while it waited for a generation of an elastic job. Its exit code is 143.
+    #[error(
+        "{control}: told to stop while it waited for other processes of the elastic job; those that are left train on, \
+        or the job resumes from its checkpoint when it is started again"
+    )]
+    Stopped {
+        /// The address at which this process takes control messages.
+        control: String,
+    },
     /// The generation of an elastic job that this task was to join is over.
     #[error("{task}: generation {generation} of the job is over; continue with generation {newer} or a later one")]
     GenerationOver {
@@ -317,6 +326,7 @@ impl ErrorClass for Error {
             Error::TooLarge { .. } => FailureKind::Permanent,
             // Nothing has failed.
             Error::JobEnded { .. } => return Class::new(scope, FailureKind::Permanent).with_exit_code(0),
+            Error::Stopped { .. } => return Class::new(scope, FailureKind::Permanent).with_exit_code(143),
             Error::Failed { failure, .. } => failure.kind,
             Error::Service { kind, .. } | Error::NotReady { kind, .. } => *kind,
             Error::Kubernetes { kind, .. } => *kind,

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use distribute_collectives::{Difference, ProcessGroup, Rank};
 use distribute_types::ErrorClass;
 
-use crate::step_header::{Request, StepHeader};
+use crate::step_header::{Request, Requests, StepHeader};
 use crate::{Error, ReplicaContext, Strategy};
 
 impl Strategy {
@@ -37,7 +37,14 @@ impl Strategy {
 
     /// Returns whether a process has made this request: true once on each process, after the same step.
     pub fn take_request(&self, request: Request) -> bool {
-        self.replicas().step.take_request(request)
+        self.take_requests(request).processes > 0
+    }
+
+    /// Returns how many processes have made this request since it was last taken, and whether this one has: the same
+    /// number on each process, after the same step. In an elastic job a request is void when its members change before
+    /// it is taken; those that have made it make it again.
+    pub fn take_requests(&self, request: Request) -> Requests {
+        self.replicas().step.take_requests(request)
     }
 
     /// Notes a step that carries no header, since a compiled program or a worker of parameter servers has made it: the

@@ -309,11 +309,13 @@ impl ReplicaContext {
     ///
     /// # Errors
     /// [`Error::NotNoted`] if the state cannot be read; [`Error::NotBegun`] in the groups of a
-    /// [generation](crate::Gathering) in which the process has not begun.
+    /// [generation](crate::Gathering) in which the process has not begun; [`Error::NotJoined`] if the process is one of
+    /// several of an elastic job, and has joined none of them.
     pub fn commit(&self) -> Result<()> {
         if !self.strategy.replicas().has_begun() {
             return Err(Error::NotBegun);
         }
+        self.strategy.check_joined()?;
         self.recovery.commit(self.local)?;
         self.strategy.replicas().count_commit(self.local);
         Ok(())

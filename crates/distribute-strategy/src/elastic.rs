@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use distribute_cluster::{Coordination, CoordinationOptions, FailureCause, FailureKind};
-use distribute_cluster::{ElasticJob, ElasticOptions, Generation, HeldState, StateVersion};
+use distribute_cluster::{ElasticJob, ElasticOptions, Generation, HeldState, Membership, StateVersion};
 use distribute_collectives::ProcessGroup;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
@@ -14,8 +14,12 @@ use crate::{Error, Result};
 
 /// How the processes change that train together.
 pub(crate) struct Elastic {
+    /// This process among those that begin the job.
+    membership: Membership,
     options: ElasticOptions,
     coordination: CoordinationOptions,
+    /// Whether this process has met the members of a generation.
+    has_joined: AtomicBool,
     /// This process's place in the job, from its first generation on.
     job: Mutex<Option<Arc<ElasticJob>>>,
     /// The generation in which this process trains.
@@ -43,9 +47,25 @@ pub(crate) struct Met {
 }
 
 impl Elastic {
-    pub(crate) fn new(options: ElasticOptions, coordination: CoordinationOptions, groups: Groups) -> Elastic {
-        let (job, present, has_ended) = (Mutex::default(), Arc::default(), AtomicBool::new(false));
-        Elastic { options, coordination, job, present, groups, has_ended, held: Mutex::default() }
+    pub(crate) fn new(
+        membership: Membership,
+        options: ElasticOptions,
+        coordination: CoordinationOptions,
+        groups: Groups,
+    ) -> Elastic {
+        let (job, present, held) = (Mutex::default(), Arc::default(), Mutex::default());
+        let (has_joined, has_ended) = (AtomicBool::new(false), AtomicBool::new(false));
+        Elastic { membership, options, coordination, has_joined, job, present, groups, has_ended, held }
+    }
+
+    /// Returns an error if this process is one of several and has joined none of them.
+    pub(crate) fn check_joined(&self) -> Result<()> {
+        let (membership, processes) = (&self.membership, self.membership.world_size());
+        if processes == 1 || self.has_joined.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let (described_by, task) = (membership.source, membership.task().to_string());
+        Err(Error::NotJoined { described_by, task, processes })
     }
 
     /// Returns the smallest and the largest number of processes.
@@ -117,7 +137,15 @@ impl Elastic {
     pub(crate) fn leave(&self) -> bool {
         let job = self.job.lock().take();
         self.present.lock().take();
-        job.inspect(|job| job.leave()).is_some()
+        // If too few would remain, the job does not continue without this process, and the request would not be
+        // granted.
+        let is_asked = |job: &ElasticJob| job.generation().members.len() > *self.options.members.start() as usize;
+        job.inspect(|job| {
+            if is_asked(job) {
+                job.leave()
+            }
+        })
+        .is_some()
     }
 
     /// Returns this process's place in the job, and the generation that it was in; joins the job on the first call.
@@ -162,6 +190,7 @@ impl Elastic {
             Ok(versions) => {
                 let versions = versions.iter().map(|bytes| StateVersion::from_bytes(bytes));
                 let versions = versions.collect::<Result<_, _>>().map_err(plain)?;
+                self.has_joined.store(true, Ordering::Relaxed);
                 Ok(Met { generation: generation.clone(), coordination, versions })
             }
             Err(error) => Err((error.into(), lost(&coordination))),

@@ -187,6 +187,24 @@ pub enum Error {
              states; call Gathering::begin before, or use distribute_train::elastic::run"
     )]
     NotBegun,
+    /// A step was made under an elastic strategy in a process that is one of several and has joined none of them: each
+    /// would train a copy of its own.
+    #[error(
+        "a step was made under an elastic strategy before this process, {task} of {processes} by {described_by}, has \
+        joined the others, so that each would train alone; train by Trainer::fit or in distribute_train::elastic::run, \
+        or set DISTRIBUTE_ALONE=1 if each is to train alone"
+    )]
+    NotJoined {
+        /// The description in the environment.
+        described_by: &'static str,
+        /// This process's task.
+        task: String,
+        /// The number of processes.
+        processes: u32,
+    },
+    /// This process was told to stop while it waited for other members of an elastic job. Its exit code is 143.
+    #[error(transparent)]
+    Stopped(distribute_cluster::Error),
     /// The settings of an elastic strategy do not fit together.
     #[error("{problem}")]
     Elastic {
@@ -225,12 +243,13 @@ impl ErrorClass for Error {
         match self {
             Error::Collective(error) => error.class(),
             Error::Values(error) => error.class(),
-            Error::Cluster(error) => error.class(),
+            Error::Cluster(error) | Error::Stopped(error) => error.class(),
             Error::Input(error) => error.class(),
             Error::Device(error) => error.class(),
             Error::NotTakenBack { class, .. } | Error::Exchange { class, .. } => *class,
             Error::Devices { .. }
             | Error::Alone { .. }
+            | Error::NotJoined { .. }
             | Error::Elastic { .. }
             | Error::SettingsDiffer { .. }
             | Error::Sharding { .. }

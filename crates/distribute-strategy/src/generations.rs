@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
-use distribute_cluster::Error::Outdated;
+use distribute_cluster::Error::{Outdated, Stopped};
 use distribute_cluster::{Coordination, MemberStates};
 
 use crate::elastic::{Elastic, Met, lost};
@@ -73,6 +73,16 @@ impl Strategy {
         self.replicas().elastic()?.generation()
     }
 
+    /// Returns an error if this process is one of several of an elastic job, and has joined none of them yet, so that
+    /// it would train alone. Optimizers check this in each step; for authors of training loops that do something
+    /// before.
+    ///
+    /// # Errors
+    /// [`Error::NotJoined`] in this case.
+    pub fn check_joined(&self) -> Result<()> {
+        self.replicas().elastic().map_or(Ok(()), Elastic::check_joined)
+    }
+
     /// Returns how often this process's place among all has changed: 0 for a strategy whose processes do not. For
     /// authors of optimizers, who agree on the operations of a step again after each change.
     pub fn changes(&self) -> u64 {
@@ -100,7 +110,8 @@ impl Strategy {
     ///
     /// # Errors
     /// [`Error::Cluster`] if too few members are left, a majority is needed and not there, or no process brings the
-    /// state of the newest generation that has trained within 10 s; [`Error::Fixed`] if the strategy is not elastic;
+    /// state of the newest generation that has trained within 10 s; [`Error::Stopped`] if this process has asked to
+    /// [leave](crate::Request::Leave) and waits for others; [`Error::Fixed`] if the strategy is not elastic;
     /// [`Error::Context`] inside a run.
     pub fn next_generation(&self, progress: Option<u64>) -> Result<Gathering<'_>> {
         self.outside_replicas("next_generation", "call it after run has returned")?;
@@ -111,7 +122,11 @@ impl Strategy {
         let version = elastic.held().version(self.commits(), progress);
         let mut attempt = 1;
         loop {
-            let Met { generation, coordination, versions } = elastic.next(&std::mem::take(&mut lost), version)?;
+            let met = elastic.next(&std::mem::take(&mut lost), version).map_err(|error| match error {
+                Error::Cluster(stopped @ Stopped { .. }) => Error::Stopped(stopped),
+                other => other,
+            });
+            let Met { generation, coordination, versions } = met?;
             match MemberStates::new(&generation, coordination.membership().rank as usize, versions) {
                 Err(error @ Outdated { .. }) if attempt < ATTEMPTS => {
                     tracing::warn!("{error}");
@@ -165,6 +180,7 @@ const END: Duration = Duration::from_secs(300);
 #[cfg(test)]
 mod tests {
     use distribute_cluster::{Authority, FileRegister, Membership};
+    use distribute_types::ErrorClass;
 
     use super::*;
     use crate::MultiWorkerMirroredStrategy;
@@ -188,5 +204,55 @@ mod tests {
         assert_eq!(strategy.commits(), 2);
         strategy.leave_job().unwrap();
         step().unwrap();
+    }
+
+    #[test]
+    fn a_process_of_several_makes_no_step_before_it_has_joined_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut membership = Membership::new(0, 2, "127.0.0.1:1").unwrap();
+        membership.advertised_host = Some("127.0.0.1".to_owned());
+        let register =
+            || Authority::Register(Arc::new(FileRegister::new(folder.path(), &membership.job_id()).unwrap()));
+        let build = |membership: &Membership| {
+            let builder = MultiWorkerMirroredStrategy::builder().elastic(1..=2).devices(["CPU:0"]);
+            builder.membership(membership.clone()).generations(register()).build().unwrap()
+        };
+        let strategy = build(&membership);
+        let step = || strategy.run_with((), |context, ()| context.commit());
+        let error = step().unwrap_err();
+        assert!(matches!(error, Error::NotJoined { processes: 2, .. }) && error.exit_code() == 2, "{error}");
+        assert!(error.to_string().contains("worker:0 of 2") && strategy.check_joined().is_err(), "{error}");
+        // What makes no step is done by each process itself.
+        strategy.run_with((), |context, ()| context.barrier()).unwrap();
+        let gathering = strategy.next_generation(None).unwrap();
+        gathering.form().unwrap();
+        gathering.begin().unwrap();
+        // The job has no other member, and may have one.
+        step().unwrap();
+        assert_eq!((strategy.topology().workers(), strategy.generation()), (1, Some(1)));
+        strategy.end_job().unwrap();
+        step().unwrap();
+    }
+
+    #[test]
+    fn a_process_that_was_told_to_stop_waits_for_no_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let membership = Membership::new(0, 2, "127.0.0.1:1").unwrap();
+        let register = FileRegister::new(folder.path(), &membership.job_id()).unwrap();
+        let builder = MultiWorkerMirroredStrategy::builder().elastic(2..=2).devices(["CPU:0"]);
+        let own = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let membership = Membership { addresses: vec![Some(own), Some("127.0.0.1:9".to_owned())], ..membership };
+        let builder = builder.membership(membership).generations(Authority::Register(Arc::new(register)));
+        let strategy = builder.build().unwrap();
+        let flag = strategy.request_flag(crate::Request::Leave);
+        let telling = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(200));
+            flag.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        let began = std::time::Instant::now();
+        let error = strategy.next_generation(None).err().unwrap();
+        assert!(matches!(error, Error::Stopped(_)) && error.exit_code() == 143, "{error}");
+        assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+        telling.join().unwrap();
     }
 }

@@ -107,7 +107,7 @@ pub use recoverable::{Recoverable, RecoveryError};
 pub use replicas::Replicas;
 pub use run::FailsWith;
 pub use sharding::{ShardGroups, Sharding};
-pub use step_header::{Request, StepHeader};
+pub use step_header::{Request, Requests, StepHeader};
 pub use strategy::{Strategy, StrategyExtended, ValueContext};
 #[cfg(feature = "pjrt")]
 pub use tpu::{TpuBuilder, TpuStrategy};

@@ -228,6 +228,7 @@ impl Replicas {
     fn take_place(&self, groups: Vec<ProcessGroup>, coordination: Option<Arc<Coordination>>) -> Result<()> {
         let topology = topology_of(self.mesh, &groups)?;
         self.replace_groups(groups, topology.first_replica())?;
+        self.step.ask_again();
         let mut place = self.place.write();
         let changes = place.changes + 1;
         let left = std::mem::replace(&mut *place, Place { topology, coordination, changes });

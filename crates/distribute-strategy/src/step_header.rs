@@ -21,6 +21,16 @@ pub enum Request {
 /// Number of request flags in each header.
 const REQUESTS: usize = 3;
 
+/// The processes that have made a request, as all learn after the same step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Requests {
+    /// The number of processes that have made it; 0 if none has.
+    pub processes: u32,
+    /// Whether this process is one of them.
+    pub own: bool,
+}
+
 /// The values that a process adds to the reductions of a step, as 32-bit words; after the reduction, the sums over all
 /// processes.
 ///
@@ -61,7 +71,6 @@ impl StepHeader {
 pub(crate) struct StepAgreement {
     state: Arc<Mutex<State>>,
     asked: [Arc<AtomicBool>; REQUESTS],
-    agreed: [AtomicBool; REQUESTS],
     /// Whether all agreed in the last step to leave.
     leaving: AtomicBool,
 }
@@ -72,6 +81,12 @@ struct State {
     /// Computes an iterator's flag when the step begins: by then it is more often known whether there is more data.
     flag: Option<(u64, Arc<dyn Fn() -> u32 + Send + Sync>)>,
     agreed: Option<(u64, u32)>,
+    /// The requests that this process's last header has carried.
+    carried: [bool; REQUESTS],
+    /// The requests that steps have agreed on, until they are taken.
+    requests: [Requests; REQUESTS],
+    /// Whether a step has carried this process's request to leave, which holds until the process has left.
+    leaves: bool,
 }
 
 impl StepAgreement {
@@ -94,9 +109,12 @@ impl StepAgreement {
 
     /// Returns this process's header.
     pub(crate) fn header(&self, settings: [u32; 2]) -> StepHeader {
-        let flag = self.lock().flag.as_ref().map(|(_, flag)| Arc::clone(flag));
-        let requests = self.asked.each_ref().map(|asked| u32::from(asked.load(Ordering::Relaxed)));
-        StepHeader { more_data: flag.map_or(0, |flag| flag()), requests, settings }
+        let carried = self.asked.each_ref().map(|asked| asked.load(Ordering::Relaxed));
+        let mut state = self.lock();
+        state.carried = carried;
+        let flag = state.flag.as_ref().map(|(_, flag)| Arc::clone(flag));
+        drop(state);
+        StepHeader { more_data: flag.map_or(0, |flag| flag()), requests: carried.map(u32::from), settings }
     }
 
     /// Records the sums of all processes' headers.
@@ -104,12 +122,30 @@ impl StepAgreement {
         let mut state = self.lock();
         self.leaving.store(sums.requests[Request::Leave as usize] > 0, Ordering::Relaxed);
         state.agreed = state.flag.as_ref().map(|(token, _)| (*token, sums.more_data));
-        for ((sum, asked), agreed) in sums.requests.iter().zip(&self.asked).zip(&self.agreed) {
+        let carried = state.carried;
+        state.leaves |= carried[Request::Leave as usize];
+        for (((sum, asked), carried), agreed) in
+            sums.requests.iter().zip(&self.asked).zip(carried).zip(&mut state.requests)
+        {
             if *sum > 0 {
                 asked.store(false, Ordering::Relaxed);
-                agreed.store(true, Ordering::Relaxed);
+                agreed.processes = agreed.processes.saturating_add(*sum);
+                agreed.own |= carried;
             }
         }
+    }
+
+    /// Forgets what steps have agreed on and no caller has taken, and makes this process's part of it again: the
+    /// processes have changed, and may have learned different things.
+    pub(crate) fn ask_again(&self) {
+        let mut state = self.lock();
+        let requests = std::mem::take(&mut state.requests);
+        for (index, (asked, requests)) in self.asked.iter().zip(requests).enumerate() {
+            if requests.own || (state.leaves && index == Request::Leave as usize) {
+                asked.store(true, Ordering::Relaxed);
+            }
+        }
+        self.leaving.store(false, Ordering::Relaxed);
     }
 
     /// Returns the flag of this process's request.
@@ -117,9 +153,9 @@ impl StepAgreement {
         &self.asked[request as usize]
     }
 
-    /// Returns whether a process has made this request, once after each step that says so.
-    pub(crate) fn take_request(&self, request: Request) -> bool {
-        self.agreed[request as usize].swap(false, Ordering::Relaxed)
+    /// Returns which processes have made this request in the steps since the last call.
+    pub(crate) fn take_requests(&self, request: Request) -> Requests {
+        std::mem::take(&mut self.lock().requests[request as usize])
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -151,6 +187,30 @@ impl Drop for Announced {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn requests_are_counted_and_made_again_when_the_processes_change() {
+        let step = StepAgreement::default();
+        let make = |own: &[Request], others: [u32; REQUESTS]| {
+            own.iter().for_each(|request| step.asked(*request).store(true, Ordering::Relaxed));
+            let mut sums = step.header([0; 2]);
+            sums.requests.iter_mut().zip(others).for_each(|(sum, others)| *sum += others);
+            step.agree(sums);
+        };
+        let asked = || step.asked.each_ref().map(|asked| asked.load(Ordering::Relaxed));
+        make(&[Request::Leave], [0, 2, 0]);
+        make(&[], [0, 1, 0]);
+        assert_eq!(step.take_requests(Request::Leave), Requests { processes: 4, own: true });
+        assert_eq!(step.take_requests(Request::Leave), Requests::default());
+        // What only others have asked for, they ask for again themselves. A wish to leave holds though it was taken.
+        make(&[Request::End], [1, 0, 1]);
+        assert_eq!(asked(), [false; REQUESTS]);
+        step.ask_again();
+        assert_eq!(asked(), [false, true, true]);
+        for request in [Request::Save, Request::Leave, Request::End] {
+            assert_eq!(step.take_requests(request), Requests::default());
+        }
+    }
 
     #[test]
     fn a_flag_is_carried_until_its_iterator_is_dropped() {

@@ -338,7 +338,8 @@ impl Strategy {
         let replicas = self.replicas();
         if let Err(error) = &outcome
             && replicas.topology().workers() > 1
-            && !replicas.step.all_leave()
+            // The members of an elastic job leave one by one.
+            && (replicas.elastic().is_some() || !replicas.step.all_leave())
         {
             let (reason, kind) = (format!("worker {} failed: {error}", replicas.topology().worker()), kind(error));
             for (local, group) in replicas.groups().iter().enumerate() {

@@ -12,7 +12,7 @@ use distribute_device::{DeviceKind, DeviceSpec};
 use crate::devices::{DeviceChoice, OwnDevices};
 use crate::elastic::Elastic;
 use crate::mesh::Mesh;
-use crate::{CommunicationOptions, Error, Replicas, Result, intra_op};
+use crate::{CommunicationOptions, Error, Replicas, Request, Result, intra_op};
 
 /// The devices of this process, how its replicas communicate, and its place in the cluster.
 #[derive(Clone, Debug, Default)]
@@ -73,6 +73,14 @@ impl Workers {
             Some(membership) => Some(membership),
             None => Membership::from_env()?,
         };
+        let is_first = membership.as_ref().is_none_or(Membership::is_leader);
+        if let Some(register) = ElasticOptions::register_of_env()?.filter(|_| is_first) {
+            distribute_notice::warn!(
+                "DISTRIBUTE_GENERATIONS={register} has no effect: {strategy} is not elastic, so that the job ends when \
+                 a worker is lost; build it by MultiWorkerMirroredBuilder::elastic, or leave the variable out (and \
+                 --elastic of distribute run)"
+            );
+        }
         let is_found = !matches!(self.devices, DeviceChoice::Named(_));
         let coordination = self.coordination()?;
         let Own { mesh, devices, options, cluster } = self.own(strategy, membership.as_ref())?;
@@ -112,7 +120,8 @@ impl Workers {
         };
         Membership::mark_joined();
         let job = ElasticOptions::from_env(&membership, processes, authority)?;
-        Ok((replicas.with_elastic(|groups| Elastic::new(job, coordination, groups)), cluster))
+        let job = job.stop(Arc::clone(replicas.step.asked(Request::Leave)));
+        Ok((replicas.with_elastic(|groups| Elastic::new(membership, job, coordination, groups)), cluster))
     }
 
     /// Returns what this process brings along.

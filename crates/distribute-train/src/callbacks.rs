@@ -164,10 +164,12 @@ impl Training<'_> {
     /// and those of other workers have only the variables of which each replica has the whole.
     ///
     /// # Errors
-    /// [`Error::Part`] if the model's variables cannot be read.
+    /// [`Error::Part`] if the model's variables cannot be read, or two have one name; [`Error::PutTwice`] if the bytes
+    /// of one are put twice.
     pub fn snapshot(&self) -> Result<Snapshot> {
         let mut snapshot = Snapshot::new(self.step);
         self.run.model().save(self.strategy, &mut snapshot).map_err(Error::Part)?;
+        snapshot.check_put_once()?;
         Ok(snapshot)
     }
 }
@@ -197,6 +199,20 @@ impl Training<'_> {
 /// `tf.keras.callbacks.Callback`.
 #[expect(unused_variables, reason = "the names say what a callback gets")]
 pub trait Callback: Send {
+    /// Returns the name by which [`fit`](crate::trainer::fit()) compares [collective](Callback::is_collective)
+    /// callbacks. Default: the name of its type.
+    fn name(&self) -> &'static str {
+        std::any::type_name::<Self>()
+    }
+
+    /// Returns whether this callback makes calls that every worker must make: those of [`Training::run`],
+    /// [`Training::snapshot`], and the strategy's operations over replicas. All workers must have the same callbacks of
+    /// this kind in the same order, which [`fit`](crate::trainer::fit()) compares before the first step; others may be
+    /// added on some workers only. Default: false.
+    fn is_collective(&self) -> bool {
+        false
+    }
+
     /// Called before the first step.
     ///
     /// # Errors
@@ -206,8 +222,8 @@ pub trait Callback: Send {
     }
 
     /// Called when training resumes from a checkpoint, after [`set_state`](Callback::set_state) of all callbacks and
-    /// before any `epoch_begin`. It is not called where the checkpoint was saved with another number of callbacks, whose
-    /// states belong to none: all callbacks begin anew then, with a warning. A process that joins an elastic job gets
+    /// before any `epoch_begin`. It is not called where the checkpoint was saved with another number of callbacks: all
+    /// callbacks begin anew then, with a warning. A process that joins an elastic job gets
     /// [`members_changed`](Callback::members_changed) instead.
     ///
     /// # Errors
@@ -281,6 +297,14 @@ pub trait Callback: Send {
 /// A callback that is there or not, such as one that depends on the environment. Without it nothing is done, and
 /// checkpoints keep its place among the callbacks.
 impl<C: Callback> Callback for Option<C> {
+    fn name(&self) -> &'static str {
+        self.as_ref().map_or("None", |callback| callback.name())
+    }
+
+    fn is_collective(&self) -> bool {
+        self.as_ref().is_some_and(|callback| callback.is_collective())
+    }
+
     fn train_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
         self.as_mut().map_or(Ok(()), |callback| callback.train_begin(training))
     }

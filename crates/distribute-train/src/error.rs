@@ -289,13 +289,16 @@ pub enum Error {
         /// The mismatch.
         problem: String,
     },
-    /// A checkpoint that is written while it is saved was given two tensors of one name.
+    /// A checkpoint was given two tensors of one file, or two values, of one name.
     #[cfg(feature = "checkpoint")]
-    #[error("the checkpoint's {file} has a tensor {name:?} already; give each tensor a name of its own")]
+    #[error(
+        "the checkpoint's {file} has {name:?} already, and one of the two would be lost; save each part once, and give \
+        each model names of its own, such as by a prefix (vb.pp)"
+    )]
     PutTwice {
-        /// The group of tensors, such as `model`.
+        /// The group of tensors, such as `model`; `state.json` for a value.
         file: String,
-        /// The tensor.
+        /// The tensor, or the key of the value.
         name: String,
     },
     /// Workers read different tensors of a checkpoint at the same time.
@@ -369,11 +372,11 @@ pub enum Error {
     #[cfg(feature = "checkpoint")]
     #[error("the thread of TerminationConfig::watch cannot be started: {0}; raise the process's thread limit")]
     WatcherThread(#[source] std::io::Error),
-    /// The function of `TerminationConfig::watch` panicked; the run has saved a checkpoint and stopped.
+    /// The function of `TerminationConfig::watch` panicked; the run has stopped as after a signal.
     #[cfg(feature = "checkpoint")]
     #[error(
-        "the function of TerminationConfig::watch panicked: {problem}; training has stopped after step {step}, which \
-         is saved; correct the function, and start the program again to resume"
+        "the function of TerminationConfig::watch panicked: {problem}; training has stopped after step {step}; \
+         correct the function, and start the program again to resume"
     )]
     WatcherPanicked {
         /// The last step.
@@ -385,6 +388,27 @@ pub enum Error {
     #[cfg(feature = "checkpoint")]
     #[error("stopped after step {step}, which is saved; start the program again to resume")]
     Preempted {
+        /// The last step.
+        step: u64,
+        /// The code to exit with.
+        exit_code: u8,
+    },
+    /// The run was told to stop, and no callback has saved a checkpoint after the last step.
+    #[cfg(feature = "checkpoint")]
+    #[error(
+        "stopped after step {step}, which no callback has saved; add BackupAndRestore, so that the program resumes \
+         there when it is started again"
+    )]
+    Unsaved {
+        /// The last step.
+        step: u64,
+        /// The code to exit with.
+        exit_code: u8,
+    },
+    /// This process was told to stop, and has left the others of an elastic job, which have its state.
+    #[cfg(feature = "checkpoint")]
+    #[error("told to stop: this process has left the elastic job after step {step}, from which the others train on")]
+    Left {
         /// The last step.
         step: u64,
         /// The code to exit with.
@@ -500,7 +524,9 @@ impl Error {
             }
             #[cfg(feature = "kubeflow")]
             Error::KubeflowVariables { .. } | Error::KubeflowUrl { .. } => Class::CONFIGURATION,
-            Error::Preempted { exit_code, .. } => Class::PERMANENT.with_exit_code(*exit_code),
+            Error::Preempted { exit_code, .. } | Error::Unsaved { exit_code, .. } | Error::Left { exit_code, .. } => {
+                Class::PERMANENT.with_exit_code(*exit_code)
+            }
             _ => Class::PERMANENT,
         }
     }

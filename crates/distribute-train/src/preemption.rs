@@ -12,10 +12,12 @@ use self::watcher::Watching;
 use crate::{Error, Result};
 
 mod config;
+mod departures;
 mod signals;
 mod watcher;
 
 pub use config::{ExitFunction, TerminationConfig, Watcher};
+pub(crate) use departures::{Departure, Departures};
 #[cfg(unix)]
 pub use signal_hook::consts::SIGUSR1;
 pub use signal_hook::consts::{SIGINT, SIGTERM};
@@ -26,6 +28,11 @@ pub use signal_hook::consts::{SIGINT, SIGTERM};
 /// the process at once; the first one after an event does not. When the handler is dropped, as [`fit`] does at its end,
 /// signals have their default effect again, so that they end the process; on Linux unless the program had handled or
 /// ignored them before.
+///
+/// In an elastic job a signal is meant for its process alone, which leaves the others: see
+/// [`after_step`](PreemptionHandler::after_step). A process that waits for other members ends at the signal, if need be
+/// after some seconds, with [`Stopped`](distribute_strategy::Error::Stopped). The request travels with the steps of an
+/// optimizer there too; a loop without one asks [`is_told`](PreemptionHandler::is_told).
 ///
 /// [`fit`]: crate::trainer::fit()
 ///
@@ -52,6 +59,7 @@ pub struct PreemptionHandler {
     signalled: Arc<AtomicBool>,
     watching: Option<Watching>,
     grace: Mutex<Grace>,
+    departures: Departures,
 }
 
 /// The deadline of a process that was told to stop.
@@ -86,24 +94,21 @@ impl PreemptionHandler {
     /// Handles the signals, and calls the watcher on the thread "distribute-watch", until it is dropped.
     ///
     /// # Errors
-    /// [`Error::Signal`] if a handler cannot be installed, [`Error::WatcherThread`] if the system gives no thread.
+    /// [`Error::Signal`] if a handler cannot be installed, [`Error::WatcherThread`] if the system gives no thread,
+    /// [`Error::Elastic`] for a grace period under an elastic strategy.
     pub fn install(strategy: &Strategy, config: TerminationConfig) -> Result<PreemptionHandler> {
+        config.check(strategy)?;
         let first = if config.grace_period.is_zero() { Request::Leave } else { Request::Save };
-        // The members of an elastic job leave one by one, without asking the others.
-        let flag = |strategy: &Strategy, request| match strategy.elastic() {
-            Some(_) => Arc::default(),
-            None => strategy.request_flag(request),
-        };
         let (strategy, signalled) = (strategy.clone(), Arc::default());
-        let (taken, grace) = (Vec::new(), Mutex::default());
-        let mut handler = PreemptionHandler { strategy, config, taken, signalled, watching: None, grace };
+        let (taken, grace, departures) = (Vec::new(), Mutex::default(), Departures::default());
+        let mut handler = PreemptionHandler { strategy, config, taken, signalled, watching: None, grace, departures };
         for signal in handler.config.signals.clone() {
-            let taken = Taken::take(signal, &handler.signalled, flag(&handler.strategy, first));
+            let taken = Taken::take(signal, &handler.signalled, handler.strategy.request_flag(first));
             handler.taken.push(taken.map_err(|source| Error::Signal { signal, source })?);
         }
         if let Some(watcher) = &handler.config.watcher {
-            let request = flag(&handler.strategy, first);
-            let leave = flag(&handler.strategy, Request::Leave);
+            let request = handler.strategy.request_flag(first);
+            let leave = handler.strategy.request_flag(Request::Leave);
             handler.watching = Some(Watching::start(watcher, handler.config.watch_every, request, leave)?);
         }
         Ok(handler)
@@ -113,6 +118,10 @@ impl PreemptionHandler {
     /// stop after this step. Call it after each step, on all workers, in place of
     /// [`should_save`](PreemptionHandler::should_save) and [`should_stop`](PreemptionHandler::should_stop). `save` must
     /// have the checkpoint on disk when it returns.
+    ///
+    /// In an elastic job only a process that was told to stop gets the error, after it has
+    /// [left](Strategy::leave_job); the others have its state. `save` is called on all members if fewer would remain
+    /// than the job needs, such as after signals to all of them.
     ///
     /// # Errors
     /// The error of `save`, and that of [`ended`](PreemptionHandler::ended).
@@ -140,20 +149,39 @@ impl PreemptionHandler {
     /// `save_fn` of `tf.distribute.experimental.TerminationConfig`, and `PreemptionCheckpointHandler.run`.
     pub fn after_step<E: From<Error>>(&self, step: u64, save: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
         let (noticed, stopping) = (self.should_save(), self.should_stop());
-        if noticed || stopping {
+        let is_elastic = self.strategy.elastic().is_some();
+        if noticed || (stopping && !is_elastic) {
             save()?;
         }
-        if stopping { Err(self.ended(step).into()) } else { Ok(()) }
+        if !stopping {
+            return Ok(());
+        }
+        if is_elastic {
+            self.strategy.leave_job().map_err(Error::from)?;
+        }
+        Err(self.ended(step).into())
     }
 
     /// Returns whether to save after this step and continue: the same answer on all workers, true once. Only with a
-    /// grace period.
+    /// grace period; in an elastic job, before too many members leave.
     pub fn should_save(&self) -> bool {
-        self.strategy.take_request(Request::Save)
+        if self.strategy.elastic().is_none() {
+            return self.strategy.take_request(Request::Save);
+        }
+        let saves = self.departures.look(&self.strategy, self.is_told()).saves;
+        if saves {
+            self.departures.note_saved();
+        }
+        saves
     }
 
-    /// Returns whether to save and stop after this step: the same answer on all workers.
+    /// Returns whether to save and stop after this step: the same answer on all workers. In an elastic job, whether
+    /// this process alone leaves by [`Strategy::leave_job`]; save there only if
+    /// [`should_save`](PreemptionHandler::should_save) returns true, as it does on all members.
     pub fn should_stop(&self) -> bool {
+        if self.strategy.elastic().is_some() {
+            return self.departures.look(&self.strategy, self.is_told()).leaves;
+        }
         let period = self.config.grace_period;
         let mut grace = self.grace.lock();
         grace.leaving |= self.strategy.take_request(Request::Leave);
@@ -165,25 +193,46 @@ impl PreemptionHandler {
     }
 
     /// Calls the configured exit function, if there is one, and returns the error that the program ends with after it
-    /// has saved: [`Error::Preempted`] with the configured exit code, or [`Error::WatcherPanicked`] if this worker's
-    /// watcher panicked.
+    /// has saved: [`Error::Preempted`] with the configured exit code, [`Error::Left`] if it has left the others of an
+    /// elastic job that have not saved, or [`Error::WatcherPanicked`] if this worker's watcher panicked.
     pub fn ended(&self, step: u64) -> Error {
+        let leaves = self.strategy.elastic().is_some() && !self.departures.has_saved();
+        self.end(step, if leaves { End::Left } else { End::Saved })
+    }
+
+    /// Returns the error of [`ended`](PreemptionHandler::ended) for a program that knows what it has saved.
+    pub(crate) fn end(&self, step: u64, end: End) -> Error {
         if let Some(problem) = self.watching.as_ref().and_then(Watching::problem) {
             return Error::WatcherPanicked { step, problem };
         }
         if let Some(exit) = &self.config.exit {
             exit.call(step);
         }
-        Error::Preempted { step, exit_code: self.config.exit_code }
+        let exit_code = self.config.exit_code;
+        match end {
+            End::Saved => Error::Preempted { step, exit_code },
+            End::Unsaved => Error::Unsaved { step, exit_code },
+            End::Left => Error::Left { step, exit_code },
+        }
+    }
+
+    /// Returns whether this process itself was told to stop, or its watcher has panicked. In an elastic job it then
+    /// leaves the others by [`Strategy::leave_job`].
+    pub fn is_told(&self) -> bool {
+        let is_watcher_over = |watching: &Watching| watching.has_event() || watching.problem().is_some();
+        self.signalled.load(Ordering::Relaxed) || self.watching.as_ref().is_some_and(is_watcher_over)
     }
 }
 
-impl PreemptionHandler {
-    /// Returns whether this process itself was told to stop. In an elastic job it then leaves the others by
-    /// [`Strategy::leave_job`].
-    pub fn is_told(&self) -> bool {
-        self.signalled.load(Ordering::Relaxed) || self.watching.as_ref().is_some_and(Watching::has_event)
-    }
+/// The state in which a process that is told to stop leaves its last step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// It is saved.
+    Saved,
+    /// No callback has saved it.
+    Unsaved,
+    /// Other members of an elastic job have it.
+    Left,
 }
 
 #[cfg(test)]

@@ -23,9 +23,10 @@ use super::ids::Ids;
 use crate::backend::device_of;
 use crate::{Error, Result, visit};
 
-/// Refuses tensor groups, since the learner's replicas have whole models, and local updates, since it saves and
-/// evaluates one replica's model without a synchronization.
+/// Refuses tensor groups, since the learner's replicas have whole models, local updates, since it saves and evaluates
+/// one replica's model without a synchronization, and a process of an elastic job that has not joined the others.
 pub(super) fn check_replicas(strategy: &Strategy) -> Result<()> {
+    strategy.check_joined()?;
     if strategy.devices().iter().any(|device| device.kind() == Some(DeviceKind::Tpu)) {
         return Err(Error::Learner {
             what: "burn's learner".to_owned(),

@@ -5,7 +5,7 @@ use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{Device, Tensor};
 use distribute_burn::{Adam, BurnContext, Error, Model, Optimizer, Sgd};
 
-use distribute_strategy::{CentralStorageStrategy, Strategy};
+use distribute_strategy::{CentralStorageStrategy, DilocoStrategy, Strategy};
 
 use crate::common::*;
 
@@ -40,6 +40,23 @@ fn replicas_that_share_one_copy_train_as_mirrored_ones() {
     };
     let central = CentralStorageStrategy::builder().compute_devices(["CPU:0", "CPU:1"]).build().unwrap();
     assert_eq!(run(central), run(mirrored(2)));
+}
+
+#[test]
+fn a_module_of_replicas_that_are_apart_is_refused() {
+    let strategy = DilocoStrategy::builder().inner_steps(100).over(mirrored(2)).unwrap();
+    let model = scope::<Mlp>(&strategy);
+    let optimizer = Sgd::new(0.1).build(&model).unwrap();
+    model.to_module(&strategy).unwrap();
+    train(&strategy, &model, &optimizer, 1);
+    assert_ne!(values(&model, 0), values(&model, 1));
+    let told = model.to_module(&strategy).unwrap_err();
+    assert!(matches!(told, Error::Optim(distribute_optim::Error::Apart)), "{told}");
+    optimizer.synchronize(&strategy).unwrap();
+    let module = model.to_module(&strategy).unwrap();
+    let bias = module.head.bias.unwrap().val().into_data().try_to_vec::<f32>().unwrap();
+    assert!(values(&model, 0).contains(&("head.bias".to_owned(), bias)));
+    assert_eq!(values(&model, 0), values(&model, 1));
 }
 
 #[test]

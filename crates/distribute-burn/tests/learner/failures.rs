@@ -235,6 +235,19 @@ fn strategies_with_tensor_groups_are_refused() {
     assert!(told.contains("groups of 2 tensor ranks"), "{told}");
 }
 
+#[test]
+fn a_process_of_an_elastic_job_that_has_joined_no_others_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let (training, _) = training(folder.path(), loader(rows(64), 4), loader(rows(8), 4));
+    let membership = distribute_cluster::Membership::new(0, 2, "127.0.0.1:1").unwrap();
+    let known = (1..=2).map(|port| Some(format!("127.0.0.1:{port}"))).collect();
+    let membership = distribute_cluster::Membership { addresses: known, ..membership };
+    let builder = MultiWorkerMirroredStrategy::builder().membership(membership).devices(["CPU:0"]);
+    let elastic = builder.elastic(1..=2).build().unwrap();
+    let told = error_of(&training.distributed(&elastic).launch(learner(Net::new(false))));
+    assert!(told.contains("worker:0 of 2") && told.contains("each would train alone"), "{told}");
+}
+
 /// Replicas that train apart.
 struct Apart(Strategy);
 

@@ -109,15 +109,7 @@ impl CoordinationOptions {
         options.job_id = JobId::from_vars(&variable)?;
         options.secret = JobSecret::from_vars(&variable)?;
         options.tls = JobTls::from_vars(&variable)?;
-        if let Some(given) = variable("DISTRIBUTE_TIMEOUT") {
-            let seconds = given.trim().parse::<f64>().ok().filter(|seconds| *seconds > 0.0 && *seconds < 1e9);
-            let wrong = || {
-                let remedy = "Correct it, or leave it unset for 5 minutes.";
-                let problem = "it is not a number of seconds above 0";
-                Error::config("DISTRIBUTE_TIMEOUT", problem, &given, "seconds, such as 30 or 0.5", remedy)
-            };
-            options.join_timeout = seconds.map(Duration::from_secs_f64).ok_or_else(wrong)?;
-        }
+        options.join_timeout = environment::timeout(&variable)?.unwrap_or(options.join_timeout);
         Ok(options)
     }
 

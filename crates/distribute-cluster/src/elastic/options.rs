@@ -6,6 +6,7 @@ use std::net::TcpListener;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use super::generation::{Generation, check_address};
@@ -47,7 +48,7 @@ pub struct ElasticOptions {
     /// 10 ms.
     pub answer_window: Duration,
     /// How long a process waits for a generation that has it, when it joins and when its generation is over. Default 5
-    /// minutes.
+    /// minutes; [`from_env`](ElasticOptions::from_env) reads DISTRIBUTE_TIMEOUT.
     pub join_timeout: Duration,
     /// Who decides. Default: a majority.
     pub authority: Authority,
@@ -74,6 +75,10 @@ pub struct ElasticOptions {
     /// false for a process that replaces one that was lost: it has forgotten the promises of its predecessor, which
     /// could let a second first generation come about on the other side of a broken network.
     pub founding: bool,
+    /// A flag that ends the wait for a generation with [`Error::Stopped`] when it is set, for a process that is told to
+    /// stop: at once before its first generation, and after 3 s later, in which those that are left may decide the next
+    /// one. Default: none.
+    pub stop: Option<Arc<AtomicBool>>,
 }
 
 impl ElasticOptions {
@@ -105,6 +110,7 @@ impl ElasticOptions {
             tls: None,
             listener: None,
             founding: true,
+            stop: None,
         }
     }
 
@@ -114,7 +120,8 @@ impl ElasticOptions {
     /// DISTRIBUTE_GENERATIONS, if it is set, names the folder of a [`FileRegister`], `file:/shared/folder`, or a Lease
     /// of Kubernetes, `lease:NAME` or `lease:NAME@NAMESPACE` (feature `kubernetes`); else a majority decides. A process
     /// that a launcher has started again in the same job (DISTRIBUTE_TASK_RESTARTS) is not
-    /// [founding](ElasticOptions::founding).
+    /// [founding](ElasticOptions::founding). DISTRIBUTE_TIMEOUT is the [`join_timeout`](ElasticOptions::join_timeout)
+    /// in seconds.
     ///
     /// The identity is that of the membership; if that one is [derived](JobId::is_derived), DISTRIBUTE_JOB_ID comes
     /// first. A register that DISTRIBUTE_GENERATIONS names needs an identity that is not derived: other jobs, and later
@@ -126,10 +133,10 @@ impl ElasticOptions {
     /// [`CoordinationOptions`](crate::CoordinationOptions::interface) in any case.
     ///
     /// # Errors
-    /// [`Error::Config`] if DISTRIBUTE_GENERATIONS or DISTRIBUTE_JOB_ID is malformed, DISTRIBUTE_GENERATIONS is set and
-    /// the identity is derived, the secret or the certificate cannot be read, a variable matches no interface of this
-    /// machine, or the processes cannot find each other: without a register or with a smallest number above 1, their
-    /// addresses must be known.
+    /// [`Error::Config`] if DISTRIBUTE_GENERATIONS, DISTRIBUTE_JOB_ID, DISTRIBUTE_TASK_RESTARTS or DISTRIBUTE_TIMEOUT
+    /// is malformed, DISTRIBUTE_GENERATIONS is set and the identity is derived, the secret or the certificate cannot be
+    /// read, a variable matches no interface of this machine, or the processes cannot find each other: without a
+    /// register or with a smallest number above 1, their addresses must be known.
     pub fn from_env(
         membership: &Membership,
         members: RangeInclusive<u32>,
@@ -157,8 +164,9 @@ impl ElasticOptions {
             (None, Some(given)) => Authority::Register(register(&given, &job_id, &variable)?),
         };
         let seeds: Option<Vec<String>> = membership.addresses.iter().cloned().collect();
-        let is_again = variable("DISTRIBUTE_TASK_RESTARTS").is_some_and(|count| count.trim() != "0");
+        let is_again = task_restarts(&variable)? > 0;
         let mut options = ElasticOptions::new(members, seeds.unwrap_or_default(), job_id);
+        options.join_timeout = environment::timeout(&variable)?.unwrap_or(options.join_timeout);
         let own = membership.addresses.get(membership.rank as usize).cloned().flatten();
         (options.authority, options.founding, options.bind) = (authority, !is_again, own);
         options.host.clone_from(&membership.advertised_host);
@@ -169,6 +177,15 @@ impl ElasticOptions {
             options.host = Some(host::decide(membership, interface.as_ref())?.host);
         }
         Ok(options)
+    }
+
+    /// Returns the value of DISTRIBUTE_GENERATIONS if it is set: for strategies whose processes do not change, which
+    /// warn that it has no effect.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is not UTF-8.
+    pub fn register_of_env() -> Result<Option<String>> {
+        environment::read(|variable| Ok(environment::set(variable)("DISTRIBUTE_GENERATIONS")))
     }
 
     /// Rejects invalid options, and bounds durations so that they can be added to clocks.
@@ -232,8 +249,20 @@ distribute_types::setters! {
         secret: Option<JobSecret>,
         tls: Option<JobTls>,
         listener: Option<Arc<TcpListener>>,
+        stop: Option<Arc<AtomicBool>>,
     }
 }
+
+/// Returns how often a launcher has started this process again in its job.
+fn task_restarts(variable: &dyn Fn(&str) -> Option<String>) -> Result<u64> {
+    let Some(given) = variable("DISTRIBUTE_TASK_RESTARTS") else { return Ok(0) };
+    given.trim().parse().map_err(|_| {
+        let (problem, expected) = ("it is not a number of restarts", "a whole number, 0 at the first start");
+        let remedy = "Correct it; distribute run --elastic sets it, and other launchers may leave it out.";
+        Error::config("DISTRIBUTE_TASK_RESTARTS", problem, given, expected, remedy)
+    })
+}
+
 /// Returns the register that DISTRIBUTE_GENERATIONS names.
 fn register(given: &str, job: &JobId, variable: &dyn Fn(&str) -> Option<String>) -> Result<Arc<dyn Register>> {
     let wrong = |problem: &str, remedy: &str| {

@@ -2,6 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -18,6 +19,8 @@ pub(super) enum Ending {
     OfTheJob,
     /// No generation with this process was decided, for this reason.
     OfThisProcess(String),
+    /// This process was told to stop while it waited.
+    Stopped,
     /// A process of the job has other options.
     Differs {
         /// Its address.
@@ -120,9 +123,17 @@ impl Shared {
     /// Waits for a generation after a number that has this process.
     ///
     /// # Errors
-    /// The reason, if this process has ended or left, or if the time is over.
-    pub(super) fn wait(&self, after: u64, timeout: Duration) -> Result<Arc<Generation>, Ending> {
+    /// The reason, if this process has ended or left, if it is told to stop by the flag, or if the time is over.
+    pub(super) fn wait(
+        &self,
+        after: u64,
+        timeout: Duration,
+        stop: Option<&AtomicBool>,
+    ) -> Result<Arc<Generation>, Ending> {
         let deadline = Instant::now() + timeout;
+        // A process that has no state leaves nothing behind.
+        let patience = if after == 0 { Duration::ZERO } else { LAST_WAIT };
+        let mut stops_at = None;
         let mut state = self.state.lock();
         loop {
             if let Some(own) = state.own.as_ref().filter(|own| own.number > after) {
@@ -134,7 +145,13 @@ impl Shared {
             if state.has_left {
                 return Err(Ending::of("this process has left the job"));
             }
-            if self.changed.wait_until(&mut state, deadline).timed_out() {
+            let now = Instant::now();
+            if stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) && now >= *stops_at.get_or_insert(now + patience) {
+                return Err(Ending::Stopped);
+            }
+            // A signal handler sets the flag, and wakes no thread.
+            let until = if stop.is_some() { deadline.min(now + LOOK) } else { deadline };
+            if self.changed.wait_until(&mut state, until).timed_out() && until == deadline {
                 return Err(Ending::of(match state.known > after || after == 0 {
                     true => format!("generation {} is decided, and does not have it", state.known),
                     false => format!("generation {after} has not ended; report its end with `suspect` first"),
@@ -155,6 +172,13 @@ impl Shared {
         state.has_left
     }
 }
+
+/// How long a process that is told to stop waits for the generation of those that are left with it, which they may be
+/// about to decide: several windows.
+const LAST_WAIT: Duration = Duration::from_secs(3);
+
+/// The pause between two looks at the flag by which a process is told to stop.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// Calls a user's function, whose panic is not to end the event loop.
 fn call(callback: &Callback, number: u64) {
@@ -182,7 +206,7 @@ mod tests {
                 let shared = shared.clone();
                 move || shared.decided(generation(1), Some(1))
             });
-            shared.wait(0, Duration::from_secs(10)).expect("it is decided");
+            shared.wait(0, Duration::from_secs(10), None).expect("it is decided");
             let telling = told.clone();
             shared.on_change(Arc::new(move |number| telling.store(number, Ordering::SeqCst)));
             deciding.join().expect("it does not panic");
@@ -190,6 +214,26 @@ mod tests {
             shared.decided(generation(2), None);
             assert_eq!(told.load(Ordering::SeqCst), 2);
         }
+    }
+
+    #[test]
+    fn a_process_that_is_told_to_stop_waits_a_little_for_those_that_are_left() {
+        let (shared, stop) = (Arc::new(Shared::new()), AtomicBool::new(true));
+        let wait = |after: u64| shared.wait(after, Duration::from_secs(60), Some(&stop));
+        let began = Instant::now();
+        assert!(matches!(wait(0), Err(Ending::Stopped)) && began.elapsed() < LAST_WAIT / 2);
+        let deciding = thread::spawn({
+            let shared = shared.clone();
+            move || {
+                thread::sleep(Duration::from_millis(100));
+                shared.decided(generation(2), Some(1));
+            }
+        });
+        assert_eq!(wait(1).expect("it is decided").number, 2);
+        deciding.join().expect("it does not panic");
+        stop.store(false, Ordering::Relaxed);
+        let late = shared.wait(2, Duration::from_millis(120), Some(&stop));
+        assert!(matches!(late, Err(Ending::OfThisProcess(_))), "{late:?}");
     }
 
     #[test]

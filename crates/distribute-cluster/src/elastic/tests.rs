@@ -357,7 +357,26 @@ fn only_a_process_in_the_place_of_a_lost_one_does_not_found_the_job() {
     };
     // A job that was started again as a whole has an identity of its own.
     assert!(founds("DISTRIBUTE_RESTART_COUNT", "1") && founds("DISTRIBUTE_TASK_RESTARTS", "0"));
-    assert!(!founds("DISTRIBUTE_TASK_RESTARTS", "1"));
+    assert!(!founds("DISTRIBUTE_TASK_RESTARTS", "1") && !founds("DISTRIBUTE_TASK_RESTARTS", " 12 "));
+    for given in ["abc", "-1", "1.5"] {
+        let variable = |asked: &str| (asked == "DISTRIBUTE_TASK_RESTARTS").then(|| given.to_owned());
+        let error = ElasticOptions::from_vars(&membership, 1..=2, None, variable).unwrap_err().to_string();
+        assert!(error.contains("DISTRIBUTE_TASK_RESTARTS: it is not a number") && error.contains(given), "{error}");
+    }
+}
+
+#[test]
+fn the_environment_limits_how_long_a_process_waits_for_others() {
+    let mut membership = Membership::new(0, 2, "127.0.0.1:2222").unwrap();
+    membership.addresses = vec![Some("127.0.0.1:2222".to_owned()), Some("127.0.0.1:2223".to_owned())];
+    let timeout = |given: Option<&str>| {
+        let variable = |asked: &str| given.filter(|_| asked == "DISTRIBUTE_TIMEOUT").map(str::to_owned);
+        ElasticOptions::from_vars(&membership, 1..=2, None, variable).map(|options| options.join_timeout)
+    };
+    assert_eq!(timeout(Some("2.5")).unwrap(), Duration::from_millis(2500));
+    assert_eq!((timeout(None).unwrap(), timeout(Some(" ")).unwrap()), (Duration::from_secs(300), SOON * 30));
+    let text = timeout(Some("soon")).unwrap_err().to_string();
+    assert!(text.contains("DISTRIBUTE_TIMEOUT: it is not a number of seconds above 0"), "{text}");
 }
 
 #[test]

@@ -111,6 +111,7 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
         until: Until,
         saved: &mut Saved<'_>,
     ) -> Result<u64> {
+        strategy.check_joined()?;
         let data = input().map_err(Error::InputFunction)?;
         let global_batch = data.batch_size().unwrap_or(1);
         let data = strategy.distribute_dataset(&data)?;

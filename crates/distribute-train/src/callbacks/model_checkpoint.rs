@@ -121,6 +121,14 @@ impl ModelCheckpoint {
 }
 
 impl Callback for ModelCheckpoint {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn is_collective(&self) -> bool {
+        true
+    }
+
     fn train_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
         let Some(best) = &mut self.best else {
             let why = "only ModelCheckpoint::best compares values; call it, or leave rises out";
@@ -232,6 +240,14 @@ impl BackupAndRestore {
 }
 
 impl Callback for BackupAndRestore {
+    fn name(&self) -> &'static str {
+        "BackupAndRestore"
+    }
+
+    fn is_collective(&self) -> bool {
+        true
+    }
+
     fn train_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
         if let Some(step) = training.run.restore(&mut self.checkpoints)? {
             if let Some(every) = &mut self.every {

@@ -91,6 +91,15 @@ impl EarlyStopping {
 const NAME: &str = "EarlyStopping";
 
 impl Callback for EarlyStopping {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn is_collective(&self) -> bool {
+        // The model of the best epoch is that of all.
+        self.restores
+    }
+
     fn train_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
         let why = "each process keeps the best model in its memory, and one that joins would not have it; use \
                    ModelCheckpoint::best";
@@ -146,6 +155,15 @@ pub struct TerminateOnNan {
 }
 
 impl Callback for TerminateOnNan {
+    fn name(&self) -> &'static str {
+        "TerminateOnNan"
+    }
+
+    fn is_collective(&self) -> bool {
+        // It looks for the variables that are not finite.
+        true
+    }
+
     fn step_end(&mut self, training: &mut Training<'_>) -> Result<()> {
         let loss = training.value("loss")?;
         if !loss.is_finite() && self.step.is_none() {

@@ -82,6 +82,14 @@ impl TensorBoard {
 }
 
 impl Callback for TensorBoard {
+    fn name(&self) -> &'static str {
+        "TensorBoard"
+    }
+
+    fn is_collective(&self) -> bool {
+        self.histograms > 0
+    }
+
     fn epoch_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
         self.since = Some((Instant::now(), training.examples));
         if let Some(steps) = &mut self.steps {

@@ -4,7 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use distribute_strategy::Strategy;
+
 use super::SIGTERM;
+use crate::{Error, Result};
 
 /// The events that announce that this process is about to be stopped, and how it then ends.
 ///
@@ -30,7 +33,8 @@ pub struct TerminationConfig {
     /// The exit code. Default: 143, after which job managers restart the process.
     pub exit_code: u8,
     /// How long the process continues to run after the event. Default: zero, so that it saves and leaves at once. With
-    /// more, it saves at once, continues training, and saves again shortly before the time is over.
+    /// more, it saves at once, continues training, and saves again shortly before the time is over. An error under an
+    /// elastic strategy, whose other processes train on.
     pub grace_period: Duration,
     /// The function that is asked whether the process is about to be stopped. Default: none.
     pub watcher: Option<Watcher>,
@@ -63,6 +67,16 @@ distribute_types::setters! {
 }
 
 impl TerminationConfig {
+    /// Refuses what an elastic job cannot do.
+    pub(crate) fn check(&self, strategy: &Strategy) -> Result<()> {
+        if self.grace_period.is_zero() || strategy.elastic().is_none() {
+            return Ok(());
+        }
+        let why = "a process that is told to stop leaves at once, and the others train on with its state; leave \
+                   grace_period out";
+        Err(Error::Elastic { what: "a grace_period of TerminationConfig", why })
+    }
+
     /// Calls a function once per [`watch_every`](field@Self::watch_every), on a thread of its own, until it returns
     /// true; this has the effect of a signal. On a worker where the process is not told of such events, leave it out:
     /// one worker is enough to stop all.
@@ -77,8 +91,8 @@ impl TerminationConfig {
         TerminationConfig { watcher: Some(Watcher(Arc::new(is_ending))), ..self }
     }
 
-    /// Calls a function with the last step, on each worker, when everything is saved. If it returns, the training
-    /// returns [`Error::Preempted`](crate::Error::Preempted), as without it; a function that calls
+    /// Calls a function with the last step, on each worker that stops, when everything is saved. If it returns, the
+    /// training returns [`Error::Preempted`](crate::Error::Preempted), as without it; a function that calls
     /// [`std::process::exit`] ends the process in another way.
     ///
     /// # Source

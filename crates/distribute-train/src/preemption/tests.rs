@@ -1,6 +1,9 @@
 use std::sync::atomic::AtomicU32;
 
+use distribute_cluster::{Authority, FileRegister, Membership};
 use distribute_optim::{HostError, HostLoss, HostModel, Sgd};
+use distribute_strategy::MultiWorkerMirroredStrategy;
+use distribute_types::ErrorClass;
 use distribute_values::HostTensor;
 
 use super::*;
@@ -168,6 +171,27 @@ fn installed() -> PreemptionHandler {
     PreemptionHandler::install(&Strategy::default_strategy().unwrap(), TerminationConfig::default()).unwrap()
 }
 
+/// Returns the strategy of a process that is the only one of an elastic job.
+fn elastic(folder: &std::path::Path, least: u32) -> Strategy {
+    let membership = Membership::new(0, 1, "127.0.0.1:1").unwrap();
+    let register = Arc::new(FileRegister::new(folder, &membership.job_id()).unwrap());
+    let membership = Membership {
+        addresses: distribute_testkit::Ports::reserve(1).unwrap().addresses().into_iter().map(Some).collect(),
+        advertised_host: Some("127.0.0.1".to_owned()),
+        ..membership
+    };
+    let builder = MultiWorkerMirroredStrategy::builder().membership(membership).devices(["CPU:0"]);
+    builder.elastic(least..=2).generations(Authority::Register(register)).build().unwrap()
+}
+
+#[test]
+fn a_grace_period_is_refused_in_an_elastic_job() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = TerminationConfig::default().grace_period(Duration::from_secs(1)).signals(Vec::new());
+    let error = PreemptionHandler::install(&elastic(folder.path(), 1), config).unwrap_err();
+    assert!(matches!(error, Error::Elastic { .. }) && error.to_string().contains("grace_period"), "{error}");
+}
+
 fn raise() {
     signal_hook::low_level::raise(SIGTERM).unwrap();
 }
@@ -205,6 +229,38 @@ fn gets_signals() {
             raise();
             assert!(handler.is_told());
         }
+        "in an elastic job" => {
+            let folder = tempfile::tempdir().unwrap();
+            let strategy = elastic(folder.path(), 1);
+            let handler = PreemptionHandler::install(&strategy, TerminationConfig::default()).unwrap();
+            let gathering = strategy.next_generation(None).unwrap();
+            gathering.form().unwrap();
+            gathering.begin().unwrap();
+            let saves = AtomicU32::new(0);
+            let after_step = |step: u64| {
+                handler.after_step(step, || {
+                    saves.fetch_add(1, Ordering::Relaxed);
+                    Ok::<(), Error>(())
+                })
+            };
+            after_step(1).unwrap();
+            raise();
+            let error = after_step(2).unwrap_err();
+            assert!(matches!(error, Error::Preempted { step: 2, exit_code: 143 }), "{error}");
+            assert_eq!((saves.load(Ordering::Relaxed), strategy.generation()), (1, None));
+        }
+        "while it waits for others" => {
+            let folder = tempfile::tempdir().unwrap();
+            let strategy = elastic(folder.path(), 2);
+            let _handler = PreemptionHandler::install(&strategy, TerminationConfig::default()).unwrap();
+            let raising = std::thread::spawn(|| {
+                std::thread::sleep(Duration::from_millis(200));
+                raise();
+            });
+            let error = strategy.next_generation(None).err().unwrap();
+            assert!(error.exit_code() == 143 && error.to_string().contains("told to stop"), "{error}");
+            raising.join().unwrap();
+        }
         "after the end, where the program handles it itself" => {
             let seen = Arc::new(AtomicBool::new(false));
             signal_hook::flag::register(SIGTERM, Arc::clone(&seen)).unwrap();
@@ -233,7 +289,12 @@ fn a_signal_has_its_default_effect_after_the_handler_has_gone() {
         let outcome = signalled(role);
         assert_eq!(outcome.signal, Some(SIGTERM), "{role}: {outcome:?}");
     }
-    let mut survives = vec!["after the end of one of two", "after a second beginning"];
+    let mut survives = vec![
+        "after the end of one of two",
+        "after a second beginning",
+        "in an elastic job",
+        "while it waits for others",
+    ];
     if cfg!(target_os = "linux") {
         survives.push("after the end, where the program handles it itself");
     }

@@ -14,7 +14,7 @@ use crate::callbacks::{Callback, Occasion, Training};
 use crate::checkpoint::RunId;
 use crate::elastic::{self, Joined};
 use crate::history::History;
-use crate::preemption::PreemptionHandler;
+use crate::preemption::{Departures, End, PreemptionHandler};
 use crate::progress::{self, Activity, Form, Progress};
 use crate::{Error, Result};
 
@@ -44,6 +44,9 @@ struct Session<'a, T: Trainee> {
     joins: bool,
     /// Whether this process leaves others that train on.
     leaves: bool,
+    departures: Departures,
+    /// The step after which all members of an elastic job have saved before some left.
+    saved: Option<u64>,
     epoch: u32,
     epochs: u32,
     steps_per_epoch: Option<u64>,
@@ -65,7 +68,8 @@ struct Session<'a, T: Trainee> {
 /// Trains, and returns the losses and metrics of each epoch, including those of an earlier run that this one resumes.
 /// Passes over the data are numbered over all calls for one trainer, so each shuffles anew.
 ///
-/// Epochs, steps, validation and class weights are compared before a checkpoint is restored: if they differ between
+/// Epochs, steps, validation, class weights, collective callbacks and whether there is
+/// [`stop_on`](Fit::stop_on) are compared before a checkpoint is restored: if they differ between
 /// workers, all of them fail. A process that joins an elastic job with other settings fails alone.
 ///
 /// Every worker must call this. An error on one of them reaches the others in their next step, if the caller reports it
@@ -73,6 +77,7 @@ struct Session<'a, T: Trainee> {
 ///
 /// # Errors
 /// [`Error::NoExamples`] if the data have no elements; [`Error::WithoutEffect`] for a setting without one;
+/// [`Error::Preempted`], [`Error::Unsaved`] or [`Error::Left`] if this process was told to stop;
 /// [`Error::Metric`] if metrics have equal names; [`Error::Strategy`] if settings differ; the errors of the data, the
 /// trainer, callbacks and checkpoints; and the collective's error if a replica is missing or fails.
 pub fn fit<T: Trainee>(
@@ -89,6 +94,8 @@ pub fn fit<T: Trainee>(
     }
     trainer.metrics().check_names()?;
     let strategy = trainer.strategy();
+    // Not left to the installation, which follows on the joining of others.
+    fit.termination.as_ref().map_or(Ok(()), |config| config.check(strategy))?;
     let (set, batch_size) = (fit.batch_size.is_some(), fit.batch_size.unwrap_or(BATCH_SIZE));
     let batching = Batching { batch_size, is_set: set, shuffle: true };
     let (data, batch_size) = data.distribute(strategy, batching)?;
@@ -114,6 +121,8 @@ pub fn fit<T: Trainee>(
         standing: Standing { pass: trainer.passes().load(Ordering::Relaxed), ..Standing::default() },
         joins: false,
         leaves: false,
+        departures: Departures::default(),
+        saved: None,
         epoch: 0,
         epochs: fit.epochs,
         steps_per_epoch,
@@ -134,7 +143,12 @@ pub fn fit<T: Trainee>(
     let mut stands = false;
     loop {
         let own = stands.then(|| session.whole(&course.fit.callbacks));
-        let joined = elastic::join(strategy, &[trainer.model(), trainer.optimizer()], own.as_ref())?;
+        if course.preemption.as_ref().is_some_and(PreemptionHandler::is_told) {
+            // A step that failed may have taken the signal's request with it.
+            strategy.request(Request::Leave);
+        }
+        let joined = elastic::join(strategy, &[trainer.model(), trainer.optimizer()], own.as_ref());
+        let joined = joined.map_err(|error| session.stopped(error, course.preemption.as_ref()))?;
         let outcome = session.continue_with(joined, stands, &mut course).and_then(|()| {
             stands = true;
             session.train(&mut course)?;
@@ -263,9 +277,7 @@ impl<T: Trainee> Session<'_, T> {
                 progress.activity(Activity::Checkpointing);
                 self.save(callbacks, &values, Occasion::Step)?;
                 progress.activity(Activity::Training);
-                if let Some(preemption) = &preemption {
-                    self.heed(preemption, callbacks, &values)?;
-                }
+                self.heed(preemption.as_ref(), callbacks, &values)?;
                 if self.stop.is_some() {
                     strategy.request(Request::End);
                 }

@@ -121,14 +121,19 @@ impl<B, E> Fit<B, E> {
         self
     }
 
-    /// Adds a callback; callbacks are called in the order in which they were added.
+    /// Adds a callback; callbacks are called in the order in which they were added. Those that are
+    /// [collective](Callback::is_collective) must be added on all workers, in the same order; `fit` compares them.
     pub fn callback(mut self, callback: impl Callback + 'static) -> Fit<B, E> {
         self.callbacks.push(Box::new(callback));
         self
     }
 
     /// Makes all workers stop after the same step when one of them is told to stop, after callbacks have saved
-    /// checkpoints. [`fit`](super::fit) then returns [`Preempted`](crate::Error::Preempted).
+    /// checkpoints. [`fit`](super::fit) then returns [`Preempted`](crate::Error::Preempted), or
+    /// [`Unsaved`](crate::Error::Unsaved) if no callback has saved. All workers must call this, or none.
+    ///
+    /// A process of an elastic job leaves the others instead, which have its state:
+    /// [`Left`](crate::Error::Left). If fewer than the job's smallest number would remain, all save before.
     pub fn stop_on(mut self, config: TerminationConfig) -> Fit<B, E> {
         self.termination = Some(config);
         self

@@ -1,52 +1,70 @@
 //! How a training run ends when a worker is told to stop.
 
-use super::Session;
-use crate::Result;
+use super::{End, Session};
 use crate::callbacks::{Callback, Occasion};
-use crate::preemption::PreemptionHandler;
+use crate::preemption::{Departure, PreemptionHandler};
 use crate::trainer::Trainee;
+use crate::{Error, Result};
 
 impl<T: Trainee> Session<'_, T> {
-    /// Saves if a worker was told to stop, and returns an error if it has to leave.
+    /// Saves if a worker was told to stop, and returns an error if this one has to leave.
     pub(super) fn heed(
         &mut self,
-        preemption: &PreemptionHandler,
+        preemption: Option<&PreemptionHandler>,
         callbacks: &mut [Box<dyn Callback>],
         values: &[(String, f64)],
     ) -> Result<()> {
         if self.trainer.strategy().elastic().is_some() {
             return self.leave(preemption, callbacks, values);
         }
+        let Some(preemption) = preemption else { return Ok(()) };
         if preemption.should_save() {
             self.save(callbacks, values, Occasion::Notice)?;
         }
         if !preemption.should_stop() {
             return Ok(());
         }
-        if !self.save(callbacks, values, Occasion::Leaving)? {
-            distribute_notice::warn!(
-                "told to stop, and no callback keeps checkpoints: add BackupAndRestore to resume next time"
-            );
-        }
-        Err(preemption.ended(self.steps))
+        let saved = self.save(callbacks, values, Occasion::Leaving)?;
+        Err(preemption.end(self.steps, if saved { End::Saved } else { End::Unsaved }))
     }
 
-    /// Leaves the other members of an elastic job, which have all of this process's state, if it was told to stop.
+    /// Leaves the other members of an elastic job, which have all of this process's state, if it was told to stop. If
+    /// too few remain, all members save before.
     fn leave(
         &mut self,
-        preemption: &PreemptionHandler,
+        preemption: Option<&PreemptionHandler>,
         callbacks: &mut [Box<dyn Callback>],
         values: &[(String, f64)],
     ) -> Result<()> {
         let strategy = self.trainer.strategy();
-        if !preemption.is_told() {
-            return Ok(());
+        let is_told = preemption.is_some_and(PreemptionHandler::is_told);
+        let Departure { saves, leaves } = self.departures.look(strategy, is_told);
+        if saves {
+            self.saved = self.save(callbacks, values, Occasion::Leaving)?.then_some(self.steps);
+            self.departures.note_saved();
         }
-        if strategy.topology().workers() == 1 {
-            self.save(callbacks, values, Occasion::Leaving)?;
-        }
+        let Some(preemption) = preemption.filter(|_| leaves) else { return Ok(()) };
+        let end = match self.departures.has_saved() {
+            true => self.saved_end(),
+            false => End::Left,
+        };
         self.leaves = true;
         strategy.leave_job()?;
-        Err(preemption.ended(self.steps))
+        Err(preemption.end(self.steps, end))
+    }
+
+    /// Returns the error of a process that was told to stop while it waited for the others to join it; other errors
+    /// unchanged.
+    pub(super) fn stopped(&self, error: Error, preemption: Option<&PreemptionHandler>) -> Error {
+        match (&error, preemption) {
+            (Error::Strategy(distribute_strategy::Error::Stopped(_)), Some(preemption)) => {
+                preemption.end(self.steps, self.saved_end())
+            }
+            _ => error,
+        }
+    }
+
+    fn saved_end(&self) -> End {
+        if self.saved == Some(self.steps) { End::Saved } else { End::Unsaved }
     }
 }

@@ -13,15 +13,19 @@ pub(super) struct Settings(Vec<(&'static str, String)>);
 impl Settings {
     pub(super) fn of<B, E>(fit: &Fit<B, E>) -> Settings {
         let or = |number: Option<u64>, default: &str| number.map_or(default.to_owned(), |number| number.to_string());
-        let validation = if fit.validation.is_some() { "yes" } else { "no" };
+        let yes = |is: bool| if is { "yes" } else { "no" }.to_owned();
+        let collective = fit.callbacks.iter().filter(|callback| callback.is_collective());
+        let collective: Vec<&str> = collective.map(|callback| callback.name()).collect();
         Settings(vec![
             ("fit, epochs", fit.epochs.to_string()),
             ("fit, steps_per_epoch", or(fit.steps_per_epoch, "those of a pass")),
             ("fit, steps_per_execution", fit.steps_per_execution.to_string()),
             ("fit, class_weights", format!("{:?}", fit.class_weights)),
-            ("fit, validation", validation.to_owned()),
+            ("fit, validation", yes(fit.validation.is_some())),
             ("fit, validation_steps", or(fit.validation_steps.map(|steps| steps as u64), "all")),
             ("fit, validation_every", fit.validation_every.to_string()),
+            ("fit, collective callbacks", format!("[{}]", collective.join(", "))),
+            ("fit, stop_on", yes(fit.termination.is_some())),
         ])
     }
 

@@ -11,9 +11,10 @@ use distribute_types::ErrorClass;
 
 use super::*;
 use crate::BoxError;
-use crate::callbacks::{BackupAndRestore, EarlyStopping, ModelCheckpoint, TerminateOnNan};
+use crate::callbacks::{BackupAndRestore, CsvLogger, EarlyStopping, ModelCheckpoint, TerminateOnNan};
 use crate::checkpoint::{CheckpointManager, Checkpointed, Snapshot};
 use crate::metrics::{Mean, MeanSquaredError, Metrics, Named, Precision};
+use crate::preemption::TerminationConfig;
 use crate::trainer::{Part, evaluate};
 
 /// A model without variables. The loss of an example is its number, or that of the call if there is a list.
@@ -216,7 +217,9 @@ fn settings_that_differ_between_workers_are_named_in_the_first_step() {
     type Settings = Fit<Array<i64>, Error>;
     type Change = fn(Settings) -> Settings;
     let base = || Fit::epochs(2).validation(&Numbers(4));
-    let others: [(&str, Change); 7] = [
+    let others: [(&str, Change); 9] = [
+        ("collective callbacks: [ModelCheckpoint]", |fit| fit.callback(ModelCheckpoint::new("never-made"))),
+        ("stop_on: yes", |fit| fit.stop_on(TerminationConfig::default().signals(Vec::new()))),
         ("class_weights: [1.0, 2.0]", |fit| fit.class_weights([1.0, 2.0])),
         ("epochs: 3", |fit| Fit { epochs: 3, ..fit }),
         ("steps_per_epoch: 2", |fit| fit.steps_per_epoch(2)),
@@ -242,6 +245,30 @@ fn settings_that_differ_between_workers_are_named_in_the_first_step() {
             assert!(told.contains(&format!("fit, {line}")), "{line}: {told}");
         }
     }
+}
+
+#[test]
+fn callbacks_without_collective_calls_may_be_those_of_one_worker() {
+    let folder = tempfile::tempdir().unwrap();
+    let table = folder.path().join("history.csv");
+    let address = format!("127.0.0.1:{}", Ports::reserve(1).unwrap().release()[0]);
+    let train = &|rank: u32| {
+        let strategy = MultiWorkerMirroredStrategy::builder()
+            .membership(Membership::new(rank, 2, &address).unwrap())
+            .communication(CommunicationOptions::default().timeout(Duration::from_secs(30)))
+            .build()
+            .unwrap();
+        let logger = (rank == 0).then(|| CsvLogger::new(&table));
+        fit(&Toy::new(strategy), &Numbers(8), Fit::epochs(1).callback(logger)).unwrap().epochs.len()
+    };
+    let epochs = std::thread::scope(|scope| [0, 1].map(|rank| scope.spawn(move || train(rank))).map(|t| t.join()));
+    assert_eq!(epochs.map(Result::unwrap), [1, 1]);
+    assert!(table.exists());
+    let collective = |callback: &dyn Callback| (callback.is_collective(), callback.name());
+    assert_eq!(collective(&Some(BackupAndRestore::new("b"))), (true, "BackupAndRestore"));
+    assert!(!Option::<BackupAndRestore>::None.is_collective());
+    assert!(!EarlyStopping::new("loss").is_collective() && EarlyStopping::new("loss").restore_best().is_collective());
+    assert!(collective(&Prints).1.ends_with("tests::Prints"), "{}", Prints.name());
 }
 
 #[test]
