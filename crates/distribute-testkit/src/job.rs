@@ -187,7 +187,8 @@ impl Job {
         Ok(Job::builder(program).args([name, "--exact", "--ignored", "--nocapture"]))
     }
 
-    /// Sends a signal to a task's process group. Does nothing if the task has ended.
+    /// Sends a signal to a task's process group. Does nothing if the task has ended. After [`Signal::STOP`] none of the
+    /// task's threads runs any more, as far as /proc tells.
     ///
     /// # Errors
     /// [`Error::NoTask`] if there is no task of this rank, [`Error::Signal`] if the signal cannot be sent.
@@ -198,6 +199,10 @@ impl Job {
             return Ok(());
         }
         match kill_process_group(task.pid, signal) {
+            Ok(()) if signal == Signal::STOP => {
+                wait_until_stopped(task.child.id());
+                Ok(())
+            }
             Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
             Err(errno) => Err(Error::Signal { rank, source: errno.into() }),
         }
@@ -319,6 +324,23 @@ impl Task {
 
 /// A killed process ends at once, unless the kernel blocks it.
 const REAP_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Waits until no thread of a process runs: the kernel stops a busy one only when it next looks for signals.
+fn wait_until_stopped(pid: u32) {
+    let runs = || {
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        let stats = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("stat")).ok());
+        // The state follows the name, which is in parentheses and may contain some.
+        stats.filter_map(|stat| stat.rsplit_once(") ")?.1.chars().next()).any(|state| !matches!(state, 'T' | 't' | 'Z'))
+    };
+    let begun = Instant::now();
+    while runs() && begun.elapsed() < STOPPED {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Limit of the wait for a process to stop.
+const STOPPED: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests;

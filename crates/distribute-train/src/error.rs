@@ -396,8 +396,8 @@ pub enum Error {
     /// The run was told to stop, and no callback has saved a checkpoint after the last step.
     #[cfg(feature = "checkpoint")]
     #[error(
-        "stopped after step {step}, which no callback has saved; add BackupAndRestore, so that the program resumes \
-         there when it is started again"
+        "stopped after step {step}, which no callback has saved; started again, the program resumes from its newest \
+         checkpoint, or with the others of an elastic job. BackupAndRestore saves when the program is told to stop"
     )]
     Unsaved {
         /// The last step.

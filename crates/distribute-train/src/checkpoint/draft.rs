@@ -92,7 +92,8 @@ impl<'a> Draft<'a> {
             step,
             backup: options.backup && before.is_none_or(|before| before.backup),
             stays: interval.is_some_and(|(stays, _)| stays) || before.is_some_and(|before| before.stays),
-            kept_since: interval.map(|(_, since)| since),
+            // Also one that a manager without intervals writes has it: the others may be removed.
+            kept_since: interval.map(|(_, since)| since).or_else(since),
             files: BTreeMap::new(),
             crc32c: 0,
         };

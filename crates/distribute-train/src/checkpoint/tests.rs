@@ -146,6 +146,24 @@ fn intervals_continue_over_restarts() {
 }
 
 #[test]
+fn a_manager_without_intervals_keeps_the_time_of_another() {
+    let folder = tempfile::tempdir().unwrap();
+    let every = Duration::from_millis(700);
+    let mut one = resumed(folder.path()).keep(1).keep_every(every);
+    save(&mut one, 1, 1).unwrap();
+    let mut other = resumed(folder.path()).keep(1);
+    for step in 1..=5 {
+        // Both write each step.
+        save(&mut one, step, step).unwrap();
+        save(&mut other, step, step).unwrap();
+        if step == 1 {
+            std::thread::sleep(every);
+        }
+    }
+    assert_eq!(steps(folder.path()), [5, 2]);
+}
+
+#[test]
 fn a_failed_save_takes_no_interval() {
     let (folder, faults) = (tempfile::tempdir().unwrap(), Faults::default());
     let every = Duration::from_millis(500);

@@ -45,7 +45,7 @@ struct Session<'a, T: Trainee> {
     /// Whether this process leaves others that train on.
     leaves: bool,
     departures: Departures,
-    /// The step after which all members of an elastic job have saved before some left.
+    /// The last step after which a callback has saved.
     saved: Option<u64>,
     epoch: u32,
     epochs: u32,
@@ -591,20 +591,23 @@ impl<T: Trainee> Session<'_, T> {
         Ok(())
     }
 
-    /// Calls the callbacks that save. Returns whether one has saved.
+    /// Calls the callbacks that save, and notes whether one has.
     fn save(
         &mut self,
         callbacks: &mut [Box<dyn Callback>],
         values: &[(String, f64)],
         occasion: Occasion,
-    ) -> Result<bool> {
+    ) -> Result<()> {
         self.standing.callbacks = callbacks.iter().map(|callback| callback.state()).collect();
         let mut saved = false;
         self.tell(callbacks, values, |callback, training| {
             saved |= callback.save(training, occasion)?;
             Ok(())
         })?;
-        Ok(saved)
+        if saved {
+            self.saved = Some(self.steps);
+        }
+        Ok(())
     }
 }
 

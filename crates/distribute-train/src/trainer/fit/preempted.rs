@@ -24,8 +24,8 @@ impl<T: Trainee> Session<'_, T> {
         if !preemption.should_stop() {
             return Ok(());
         }
-        let saved = self.save(callbacks, values, Occasion::Leaving)?;
-        Err(preemption.end(self.steps, if saved { End::Saved } else { End::Unsaved }))
+        self.save(callbacks, values, Occasion::Leaving)?;
+        Err(preemption.end(self.steps, self.saved_end()))
     }
 
     /// Leaves the other members of an elastic job, which have all of this process's state, if it was told to stop. If
@@ -40,7 +40,7 @@ impl<T: Trainee> Session<'_, T> {
         let is_told = preemption.is_some_and(PreemptionHandler::is_told);
         let Departure { saves, leaves } = self.departures.look(strategy, is_told);
         if saves {
-            self.saved = self.save(callbacks, values, Occasion::Leaving)?.then_some(self.steps);
+            self.save(callbacks, values, Occasion::Leaving)?;
             self.departures.note_saved();
         }
         let Some(preemption) = preemption.filter(|_| leaves) else { return Ok(()) };
