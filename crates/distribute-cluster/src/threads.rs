@@ -104,7 +104,8 @@ thread_local! {
 /// Runs a future on the calling thread until it ends, however long that takes. Timers, connections and spawned tasks of
 /// the future are those of the runtime of `handle`, which must have threads of its own, as [`Threads`] do.
 ///
-/// The calling thread may run an event loop, which stands still meanwhile. The future must not call tokio's
+/// The calling thread may run an event loop, which stands still meanwhile, but not that of `handle`: what the future
+/// spawns could wait for the very thread that waits for it. The future must not call tokio's
 /// `yield_now`, which would wait for that event loop, nor its `block_in_place`: [`block_in_place`] works.
 pub fn block_on<F: Future>(handle: &Handle, future: F) -> F::Output {
     let _entered = handle.enter();
@@ -209,6 +210,11 @@ mod tests {
         other.join().unwrap();
         let running = Arc::clone(&threads.running);
         drop(threads);
+        // A thread that began late may end after the drop.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while *running.count.lock() > 0 && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(5));
+        }
         assert_eq!(*running.count.lock(), 0);
         assert!(!WAITS.get());
     }

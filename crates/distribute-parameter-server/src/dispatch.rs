@@ -395,6 +395,7 @@ async fn recover(server: usize, shared: &Shared, inner: &Inner) -> Result<String
     loop {
         let left = timeout.saturating_sub(started.elapsed());
         let (incarnation, mut attendance) = inner.attend(server, left).await?;
+        let _recovers = inner.restoring.read().await;
         let snapshot = match folder {
             _ if inner.has_part(server, incarnation) => None,
             Some(folder) => Some(inner.newest(server, folder)?),

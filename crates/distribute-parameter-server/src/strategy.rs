@@ -81,6 +81,9 @@ pub(crate) struct Inner {
     completion: Completion,
     /// Everything created so far, so that a restarted server can be given its part.
     made: Mutex<Created>,
+    /// Read by recoveries of single servers, and written by the load of a checkpoint to all: otherwise a recovery could
+    /// give its server parts of the checkpoint that the training leaves.
+    pub(crate) restoring: tokio::sync::RwLock<()>,
     /// The number that identifies the process of each server that holds its part; 0 before the first attendance. One
     /// that was started again is recorded here when it is restored.
     incarnations: Mutex<Vec<u64>>,

@@ -231,6 +231,7 @@ impl ParameterServerStrategyBuilder {
             is_continued,
             ledger: Arc::new(Ledger::new()),
             completion: Completion::default(),
+            restoring: tokio::sync::RwLock::default(),
             made: Mutex::new(Created {
                 placer,
                 names: BTreeSet::new(),

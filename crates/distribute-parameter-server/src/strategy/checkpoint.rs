@@ -148,8 +148,14 @@ impl Checkpointed for ParameterServerStrategy {
         if let Some(lost) = inner.lost_counts(snapshot).map_err(|error| boxed(inner.failed(error)))? {
             tracing::warn!("{lost}");
         }
-        inner.abandon(snapshot).map_err(|error| boxed(inner.failed(error)))?;
-        let restored = inner.parameters.block_on(inner.restore_all(plans, snapshot));
+        let restored = inner.parameters.block_on(async {
+            // A server that is being restored from another checkpoint would keep that.
+            let recovered = tokio::time::timeout(inner.options.server_timeout, inner.restoring.write()).await;
+            let problem = || "a server is still being restored, after server_timeout; load it later".to_owned();
+            let _loads = recovered.map_err(|_| Error::Variable { name: "all".to_owned(), problem: problem() })?;
+            inner.abandon(snapshot)?;
+            inner.restore_all(plans, snapshot).await
+        });
         restored.map_err(|error| boxed(inner.failed(error)))?;
         inner.note_restored();
         inner.note_run(snapshot);
