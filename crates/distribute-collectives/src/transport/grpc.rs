@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes};
 use distribute_cluster::grpc::Inbox;
+use distribute_cluster::threads::Threads;
 use distribute_cluster::{JobSecret, JobTls};
 use tokio::sync::mpsc::{self, error::TryRecvError};
 
 use self::frames::Frame;
 use self::outbox::Outbox;
-use self::threads::Threads;
 use self::wire::{Abort, frame::Kind};
 use super::{
     AbortReason, ConnectError, Incoming, Nonce, Outgoing, Proofs, Timeout, Transport, TransportError, TransportKind,
@@ -29,7 +29,6 @@ pub(crate) mod fuzz;
 mod outbox;
 #[cfg(test)]
 mod tests;
-mod threads;
 
 /// The messages of the service.
 #[expect(unreachable_pub, reason = "generated from the protocol file")]
@@ -123,13 +122,13 @@ impl GrpcTransport {
         let own = || addresses.get(rank).cloned().unwrap_or_default();
         let failed = |action| move |source| ConnectError { action, address: own(), source };
         listener.set_nonblocking(true).map_err(failed("listen on"))?;
-        let threads = Threads::start().map_err(failed("start the threads of"))?;
+        let threads = Threads::start("distribute-grpc", 1).map_err(failed("start the threads of"))?;
         let bell = Arc::new(Bell::default());
         let identity = (group, proofs.clone());
         let connecting = connect::connect(rank, addresses.to_vec(), listener, identity, bell.clone(), deadline);
-        let left = deadline.saturating_duration_since(Instant::now());
-        let peers =
-            threads.call(connecting, left.saturating_add(MARGIN)).unwrap_or_else(|| Err(connect::missing(own())))?;
+        let limit = deadline.saturating_duration_since(Instant::now()).saturating_add(MARGIN);
+        let peers = threads.block_on(async { tokio::time::timeout(limit, connecting).await });
+        let peers = peers.unwrap_or_else(|_| Err(connect::missing(own())))?;
         Ok(GrpcTransport { peers, bell, proofs, aborted: false, threads })
     }
 
@@ -264,7 +263,7 @@ impl Drop for GrpcTransport {
         // A frame that was taken out of its queue, such as the reason of an abort, may not have reached its socket:
         // connections end by themselves when it has, and both sides have said all.
         let deadline = Instant::now() + FLUSH;
-        while self.threads.have_tasks() && Instant::now() < deadline {
+        while self.threads.handle().metrics().num_alive_tasks() > 0 && Instant::now() < deadline {
             self.bell.wait(self.bell.count(), Duration::from_millis(2));
         }
     }
