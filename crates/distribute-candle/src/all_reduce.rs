@@ -1,6 +1,6 @@
 //! Differentiable sums, means and concatenations over replicas.
 
-use candle_core::backend::{BackendDevice, BackendStorage};
+use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CudaStorage, CustomOp1, Layout, Result, Shape, Tensor};
 use distribute_collectives::{ProcessGroup, ReduceOp};
 use distribute_strategy::ReplicaContext;
@@ -105,12 +105,12 @@ impl CustomOp1 for OverReplicas {
 
     /// Reduces in the memory of the GPUs; through the host if a replica is not on a GPU.
     fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
-        let on_gpus = gpu::reduced(&self.context, self.op, storage, layout).map_err(candle_core::Error::wrap)?;
-        if let Some(sum) = on_gpus {
+        let on_gpus = gpu::reduced(&self.context, (self.op, self.exchange), storage, layout);
+        if let Some(sum) = on_gpus.map_err(candle_core::Error::wrap)? {
             return Ok((sum, layout.shape().clone()));
         }
         let (sum, shape) = self.cpu_fwd(&storage.to_cpu_storage()?, layout)?;
-        Ok((storage.device().storage_from_cpu_storage_owned(sum)?, shape))
+        Ok((gpu::uploaded(storage.device(), sum)?, shape))
     }
 
     fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
@@ -216,15 +216,15 @@ impl CustomOp1 for GatherOverReplicas {
     /// Gathers in the memory of the GPUs; through the host if a replica is not on a GPU, or numbers of rows differ.
     fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
         if self.rows.iter().all(|rows| *rows == self.rows[0]) {
-            let on_gpus = gpu::gathered(&self.context, storage, layout).map_err(candle_core::Error::wrap)?;
-            if let Some(all) = on_gpus {
+            let on_gpus = gpu::gathered(&self.context, self.exchange, storage, layout);
+            if let Some(all) = on_gpus.map_err(candle_core::Error::wrap)? {
                 let mut dims = layout.dims().to_vec();
                 dims[0] = self.rows.iter().sum();
                 return Ok((all, Shape::from(dims)));
             }
         }
         let (all, shape) = self.cpu_fwd(&storage.to_cpu_storage()?, layout)?;
-        Ok((storage.device().storage_from_cpu_storage_owned(all)?, shape))
+        Ok((gpu::uploaded(storage.device(), all)?, shape))
     }
 
     fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {

@@ -13,7 +13,8 @@ use parking_lot::Mutex;
 /// The numbers that a layer exchanges in one direction. They are only combined with those of the same layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Exchange {
-    tag: u32,
+    /// The tag of its collectives; 0 without a name.
+    pub(crate) tag: u32,
 }
 
 /// The names of all exchanges of layers of this process, by tag.
@@ -55,16 +56,64 @@ impl Exchange {
     }
 
     /// Names both layers if replicas are at different ones.
-    fn failed(self, error: Error) -> candle_core::Error {
+    pub(crate) fn failed(self, error: Error) -> candle_core::Error {
         let Error::Mismatch { here, there, .. } = &error else { return candle_core::Error::wrap(error) };
-        // A call has its tag in the layout, and one of the calls is this rank's.
+        // In host memory a call has its tag in the layout, and one of the calls is this rank's. Calls on devices have
+        // nothing else there, and may both be other ranks'.
+        let in_host_memory = [self.tag, self.tag ^ here.layout ^ there.layout];
         let names = NAMES.lock();
-        match [self.tag, self.tag ^ here.layout ^ there.layout].map(|tag| names.get(&tag)) {
-            [Some(own), Some(other)] if own != other => candle_core::Error::Msg(format!(
-                "one replica is in {own} and another one in {other}; call the same layers in the same order on all \
+        let named = |tags: [u32; 2]| match tags.map(|tag| names.get(&tag)) {
+            [Some(one), Some(other)] if one != other => Some((one, other)),
+            _ => None,
+        };
+        match named(in_host_memory).or_else(|| named([here.layout, there.layout])) {
+            Some((one, other)) => candle_core::Error::Msg(format!(
+                "one replica is in {one} and another one in {other}; call the same layers in the same order on all \
                  replicas, and add their results in the same order: {error}"
             )),
-            _ => candle_core::Error::wrap(error),
+            None => candle_core::Error::wrap(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use distribute_collectives::{DType, DeviceGroup, DeviceImplementation, Options};
+    use distribute_device::Devices;
+
+    use super::*;
+
+    #[test]
+    fn both_layers_are_named_if_replicas_are_at_different_ones() {
+        let options = Options::default().timeout(Duration::from_secs(60));
+        let groups = ProcessGroup::local_with(3, &options).unwrap();
+        let devices = Devices::with_cpus(3).unwrap();
+        let paths = ["model.one", "model.one", "model.other"];
+        let told = |group: &ProcessGroup, rank: usize| {
+            let exchange = Exchange::new("backward", paths[rank]);
+            exchange.all_reduce(group, vec![1.0f32], ReduceOp::Sum).unwrap_err().to_string()
+        };
+        let told_on_devices = |group: &ProcessGroup, rank: usize| {
+            let exchange = Exchange::new("backward", paths[rank]);
+            let device = devices.open(&format!("CPU:{rank}").parse().unwrap()).unwrap();
+            let group = DeviceGroup::new(group, device.clone(), DeviceImplementation::Auto).unwrap();
+            let (stream, values) = (device.create_stream().unwrap(), device.allocate(4).unwrap());
+            let call = group.all_reduce_tagged(&values, DType::F32, ReduceOp::Sum, exchange.tag, &*stream);
+            exchange.failed(call.unwrap_err()).to_string()
+        };
+        let on_ranks = |act: &(dyn Fn(&ProcessGroup, usize) -> String + Sync)| -> Vec<String> {
+            std::thread::scope(|scope| {
+                let ranks = groups.iter().enumerate().map(|(rank, group)| scope.spawn(move || act(group, rank)));
+                let ranks: Vec<_> = ranks.collect();
+                ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+            })
+        };
+        let all = on_ranks(&told_on_devices).into_iter().chain(on_ranks(&told));
+        for error in all {
+            assert!(error.contains(r#"backward of "model.one""#), "{error}");
+            assert!(error.contains(r#"backward of "model.other""#), "{error}");
         }
     }
 }

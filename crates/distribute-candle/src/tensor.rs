@@ -3,11 +3,12 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use candle_core::backend::BackendDevice;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CudaStorage, DType as CandleType, Device, InplaceOp1, Layout, Storage, Tensor};
 use distribute_device::{BufferMut, BufferRef, DType, Element as Number};
 use distribute_values::TensorStorage;
+
+use crate::gpu::uploaded;
 
 /// The marker type of candle's tensors, for traits that take a tensor library.
 #[derive(Clone, Copy, Debug)]
@@ -144,7 +145,7 @@ impl InplaceOp1 for Change<'_> {
     fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> candle_core::Result<()> {
         let mut on_host = storage.to_cpu_storage()?;
         self.cpu_fwd(&mut on_host, layout)?;
-        *storage = storage.device().storage_from_cpu_storage_owned(on_host)?;
+        *storage = uploaded(storage.device(), on_host)?;
         Ok(())
     }
 

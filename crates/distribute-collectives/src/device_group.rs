@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use distribute_cluster::FailureKind;
-use distribute_device::{DType, Device, DeviceBuffer, Stream};
+use distribute_device::{DType, Device, DeviceBuffer, DeviceSpec, Stream};
 
 use self::choice::{BackendKind, Choice, Facts};
 use crate::call::{Call, Kind, Reducing, ScheduleId};
@@ -39,7 +39,8 @@ pub use self::implementation::DeviceImplementation;
 /// error on all ranks before any data move.
 ///
 /// # Errors
-/// The errors of [`ProcessGroup`]; [`Error::Device`] if a device operation fails, and [`Error::Nccl`] if an NCCL call
+/// The errors of [`ProcessGroup`]; [`Error::Device`] if a buffer or a stream is of another device than the group's, or
+/// a device operation fails, and [`Error::Nccl`] if an NCCL call
 /// fails.
 ///
 /// # Examples
@@ -176,7 +177,16 @@ impl DeviceGroup {
     }
 
     /// Reduces like [`all_reduce`](DeviceGroup::all_reduce), with a tag that must be equal on all ranks.
-    fn all_reduce_tagged(
+    ///
+    /// Tags tell calls apart that are otherwise alike, such as those of layers of equal size: if ranks make them in
+    /// another order, it is an error and not a wrong sum. [`all_reduce`](DeviceGroup::all_reduce) has the tag 0.
+    ///
+    /// # Shapes
+    /// Equal sizes on all ranks, in whole elements of `dtype`.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] on all ranks if the tags differ, and the errors of every operation: see [`DeviceGroup`].
+    pub fn all_reduce_tagged(
         &self,
         values: &DeviceBuffer,
         dtype: DType,
@@ -237,8 +247,29 @@ impl DeviceGroup {
         dtype: DType,
         stream: &dyn Stream,
     ) -> Result<()> {
+        self.all_gather_tagged(input, output, dtype, 0, stream)
+    }
+
+    /// Collects like [`all_gather`](DeviceGroup::all_gather), with a tag that must be equal on all ranks, as for
+    /// [`all_reduce_tagged`](DeviceGroup::all_reduce_tagged).
+    ///
+    /// # Shapes
+    /// `output` is as large as the inputs of all ranks together; `input` may be this rank's part of it.
+    ///
+    /// # Errors
+    /// [`Error::Length`] if the sizes do not fit, [`Error::Mismatch`] on all ranks if the tags differ, and the errors
+    /// of every operation: see [`DeviceGroup`].
+    pub fn all_gather_tagged(
+        &self,
+        input: &DeviceBuffer,
+        output: &DeviceBuffer,
+        dtype: DType,
+        tag: u32,
+        stream: &dyn Stream,
+    ) -> Result<()> {
         self.check_parts("all_gather output", output, input, dtype)?;
-        self.run(Request::new(Kind::AllGather, dtype), [input, output], stream)
+        let request = Request { layout: tag, ..Request::new(Kind::AllGather, dtype) };
+        self.run(request, [input, output], stream)
     }
 
     /// Ends the group on every rank, like [`ProcessGroup::abort`].
@@ -256,8 +287,19 @@ impl DeviceGroup {
         Err(Error::Length { what, got, expected, remedy: "give one part for each rank" })
     }
 
+    /// Checks that what a call uses is of this rank's device: kernels of another device may not reach it.
+    fn check_devices<'a>(&self, used: impl IntoIterator<Item = (&'static str, &'a DeviceSpec)>) -> Result<()> {
+        let own = self.device.spec();
+        let Some((what, other)) = used.into_iter().find(|(_, device)| *device != own) else { return Ok(()) };
+        let (owner, user) = (other.to_string(), format!("the group's rank {} on {own}", self.rank().0));
+        let remedy = "give buffers and a stream of the group's device";
+        Err(device_error(&self.group, distribute_device::Error::Foreign { what, owner, user, remedy }))
+    }
+
     fn run(&self, request: Request, [input, output]: [&DeviceBuffer; 2], stream: &dyn Stream) -> Result<()> {
         let Request { kind, dtype, layout, op, root } = request;
+        let buffers = [input, output].map(|buffer| ("buffer", buffer.device()));
+        self.check_devices(buffers.into_iter().chain([("stream", stream.device())]))?;
         if let Some(len_bytes) =
             [input, output].map(DeviceBuffer::len_bytes).into_iter().find(|len| !len.is_multiple_of(dtype.size_bytes()))
         {

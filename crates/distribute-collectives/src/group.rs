@@ -45,6 +45,9 @@ use crate::sync::lock;
 use crate::transport::Transport;
 use crate::{Algorithm, Error, Options, Rank, ReduceOp, Result};
 
+/// Default of [`Options::bytes_per_pack`] in host memory.
+const BYTES_PER_PACK: usize = 1 << 20;
+
 /// Maximum of [`Options::timeout`]: a year, so that a deadline is a time that the clock can represent.
 const MAX_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
@@ -218,10 +221,17 @@ impl ProcessGroup {
         self.engine.inter_process().map_or(Algorithm::Auto, |stage| stage.algorithm_for(bytes))
     }
 
-    /// Returns how many bytes to reduce together, of `total` bytes of values that become ready one after another.
+    /// Returns how many bytes to reduce together, of `total` bytes of values in host memory that become ready one after
+    /// another: 1 MiB unless something else was chosen.
     pub fn bytes_per_pack(&self, total: usize) -> usize {
-        let chosen = self.options.cross_device_ops.as_ref().and_then(|ops| ops.bytes_per_pack(total));
-        match chosen.unwrap_or(self.options.bytes_per_pack) {
+        self.bytes_per_pack_or(total, BYTES_PER_PACK)
+    }
+
+    /// Returns how many bytes to reduce together, like [`bytes_per_pack`](ProcessGroup::bytes_per_pack), and `default`
+    /// bytes if nothing was chosen; for values in the memory of devices.
+    pub fn bytes_per_pack_or(&self, total: usize, default: usize) -> usize {
+        let by_ops = self.options.cross_device_ops.as_ref().and_then(|ops| ops.bytes_per_pack(total));
+        match by_ops.or(self.options.bytes_per_pack).unwrap_or(default) {
             0 => usize::MAX,
             bytes => bytes,
         }

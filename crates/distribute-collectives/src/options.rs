@@ -37,8 +37,9 @@ pub struct Options {
     pub cross_device_ops: Option<SharedCrossDeviceOps>,
     /// Bytes of gradients, or of other values that become ready one after another, to reduce together; 0 for all values
     /// of a step. Smaller packs start earlier in backward, larger ones need fewer operations; between processes an
-    /// operation costs about as much as moving 64 KiB. Equal on all members. Default: 1 MiB.
-    pub bytes_per_pack: usize,
+    /// operation costs about as much as moving 64 KiB. Equal on all members. Default: 1 MiB in host memory; a library
+    /// of GPUs may have another one.
+    pub bytes_per_pack: Option<usize>,
     /// Backend of a [`DeviceGroup`](crate::DeviceGroup) of these ranks; equal on all members. Default:
     /// [`DeviceImplementation::Auto`].
     pub device_implementation: DeviceImplementation,
@@ -53,7 +54,7 @@ impl Default for Options {
             algorithm: Algorithm::Auto,
             link: None,
             cross_device_ops: None,
-            bytes_per_pack: 1 << 20,
+            bytes_per_pack: None,
             device_implementation: DeviceImplementation::Auto,
         }
     }
@@ -64,10 +65,10 @@ distribute_types::setters! {
         timeout: Duration,
         transport: TransportKind,
         algorithm: Algorithm,
-        bytes_per_pack: usize,
         device_implementation: DeviceImplementation,
     } into {
         name: String,
+        bytes_per_pack: Option<usize>,
         link: Option<Link>,
         cross_device_ops: Option<SharedCrossDeviceOps>,
     }

@@ -151,6 +151,26 @@ fn act(
             println!("enqueued");
             Ok(stream.synchronize(deadline())?)
         }
+        // All ranks have made the call, and process 1's GPUs do not reach it. Rank 1, which does not lead its process,
+        // is told to give up.
+        "aborted" => std::thread::scope(|scope| {
+            if me == 3 {
+                stream.launch_host(Box::new(|| {
+                    std::thread::sleep(Duration::from_secs(30));
+                    Ok(())
+                }))?;
+            }
+            if me == 1 {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(700));
+                    group.abort("as this test wants it");
+                });
+            }
+            let started = Instant::now();
+            let call = group.all_reduce(&values, DType::F32, ReduceOp::Max, &stream);
+            println!("returned after {} s", started.elapsed().as_secs());
+            Ok(call?)
+        }),
         _ => Ok(()),
     }
 }
@@ -266,6 +286,23 @@ fn a_killed_peer_is_an_error_for_work_that_nccl_has_enqueued() {
 #[test]
 fn a_killed_peer_is_an_error_through_the_host() {
     killed("endless", Gpus::OwnWithoutNccl);
+}
+
+#[test]
+fn any_rank_ends_the_wait_of_its_process_for_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut job = job("member", "aborted", 2, folder.path(), Gpus::Own);
+    job.wait_for_line(0, "returned after", DEADLINE).unwrap();
+    // Nothing in it ends before its GPU does.
+    job.kill(1, Signal::KILL).unwrap();
+    job.wait(0, DEADLINE).unwrap();
+    let printed = job.printed(0).unwrap();
+    let took: Vec<u64> = printed
+        .lines()
+        .filter_map(|line| line.split_once("returned after ")?.1.strip_suffix(" s")?.parse().ok())
+        .collect();
+    assert!(took.len() == 2 && took.iter().all(|seconds| *seconds < 10), "{printed}");
+    assert!(printed.contains("as this test wants it"), "{printed}");
 }
 
 #[test]

@@ -57,7 +57,7 @@ impl FromStr for Implementation {
 pub struct CommunicationOptions {
     /// The implementation of the collectives.
     pub implementation: Implementation,
-    /// Bytes of gradients that are reduced together; 0 for all of a step. Default 1 MiB.
+    /// Bytes of gradients that are reduced together; 0 for all of a step. Default: 1 MiB, 16 MiB on GPUs.
     pub bytes_per_pack: Option<usize>,
     /// The deadline of one operation. Default: DISTRIBUTE_TIMEOUT, else five minutes.
     pub timeout: Option<Duration>,
@@ -103,7 +103,7 @@ impl CommunicationOptions {
         let mut options = Options::from_env()?;
         options.timeout = self.timeout.unwrap_or(options.timeout);
         options.transport = self.transport.unwrap_or(options.transport);
-        options.bytes_per_pack = self.bytes_per_pack.unwrap_or(options.bytes_per_pack);
+        options.bytes_per_pack = self.bytes_per_pack.or(options.bytes_per_pack);
         match self.implementation {
             Implementation::Auto => {}
             Implementation::Ring => {
@@ -145,7 +145,7 @@ mod tests {
         assert_eq!(merged.implementation, Implementation::Ring);
         assert_eq!((merged.bytes_per_pack, merged.timeout), (Some(2), Some(Duration::from_secs(1))));
         let options = merged.options(&[]).unwrap();
-        assert_eq!((options.algorithm, options.bytes_per_pack), (Algorithm::Ring, 2));
+        assert_eq!((options.algorithm, options.bytes_per_pack), (Algorithm::Ring, Some(2)));
     }
 
     #[test]

@@ -330,13 +330,14 @@ impl Replicas {
         if let Some(groups) = self.shard_groups_of(local) {
             groups.abort(reason, kind);
         }
-        if let Some(group) = &self.graph_groups.lock()[local] {
+        // Of device groups, the abort waits for work that all ranks have enqueued, so no lock may be held meanwhile.
+        let graph_group = self.graph_groups.lock()[local].clone();
+        let device_group = self.device_groups.lock()[local].clone();
+        let graph_device_group = self.graph_device_groups.lock()[local].clone().flatten();
+        if let Some(group) = graph_group {
             group.abort(reason, kind);
         }
-        if let Some(group) = &self.device_groups.lock()[local] {
-            group.abort(reason);
-        }
-        if let Some(Some(group)) = &self.graph_device_groups.lock()[local] {
+        for group in [device_group, graph_device_group].into_iter().flatten() {
             group.abort(reason);
         }
     }
@@ -355,7 +356,8 @@ impl Replicas {
         if let Some(groups) = self.shard_groups_of(local) {
             groups.set_idle(idle);
         }
-        if let Some(group) = &self.graph_groups.lock()[local] {
+        let graph_group = self.graph_groups.lock()[local].clone();
+        if let Some(group) = graph_group {
             group.set_idle(idle);
         }
     }

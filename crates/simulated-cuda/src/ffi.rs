@@ -121,20 +121,26 @@ pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Result) -> Code {
     code
 }
 
-/// Defines exported functions of the driver; each body is a `Result`.
+/// Defines exported functions of the driver, each body of which is a `Result`, and `NAMES`.
 macro_rules! exports {
-    ($($(#[$attribute:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {$(
-        $(#[$attribute])*
-        #[unsafe(no_mangle)]
-        extern "C" fn $name($($argument: $type),*) -> $crate::error::Code {
-            $crate::ffi::call(stringify!($name), move || $body)
-        }
-    )*};
+    ($($(#[$attribute:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
+        /// The functions of this module.
+        #[cfg(test)]
+        pub(super) const NAMES: &[&str] = &[$(stringify!($name)),*];
+
+        $(
+            $(#[$attribute])*
+            #[unsafe(no_mangle)]
+            extern "C" fn $name($($argument: $type),*) -> $crate::error::Code {
+                $crate::ffi::call(stringify!($name), move || $body)
+            }
+        )*
+    };
 }
 pub(crate) use exports;
 
 /// Lets the call take time if the settings ask for it.
-fn delay(name: &str) {
+pub(crate) fn delay(name: &str) {
     if let Some(slow) = settings().slow.iter().find(|slow| slow.function == name) {
         thread::sleep(slow.time);
     }

@@ -9,8 +9,10 @@
 //! - Streams are threads; queued operations run in order within a stream, and in no order between streams without
 //!   events.
 //! - Kernels are compiled as C by the system's `cc`. Each takes one struct and is written
-//!   `KERNEL(name, Params, MAX_THREADS) { .. p.field .. threadIdx.x .. }`; blocks run one by one, in a scrambled order.
-//!   Shared memory and `__syncthreads` are not supported.
+//!   `KERNEL(name, Params, MAX_THREADS) { .. p.field .. threadIdx.x .. }`; blocks run one by one, in a scrambled order,
+//!   and so do the threads of a block: in ascending order, and in descending order in every second launch of a kernel.
+//!   `PHASED_KERNEL` has shared memory, and a barrier of its block's threads between phases. `__shared__` and
+//!   `__syncthreads` are not supported.
 //! - A copy, fill or kernel that accesses memory that is not (or no longer) allocated fails the context permanently, as
 //!   on a GPU.
 //!
@@ -32,6 +34,9 @@
 //! | `SIMULATED_CUDA_CC` | `cc` | compiler of kernels |
 //! | `SIMULATED_CUDA_TRACE` | 0 | 1: each call and its result are logged to standard error |
 //! | `CUDA_VISIBLE_DEVICES` | | indices of visible devices, in order; `-1` or empty: none |
+//!
+//! Each call fails with `CUDA_ERROR_UNKNOWN` if a variable is malformed or names a function that is not exported, and
+//! says so on standard error.
 //!
 //! # Examples
 //!
@@ -58,6 +63,7 @@ mod error;
 mod event;
 mod exports;
 mod ffi;
+mod functions;
 mod graph;
 mod inside;
 mod install;

@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_void};
 use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use libloading::Library;
@@ -35,6 +36,8 @@ pub(crate) struct Function {
     name: String,
     run: Trampoline,
     clear: Clear,
+    /// The number of launches that have run.
+    launches: AtomicU32,
     _library: Arc<Loaded>,
 }
 
@@ -55,7 +58,8 @@ struct Loaded {
     _file: File,
 }
 
-/// The function that the prelude generates for a `KERNEL`: arguments, dimensions of the grid and a block, and a seed.
+/// The function that the prelude generates for a `KERNEL`: arguments; dimensions of the grid and a block, and whether
+/// threads run in descending order; and a seed.
 type Trampoline = unsafe extern "C" fn(*const *const c_void, *const u32, u64);
 
 /// Zeroes the padding of the kernel's struct.
@@ -101,6 +105,7 @@ impl Module {
             name: name.to_owned(),
             run: *run,
             clear: *clear,
+            launches: AtomicU32::new(0),
             _library: self.library.clone(),
         });
         functions.push((name.as_bytes().to_vec(), function.handle));
@@ -169,10 +174,13 @@ impl Launch {
         }
         let arguments = [self.params.as_ptr().cast::<c_void>()];
         let [x, y, z] = self.grid;
-        let dimensions = [x, y, z, self.block[0], self.block[1], self.block[2]];
+        // Threads that depend on each other between two barriers compute something else in the other order. Relaxed:
+        // the number only alternates.
+        let descends = self.function.launches.fetch_add(1, Ordering::Relaxed) % 2;
+        let dimensions = [x, y, z, self.block[0], self.block[1], self.block[2], descends];
         let mut seed = settings().seed;
         let seed = random(&mut seed);
-        // SAFETY: the trampoline reads one struct, whose bytes were copied at the launch, and six dimensions. The
+        // SAFETY: the trampoline reads one struct, whose bytes were copied at the launch, and seven numbers. The
         // kernel's memory accesses are the caller's responsibility, as on a GPU; memory that it can access is not freed
         // while `live` is held.
         unsafe { (self.function.run)(arguments.as_ptr(), dimensions.as_ptr(), seed) };

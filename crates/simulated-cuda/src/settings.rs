@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use crate::error::Code;
+use crate::functions::is_exported;
 
 /// The properties and the behaviour of the simulated machine.
 pub(crate) struct Settings {
@@ -134,7 +135,7 @@ impl FromStr for Failure {
         if code.name().is_none() {
             return Err(format!("{} is not a CUresult", code.0));
         }
-        Ok(Self { function: function.to_owned(), nth, code })
+        Ok(Self { function: exported(function)?, nth, code })
     }
 }
 
@@ -144,7 +145,15 @@ impl FromStr for Slow {
     fn from_str(text: &str) -> Result<Self, String> {
         let (function, time) = text.trim().split_once(':').ok_or("expected function:microseconds")?;
         let time = Duration::from_micros(time.parse().map_err(|e| format!("{time}: {e}"))?);
-        Ok(Self { function: function.to_owned(), time })
+        Ok(Self { function: exported(function)?, time })
+    }
+}
+
+/// Returns the name of a function, which must be exported: another one is never called.
+fn exported(function: &str) -> Result<String, String> {
+    match is_exported(function) {
+        true => Ok(function.to_owned()),
+        false => Err(format!("the simulation exports no function {function}; give the name of one, with its suffix")),
     }
 }
 
@@ -204,6 +213,17 @@ mod tests {
         assert_eq!(failure, Failure { function: "cuMemAlloc_v2".to_owned(), nth: 3, code: Code::OUT_OF_MEMORY });
         assert!("cuMemAlloc_v2:3".parse::<Failure>().is_err());
         assert!("cuMemAlloc_v2:3:98765".parse::<Failure>().is_err());
+    }
+
+    #[test]
+    fn a_function_that_is_not_exported_is_refused() {
+        for text in ["cuMemAlloc:1:2", "cuMemAloc_v2:1:2", "cuGetErrorText:1:2"] {
+            let problem = text.parse::<Failure>().unwrap_err();
+            let name = text.split(':').next().unwrap();
+            assert!(problem.contains(&format!("no function {name};")), "{problem}");
+        }
+        assert!("nvrtcCompileProgram:1:6".parse::<Failure>().is_ok() && "nvrtcVersion:1000".parse::<Slow>().is_ok());
+        assert!("cuEventRecrd:1500".parse::<Slow>().is_err());
     }
 
     #[test]

@@ -25,6 +25,7 @@ pub(crate) struct Cuda {
     is_capturing: Option<unsafe extern "C" fn(Stream, *mut c_uint) -> c_int>,
     allocate: Option<unsafe extern "C" fn(*mut u64, usize) -> c_int>,
     free: Option<unsafe extern "C" fn(u64) -> c_int>,
+    attribute: Option<unsafe extern "C" fn(*mut c_void, c_uint, u64) -> c_int>,
 }
 
 static CUDA: LazyLock<Option<Cuda>> = LazyLock::new(Cuda::open);
@@ -48,6 +49,7 @@ impl Cuda {
             is_capturing: find(&library, c"cuStreamIsCapturing"),
             allocate: find(&library, c"cuMemAlloc_v2"),
             free: find(&library, c"cuMemFree_v2"),
+            attribute: find(&library, c"cuPointerGetAttribute"),
         };
         // Not unloaded: its functions are called for as long as the process lives.
         let _ = std::mem::ManuallyDrop::new(library);
@@ -92,6 +94,26 @@ impl Cuda {
         let Some(function) = self.is_capturing else { return false };
         // SAFETY: the stream is the caller's; an integer is written.
         (unsafe { function(stream, &mut status) } == 0) && status == 1
+    }
+
+    /// Checks that kernels of a device may use the memory at an address: it is the device's, or pinned host memory.
+    pub(crate) fn check_memory(&self, name: &str, memory: *const c_void, device: c_int) -> Result<(), Failure> {
+        const MEMORY_TYPE: c_uint = 2;
+        const DEVICE_ORDINAL: c_uint = 9;
+        const DEVICE_MEMORY: c_int = 2;
+        let Some(function) = self.attribute else { return Ok(()) };
+        let ask = |attribute| {
+            let mut value: c_int = 0;
+            // SAFETY: both attributes are integers of this size; any address may be asked for.
+            let code = unsafe { function((&raw mut value).cast(), attribute, memory.expose_provenance() as u64) };
+            if code == 0 { Ok(value) } else { Err(Failure::argument(format!("{name} is not a valid pointer"))) }
+        };
+        let (kind, owner) = (ask(MEMORY_TYPE)?, ask(DEVICE_ORDINAL)?);
+        if kind == DEVICE_MEMORY && owner != device {
+            let text = format!("{name} allocated on device {owner} mismatches with NCCL device {device}");
+            return Err(Failure::argument(text));
+        }
+        Ok(())
     }
 
     pub(crate) fn allocate(&self, size: usize) -> Result<*mut c_void, Failure> {

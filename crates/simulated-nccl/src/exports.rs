@@ -40,13 +40,32 @@ fn trace(name: &str, code: Code) {
 
 const DONE: Result<Code, Failure> = Ok(Code::SUCCESS);
 
-/// Defines C functions that return a code.
+/// Defines C functions that return a code, and `NAMES`.
 macro_rules! exports {
-    ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {$(
-        #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name($($argument: $type),*) -> Code {
-            enter(stringify!($name), || $body)
-        }
-    )*};
+    ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
+        /// The functions of this module.
+        #[cfg(test)]
+        pub(super) const NAMES: &[&str] = &[$(stringify!($name)),*];
+
+        $(
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn $name($($argument: $type),*) -> Code {
+                enter(stringify!($name), || $body)
+            }
+        )*
+    };
 }
 use exports;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_names_are_those_of_the_functions() {
+        let modules = [collectives::NAMES, comms::NAMES, groups::NAMES, memory::NAMES, &[comms::ASYNC_ERROR]];
+        let mut names = modules.concat();
+        names.sort_unstable();
+        assert_eq!(names, crate::functions::EXPORTED);
+    }
+}

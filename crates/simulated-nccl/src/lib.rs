@@ -18,6 +18,8 @@
 //! - A non-blocking communicator answers every operation with `ncclInProgress`, and once more when its state is
 //!   queried.
 //! - Operations may be captured into a graph, and are matched by capture and replay.
+//! - With CUDA, memory of another device than the communicator's is refused, as are addresses that the driver does not
+//!   know: NCCL does so with `NCCL_CHECK_POINTERS=1`. On the null stream, memory is not checked.
 //! - Two ranks on one device of one host are refused. A host is identified by its name, or by `NCCL_HOSTID`.
 //!
 //! # Environment
@@ -32,7 +34,8 @@
 //!
 //! `SIMULATED_NCCL_FAIL` is a list of `function:nth:code`, separated by `;`: the nth call (from 1) of the function
 //! fails with the code; with `function:nth:code:microseconds` after that time. For `ncclCommGetAsyncError` the code is
-//! the state that it reports, from that call on.
+//! the state that it reports, from that call on. A list with another function ends the process, with a sentence on
+//! standard error.
 //!
 //! # Examples
 //! ```no_run
@@ -51,6 +54,7 @@ mod comm;
 mod cuda;
 mod exports;
 mod failure;
+mod functions;
 mod group;
 mod hub;
 mod install;

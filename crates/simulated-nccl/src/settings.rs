@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use nccl_sys::{Code, Version};
 
+use crate::functions::is_exported;
+
 static SETTINGS: LazyLock<Settings> = LazyLock::new(Settings::from_env);
 
 struct Settings {
@@ -73,7 +75,10 @@ impl Settings {
             version: version.map_or(Version::new(2, 28, 9), Version::from_code),
             trace: env::var("SIMULATED_NCCL_TRACE").is_ok_and(|value| value == "1"),
             failures: parse(&failures).unwrap_or_else(|wrong| {
-                panic!("SIMULATED_NCCL_FAIL: {wrong:?} is not function:nth:code, such as ncclAllReduce:2:3")
+                panic!(
+                    "SIMULATED_NCCL_FAIL: {wrong:?} is not function:nth:code of a function that is exported, such as \
+                     ncclAllReduce:2:3"
+                )
             }),
             calls: Mutex::default(),
         }
@@ -83,7 +88,8 @@ impl Settings {
 fn parse(failures: &str) -> Result<Vec<Injection>, &str> {
     let one = |text: &str| {
         let mut parts = text.trim().splitn(4, ':');
-        let function = parts.next()?.to_owned();
+        // Another one is never called.
+        let function = parts.next().filter(|function| is_exported(function))?.to_owned();
         let nth = parts.next()?.parse().ok()?;
         let code = Code(parts.next()?.parse().ok()?);
         let delay = Duration::from_micros(parts.next().unwrap_or("0").parse().ok()?);
@@ -109,5 +115,7 @@ mod tests {
         assert_eq!(parse(""), Ok(vec![]));
         assert_eq!(parse("ncclSend:2:3;ncclRecv:first:6"), Err("ncclRecv:first:6"));
         assert_eq!(parse("ncclSend:2:3:long"), Err("ncclSend:2:3:long"));
+        assert_eq!(parse("ncclSend:2:3;ncclSent:2:3"), Err("ncclSent:2:3"));
+        assert!(parse("ncclCommGetAsyncError:1:6").is_ok());
     }
 }

@@ -14,10 +14,8 @@ use std::time::{Duration, Instant};
 use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::cuda_backend::CudaStorageSlice;
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr};
-use candle_core::{CudaDevice as CandleCuda, CudaStorage, Device, Layout, Shape, Storage, Tensor};
-use distribute_collectives::{
-    BucketPlan, Compression, DeviceGroup, FusedDeviceAllReduce, FusedDeviceStep, Options, ReduceOp,
-};
+use candle_core::{CudaDevice as CandleCuda, CudaStorage, Device, Layout, Storage, Tensor};
+use distribute_collectives::{BucketPlan, Compression, DeviceGroup, FusedDeviceAllReduce, FusedDeviceStep, ReduceOp};
 use distribute_device::cuda::{CudaDevice, CudaStream};
 use distribute_device::{DType, Device as _, DeviceBuffer, Stream};
 use distribute_optim::backend::{
@@ -25,11 +23,13 @@ use distribute_optim::backend::{
 };
 use distribute_strategy::{ReplicaContext, Strategy};
 
+use super::zeros;
 use crate::device::candle_device;
+use crate::exchange::Exchange;
 use crate::tensor::dtype_of;
 use crate::{Candle, Result};
 
-/// The minimum size of buckets on a GPU if no other size is set: smaller operations leave its links idle.
+/// The size of buckets on a GPU if no other size is chosen: smaller operations leave its links idle.
 const BUCKET_BYTES: usize = 16 << 20;
 
 /// A GPU as candle and as this workspace address it, with the stream on which candle computes.
@@ -95,7 +95,15 @@ impl Gpu {
         owner: Arc<dyn Any + Send + Sync>,
     ) -> Result<DeviceBuffer> {
         let refuse = |problem: &str| Err(candle_core::Error::Msg(problem.to_owned()).into());
-        let stream = storage.device().cuda_stream();
+        let other = storage.device();
+        if !matches!(&self.candle, Device::Cuda(own) if own.same_device(other)) {
+            let (own, other) = (self.device.spec().short(), other.location());
+            let problem = format!(
+                "a tensor of the replica on {own} is on candle's device {other:?}; move it by context.to_device"
+            );
+            return refuse(&problem);
+        }
+        let stream = other.cuda_stream();
         fn address<T>(slice: &CudaSlice<T>, stream: &candle_core::cuda_backend::cudarc::driver::CudaStream) -> u64 {
             // candle computes on this stream only, so the access has nothing to wait for.
             slice.device_ptr(stream).0
@@ -135,9 +143,7 @@ impl DeviceExchange<Candle> for Gpus {
         let members = plan.buckets().buckets().iter().flat_map(|bucket| bucket.members.iter().copied());
         let order: Vec<usize> = members.filter(|index| *index < tensors.len()).collect();
         let total = tensors.iter().map(|tensor| tensor.len() * tensor.dtype.size_bytes()).sum();
-        let chosen = context.group().bytes_per_pack(total);
-        let bucket_bytes = if chosen == Options::default().bytes_per_pack { BUCKET_BYTES } else { chosen };
-        let buckets = BucketPlan::new(tensors, &order, bucket_bytes);
+        let buckets = BucketPlan::new(tensors, &order, context.group().bytes_per_pack_or(total, BUCKET_BYTES));
         let fused = Arc::new(FusedDeviceAllReduce::new(&group, buckets, ReduceOp::Sum)?.compress(compression)?);
         let updater = Arc::new(GpuUpdater::new(gpu.device.clone(), gpu.stream.clone()));
         Ok(Some(Gpus { gpu, fused, updater }))
@@ -225,33 +231,38 @@ fn adopted(device: &CudaDevice, candle: &CandleCuda) -> Result<Arc<CudaStream>> 
 }
 
 /// Returns a contiguous tensor's elements, reduced over the replicas in the memory of their GPUs; `None` if a replica
-/// is not on a GPU, or there are no elements. Every replica calls this.
+/// is not on a GPU. Every replica calls this.
 pub(crate) fn reduced(
     context: &ReplicaContext,
-    op: ReduceOp,
+    (op, exchange): (ReduceOp, Exchange),
     storage: &CudaStorage,
     layout: &Layout,
 ) -> Result<Option<CudaStorage>> {
-    in_graph(context, storage, layout, 1, |group, [_, all], dtype, stream| group.all_reduce(all, dtype, op, stream))
+    in_graph(context, exchange, storage, layout, 1, |group, [_, all], dtype, stream| {
+        group.all_reduce_tagged(all, dtype, op, exchange.tag, stream)
+    })
 }
 
 /// Returns the elements of every replica's contiguous tensor, all of one size, in the order of replicas; `None` as for
 /// [`reduced`]. Every replica calls this.
 pub(crate) fn gathered(
     context: &ReplicaContext,
+    exchange: Exchange,
     storage: &CudaStorage,
     layout: &Layout,
 ) -> Result<Option<CudaStorage>> {
     let replicas = context.num_replicas_in_sync();
-    in_graph(context, storage, layout, replicas, |group, [own, all], dtype, stream| {
-        group.all_gather(own, all, dtype, stream)
+    in_graph(context, exchange, storage, layout, replicas, |group, [own, all], dtype, stream| {
+        group.all_gather_tagged(own, all, dtype, exchange.tag, stream)
     })
 }
 
 /// Copies a tensor's elements into memory for `parts` times as many, at the replica's place if there are several, and
-/// runs `collective` on that place and on the whole.
+/// runs `collective` on that place and on the whole. Replicas without elements run it too: others may have some, which
+/// is an error on all of them.
 fn in_graph(
     context: &ReplicaContext,
+    exchange: Exchange,
     storage: &CudaStorage,
     layout: &Layout,
     parts: usize,
@@ -260,19 +271,19 @@ fn in_graph(
     let Some(group) = context.graph_device_group()? else { return Ok(None) };
     let Some(gpu) = Gpu::of(context.strategy(), context.local_replica_id())? else { return Ok(None) };
     let count = layout.shape().elem_count();
-    if count == 0 {
-        return Ok(None);
-    }
     let Some(range) = layout.contiguous_offsets() else {
         return Err(candle_core::Error::Msg("a tensor is not contiguous".to_owned()).into());
     };
-    let result = storage.device().zeros_impl(&Shape::from(parts * count), storage.dtype())?;
+    let result = zeros(storage.device(), parts * count, storage.dtype())?;
     let (given, all) =
         (gpu.lend_range(storage, range, Arc::new(()))?, gpu.lend_range(&result, (0, parts * count), Arc::new(()))?);
     let start = if parts > 1 { context.replica_id() * given.len_bytes() } else { 0 };
     let own = all.slice(start..start + given.len_bytes()).map_err(distribute_strategy::Error::from)?;
-    gpu.stream.copy(&given, &own).map_err(distribute_strategy::Error::from)?;
-    collective(&group, [&own, &all], dtype_of(storage.dtype())?, &*gpu.stream)?;
+    if count > 0 {
+        gpu.stream.copy(&given, &own).map_err(distribute_strategy::Error::from)?;
+    }
+    let called = collective(&group, [&own, &all], dtype_of(storage.dtype())?, &*gpu.stream);
+    called.map_err(|error| exchange.failed(error))?;
     Ok(Some(result))
 }
 

@@ -7,13 +7,19 @@ pub(crate) use distribute_optim::backend::NoDevices as Gpus;
 use distribute_strategy::ReplicaContext;
 
 use crate::Result;
+use crate::exchange::Exchange;
 
 /// Returns `None`: there are no GPUs whose memory could be reduced.
-pub(crate) fn reduced(_: &ReplicaContext, _: ReduceOp, _: &CudaStorage, _: &Layout) -> Result<Option<CudaStorage>> {
+pub(crate) fn reduced(
+    _: &ReplicaContext,
+    _: (ReduceOp, Exchange),
+    _: &CudaStorage,
+    _: &Layout,
+) -> Result<Option<CudaStorage>> {
     Ok(None)
 }
 
 /// Returns `None`: there are no GPUs whose memory could be gathered.
-pub(crate) fn gathered(_: &ReplicaContext, _: &CudaStorage, _: &Layout) -> Result<Option<CudaStorage>> {
+pub(crate) fn gathered(_: &ReplicaContext, _: Exchange, _: &CudaStorage, _: &Layout) -> Result<Option<CudaStorage>> {
     Ok(None)
 }

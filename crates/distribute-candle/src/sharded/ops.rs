@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use candle_core::backend::{BackendDevice, BackendStorage};
+use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CudaStorage, CustomOp1, InplaceOp1, Layout, Result, Shape, Tensor};
 use parking_lot::Mutex;
 
 use super::blocks::Gathered;
 use super::recompute::Recomputed;
-use crate::gpu::copied;
+use crate::gpu::{copied, uploaded};
 
 /// Returns the storage of a parameter that is not in memory. It has a type that no operation of candle computes with,
 /// so that reading the parameter is an error in all of them, whatever its shape is.
@@ -56,7 +56,7 @@ impl InplaceOp1 for Swap {
             CpuStorage::F8E8M0(_) | CpuStorage::F4(_) => CpuStorage::I16(Vec::new()),
             new => new,
         };
-        *storage = storage.device().storage_from_cpu_storage_owned(new)?;
+        *storage = uploaded(storage.device(), new)?;
         Ok(())
     }
 }

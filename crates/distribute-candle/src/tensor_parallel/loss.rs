@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use candle_core::backend::{BackendDevice, BackendStorage};
+use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CudaStorage, CustomOp1, D, Layout, Result, Shape, Tensor};
 use distribute_collectives::{ProcessGroup, ReduceOp};
 use distribute_strategy::get_replica_context;
@@ -10,6 +10,7 @@ use distribute_strategy::get_replica_context;
 use super::{sum_over_tensor_group, within_part};
 use crate::all_reduce::reduced;
 use crate::context::{check_classes, cross_entropy_per_example};
+use crate::gpu::uploaded;
 use crate::losses::at_least_32_bits;
 
 /// Computes the cross-entropy of each example's logits and target, in f32 or f64, from each rank's part of the logits.
@@ -99,6 +100,6 @@ impl CustomOp1 for Greatest {
     /// Copies through the host.
     fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
         let (greatest, shape) = self.cpu_fwd(&storage.to_cpu_storage()?, layout)?;
-        Ok((storage.device().storage_from_cpu_storage_owned(greatest)?, shape))
+        Ok((uploaded(storage.device(), greatest)?, shape))
     }
 }

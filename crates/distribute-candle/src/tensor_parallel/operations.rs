@@ -7,13 +7,13 @@
 
 use std::sync::Arc;
 
-use candle_core::backend::{BackendDevice, BackendStorage};
+use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CudaStorage, CustomOp1, Layout, Result, Shape, Tensor};
 use distribute_collectives::{ProcessGroup, ReduceOp};
 use distribute_optim::backend::Pieces;
 
 use crate::all_reduce::reduced;
-use crate::gpu::copied;
+use crate::gpu::{copied, uploaded};
 
 /// Returns a copy of `x`, which is equal on all ranks of the group, for operations in which each rank computes a part.
 /// Backward sums the ranks' gradients, each of which comes from one rank's part.
@@ -210,7 +210,7 @@ fn on_host(
     forward: impl Fn(&CpuStorage, &Layout) -> Result<(CpuStorage, Shape)>,
 ) -> Result<(CudaStorage, Shape)> {
     let (result, shape) = forward(&storage.to_cpu_storage()?, layout)?;
-    Ok((storage.device().storage_from_cpu_storage_owned(result)?, shape))
+    Ok((uploaded(storage.device(), result)?, shape))
 }
 
 impl CustomOp1 for Copy {

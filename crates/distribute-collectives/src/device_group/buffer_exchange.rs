@@ -14,6 +14,8 @@ pub(super) struct BufferExchange {
     /// Slots in rank order. One rank can be one call ahead of another, so calls alternate between two sets of slots.
     slots: [Mutex<Vec<Slot>>; 2],
     members: Mutex<Vec<Option<Member>>>,
+    /// The first rank's handle on the group of the first ranks of all processes, if there are several processes.
+    leader: Mutex<Option<Arc<ProcessGroup>>>,
     users: Mutex<Users>,
     /// Notified when `users.enqueuing` becomes 0.
     idle: Condvar,
@@ -57,6 +59,7 @@ impl BufferExchange {
         group.shared_state(|| BufferExchange {
             slots: [0, 1].map(|_| Mutex::new((0..ranks).map(|_| Slot::default()).collect())),
             members: Mutex::new((0..ranks).map(|_| None).collect()),
+            leader: Mutex::default(),
             users: Mutex::default(),
             idle: Condvar::new(),
         })
@@ -65,6 +68,16 @@ impl BufferExchange {
     pub(super) fn introduce(&self, rank: usize, device: &Arc<dyn Device>, stream: &Arc<CudaStream>) {
         let member = Member { device: Arc::clone(device), stream: Arc::clone(stream) };
         lock(&self.members)[rank] = Some(member);
+    }
+
+    /// Lets every rank of the process abort the group of the first ranks.
+    pub(super) fn introduce_leader(&self, leader: &Arc<ProcessGroup>) {
+        *lock(&self.leader) = Some(Arc::clone(leader));
+    }
+
+    /// Returns the first rank's handle on the group of the first ranks, after a barrier.
+    pub(super) fn leader(&self) -> Option<Arc<ProcessGroup>> {
+        lock(&self.leader).clone()
     }
 
     /// Returns the devices of the ranks that have registered; after a barrier, of all ranks.

@@ -57,9 +57,11 @@ impl KernelBackend {
         let several = world.world_size() > here.world_size();
         let leads = here.rank() == Rank(0);
         let leaders = if several { world.split(leads.then_some(0), 0)? } else { None };
-        let leaders = leaders.map(|leaders| HostBackend::new(&Arc::new(leaders), device)).transpose()?;
+        let leaders = leaders.map(Arc::new);
         let stream = Arc::new(own_stream(world, &**device)?);
         let exchange = BufferExchange::of(&here);
+        leaders.iter().for_each(|leaders| exchange.introduce_leader(leaders));
+        let leaders = leaders.map(|leaders| HostBackend::new(&leaders, device)).transpose()?;
         exchange.introduce(here.rank().index(), device, &stream);
         here.barrier()?;
         let devices = exchange.devices();
@@ -301,7 +303,8 @@ impl KernelBackend {
 impl Backend for KernelBackend {
     fn abort(&self, reason: &str) {
         self.here.abort(reason, FailureKind::Permanent);
-        self.leaders.iter().for_each(|leaders| leaders.abort(reason));
+        // Also if this rank does not lead: its process's leader may be waiting for those of other processes.
+        self.exchange.leader().iter().for_each(|leader| leader.abort(reason, FailureKind::Permanent));
     }
 
     fn offer(&self, work: &Work<'_>) -> Result<()> {
@@ -328,8 +331,10 @@ impl Backend for KernelBackend {
     /// The other ranks of the process may have work on this rank's memory, too.
     fn withdraw(&self) {
         let timeout = self.world.options().timeout;
+        let streams = self.exchange.close(timeout);
+        // Waiting for the other ranks may have taken as long as it may.
         let deadline = Instant::now() + timeout;
-        for stream in self.exchange.close(timeout) {
+        for stream in streams {
             // A failure of the stream ends the wait, too.
             let _ = stream.synchronize(deadline);
         }

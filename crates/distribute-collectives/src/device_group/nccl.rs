@@ -66,8 +66,17 @@ struct Pending {
 #[derive(Default)]
 struct LocalRanks {
     devices: Mutex<Vec<Arc<dyn Device>>>,
-    /// The number of collectives that each rank has enqueued, in a group within one process; empty in others.
-    enqueued: Mutex<Vec<u64>>,
+    enqueued: Mutex<Enqueued>,
+}
+
+/// The collectives that the ranks of a group within one process have enqueued.
+#[derive(Default)]
+struct Enqueued {
+    /// The number of those of each rank; empty in a group of several processes.
+    counts: Vec<u64>,
+    /// The number of those that finish, once a rank has begun to end the group: it is the same for all ranks, so none
+    /// waits for a collective that another one aborts.
+    last: Option<u64>,
 }
 
 struct Communicator(Comm);
@@ -125,7 +134,7 @@ impl LocalRanks {
         // Between GPUs that cannot access each other's memory NCCL copies.
         devices.iter().for_each(|other| drop(device.enable_peer_access(&**other)));
         if group.local_world_size() == group.world_size() {
-            lock(&self.enqueued).resize(group.world_size(), 0);
+            lock(&self.enqueued).counts.resize(group.world_size(), 0);
         }
         Ok(())
     }
@@ -133,14 +142,17 @@ impl LocalRanks {
     /// Counts a collective of a rank, and returns its number.
     fn count(&self, rank: Rank) -> u64 {
         let mut enqueued = lock(&self.enqueued);
-        let Some(count) = enqueued.get_mut(rank.index()) else { return 0 };
+        let Some(count) = enqueued.counts.get_mut(rank.index()) else { return 0 };
         *count += 1;
         *count - 1
     }
 
-    /// Returns the number of collectives that all ranks have enqueued, in a group within one process.
+    /// Begins to end the group, unless a rank has done so. Returns the number of collectives that all ranks had
+    /// enqueued when the first one did, in a group within one process.
     fn enqueued_by_all(&self) -> u64 {
-        lock(&self.enqueued).iter().copied().min().unwrap_or(0)
+        let mut enqueued = lock(&self.enqueued);
+        let by_all = enqueued.counts.iter().copied().min().unwrap_or(0);
+        *enqueued.last.get_or_insert(by_all)
     }
 }
 
@@ -430,4 +442,21 @@ fn reduction(group: &ProcessGroup, op: Option<ReduceOp>, dtype: DType) -> Result
             return Err(failed(group, &format!("reducing by {other}"), &problem));
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_ranks_let_the_same_collectives_finish() {
+        let local = LocalRanks::default();
+        lock(&local.enqueued).counts.resize(2, 0);
+        assert_eq!([0, 1].map(|rank| local.count(Rank(rank))), [0, 0]);
+        // Rank 0 has enqueued its second collective and aborts the group; rank 1 is about to enqueue its own.
+        assert_eq!(local.count(Rank(0)), 1);
+        assert_eq!(local.enqueued_by_all(), 1);
+        assert_eq!(local.count(Rank(1)), 1);
+        assert_eq!(local.enqueued_by_all(), 1, "rank 1 would wait for a collective that rank 0 has aborted");
+    }
 }

@@ -230,3 +230,44 @@ fn buckets_of_other_tensors_are_a_mismatch() {
         assert!(outcome.iter().all(|outcome| matches!(outcome, Err(Error::Mismatch { .. }))), "{outcome:?}");
     }
 }
+
+#[test]
+fn calls_with_different_tags_are_a_mismatch() {
+    let alike = on_ranks(2, |group, stream| {
+        let [part, whole] = [put(group, stream, &[1.0]), put(group, stream, &[0.0; 2])];
+        group.all_reduce_tagged(&part, DType::F32, ReduceOp::Sum, 7, stream)?;
+        group.all_gather_tagged(&part, &whole, DType::F32, 8, stream)?;
+        assert_eq!(get(group, stream, &whole), [2.0; 2]);
+        Ok(())
+    });
+    assert!(alike.iter().all(Result::is_ok), "{alike:?}");
+    for gathers in [false, true] {
+        let outcome = on_ranks(2, |group, stream| {
+            let ([part, whole], tag) = ([1, 2].map(|len| put(group, stream, &vec![1.0; len])), group.rank().0);
+            match gathers {
+                true => group.all_gather_tagged(&part, &whole, DType::F32, tag, stream),
+                false => group.all_reduce_tagged(&part, DType::F32, ReduceOp::Sum, tag, stream),
+            }
+        });
+        assert!(outcome.iter().all(|outcome| matches!(outcome, Err(Error::Mismatch { .. }))), "{outcome:?}");
+    }
+}
+
+#[test]
+fn memory_and_streams_of_another_device_are_an_error_that_names_both() {
+    let outcome = on_ranks(1, |group, stream| {
+        let devices = Devices::with_cpus(2).unwrap();
+        let other = devices.open(&"CPU:1".parse().unwrap()).unwrap();
+        let (own, foreign) = (put(group, stream, &[1.0]), other.allocate(4).unwrap());
+        let told = |outcome: Result<()>, what: &str| {
+            let error = outcome.unwrap_err().to_string();
+            let names = [what, "CPU:1", "CPU:0", "give buffers and a stream of the group's device"];
+            assert!(names.iter().all(|name| error.contains(name)), "{error}");
+        };
+        told(group.all_reduce(&foreign, DType::F32, ReduceOp::Sum, stream), "this buffer");
+        told(group.all_gather(&own, &foreign, DType::F32, stream), "this buffer");
+        told(group.all_reduce(&own, DType::F32, ReduceOp::Sum, &*other.create_stream().unwrap()), "this stream");
+        group.all_reduce(&own, DType::F32, ReduceOp::Sum, stream)
+    });
+    assert!(outcome.iter().all(Result::is_ok), "{outcome:?}");
+}

@@ -227,8 +227,8 @@ impl Agreed {
             ("link figures", link.as_ref().map_or(own.clone(), ToString::to_string)),
             ("cross-device operations", cross_device_ops.as_ref().map_or(own.clone(), |ops| ops.name().to_owned())),
             ("packs of the cross-device operations", packs.unwrap_or(own.clone())),
-            ("device implementation of the cross-device operations", implementation.unwrap_or(own)),
-            ("bytes per pack", bytes_per_pack.to_string()),
+            ("device implementation of the cross-device operations", implementation.unwrap_or(own.clone())),
+            ("bytes per pack", bytes_per_pack.map_or(own, |bytes| bytes.to_string())),
             ("device implementation", format!("{device_implementation:?}")),
         ];
         Agreed(fields.map(|(name, value)| (name.to_owned(), value)).to_vec())
@@ -387,7 +387,7 @@ mod tests {
                 2,
                 Options { cross_device_ops: Some(ReductionToOneDevice::new().into()), ..mine.clone() },
             ),
-            ("bytes per pack", 2, Options { bytes_per_pack: 17, ..mine.clone() }),
+            ("bytes per pack", 2, Options { bytes_per_pack: Some(17), ..mine.clone() }),
             (
                 "device implementation",
                 2,

@@ -98,3 +98,14 @@ fn a_split_that_fails_names_the_rank_that_could_not_connect() {
     assert!(errors[1].starts_with("rank 1: cannot connect to 192.0.2.1"), "{errors:?}");
     assert!(errors[0].starts_with("rank 0: "), "{errors:?}");
 }
+
+#[test]
+fn a_chosen_number_of_bytes_per_pack_is_told_from_the_default() {
+    let packs = |options: &Options| {
+        let groups = ProcessGroup::local_with(1, options).unwrap();
+        [groups[0].bytes_per_pack(10), groups[0].bytes_per_pack_or(10, 16 << 20)]
+    };
+    assert_eq!(packs(&Options::default()), [1 << 20, 16 << 20]);
+    assert_eq!(packs(&Options::default().bytes_per_pack(1 << 20)), [1 << 20; 2]);
+    assert_eq!(packs(&Options::default().bytes_per_pack(0)), [usize::MAX; 2]);
+}

@@ -1,6 +1,7 @@
 //! Failures amid collectives of simulated GPUs: errors for all ranks, and nothing left behind for later steps.
 
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use distribute_collectives::{DType, DeviceGroup, DeviceImplementation, Options, ProcessGroup, ReduceOp};
@@ -9,7 +10,7 @@ use distribute_device::{Device, DeviceBuffer, DeviceKind, Devices, HostBuffer, S
 use distribute_optim::{Clip, HostError, LossScale, Optimizer, Sgd};
 use distribute_strategy::{MirroredStrategy, Strategy};
 
-use crate::gpu_library::{GpuLoss, GpuModel, OnGpu};
+use crate::gpu_library::{FAILING_REPLACEMENTS, GpuLoss, GpuModel, OnGpu};
 use crate::lent::Lent;
 
 /// Lets a GPU wait for longer than the host needs to find out about a failure.
@@ -143,8 +144,8 @@ fn a_group_by_nccl_opens_the_memory_of_its_gpus_to_each_other() {
     if !with_nccl("failures::a_group_by_nccl_opens_the_memory_of_its_gpus_to_each_other", &[]) {
         return;
     }
-    let own = std::sync::Mutex::new(Vec::new());
-    let barrier = std::sync::Barrier::new(2);
+    let own = Mutex::new(Vec::new());
+    let barrier = Barrier::new(2);
     let sums = on_two_gpus(DeviceImplementation::Nccl, |rank| {
         assert!(rank.group.chosen().contains("NCCL"), "{}", rank.group.chosen());
         let (lent, pooled) = (Lent::new(&rank.device, 64), rank.device.allocate(64).unwrap());
@@ -228,6 +229,112 @@ fn a_replica_that_fails_after_its_step_does_not_spoil_those_of_others() {
     assert!((0..2).all(|local| model.values(local) == [[-1.0; 4]]));
     step(&strategy, &model, &optimizer).unwrap();
     assert!((0..2).all(|local| model.values(local) == [[-1.75; 4]]));
+}
+
+#[test]
+fn collectives_with_different_tags_are_an_error_on_all_gpus() {
+    if !with_nccl("failures::collectives_with_different_tags_are_an_error_on_all_gpus", &[]) {
+        return;
+    }
+    for asked in [DeviceImplementation::Kernels, DeviceImplementation::Nccl] {
+        let outcomes = on_two_gpus(asked, |rank| {
+            let values = rank.device.allocate(64).unwrap();
+            rank.write(&[1.0; 16], &values);
+            // Two layers of equal size, which the ranks reach in different orders.
+            let layers = if rank.index == 0 { [1, 2] } else { [2, 1] };
+            let reduce = |tag| rank.group.all_reduce_tagged(&values, DType::F32, ReduceOp::Sum, tag, &rank.stream);
+            let outcome = layers.into_iter().try_for_each(reduce).map_err(|error| error.to_string());
+            (outcome, rank.read(&values))
+        });
+        for (outcome, values) in outcomes {
+            assert!(outcome.as_ref().is_err_and(|error| error.contains("all_reduce")), "{asked:?}: {outcome:?}");
+            assert_eq!(values, [1.0; 16], "values of different layers were added up");
+        }
+    }
+}
+
+#[test]
+fn memory_of_another_gpu_is_an_error_that_names_both() {
+    if !with_nccl("failures::memory_of_another_gpu_is_an_error_that_names_both", &[]) {
+        return;
+    }
+    for asked in [DeviceImplementation::Kernels, DeviceImplementation::Nccl] {
+        let buffers: Mutex<Vec<(usize, DeviceBuffer)>> = Mutex::default();
+        let barrier = Barrier::new(2);
+        let outcomes = on_two_gpus(asked, |rank| {
+            buffers.lock().unwrap().push((rank.index, rank.device.allocate(64).unwrap()));
+            barrier.wait();
+            let all = buffers.lock().unwrap().clone();
+            let other = &all.iter().find(|(index, _)| *index != rank.index).unwrap().1;
+            let call = rank.group.all_reduce(other, DType::F32, ReduceOp::Sum, &rank.stream);
+            barrier.wait();
+            call.unwrap_err().to_string()
+        });
+        for error in outcomes {
+            assert!(error.contains("this buffer") && error.contains("GPU:0") && error.contains("GPU:1"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn groups_are_found_while_another_replica_aborts_its_own() {
+    if !with_nccl("failures::groups_are_found_while_another_replica_aborts_its_own", &[]) {
+        return;
+    }
+    let strategy = two_gpus();
+    let (release, held) = mpsc::channel::<()>();
+    let (release, held, enqueued) = (Mutex::new(release), Mutex::new(Some(held)), Barrier::new(2));
+    let took = Mutex::new(None);
+    let failed = strategy.run_with((), |context, ()| {
+        let group = context.device_group()?;
+        let (stream, values) = (group.device().create_stream()?, group.device().allocate(4)?);
+        if context.local_replica_id() == 1 {
+            let held = held.lock().unwrap().take().unwrap();
+            stream.launch_host(Box::new(move || {
+                let _ = held.recv_timeout(Duration::from_secs(5));
+                Ok(())
+            }))?;
+        }
+        group.all_reduce(&values, DType::F32, ReduceOp::Sum, &*stream)?;
+        enqueued.wait();
+        if context.local_replica_id() == 0 {
+            // The abort lets the reduction finish, which replica 1's GPU has not reached.
+            return Err(distribute_strategy::Error::Merge { replica: 0, problem: "as this test wants it".to_owned() });
+        }
+        let limit = deadline();
+        while context.group().failure().is_none() && Instant::now() < limit {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(Duration::from_millis(200));
+        let started = Instant::now();
+        let found = context.device_group();
+        *took.lock().unwrap() = Some(started.elapsed());
+        release.lock().unwrap().send(()).unwrap();
+        found.map(drop)
+    });
+    let told = failed.map(drop).unwrap_err().to_string();
+    assert!(told.contains("as this test wants it"), "{told}");
+    let took = took.into_inner().unwrap();
+    assert!(took.is_some_and(|took| took < Duration::from_secs(3)), "{took:?}");
+}
+
+#[test]
+fn streams_are_replaced_later_if_that_fails_after_a_failed_step() {
+    let settings = [("SIMULATED_NCCL_FAIL", "ncclAllReduce:4:3:100000")];
+    if !with_nccl("failures::streams_are_replaced_later_if_that_fails_after_a_failed_step", &settings) {
+        return;
+    }
+    let strategy = two_gpus();
+    let model = model(&strategy);
+    // The host waits for the norm.
+    let optimizer = Sgd::new(0.25).build(&model).unwrap().clip(Clip::GlobalNorm(100.0)).unwrap();
+    step(&strategy, &model, &optimizer).unwrap();
+    // Those of both replicas, after the failed step.
+    FAILING_REPLACEMENTS.store(2, Ordering::SeqCst);
+    step(&strategy, &model, &optimizer).unwrap_err();
+    assert_eq!(FAILING_REPLACEMENTS.load(Ordering::SeqCst), 0);
+    step(&strategy, &model, &optimizer).unwrap();
+    assert!((0..2).all(|local| model.values(local) == [[-1.0; 4]]));
 }
 
 #[test]

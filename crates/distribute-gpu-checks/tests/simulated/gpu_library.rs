@@ -4,6 +4,7 @@
 
 use std::any::Any;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use distribute_collectives::{BucketPlan, Compression, DeviceGroup, FusedDeviceAllReduce, FusedDeviceStep, ReduceOp};
@@ -16,6 +17,9 @@ use distribute_optim::backend::{
 use distribute_optim::{HostError, Trainable};
 use distribute_strategy::{ReplicaContext, Strategy};
 use distribute_values::TensorStorage;
+
+/// How many of the next replacements of streams fail.
+pub(super) static FAILING_REPLACEMENTS: AtomicU32 = AtomicU32::new(0);
 
 /// The marker type of the library.
 #[derive(Debug)]
@@ -244,6 +248,11 @@ impl DeviceExchange<OnGpu> for Buckets {
     }
 
     fn replace_streams(&mut self) -> Result<(), HostError> {
+        let fails = |left: u32| left.checked_sub(1);
+        if FAILING_REPLACEMENTS.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fails).is_ok() {
+            let problem = "streams are not replaced, as this test wants it".to_owned();
+            return Err(distribute_strategy::Error::Merge { replica: 0, problem }.into());
+        }
         self.fused.replace_stream()?;
         self.gpu = self.gpu.adopted();
         self.updater = Arc::new(GpuUpdater::new(self.gpu.device.clone(), self.gpu.stream.clone()));

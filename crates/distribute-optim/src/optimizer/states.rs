@@ -44,6 +44,8 @@ pub(super) struct ReplicaState<L: TensorLibrary> {
     pub(super) change: Change,
     /// Whether a step has begun that is neither committed nor undone.
     pub(super) undecided: bool,
+    /// Whether a collective may have failed in the streams of `on_device`, which later steps must not use.
+    has_failed_streams: bool,
     /// The strategy's changes at the last step: what was created for other processes is created again.
     pub(super) changes: u64,
     /// Created in the first step.
@@ -106,6 +108,7 @@ impl<L: TensorLibrary> Default for ReplicaState<L> {
             noted: Standing::default(),
             change: Change::Whole,
             undecided: false,
+            has_failed_streams: false,
             changes: 0,
             fused: None,
             on_device: None,
@@ -316,7 +319,8 @@ impl<L: TensorLibrary> Recoverable for States<L> {
             state.standing = state.noted.clone();
             state.forget_step();
             // Also after the last step was committed: what has failed later may have used the same streams.
-            (state.replace_streams(), state.in_progress.take())
+            state.has_failed_streams = true;
+            (state.leave_streams(), state.in_progress.take())
         };
         // It waits for operations, which end at once in a group that a failure has aborted.
         drop(in_progress);
@@ -338,26 +342,31 @@ impl<L: TensorLibrary> Recoverable for States<L> {
 }
 
 impl<L: TensorLibrary> ReplicaState<L> {
-    /// Reverts what an uncommitted step has left in the compressors' state. Returns whether there was one.
-    pub(super) fn forget_step(&mut self) -> bool {
-        let undecided = std::mem::take(&mut self.undecided);
-        if undecided {
-            if let Some(fused) = &self.fused {
-                fused.take_back();
-            }
-            if let Some(Some(devices)) = &self.on_device {
-                devices.take_back();
-            }
+    /// Reverts what an uncommitted step has left, if there was one.
+    pub(super) fn forget_step(&mut self) {
+        if std::mem::take(&mut self.undecided) {
+            self.has_failed_streams = true;
+            self.revert_compression();
         }
-        undecided
     }
 
-    /// Leaves the streams behind in which a collective may have failed.
-    pub(super) fn replace_streams(&mut self) -> Result<(), L::Error> {
-        match &mut self.on_device {
-            Some(Some(devices)) => devices.replace_streams(),
-            _ => Ok(()),
+    /// Reverts what the last step has left in the compressors' state.
+    pub(super) fn revert_compression(&self) {
+        if let Some(fused) = &self.fused {
+            fused.take_back();
         }
+        if let Some(Some(devices)) = &self.on_device {
+            devices.take_back();
+        }
+    }
+
+    /// Replaces the streams in which a collective may have failed. After an error, the next call tries again.
+    pub(super) fn leave_streams(&mut self) -> Result<(), L::Error> {
+        if let Some(Some(devices)) = self.on_device.as_mut().filter(|_| self.has_failed_streams) {
+            devices.replace_streams()?;
+        }
+        self.has_failed_streams = false;
+        Ok(())
     }
 }
 

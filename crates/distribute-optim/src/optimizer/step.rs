@@ -115,9 +115,8 @@ impl<L: TensorLibrary> Optimizer<L> {
         self.watch(context)?;
         let mut state = self.states.each[local].lock();
         // The caller may have ignored the failure of an earlier step.
-        if state.forget_step() {
-            state.replace_streams()?;
-        }
+        state.forget_step();
+        state.leave_streams()?;
         state.undecided = true;
         let standing = &state.standing;
         Ok((standing.counts.clone(), standing.accumulated.clone(), standing.scaling))
@@ -182,8 +181,7 @@ impl<L: TensorLibrary> Optimizer<L> {
             standing.gradient_norm = gradient_norm;
             if !finite {
                 // Nor does it leave anything for later steps to send.
-                state.undecided = true;
-                state.forget_step();
+                state.revert_compression();
             }
         }
         ending.now()?;

@@ -4,20 +4,26 @@ use std::ffi::{CStr, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use crate::ffi::{Address, Array, Out, Text, inject};
+use crate::ffi::{Address, Array, Out, Text, delay, inject};
 use crate::nvrtc::{NvrtcCode, Options, Output, Program, SUPPORTED, programs};
 use crate::registry::locked;
 
 type Result<T = ()> = std::result::Result<T, NvrtcCode>;
 
-/// Defines exported functions of the compiler; each body is a `Result`.
+/// Defines exported functions of the compiler, each body of which is a `Result`, and `NAMES`.
 macro_rules! compiler_exports {
-    ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {$(
-        #[unsafe(no_mangle)]
-        extern "C" fn $name($($argument: $type),*) -> NvrtcCode {
-            call(stringify!($name), move || $body)
-        }
-    )*};
+    ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
+        /// The functions of this module.
+        #[cfg(test)]
+        pub(super) const NAMES: &[&str] = &[$(stringify!($name)),*];
+
+        $(
+            #[unsafe(no_mangle)]
+            extern "C" fn $name($($argument: $type),*) -> NvrtcCode {
+                call(stringify!($name), move || $body)
+            }
+        )*
+    };
 }
 
 compiler_exports! {
@@ -114,11 +120,12 @@ compiler_exports! {
 
 #[unsafe(no_mangle)]
 extern "C" fn nvrtcGetErrorString(code: NvrtcCode) -> *const c_char {
-    NAMES.get(code.0 as usize).copied().unwrap_or(c"NVRTC_ERROR unknown").as_ptr()
+    TEXTS.get(code.0 as usize).copied().unwrap_or(c"NVRTC_ERROR unknown").as_ptr()
 }
 
 fn call(name: &'static str, body: impl FnOnce() -> Result) -> NvrtcCode {
     let called = catch_unwind(AssertUnwindSafe(|| {
+        delay(name);
         inject(name).map_err(|code| NvrtcCode(code.0))?;
         body()
     }));
@@ -141,7 +148,7 @@ fn fill(place: &Out<u8>, bytes: &[u8]) -> Result {
     place.set_all(bytes, bytes.len()).map_err(|_| NvrtcCode::INVALID_INPUT)
 }
 
-const NAMES: &[&CStr] = &[
+const TEXTS: &[&CStr] = &[
     c"NVRTC_SUCCESS",
     c"NVRTC_ERROR_OUT_OF_MEMORY",
     c"NVRTC_ERROR_PROGRAM_CREATION_FAILURE",

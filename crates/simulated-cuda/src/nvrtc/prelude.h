@@ -20,7 +20,7 @@ typedef uint3 dim3;
 static __thread uint3 threadIdx __attribute__((unused)), blockIdx __attribute__((unused));
 static __thread dim3 blockDim __attribute__((unused)), gridDim __attribute__((unused));
 
-/* Steps of a length without common divisor visit all blocks, in an order that differs from launch to launch. */
+/* Steps of a length without common divisor visit all blocks, in an order that the seed decides. */
 static inline unsigned long long simulated_step(unsigned long long blocks, unsigned long long seed) {
   unsigned long long step = blocks < 2 ? 1 : 1 + seed % (blocks - 1);
   for (;; step = step % blocks + 1) {
@@ -48,7 +48,8 @@ static inline unsigned long long simulated_step(unsigned long long blocks, unsig
 #define SIMULATED_PARAMETERS(Params) \
   const Params p, const uint3 threadIdx, const uint3 blockIdx, const dim3 blockDim, const dim3 gridDim
 
-/* What is defined for each kernel. A block's threads run one after another, and all of them in each phase. */
+/* What is defined for each kernel. A block's threads run one after another, and all of them in each phase: in ascending
+   or, if dims[6] is not 0, in descending order. */
 #define SIMULATED_KERNEL(name, Params, max_threads, phases, BEGIN_BLOCK, RUN_THREAD) \
   const unsigned long long name##_params = sizeof(Params); \
   const unsigned int name##_threads = (max_threads); \
@@ -58,6 +59,7 @@ static inline unsigned long long simulated_step(unsigned long long blocks, unsig
     const dim3 grid = {dims[0], dims[1], dims[2]}, size = {dims[3], dims[4], dims[5]}; \
     const unsigned long long blocks = (unsigned long long)grid.x * grid.y * grid.z; \
     const unsigned long long step = simulated_step(blocks, seed); \
+    const bool descends = dims[6] != 0; \
     unsigned long long at = seed % blocks; \
     gridDim = grid; \
     blockDim = size; \
@@ -69,7 +71,8 @@ static inline unsigned long long simulated_step(unsigned long long blocks, unsig
         for (unsigned int z = 0; z < size.z; z++) { \
           for (unsigned int y = 0; y < size.y; y++) { \
             for (unsigned int x = 0; x < size.x; x++) { \
-              const uint3 thread = {x, y, z}; \
+              const uint3 last = {size.x - 1 - x, size.y - 1 - y, size.z - 1 - z}; \
+              const uint3 thread = {descends ? last.x : x, descends ? last.y : y, descends ? last.z : z}; \
               threadIdx = thread; \
               RUN_THREAD; \
             } \

@@ -43,3 +43,12 @@ fn memory_freed_before_a_queued_copy_breaks_the_context() {
     assert_eq!(code(one.synchronize()), sys::CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
     assert_eq!(code(other.synchronize()), sys::CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
 }
+
+#[test]
+fn the_name_of_a_function_that_is_not_exported_is_refused() {
+    let test = "errors::the_name_of_a_function_that_is_not_exported_is_refused";
+    if !inside(test, &[("SIMULATED_CUDA_FAIL", "cuStreamCreat:1:999")]) {
+        return;
+    }
+    assert_eq!(code(CudaContext::new(0)), sys::CUresult::CUDA_ERROR_UNKNOWN);
+}

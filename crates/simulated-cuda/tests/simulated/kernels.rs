@@ -113,6 +113,44 @@ fn blocks_run_in_another_order() {
 }
 
 #[test]
+fn threads_of_a_block_run_in_the_other_order_in_every_second_launch() {
+    if !inside("kernels::threads_of_a_block_run_in_the_other_order_in_every_second_launch", &[]) {
+        return;
+    }
+    let source = r#"
+        typedef struct { unsigned int *next, *order; } OrderParams;
+        typedef struct { unsigned int threads; } Shared;
+        PHASED_KERNEL(order, OrderParams, Shared, 2, 64) {
+          const unsigned int thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+          if (phase == 0 && thread == 0) shared->threads = blockDim.x * blockDim.y * blockDim.z;
+          if (phase == 1 && thread < shared->threads) p->order[atomicAdd(p->next, 1u)] = thread;
+        }"#;
+    #[derive(Clone, Copy)]
+    #[repr(C)]
+    struct OrderParams {
+        next: u64,
+        order: u64,
+    }
+    // SAFETY: it is the kernel's parameter type and has no host pointers.
+    unsafe impl cudarc::driver::DeviceRepr for OrderParams {}
+
+    let context = CudaContext::new(0).unwrap();
+    let Some(order) = kernel(&context, source, "order") else { return };
+    let stream = context.new_stream().unwrap();
+    let config = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (2, 3, 2), shared_mem_bytes: 0 };
+    let orders = [(); 3].map(|()| {
+        let (next, seen) = (stream.alloc_zeros::<u32>(1).unwrap(), stream.alloc_zeros::<u32>(12).unwrap());
+        let params = OrderParams { next: next.device_ptr(&stream).0, order: seen.device_ptr(&stream).0 };
+        // SAFETY: the kernel takes these parameters, and writes one number for each of 12 threads.
+        unsafe { stream.launch_builder(&order).arg(&params).launch(config) }.unwrap();
+        stream.clone_dtoh(&seen).unwrap()
+    });
+    let ascending: Vec<u32> = (0..12).collect();
+    let descending: Vec<u32> = (0..12).rev().collect();
+    assert_eq!(orders, [ascending.clone(), descending, ascending]);
+}
+
+#[test]
 fn a_source_with_an_error_gives_the_compilers_log() {
     if !inside("kernels::a_source_with_an_error_gives_the_compilers_log", &[]) {
         return;

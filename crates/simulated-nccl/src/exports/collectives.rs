@@ -112,7 +112,7 @@ fn collective(kind: Kind, op: RedOp, root: c_int, arguments: &Arguments) -> Resu
         Kind::Gather => (1, if is_root { ranks } else { 0 }),
         Kind::Scatter => (if is_root { ranks } else { 0 }, 1),
     };
-    let (send, receive) = (arguments.source(sent)?, arguments.target(received)?);
+    let (send, receive) = (arguments.source(sent, comm.device)?, arguments.target(received, comm.device)?);
     if arguments.count == 0 {
         return DONE;
     }
@@ -129,7 +129,8 @@ fn message(sends: bool, peer: c_int, arguments: &Arguments) -> Result<Code, Fail
     let comm = registry::get(arguments.comm)?;
     let member = comm.ready()?.clone();
     let peer = rank(peer, member.place.ranks, "peer")?;
-    let (send, receive) = (arguments.source(usize::from(sends))?, arguments.target(usize::from(!sends))?);
+    let (sent, received) = (usize::from(sends), usize::from(!sends));
+    let (send, receive) = (arguments.source(sent, comm.device)?, arguments.target(received, comm.device)?);
     if arguments.count == 0 {
         return DONE;
     }
@@ -143,19 +144,25 @@ fn message(sends: bool, peer: c_int, arguments: &Arguments) -> Result<Code, Fail
 }
 
 impl Arguments {
-    fn source(&self, blocks: usize) -> Result<Source, Failure> {
+    fn source(&self, blocks: usize, device: c_int) -> Result<Source, Failure> {
         let bytes = self.bytes(blocks)?;
-        match bytes > 0 && self.send.is_null() {
-            true => Err(Failure::argument("sendbuff argument is NULL")),
-            false => Ok(Source { address: self.send.cast(), bytes }),
-        }
+        self.check("sendbuff", self.send, bytes, device)?;
+        Ok(Source { address: self.send.cast(), bytes })
     }
 
-    fn target(&self, blocks: usize) -> Result<Target, Failure> {
+    fn target(&self, blocks: usize, device: c_int) -> Result<Target, Failure> {
         let bytes = self.bytes(blocks)?;
-        match bytes > 0 && self.receive.is_null() {
-            true => Err(Failure::argument("recvbuff argument is NULL")),
-            false => Ok(Target { address: self.receive.cast(), bytes }),
+        self.check("recvbuff", self.receive, bytes, device)?;
+        Ok(Target { address: self.receive.cast(), bytes })
+    }
+
+    /// Checks the memory that a rank on a device passes, if any of it is used.
+    fn check(&self, name: &str, memory: *const c_void, bytes: usize, device: c_int) -> Result<(), Failure> {
+        match stream_driver(self.stream) {
+            _ if bytes == 0 => Ok(()),
+            _ if memory.is_null() => Err(Failure::argument(format!("{name} argument is NULL"))),
+            Some(driver) => driver.check_memory(name, memory, device),
+            None => Ok(()),
         }
     }
 

@@ -185,7 +185,7 @@ exports! {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ncclCommGetAsyncError(comm: Comm, state: *mut Code) -> Code {
     let found = registry::get(comm).map(|comm| {
-        if let Some(code) = settings::injected("ncclCommGetAsyncError") {
+        if let Some(code) = settings::injected(ASYNC_ERROR) {
             comm.fail(Failure::new(code, "ncclCommGetAsyncError: a simulated failure"));
         }
         comm.state()
@@ -197,9 +197,12 @@ unsafe extern "C" fn ncclCommGetAsyncError(comm: Comm, state: *mut Code) -> Code
             failure.code()
         }
     };
-    trace("ncclCommGetAsyncError", code);
+    trace(ASYNC_ERROR, code);
     code
 }
+
+/// The function that is not defined like the others.
+pub(super) const ASYNC_ERROR: &str = "ncclCommGetAsyncError";
 
 fn init(
     slot: *mut Comm,

@@ -25,6 +25,8 @@ pub(crate) struct Cuda {
     end: unsafe extern "C" fn(Stream, *mut *mut c_void) -> c_int,
     instantiate: unsafe extern "C" fn(*mut *mut c_void, *mut c_void, u64) -> c_int,
     launch: unsafe extern "C" fn(*mut c_void, Stream) -> c_int,
+    allocate: unsafe extern "C" fn(*mut u64, usize) -> c_int,
+    pin: unsafe extern "C" fn(*mut *mut c_void, usize, u32) -> c_int,
 }
 
 impl Cuda {
@@ -45,6 +47,8 @@ impl Cuda {
             end: find(library, "cuStreamEndCapture"),
             instantiate: find(library, "cuGraphInstantiateWithFlags"),
             launch: find(library, "cuGraphLaunch"),
+            allocate: find(library, "cuMemAlloc_v2"),
+            pin: find(library, "cuMemHostAlloc"),
         }
     }
 
@@ -58,6 +62,25 @@ impl Cuda {
         // SAFETY: a stream is written.
         assert_eq!(unsafe { (self.create)(&mut stream, 0) }, 0);
         stream
+    }
+
+    /// Returns memory of the current device for a number, which is never freed.
+    pub(crate) fn memory(&self) -> *mut c_void {
+        let mut address = 0;
+        // SAFETY: an address is written.
+        assert_eq!(unsafe { (self.allocate)(&mut address, size_of::<i32>()) }, 0);
+        ptr::with_exposed_provenance_mut(address as usize)
+    }
+
+    /// Returns a number in pinned host memory, which is never freed: streams may write it while a test reads it.
+    pub(crate) fn value(&self, of: i32) -> *mut i32 {
+        let mut memory = ptr::null_mut();
+        // SAFETY: an address is written.
+        assert_eq!(unsafe { (self.pin)(&mut memory, size_of::<i32>(), 0) }, 0);
+        let value = memory.cast::<i32>();
+        // SAFETY: it was just allocated with this size, at the beginning of a page.
+        unsafe { value.write(of) };
+        value
     }
 
     pub(crate) fn query(&self, stream: Stream) -> c_int {

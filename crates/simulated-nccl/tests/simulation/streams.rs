@@ -33,7 +33,7 @@ fn operations_run_on_streams() {
         .start()
         .unwrap();
     let outcome = job.wait_all(LIMIT).unwrap().remove(0);
-    assert!(outcome.success() && outcome.stdout.contains("ok. 5 passed"), "{outcome:?}");
+    assert!(outcome.success() && outcome.stdout.contains("ok. 6 passed"), "{outcome:?}");
 }
 
 /// Returns the libraries of a child; `None` in a process that is not a child.
@@ -50,13 +50,8 @@ fn add_up(nccl: &Library, comm: Comm, value: *mut i32, stream: Stream) {
     let _ = done.unwrap();
 }
 
-/// Returns a value that streams may write while a test reads it.
-fn value(of: i32) -> *mut i32 {
-    Box::into_raw(Box::new(of))
-}
-
 fn read(value: *mut i32) -> i32 {
-    // SAFETY: it was created by `value` and is never freed.
+    // SAFETY: it was created by `Cuda::value` and is never freed.
     unsafe { value.read_volatile() }
 }
 
@@ -85,7 +80,7 @@ mod inside {
     fn operations_wait_for_what_is_before_them() {
         two_ranks(|cuda, nccl, comm, stream, rank| {
             let held = cuda.hold(stream);
-            let sum = value(rank as i32 + 1);
+            let sum = cuda.value(rank as i32 + 1);
             add_up(nccl, comm, sum, stream);
             add_up(nccl, comm, sum, stream);
             thread::sleep(Duration::from_millis(20));
@@ -106,7 +101,7 @@ mod inside {
             if rank == 1 {
                 return abort(nccl, comm);
             }
-            let sum = value(1);
+            let sum = cuda.value(1);
             // A rank that is gone refuses at once.
             if state(nccl, comm) == Code::SUCCESS {
                 let memory = sum.cast::<c_void>();
@@ -126,7 +121,7 @@ mod inside {
     fn operations_hang_until_their_communicator_is_aborted() {
         two_ranks(|cuda, nccl, comm, stream, rank| {
             if rank == 0 {
-                let sum = value(1);
+                let sum = cuda.value(1);
                 add_up(nccl, comm, sum, stream);
                 thread::sleep(Duration::from_millis(100));
                 assert_eq!(cuda.query(stream), NOT_READY);
@@ -144,7 +139,7 @@ mod inside {
     #[ignore = "a process that other tests start"]
     fn graphs_replay_operations() {
         two_ranks(|cuda, nccl, comm, stream, _| {
-            let sum = value(1);
+            let sum = cuda.value(1);
             let graph = cuda.capture(stream, || add_up(nccl, comm, sum, stream));
             assert_eq!(read(sum), 1);
             for _ in 0..3 {
@@ -153,6 +148,41 @@ mod inside {
             }
             cuda.wait(stream);
             assert_eq!(read(sum), 64);
+            destroy(nccl, comm);
+        });
+    }
+
+    #[test]
+    #[ignore = "a process that other tests start"]
+    fn memory_that_is_not_the_communicators_devices_is_refused() {
+        let Some((cuda, _)) = both() else { return };
+        let addresses = [0, 1].map(|device| {
+            cuda.stream(device);
+            cuda.memory().expose_provenance()
+        });
+        two_ranks(move |_, nccl, comm, stream, rank| {
+            let mut plain = 1_i32;
+            let own: *mut c_void = ptr::with_exposed_provenance_mut(addresses[rank]);
+            let other = ptr::with_exposed_provenance_mut(addresses[1 - rank]);
+            let reduce = |from: *mut c_void, to: *mut c_void| {
+                // SAFETY: memory of one element each, or refused.
+                unsafe { nccl.all_reduce(from, to, 1, DataType::INT32, RedOp::SUM, comm, stream) }
+            };
+            let mismatch =
+                |name: &str| format!("{name} allocated on device {} mismatches with NCCL device {rank}", 1 - rank);
+            let invalid = |name: &str| format!("{name} is not a valid pointer");
+            let plain: *mut c_void = (&raw mut plain).cast();
+            let refused = [
+                (reduce(other, own), mismatch("sendbuff")),
+                (reduce(own, other), mismatch("recvbuff")),
+                (reduce(plain, own), invalid("sendbuff")),
+                (reduce(own, plain), invalid("recvbuff")),
+            ];
+            for (call, problem) in refused {
+                let error = call.unwrap_err().to_string();
+                assert!(error.contains(&problem), "{error}");
+            }
+            let _ = reduce(own, own).unwrap();
             destroy(nccl, comm);
         });
     }
