@@ -102,9 +102,9 @@ impl<M> Model<M> {
         path: impl AsRef<Path>,
         name_in_file: impl Fn(&str) -> Option<String>,
     ) -> Result<Loaded> {
-        if let (Some(variable), true) = (self.variables().iter().find(|v| has_16_bits(v)), self.has_optimizer()) {
-            return Err(Error::LoadedLate { name: variable.name().to_owned() });
-        }
+        let late = self.variables().iter().find(|variable| has_16_bits(variable) && self.has_optimizer());
+        let late = late.map_or(Ok(()), |variable| Err(Error::LoadedLate { name: variable.name().to_owned() }));
+        from_chief(strategy, late)?;
         let (outcome, values) = match strategy.is_chief().then(|| self.load_here(path.as_ref(), name_in_file)) {
             Some(Ok((report, values))) => (Ok(report), values),
             Some(Err(error)) => (Err(error), HashMap::new()),
@@ -137,21 +137,26 @@ impl<M> Model<M> {
     /// variable is in memory at a time.
     ///
     /// # Errors
-    /// [`Error::Pretrained`] if the file cannot be written, with the chief's reason on other workers, as
-    /// [`Error::Train`]; [`Error::Optim`] with [`Apart`](distribute_optim::Error::Apart) if replicas have made steps of
-    /// their own since their variables were equal, or [`Torn`](distribute_optim::Error::Torn) if a failed step has left
-    /// no whole variables; [`Error::Collective`] if a worker is missing or fails.
+    /// [`Error::Pretrained`] if the file cannot be written; [`Error::Optim`] with
+    /// [`Apart`](distribute_optim::Error::Apart) if replicas have made steps of their own since their variables were
+    /// equal, or [`Torn`](distribute_optim::Error::Torn) if a failed step has left no whole variables. An error of one
+    /// worker is one of all: the others have its message, as [`Error::Train`] with
+    /// [`Chief`](distribute_train::Error::Chief) or [`OnWorker`](distribute_train::Error::OnWorker), and an earlier
+    /// file stays. [`Error::Collective`] if a worker is missing or fails.
     ///
     /// # Examples
     /// See [`load_safetensors`](Model::load_safetensors).
     pub fn save_safetensors(&self, strategy: &Strategy, path: impl AsRef<Path>) -> Result<()> {
-        // Those that find nothing wrong do not wait for a chief that does.
-        from_chief(strategy, self.parameters.check_equal().map_err(Error::from))?;
         let (path, mut tensors) = (path.as_ref(), Vec::new());
-        for variable in self.variables() {
-            let dtype = TensorStorage::dtype(&variable.components()[0])?;
-            tensors.push((variable.name(), dtype, variable.shape()));
-        }
+        let described = self.parameters.check_equal().map_err(Error::from).and_then(|()| {
+            for variable in self.variables() {
+                let dtype = TensorStorage::dtype(&variable.components()[0])?;
+                tensors.push((variable.name(), dtype, variable.shape()));
+            }
+            Ok(())
+        });
+        // Workers that find nothing wrong do not wait for one that does.
+        from_chief(strategy, described)?;
         let gather = |index: usize| -> Result<_> { whole(strategy, &self.variables()[index]) };
         write_safetensors::<Candle, _, Error>(strategy, path, &tensors, gather).map_err(|error| match error {
             Error::Train(distribute_train::Error::File { source, .. }) => {

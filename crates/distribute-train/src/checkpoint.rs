@@ -68,6 +68,7 @@ mod manifest;
 mod names;
 mod open;
 mod optimizer;
+mod origin;
 mod outflow;
 mod pieces;
 mod read;

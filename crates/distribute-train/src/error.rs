@@ -355,6 +355,15 @@ pub enum Error {
     #[cfg(feature = "checkpoint")]
     #[error("on the chief: {0}")]
     Chief(String),
+    /// The message of an error on a worker other than the chief.
+    #[cfg(feature = "checkpoint")]
+    #[error("on {worker}: {problem}")]
+    OnWorker {
+        /// The first worker that has an error, such as `worker:2`.
+        worker: String,
+        /// The message of its error.
+        problem: String,
+    },
     /// The message of a hang of the chief's disk.
     #[cfg(feature = "checkpoint")]
     #[error("on the chief: {0}")]

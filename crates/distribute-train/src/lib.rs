@@ -51,6 +51,8 @@ mod chief;
 pub mod elastic;
 mod environment;
 mod error;
+#[cfg(any(feature = "kubeflow", feature = "status"))]
+mod event_loop;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzz;

@@ -109,7 +109,8 @@ impl PreemptionHandler {
         if let Some(watcher) = &handler.config.watcher {
             let request = handler.strategy.request_flag(first);
             let leave = handler.strategy.request_flag(Request::Leave);
-            handler.watching = Some(Watching::start(watcher, handler.config.watch_every, request, leave)?);
+            let (every, is_elastic) = (handler.config.watch_every, handler.strategy.elastic().is_some());
+            handler.watching = Some(Watching::start(watcher, every, request, leave, is_elastic)?);
         }
         Ok(handler)
     }
@@ -157,7 +158,7 @@ impl PreemptionHandler {
             return Ok(());
         }
         if is_elastic {
-            self.strategy.leave_job().map_err(Error::from)?;
+            self.departures.leave(&self.strategy)?;
         }
         Err(self.ended(step).into())
     }

@@ -122,9 +122,9 @@ impl Setting<'_> {
                 arguments.extend(self.texts.iter().cloned());
             }
         }
-        let Some(printed) = TORCH.run("xtask/peers/torch_accuracy.py", 1, &arguments, LIMIT)? else { return Ok(None) };
-        let line: Line = serde_json::from_str(&printed).map_err(text)?;
-        Ok(Some(line.result))
+        let read = |printed: &str| -> Result<Line, String> { serde_json::from_str(printed).map_err(text) };
+        let line = TORCH.run("xtask/peers/torch_accuracy.py", 1, &arguments, LIMIT, read)?;
+        Ok(line.map(|line| line.result))
     }
 }
 

@@ -255,10 +255,11 @@ impl Peer {
 
     fn run(&self, folder: &Path) -> Result<Vec<Line>, String> {
         let mut command = Command::new(&self.python);
-        command.arg(self.script).arg(folder).stdin(Stdio::null()).stdout(Stdio::piped());
+        command.arg(self.script).arg(folder).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let children = Children(vec![command.spawn().map_err(text)?]);
-        let printed = printed(children, LIMIT).map_err(|problem| format!("{}: {problem}", self.name))?;
-        let lines: Vec<Line> = printed.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-        if lines.is_empty() { Err(format!("{} printed nothing", self.name)) } else { Ok(lines) }
+        printed(self.name, children, LIMIT, |printed| {
+            let lines: Vec<Line> = printed.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+            if lines.is_empty() { Err("it printed nothing".to_owned()) } else { Ok(lines) }
+        })
     }
 }

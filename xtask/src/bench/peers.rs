@@ -9,7 +9,7 @@ use distribute_testkit::Ports;
 use serde::Deserialize;
 
 use super::collective::{Flags, Operation, correct, measure_processes, parse_size};
-use super::processes::{Children, STARTED, now};
+use super::processes::{Children, STARTED, Tail, now};
 use super::spread::spread;
 use crate::error::text;
 
@@ -108,17 +108,18 @@ impl Python {
         format!("python3 -m venv target/peers/{folder} && target/peers/{folder}/bin/pip install {packages}")
     }
 
-    /// Returns the output of rank 0 of a script; `None` where the module is not installed.
+    /// Returns what `read` makes of the output of rank 0 of a script; `None` where the module is not installed.
     ///
     /// # Errors
-    /// A message, if the processes cannot be started, or do not end within `limit`.
-    pub(super) fn run(
+    /// A message, if the processes cannot be started, and the errors of [`printed`].
+    pub(super) fn run<T>(
         self,
         script: &str,
         ranks: usize,
         arguments: &[String],
         limit: Duration,
-    ) -> Result<Option<String>, String> {
+        read: impl FnOnce(&str) -> Result<T, String>,
+    ) -> Result<Option<T>, String> {
         if !self.is_installed() {
             return Ok(None);
         }
@@ -135,27 +136,67 @@ impl Python {
             command.env(STARTED, now().to_string());
             command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", master.to_string());
             command.env("GLOO_SOCKET_IFNAME", "lo");
-            command.stdout(if rank == 0 { Stdio::piped() } else { Stdio::null() }).spawn().map_err(text)
+            command.stdout(if rank == 0 { Stdio::piped() } else { Stdio::null() });
+            command.stderr(Stdio::piped()).spawn().map_err(text)
         };
         let mut children = Children(Vec::new());
         for rank in 0..ranks {
             children.0.push(start(rank)?);
         }
-        printed(children, limit).map(Some).map_err(|problem| format!("{script}: {problem}"))
+        printed(script, children, limit, read).map(Some)
     }
 }
 
-/// Returns what the first of some processes prints, after all have ended.
+/// Returns what `read` makes of the output of the first of some processes, after all have ended. If one has failed
+/// after the output was complete, such as in its last clean-up, a line says so.
 ///
 /// # Errors
-/// A message, if they do not end within `limit`.
-pub(super) fn printed(mut children: Children, limit: Duration) -> Result<String, String> {
+/// A message that names the program, if they do not end within `limit`, or if `read` cannot use what was printed; it
+/// has the end of each process that has failed, and the last lines of its errors where they are piped.
+pub(super) fn printed<T>(
+    name: &str,
+    children: Children,
+    limit: Duration,
+    read: impl FnOnce(&str) -> Result<T, String>,
+) -> Result<T, String> {
+    let (value, failures) = judged(children, limit, read).map_err(|problem| format!("{name}: {problem}"))?;
+    if !failures.is_empty() {
+        eprintln!("remark: {name} had printed its results, and {failures}");
+    }
+    Ok(value)
+}
+
+/// Returns also how processes have ended that have failed; an empty text, if none has.
+fn judged<T>(
+    mut children: Children,
+    limit: Duration,
+    read: impl FnOnce(&str) -> Result<T, String>,
+) -> Result<(T, String), String> {
+    let count = children.0.len();
+    let errors: Vec<Option<Tail>> = children.0.iter_mut().map(|child| child.stderr.take().map(Tail::of)).collect();
+    let said = |rank: usize| errors.get(rank).and_then(Option::as_ref).map(Tail::text).unwrap_or_default();
     let mut all = String::new();
-    children.finish(limit, |line| {
+    let ended = children.finish(limit, |line| {
         all.extend([line, "\n"]);
         Ok(())
-    })?;
-    Ok(all)
+    });
+    let statuses = match ended {
+        Ok(statuses) => statuses,
+        Err(problem) => {
+            // Otherwise those that hang would keep their outputs open.
+            drop(children);
+            return Err((0..count).fold(problem, |problem, rank| problem + &said(rank)));
+        }
+    };
+    let failed = statuses.iter().enumerate().filter(|(_, status)| !status.success());
+    let failures: Vec<String> =
+        failed.map(|(rank, status)| format!("rank {rank} of {count} ended with {status}{}", said(rank))).collect();
+    let failures = failures.join("; ");
+    match read(&all) {
+        Ok(value) => Ok((value, failures)),
+        Err(problem) if failures.is_empty() => Err(problem),
+        Err(problem) => Err(format!("{failures}; {problem}")),
+    }
 }
 
 impl Peer {
@@ -171,7 +212,8 @@ impl Peer {
     fn run(self, transport: &str, ranks: usize, sizes: &[usize]) -> Result<Option<Vec<f64>>, String> {
         let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
         let of_script: Vec<String> = ["0".to_owned()].into_iter().chain(sizes.iter().cloned()).collect();
-        let printed = match self {
+        let read = |printed: &str| self.times(printed, &sizes);
+        match self {
             Peer::Openmpi => {
                 let Some(program) = compiled()? else { return Ok(None) };
                 let mut command = Command::new("mpirun");
@@ -179,24 +221,22 @@ impl Peer {
                 if transport == "tcp" {
                     command.args(["--mca", "btl", "tcp,self"]);
                 }
-                command.arg(program).arg("0").args(&sizes);
-                let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(text)?;
-                printed(Children(vec![child]), LIMIT).map_err(|problem| format!("mpirun: {problem}"))?
+                command.arg(program).arg("0").args(&sizes).stdin(Stdio::null());
+                let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(text)?;
+                printed("mpirun", Children(vec![child]), LIMIT, read).map(Some)
             }
-            Peer::Gloo => match TORCH.run("xtask/peers/gloo.py", ranks, &of_script, LIMIT)? {
-                Some(printed) => printed,
-                None => return Ok(None),
-            },
-            Peer::Tensorflow => match TENSORFLOW.run("xtask/peers/tf_ring.py", ranks, &of_script, LIMIT)? {
-                Some(printed) => printed,
-                None => return Ok(None),
-            },
-        };
+            Peer::Gloo => TORCH.run("xtask/peers/gloo.py", ranks, &of_script, LIMIT, read),
+            Peer::Tensorflow => TENSORFLOW.run("xtask/peers/tf_ring.py", ranks, &of_script, LIMIT, read),
+        }
+    }
+
+    /// Returns the times of the lines, one for each size.
+    fn times(self, printed: &str, sizes: &[String]) -> Result<Vec<f64>, String> {
         let lines: Vec<Line> = printed.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-        if lines.len() != sizes.len() || lines.iter().zip(&sizes).any(|(line, size)| line.bytes.to_string() != *size) {
+        if lines.len() != sizes.len() || lines.iter().zip(sizes).any(|(line, size)| line.bytes.to_string() != *size) {
             return Err(format!("{self:?} printed something else than one line per size: {printed:?}"));
         }
-        Ok(Some(lines.into_iter().map(|line| line.time_us).collect()))
+        Ok(lines.into_iter().map(|line| line.time_us).collect())
     }
 }
 
@@ -215,5 +255,46 @@ fn compiled() -> Result<Option<PathBuf>, String> {
         Ok(status) if status.success() => Ok(Some(program)),
         Ok(status) => Err(format!("mpicc failed: {status}")),
         Err(_) => Ok(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs a process for each script; `read` takes one line `row`.
+    fn run(scripts: &[&str], limit: Duration) -> Result<(usize, String), String> {
+        let start = |script: &&str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            command.spawn().unwrap()
+        };
+        let read = |printed: &str| match printed.matches("row\n").count() {
+            0 => Err("there are no rows".to_owned()),
+            rows => Ok(rows),
+        };
+        judged(Children(scripts.iter().map(start).collect()), limit, read)
+    }
+
+    #[test]
+    fn a_peer_that_fails_before_it_prints_is_an_error_with_its_last_words() {
+        let limit = Duration::from_secs(30);
+        let script = "for line in 1 2 3 4 5 6 7 8 9 10 11; do echo line $line >&2; done; exit 3";
+        let problem = run(&[script, "exit 0"], limit).unwrap_err();
+        assert!(problem.starts_with("rank 0 of 2 ended with exit status: 3, with the last errors:\n"), "{problem}");
+        assert!(problem.contains("line 11") && !problem.contains("line 1\n"), "{problem}");
+        assert!(problem.ends_with("; there are no rows"), "{problem}");
+        assert_eq!(run(&["exit 0"], limit).unwrap_err(), "there are no rows");
+        let problem = run(&["echo stuck >&2; exec sleep 60"], Duration::from_millis(300)).unwrap_err();
+        assert!(problem.contains("did not end within 300ms") && problem.contains("stuck"), "{problem}");
+    }
+
+    #[test]
+    fn a_peer_that_fails_after_it_has_printed_is_remarked_on() {
+        let limit = Duration::from_secs(30);
+        assert_eq!(run(&["echo row; echo all is well >&2"], limit), Ok((1, String::new())));
+        let (rows, failures) = run(&["echo row; echo row", "echo bye >&2; kill -SEGV $$"], limit).unwrap();
+        assert_eq!(rows, 2);
+        assert!(failures.starts_with("rank 1 of 2 ended with signal: 11") && failures.contains("bye"), "{failures}");
     }
 }

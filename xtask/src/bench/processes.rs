@@ -1,8 +1,10 @@
 //! Several processes of this program that form a group.
 
+use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -78,6 +80,44 @@ pub(super) fn lines_of(output: impl Read + Send + 'static) -> mpsc::Receiver<std
     thread::spawn(move || BufReader::new(output).lines().try_for_each(|line| say.send(line)));
     said
 }
+
+/// The last lines of what a process writes to its standard error, read by a thread that ends with it.
+pub(super) struct Tail {
+    lines: Arc<Mutex<VecDeque<String>>>,
+    /// Closed at the end of the output.
+    end: mpsc::Receiver<Infallible>,
+}
+
+impl Tail {
+    pub(super) fn of(output: impl Read + Send + 'static) -> Tail {
+        let lines: Arc<Mutex<VecDeque<String>>> = Arc::default();
+        let (reads, end) = mpsc::channel();
+        let kept = Arc::clone(&lines);
+        thread::spawn(move || {
+            let _reads = reads;
+            for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
+                let mut lines = kept.lock().unwrap_or_else(PoisonError::into_inner);
+                lines.push_back(String::from_utf8_lossy(&line).into_owned());
+                if lines.len() > KEPT_LINES {
+                    lines.pop_front();
+                }
+            }
+        });
+        Tail { lines, end }
+    }
+
+    /// Returns the lines after an introduction, once the output has ended or a second is over, since another process
+    /// may hold it open; an empty text if there are none.
+    pub(super) fn text(&self) -> String {
+        let _ = self.end.recv_timeout(Duration::from_secs(1));
+        let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let lines: Vec<String> = lines.iter().map(|line| format!("    {line}\n")).collect();
+        if lines.is_empty() { String::new() } else { format!(", with the last errors:\n{}", lines.concat()) }
+    }
+}
+
+/// The number of lines that a [`Tail`] has.
+const KEPT_LINES: usize = 8;
 
 /// Returns the transport of a name such as `tcp` or `tcp+tls`, and whether it uses TLS.
 pub(super) fn kind_of(transport: &str) -> (&str, bool) {

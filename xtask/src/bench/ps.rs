@@ -16,7 +16,7 @@ use distribute_testkit::Ports;
 use serde::{Deserialize, Serialize};
 
 use super::peers::TENSORFLOW;
-use super::processes::{Children, lines_of};
+use super::processes::{Children, Tail, lines_of};
 use super::spread::spread;
 use super::train::candle::Mlp;
 use crate::error::text;
@@ -226,7 +226,11 @@ fn measure(flags: &Flags, workers: usize, python: Option<&Path>) -> Result<(Line
         command.env("TF_CONFIG", config.to_string()).env("RAYON_NUM_THREADS", "1").env("CUDA_VISIBLE_DEVICES", "");
         let stdout = if kind == "chief" { Stdio::piped() } else { Stdio::null() };
         // TensorFlow writes of threads and drivers there.
-        let stderr = if python.is_some() { Stdio::null() } else { Stdio::inherit() };
+        let stderr = match python {
+            None => Stdio::inherit(),
+            Some(_) if kind == "chief" => Stdio::piped(),
+            Some(_) => Stdio::null(),
+        };
         command.stdin(Stdio::null()).stdout(stdout).stderr(stderr).spawn().map_err(text)
     };
     let mut children = Children(Vec::new());
@@ -236,6 +240,8 @@ fn measure(flags: &Flags, workers: usize, python: Option<&Path>) -> Result<(Line
     }
     let stdout = children.0.last_mut().and_then(|chief| chief.stdout.take()).ok_or("the chief has no output")?;
     let said = lines_of(stdout);
+    let errors = children.0.last_mut().and_then(|chief| chief.stderr.take()).map(Tail::of);
+    let errors = || errors.as_ref().map(Tail::text).unwrap_or_default();
     let servers: Vec<u32> = children.0[..flags.servers].iter().map(Child::id).collect();
     let (begun, mut memory) = (Instant::now(), Vec::new());
     let limit = Duration::from_secs_f64(flags.seconds * 2.0 + 90.0);
@@ -248,9 +254,11 @@ fn measure(flags: &Flags, workers: usize, python: Option<&Path>) -> Result<(Line
                     return Ok((line, [early, memory.last().copied().unwrap_or(0.0)]));
                 }
             }
-            Err(mpsc::RecvTimeoutError::Disconnected) => return Err("the chief ended without a result".to_owned()),
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                return Err(format!("the chief ended without a result{}", errors()));
+            }
             Err(mpsc::RecvTimeoutError::Timeout) if begun.elapsed() > limit => {
-                return Err(format!("no result within {} s", limit.as_secs()));
+                return Err(format!("no result within {} s{}", limit.as_secs(), errors()));
             }
             Err(mpsc::RecvTimeoutError::Timeout) => {
                 memory.push(servers.iter().map(|id| resident_mb(*id)).fold(0.0, f64::max));

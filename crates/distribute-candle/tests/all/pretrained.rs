@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{BatchNormConfig, Linear, ModuleT, VarBuilder, VarMap, linear};
@@ -10,7 +11,12 @@ use distribute_candle::{
     Adam, CandleContext, CandleStrategy, Error, Model, ScopeOptions, Sgd, SyncBatchNorm, cross_entropy_per_example,
     sync_batch_norm,
 };
-use distribute_strategy::{CentralStorageStrategy, MirroredStrategy, Strategy};
+use distribute_cluster::Membership;
+use distribute_optim::Trainable;
+use distribute_strategy::{
+    CentralStorageStrategy, CommunicationOptions, MirroredStrategy, MultiWorkerMirroredStrategy, Strategy,
+};
+use distribute_testkit::Ports;
 
 struct Net {
     body: Linear,
@@ -230,4 +236,38 @@ fn a_body_is_frozen_for_one_optimizer_and_trained_by_the_next() {
         assert!(error.contains("after it is dropped"), "{error}");
         drop(optimizer);
     }
+}
+
+#[test]
+fn a_worker_that_has_no_whole_variables_lets_none_write_a_file() {
+    let (folder, began) = (tempfile::tempdir().unwrap(), Instant::now());
+    let path = folder.path().join("model.safetensors");
+    let address = format!("127.0.0.1:{}", Ports::reserve(1).unwrap().release()[0]);
+    let worker = &|rank: u32| {
+        let strategy = MultiWorkerMirroredStrategy::builder()
+            .devices(["CPU:0"])
+            .membership(Membership::new(rank, 2, &address).unwrap())
+            .communication(CommunicationOptions::default().timeout(Duration::from_secs(60)))
+            .build()
+            .unwrap();
+        let model = seeded(&strategy, 1, 3);
+        let mut told = Vec::new();
+        for torn in [1, 0] {
+            model.parameters().set_torn(rank == torn);
+            told.push(model.save_safetensors(&strategy, &path).unwrap_err().to_string());
+        }
+        model.parameters().set_torn(false);
+        assert!(!path.exists());
+        // They continue together, also when the chief's disk is the reason.
+        told.push(model.save_safetensors(&strategy, path.join("nowhere")).unwrap_err().to_string());
+        model.save_safetensors(&strategy, &path).unwrap();
+        told
+    };
+    let [chief, other] = std::thread::scope(|scope| {
+        let workers = [0, 1].map(|rank| scope.spawn(move || worker(rank)));
+        workers.map(|worker| worker.join().unwrap())
+    });
+    assert_eq!((&chief[0], &other[1]), (&format!("on worker:1: {}", other[0]), &format!("on the chief: {}", chief[1])));
+    assert!(other[2].starts_with("on the chief: ") && other[2].contains("No such file"), "{}", other[2]);
+    assert!(began.elapsed() < Duration::from_secs(40), "{:?}", began.elapsed());
 }

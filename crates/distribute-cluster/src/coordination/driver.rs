@@ -1,11 +1,11 @@
 //! A thread for an event loop: of the coordination service, or of an elastic job.
 
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc::{self, RecvTimeoutError, SendError};
 use std::thread::{self, JoinHandle, ThreadId};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::runtime::{Builder, Handle};
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::oneshot;
 
 use super::limits::LONGEST;
@@ -26,17 +26,34 @@ impl Driver {
     pub(crate) const MARGIN: Duration = Duration::from_millis(1500);
 
     pub(crate) fn start(name: &str) -> Result<Driver> {
+        Driver::start_on(thread::Builder::new().name(name.to_owned()))
+    }
+
+    fn start_on(thread: thread::Builder) -> Result<Driver> {
         let runtime = Builder::new_current_thread().enable_all().build().map_err(Error::Thread)?;
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel::<()>();
         let (end, ended) = mpsc::sync_channel(1);
+        let (hand, handed) = mpsc::sync_channel::<Runtime>(1);
         let body = move || {
+            let Ok(runtime) = handed.recv() else { return };
             let _ = runtime.block_on(stopped);
             // A name lookup that hangs is detached; all other tasks end here.
             runtime.shutdown_background();
             let _ = end.send(());
         };
-        let thread = thread::Builder::new().name(name.to_owned()).spawn(body).map_err(Error::Thread)?;
+        // The thread gets the event loop when it has begun. A thread that cannot be started would drop it on this one,
+        // which panics where the caller has an event loop itself.
+        let thread = match thread.spawn(body) {
+            Ok(thread) => thread,
+            Err(error) => {
+                runtime.shutdown_background();
+                return Err(Error::Thread(error));
+            }
+        };
+        if let Err(SendError(runtime)) = hand.send(runtime) {
+            runtime.shutdown_background();
+        }
         Ok(Driver {
             handle,
             id: thread.thread().id(),
@@ -89,5 +106,22 @@ impl Drop for Driver {
         {
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_cannot_be_started_is_an_error_also_within_an_event_loop() {
+        let outer = Builder::new_current_thread().build().unwrap();
+        outer.block_on(async {
+            // More than there are addresses.
+            let refused = Driver::start_on(thread::Builder::new().stack_size(1 << 62));
+            assert!(matches!(refused, Err(Error::Thread(_))));
+            let driver = Driver::start_on(thread::Builder::new()).unwrap();
+            assert_eq!(driver.call(async { 7 }, Duration::from_secs(20)), Some(7));
+        });
     }
 }

@@ -99,6 +99,7 @@ impl Checkpointed for ParameterServerStrategy {
 
     fn save(&self, strategy: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError> {
         let inner = &self.inner;
+        inner.list_abandoned();
         inner.note_run(snapshot);
         let table = inner.parameters.table();
         let variables: Vec<&VariableInfo> = table.variables.values().map(|variable| &**variable).collect();
@@ -153,7 +154,7 @@ impl Checkpointed for ParameterServerStrategy {
             let recovered = tokio::time::timeout(inner.options.server_timeout, inner.restoring.write()).await;
             let problem = || "a server is still being restored, after server_timeout; load it later".to_owned();
             let _loads = recovered.map_err(|_| Error::Variable { name: "all".to_owned(), problem: problem() })?;
-            inner.abandon(snapshot)?;
+            inner.abandon(snapshot);
             inner.restore_all(plans, snapshot).await
         });
         restored.map_err(|error| boxed(inner.failed(error)))?;
@@ -177,13 +178,30 @@ impl Inner {
         }
     }
 
-    /// Notes of which checkpoints no server gets its part any more, since a snapshot of an earlier step is loaded.
-    fn abandon(&self, snapshot: &Snapshot) -> Result<()> {
-        let Some(folder) = &self.options.restore_servers_from else { return Ok(()) };
+    /// Notes of which checkpoints no server gets its part any more, since a snapshot of an earlier step is loaded. If
+    /// the folder cannot be listed, it is listed later: the snapshot may come from another.
+    fn abandon(&self, snapshot: &Snapshot) {
+        let Some(folder) = &self.options.restore_servers_from else { return };
         let mut abandoned = self.made.lock().abandoned.clone();
-        CheckpointManager::new(folder).abandon(snapshot, &mut abandoned)?;
+        if let Err(error) = CheckpointManager::new(folder).abandon(snapshot, &mut abandoned) {
+            tracing::warn!(
+                "the folder of restore_servers_from cannot be listed ({error}): until a checkpoint is saved in it, no \
+                 server that is started again gets its part of one that is newer than that of step {}",
+                snapshot.step()
+            );
+        }
         self.made.lock().abandoned = abandoned;
-        Ok(())
+    }
+
+    /// Lists the folder that could not be listed when a snapshot was loaded, before a checkpoint is added to it.
+    fn list_abandoned(&self) {
+        let Some(folder) = &self.options.restore_servers_from else { return };
+        let mut abandoned = self.made.lock().abandoned.clone();
+        match CheckpointManager::new(folder).list_abandoned(&mut abandoned) {
+            Ok(()) => self.made.lock().abandoned = abandoned,
+            // Saving tells by itself if it concerns this folder.
+            Err(error) => tracing::debug!("the folder of restore_servers_from still cannot be listed: {error}"),
+        }
     }
 
     /// Passes the elements of a variable, or of a slot, on to a checkpoint.

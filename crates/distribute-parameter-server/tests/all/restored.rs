@@ -140,3 +140,33 @@ fn a_learning_rate_that_a_server_was_not_told_reaches_it_when_it_is_set_again() 
     coordinator.join().unwrap();
     assert_eq!((strategy.learning_rate(optimizer), weights(&strategy)), (Some(0.5), vec![-0.5; 2]));
 }
+
+#[test]
+fn a_checkpoint_is_loaded_though_the_folder_for_lost_servers_cannot_be_listed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (elsewhere, for_servers) = (folder.path().join("elsewhere"), folder.path().join("for_servers"));
+    let local = Strategy::default_strategy().unwrap();
+    let mut cluster = Cluster::start(1, 1);
+    let (strategy, optimizer) = strategy(&cluster, &for_servers);
+    let coordinator = ClusterCoordinator::new(&strategy, program()).unwrap();
+    let mut checkpoints = CheckpointManager::new(&elsewhere);
+    checkpoints.save(&local, 1, &[&strategy], &()).unwrap();
+    checkpoints.finish().unwrap();
+    coordinator.schedule("push", &(optimizer, 1usize, 0u64)).unwrap();
+    coordinator.join().unwrap();
+    std::fs::write(&for_servers, "no folder").unwrap();
+    checkpoints.restore::<()>(&local, &[&strategy]).unwrap().unwrap();
+    assert_eq!(weights(&strategy), [0.0; 2]);
+    // What is saved when it is a folder again counts.
+    std::fs::remove_file(&for_servers).unwrap();
+    coordinator.schedule("push", &(optimizer, 1usize, 0u64)).unwrap();
+    coordinator.join().unwrap();
+    let mut checkpoints = CheckpointManager::new(&for_servers);
+    checkpoints.continue_run(CheckpointManager::new(&elsewhere).open_newest().unwrap().unwrap().run().unwrap());
+    checkpoints.save(&local, 2, &[&strategy], &()).unwrap();
+    checkpoints.finish().unwrap();
+    cluster.signal(server(0), Signal::KILL);
+    cluster.restart(server(0));
+    until("it is restored", || strategy.find("w").unwrap().read::<f64>().is_ok());
+    assert_eq!(weights(&strategy), [-1.0; 2]);
+}

@@ -7,6 +7,8 @@ use super::disk::Disk;
 use super::folder::{self, Found};
 use super::inflow;
 use super::lock::exclusively;
+use super::origin::Origin;
+use super::run::RunId;
 use super::survey::Survey;
 use super::{CheckpointManager, Snapshot};
 use crate::Result;
@@ -16,16 +18,47 @@ use crate::Result;
 pub struct Abandoned {
     /// Sequence numbers, with the checksums of the manifests: a step, and a number, may be given again.
     marks: BTreeSet<(u64, u32)>,
+    /// The snapshots that were loaded when the folder could not be listed, in this order.
+    unlisted: Vec<Loaded>,
+}
+
+/// A snapshot that is loaded, without its contents.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Loaded {
+    step: u64,
+    run: Option<RunId>,
+    origin: Option<Origin>,
 }
 
 impl Abandoned {
-    /// Returns whether there are none.
+    /// Returns whether there are none, and no folder is left to be listed.
     pub fn is_empty(&self) -> bool {
-        self.marks.is_empty()
+        self.marks.is_empty() && self.unlisted.is_empty()
     }
 
     fn has(&self, found: &Found) -> bool {
         mark(found).is_some_and(|mark| self.marks.contains(&mark))
+    }
+
+    /// Adds the checkpoints that are left by the snapshots that were loaded before the folder was listed.
+    fn settle(&mut self, root: &Path, found: &[Found]) {
+        for loaded in std::mem::take(&mut self.unlisted) {
+            let of_run = |found: &&Found| loaded.run.is_none_or(|run| found.run() == Some(run));
+            let same_step = |found: &Found| found.step == loaded.step;
+            let is_there =
+                |origin: &&Origin| origin.is_in(root) || found.iter().any(|found| mark(found) == Some(origin.mark()));
+            // Without an origin in this folder, the checkpoint of the same step is taken for the snapshot's.
+            let exact = loaded.origin.as_ref().filter(is_there).map(Origin::mark);
+            let own = exact.or_else(|| found.iter().filter(of_run).filter(|found| same_step(found)).find_map(mark));
+            let is_left = |found: &&Found| {
+                let is_newer = own.zip(mark(found)).is_some_and(|((own, _), (sequence, _))| sequence > own);
+                found.step > loaded.step || is_newer || (exact.is_some() && same_step(found))
+            };
+            self.marks.extend(found.iter().filter(of_run).filter(is_left).filter_map(mark));
+            if let Some(own) = own {
+                self.marks.remove(&own);
+            }
+        }
     }
 }
 
@@ -36,7 +69,8 @@ impl CheckpointManager {
     ///
     /// # Errors
     /// [`Error::File`](crate::Error::File) or [`Error::DiskHangs`](crate::Error::DiskHangs) if the folder cannot be
-    /// read, [`Error::Format`](crate::Error::Format) for checkpoints of another version.
+    /// read, [`Error::Format`](crate::Error::Format) for checkpoints of another version. The snapshot is then
+    /// remembered, and [`list_abandoned`](CheckpointManager::list_abandoned) makes up for it.
     ///
     /// # Examples
     /// ```
@@ -56,28 +90,38 @@ impl CheckpointManager {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn abandon(&self, snapshot: &Snapshot, abandoned: &mut Abandoned) -> Result<()> {
+        let (step, run, origin) = (snapshot.step, snapshot.run, snapshot.origin.clone());
+        abandoned.unlisted.push(Loaded { step, run, origin });
         let list = |disk: &Disk, root: &Path| exclusively(disk, root, || folder::list(disk, root));
         let found = self.alone("listing", list)?;
-        let of_run = |found: &&Found| snapshot.run().is_none_or(|run| found.run() == Some(run));
-        let own = found.iter().filter(of_run).filter(|found| found.step == snapshot.step()).find_map(mark);
-        let is_later = |found: &&Found| {
-            let is_newer = own.zip(mark(found)).is_some_and(|((own, _), (sequence, _))| sequence > own);
-            found.step > snapshot.step() || is_newer
-        };
-        abandoned.marks.extend(found.iter().filter(of_run).filter(is_later).filter_map(mark));
-        if let Some(own) = own {
-            abandoned.marks.remove(&own);
+        abandoned.settle(&self.root, &found);
+        Ok(())
+    }
+
+    /// Lists the folder for the snapshots that were loaded when it could not be listed; does nothing if there are none.
+    /// Call this before a checkpoint is saved in the folder, which would be taken for one that was left; parts may call
+    /// it in their [`save`](super::Checkpointed::save). Checkpoints that are being written are not waited for.
+    ///
+    /// # Errors
+    /// The errors of [`abandon`](CheckpointManager::abandon) occur in the same cases.
+    pub fn list_abandoned(&self, abandoned: &mut Abandoned) -> Result<()> {
+        if abandoned.unlisted.is_empty() {
+            return Ok(());
         }
+        let found = self.alone("listing", folder::list)?;
+        abandoned.settle(&self.root, &found);
         Ok(())
     }
 
     /// Opens the newest whole checkpoint like [`open_newest`](CheckpointManager::open_newest), as if there were no
-    /// abandoned ones.
+    /// abandoned ones. If the folder could not be listed before, all that follow the snapshot that was loaded count as
+    /// abandoned.
     ///
     /// # Errors
     /// The errors of [`read_newest`](CheckpointManager::read_newest) occur in the same cases.
     pub fn open_newest_but(&self, abandoned: &Abandoned) -> Result<Option<Snapshot>> {
-        let abandoned = abandoned.clone();
+        let mut abandoned = abandoned.clone();
+        self.list_abandoned(&mut abandoned)?;
         let open = move |disk: &Disk, root: &Path| {
             let is_wanted = |found: &Found| !abandoned.has(found);
             Ok(folder::newest_of(disk, root, is_wanted, |path| Survey::of(disk, path))?.0)
@@ -188,5 +232,53 @@ mod tests {
         assert_eq!(folder.newest(), Some((2, 2)));
         folder.leave_for(&Snapshot::new(0));
         assert_eq!(folder.newest(), None);
+    }
+
+    #[test]
+    fn a_checkpoint_that_took_the_place_of_the_one_that_is_loaded_is_left_too() {
+        let mut folder = folder();
+        (1..=2).for_each(|step| folder.save(step, step));
+        let second = folder.read(2);
+        folder.save(2, 20);
+        assert_eq!(folder.newest(), Some((2, 20)));
+        folder.leave_for(&second);
+        assert_eq!(folder.newest(), Some((1, 1)));
+        folder.save(2, 200);
+        assert_eq!(folder.newest(), Some((2, 200)));
+        // One that another process has sent is the same.
+        let second = Snapshot::from_bytes(&folder.read(2).to_bytes().unwrap()).unwrap();
+        folder.save(2, 2000);
+        folder.leave_for(&second);
+        assert_eq!(folder.newest(), Some((1, 1)));
+    }
+
+    #[test]
+    fn a_checkpoint_of_another_folder_leaves_the_one_of_its_step() {
+        let (mut folder, mut other) = (folder(), super::tests::folder());
+        (1..=3).for_each(|step| folder.save(step, step));
+        folder.manager.finish().unwrap();
+        other.manager.continue_run(folder.manager.run().unwrap());
+        other.save(2, 20);
+        let second = other.read(2);
+        folder.leave_for(&second);
+        assert_eq!(folder.newest(), Some((2, 2)));
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_listed_is_listed_before_the_next_checkpoint_is_saved() {
+        let mut folder = folder();
+        (1..=3).for_each(|step| folder.save(step, step));
+        let first = folder.read(1);
+        let (root, aside) = (folder.folder.path().to_owned(), folder.folder.path().with_extension("aside"));
+        std::fs::rename(&root, &aside).unwrap();
+        std::fs::write(&root, "no folder").unwrap();
+        assert!(folder.manager.abandon(&first, &mut folder.abandoned).is_err());
+        assert!(!folder.abandoned.is_empty() && folder.manager.open_newest_but(&folder.abandoned).is_err());
+        std::fs::remove_file(&root).unwrap();
+        std::fs::rename(&aside, &root).unwrap();
+        assert_eq!(folder.newest(), Some((1, 1)));
+        folder.manager.list_abandoned(&mut folder.abandoned).unwrap();
+        folder.save(2, 20);
+        assert_eq!(folder.newest(), Some((2, 20)));
     }
 }

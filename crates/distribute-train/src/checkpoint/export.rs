@@ -10,7 +10,7 @@ use distribute_strategy::Strategy;
 use distribute_values::TensorStorage;
 
 use super::tensor_file::{Described, header};
-use crate::chief::from_chief;
+use crate::chief::agreed;
 use crate::{Error, Result};
 
 /// Writes a safetensors file whose tensors the chief gets one after another, for example by gathering the parts of
@@ -24,9 +24,10 @@ use crate::{Error, Result};
 /// One tensor is in memory at a time.
 ///
 /// # Errors
-/// [`Error::File`] if the file cannot be written, and [`Error::Chief`] on the other workers: under a strategy that
-/// shards after the tensor at which it fails, else at the end. [`Error::Damaged`] if a tensor has not the type or the
-/// shape that was announced. The errors of `whole`, and [`Error::Collective`] if a worker is missing or fails.
+/// [`Error::File`] on the chief if the file cannot be written, and [`Error::Damaged`] if a tensor has not the type or
+/// the shape that was announced. The errors of `whole` on the worker that has them. The other workers get
+/// [`Error::Chief`] or [`Error::OnWorker`] with the message, after the tensor at which it occurs, and nothing is left
+/// of the file. [`Error::Collective`] if a worker is missing or fails.
 ///
 /// # Examples
 /// ```
@@ -55,32 +56,22 @@ pub fn write_safetensors<L, T: TensorStorage<L>, E: From<Error> + ToString>(
         let bytes = shape.iter().product::<usize>() * dtype.size_bytes();
         described.push(Described { name, dtype: *dtype, shape, bytes });
     }
-    let (header, order) = header(&described).map_err(|problem| Error::Damaged { path: path.to_owned(), problem })?;
-    let mut file = if strategy.is_chief() { Unfinished::create(path, &header).map(Some) } else { Ok(None) };
+    let damaged = |problem| Error::Damaged { path: path.to_owned(), problem };
+    let begun = header(&described).map_err(damaged).and_then(|(header, order)| {
+        let file = strategy.is_chief().then(|| Unfinished::create(path, &header)).transpose()?;
+        Ok((file, order))
+    });
+    let (mut file, order) = agreed(strategy, begun)?;
     for index in order {
-        if strategy.sharding().is_some() {
-            // All end here if the chief's disk is full, and do not gather the rest.
-            file = Ok(told(strategy, file)?);
-        }
-        let tensor = whole(index)?;
-        file = file.and_then(|file| match (file, tensor) {
-            (Some(file), Some(tensor)) => file.with(&tensor, &described[index]).map(Some),
-            (Some(_), None) => Err(unlike(path, &described[index], "is missing")),
+        let written = whole(index).and_then(|tensor| match (file.take(), tensor) {
+            (Some(file), Some(tensor)) => Ok(Some(file.with(&tensor, &described[index])?)),
+            (Some(_), None) => Err(unlike(path, &described[index], "is missing").into()),
             (None, _) => Ok(None),
         });
+        // All end here if one of them fails, such as by the chief's full disk, and do not gather the rest.
+        file = agreed(strategy, written)?;
     }
-    let finished = file.and_then(|file| file.map_or(Ok(()), Unfinished::finish));
-    Ok(from_chief(strategy, finished)?)
-}
-
-/// Returns the chief's file on the chief, and its error on all workers.
-fn told(strategy: &Strategy, file: Result<Option<Unfinished>>) -> Result<Option<Unfinished>> {
-    let (file, outcome) = match file {
-        Ok(file) => (file, Ok(())),
-        Err(error) => (None, Err(error)),
-    };
-    from_chief(strategy, outcome)?;
-    Ok(file)
+    Ok(agreed(strategy, file.map_or(Ok(()), Unfinished::finish))?)
 }
 
 /// A file that is removed if it is not finished.
@@ -153,6 +144,7 @@ mod tests {
     use distribute_values::{Host, HostTensor};
 
     use super::*;
+    use crate::checkpoint::tests::two_workers;
 
     #[test]
     fn nothing_is_gathered_for_a_file_that_cannot_be_written_and_nothing_is_left_of_one_that_fails() {
@@ -183,5 +175,23 @@ mod tests {
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
         assert_eq!(fs::read(&begun).unwrap(), b"begun");
         assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    }
+
+    #[test]
+    fn all_workers_end_when_one_of_them_cannot_give_a_tensor() {
+        let (folder, began) = (tempfile::tempdir().unwrap(), Instant::now());
+        let path = folder.path().join("file");
+        let tensors = [("a", DType::F32, vec![1]), ("b", DType::F32, vec![1])];
+        let told = two_workers(|rank, strategy| {
+            write_safetensors::<Host, _, Error>(strategy, &path, &tensors, |index| match (rank, index) {
+                (1, 0) => Err(Error::Part("it is out of memory".into())),
+                _ => Ok(Some(HostTensor::new(&[1], vec![0.5f32])?)),
+            })
+            .unwrap_err()
+            .to_string()
+        });
+        assert_eq!(told, ["on worker:1: it is out of memory", "it is out of memory"]);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
     }
 }

@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::disk::Disk;
+use super::origin::Origin;
 use super::run::RunId;
 use super::stored::{Stored, zeros};
 use super::survey::{Place, Survey};
@@ -57,6 +58,7 @@ struct Open {
 struct Contents {
     step: u64,
     run: RunId,
+    origin: Origin,
     state: BTreeMap<String, Value>,
     tensors: HashMap<String, Vec<(String, Dtype, Vec<usize>)>>,
 }
@@ -66,6 +68,7 @@ struct Contents {
 pub(super) struct Inflow {
     pub(super) step: u64,
     pub(super) run: RunId,
+    pub(super) origin: Origin,
     pub(super) state: BTreeMap<String, Value>,
     pub(super) source: Source,
 }
@@ -87,7 +90,7 @@ pub(super) fn begin(
             if bytes.is_empty() { None } else { Some(serde_json::from_slice(&bytes).map_err(json)?) }
         }
     };
-    let Some(Contents { step, run, state, tensors: named }) = contents else { return Ok(None) };
+    let Some(Contents { step, run, origin, state, tensors: named }) = contents else { return Ok(None) };
     let mut tensors: BTreeMap<String, BTreeMap<String, Listed>> = BTreeMap::new();
     for (group, all) in named {
         let group = tensors.entry(group).or_default();
@@ -98,7 +101,7 @@ pub(super) fn begin(
         }
     }
     let open = Open { strategy: Some(strategy.clone()), disk: disk.clone(), patience, survey: survey.map(Arc::new) };
-    Ok(Some(Inflow { step, run, state, source: Source::new(tensors, open) }))
+    Ok(Some(Inflow { step, run, origin, state, source: Source::new(tensors, open) }))
 }
 
 /// Returns a checkpoint that this process alone reads.
@@ -109,9 +112,9 @@ pub(super) fn alone(survey: Survey, disk: &Disk, patience: Duration) -> Inflow {
     let of_group = |tensors: &BTreeMap<String, Place>| tensors.iter().map(listed).collect();
     let found = &survey.found;
     let tensors = found.tensors.iter().map(|(group, tensors)| (group.clone(), of_group(tensors))).collect();
-    let (step, run, state) = (found.step, found.run, found.state.clone());
+    let (step, run, origin, state) = (found.step, found.run, found.origin.clone(), found.state.clone());
     let open = Open { strategy: None, disk: disk.clone(), patience, survey: Some(Arc::new(survey)) };
-    Inflow { step, run, state, source: Source::new(tensors, open) }
+    Inflow { step, run, origin, state, source: Source::new(tensors, open) }
 }
 
 fn contents(survey: &Survey) -> Contents {
@@ -121,7 +124,8 @@ fn contents(survey: &Survey) -> Contents {
         tensors.iter().map(listed).collect()
     };
     let tensors = found.tensors.iter().map(|(group, tensors)| (group.clone(), of_group(tensors))).collect();
-    Contents { step: found.step, run: found.run, state: found.state.clone(), tensors }
+    let (origin, state) = (found.origin.clone(), found.state.clone());
+    Contents { step: found.step, run: found.run, origin, state, tensors }
 }
 
 impl Source {

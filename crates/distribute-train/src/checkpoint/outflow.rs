@@ -124,10 +124,15 @@ impl Sink {
         self.pass(Piece::Bytes(bytes.to_vec()))
     }
 
-    /// Ends with an error on the chief, which the next call of [`Sink::settle`] tells.
+    /// Ends with an error of this worker, which the next call of [`Sink::settle`] tells.
     pub(super) fn fail(&mut self, error: Error) {
         self.pieces = None;
         self.failure.get_or_insert(error);
+    }
+
+    /// Returns whether all workers know an error with which the writing has ended.
+    pub(super) fn is_told(&self) -> bool {
+        self.told.is_some()
     }
 
     /// Waits until the writer has taken the last tensor. Every worker calls this, and gets an error if the chief has

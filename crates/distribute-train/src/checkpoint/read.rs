@@ -7,6 +7,7 @@ use super::folder::read_manifest;
 use super::manifest::Manifest;
 use super::names::{STATE, group_of};
 use super::open::{damaged, of_another_length, retried, state_of, unreadable};
+use super::origin::Origin;
 use super::snapshot::Snapshot;
 use super::stored::tensors_of;
 use crate::Result;
@@ -22,7 +23,8 @@ pub(super) fn read(disk: &Disk, path: &Path) -> Result<Snapshot> {
 
 fn read_in(disk: &Disk, folder: &Folder, path: &Path) -> Result<Snapshot> {
     let manifest: Manifest = read_manifest(disk, folder, path)?;
-    let mut snapshot = Snapshot { run: Some(manifest.run), ..Snapshot::new(manifest.step) };
+    let origin = Some(Origin::of(path, &manifest));
+    let mut snapshot = Snapshot { run: Some(manifest.run), origin, ..Snapshot::new(manifest.step) };
     for (name, entry) in &manifest.files {
         let wrong = |error| unreadable(path, name, error);
         // Checked before memory is allocated for it.

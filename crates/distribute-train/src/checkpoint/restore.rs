@@ -144,8 +144,9 @@ impl CheckpointManager {
 }
 
 impl From<Inflow> for Snapshot {
-    fn from(Inflow { step, run, state, source }: Inflow) -> Snapshot {
-        Snapshot { run: Some(run), state, source: Some(Arc::new(source)), ..Snapshot::new(step) }
+    fn from(Inflow { step, run, origin, state, source }: Inflow) -> Snapshot {
+        let (run, origin, source) = (Some(run), Some(origin), Some(Arc::new(source)));
+        Snapshot { run, origin, state, source, ..Snapshot::new(step) }
     }
 }
 

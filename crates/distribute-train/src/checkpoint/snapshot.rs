@@ -17,6 +17,7 @@ use serde_json::Value;
 use super::disk::Disk;
 use super::inflow::Source;
 use super::names::STATE;
+use super::origin::Origin;
 use super::outflow::Sink;
 use super::run::RunId;
 use super::stored::{Stored, tensors_of};
@@ -43,6 +44,8 @@ pub struct Snapshot {
     pub(super) step: u64,
     /// The run that it is saved for, or was read from.
     pub(super) run: Option<RunId>,
+    /// The checkpoint that it was read from.
+    pub(super) origin: Option<Origin>,
     pub(super) files: BTreeMap<String, BTreeMap<String, Stored>>,
     pub(super) state: BTreeMap<String, Value>,
     /// The names of what was put, by file; values are put into the file of the state.
@@ -318,6 +321,10 @@ impl Snapshot {
         let mut metadata =
             HashMap::from([("step".to_owned(), self.step.to_string()), ("state".to_owned(), encode(&self.state)?)]);
         metadata.extend(self.run.map(|run| ("run".to_owned(), run.to_string())));
+        if let Some(origin) = &self.origin {
+            let wrong = |source| Error::State { key: "origin".to_owned(), source };
+            metadata.insert("origin".to_owned(), serde_json::to_string(origin).map_err(wrong)?);
+        }
         safetensors::serialize(tensors, Some(metadata))
             .map_err(|error| Error::Damaged { path: "a snapshot".into(), problem: error.to_string() })
     }
@@ -331,7 +338,9 @@ impl Snapshot {
         let state = metadata.get("state").map_or("{}", String::as_str);
         let state = serde_json::from_str(state).map_err(|error| damaged(error.to_string()))?;
         let run = metadata.get("run").map(|run| run.parse().map_err(damaged)).transpose()?;
-        let mut snapshot = Snapshot { run, state, ..Snapshot::new(step) };
+        let origin = metadata.get("origin").map(|text| serde_json::from_str(text)).transpose();
+        let origin = origin.map_err(|error| damaged(error.to_string()))?;
+        let mut snapshot = Snapshot { run, origin, state, ..Snapshot::new(step) };
         for (name, stored) in tensors_of(bytes).map_err(damaged)? {
             let (file, name) = name.split_once('\n').unwrap_or(("model", &name));
             snapshot.files.entry(file.to_owned()).or_default().insert(name.to_owned(), stored);
@@ -343,10 +352,10 @@ impl Snapshot {
 /// The contents; a copy of a snapshot that is being saved collects in memory what it is given from then on.
 impl Clone for Snapshot {
     fn clone(&self) -> Snapshot {
-        let Snapshot { step, run, files, state, put, put_twice, source, .. } = self;
+        let Snapshot { step, run, origin, files, state, put, put_twice, source, .. } = self;
         let (files, state, source) = (files.clone(), state.clone(), source.clone());
-        let (put, put_twice) = (put.clone(), put_twice.clone());
-        Snapshot { step: *step, run: *run, files, state, put, put_twice, sink: None, source }
+        let (origin, put, put_twice) = (origin.clone(), put.clone(), put_twice.clone());
+        Snapshot { step: *step, run: *run, origin, files, state, put, put_twice, sink: None, source }
     }
 }
 

@@ -12,6 +12,7 @@ use super::folder::read_manifest;
 use super::manifest::Manifest;
 use super::names::{STATE, group_of};
 use super::open::{damaged, of_another_length, retried, state_of, unreadable};
+use super::origin::Origin;
 use super::run::RunId;
 use super::stored::zeros;
 use super::tensor_file::{self, LENGTH_BYTES, Located};
@@ -29,6 +30,7 @@ pub(super) struct Survey {
 pub(super) struct Found {
     pub(super) step: u64,
     pub(super) run: RunId,
+    pub(super) origin: Origin,
     pub(super) state: BTreeMap<String, Value>,
     /// By group and by name.
     pub(super) tensors: BTreeMap<String, BTreeMap<String, Place>>,
@@ -114,7 +116,8 @@ fn surveyed(disk: &Disk, folder: &Folder, path: &Path) -> Result<Found> {
             reader.end()?;
         }
     }
-    Ok(Found { step: manifest.step, run: manifest.run, state, tensors })
+    let origin = Origin::of(path, &manifest);
+    Ok(Found { step: manifest.step, run: manifest.run, origin, state, tensors })
 }
 
 /// Reads a file from its beginning to its end, with a checksum.

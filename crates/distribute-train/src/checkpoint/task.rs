@@ -113,7 +113,8 @@ impl<T: Send + 'static> Awaited for Task<T> {
 ///
 /// # Errors
 /// On the chief the errors of [`Awaited::wait`], on the others [`Error::Chief`] or [`Error::ChiefsDisk`] with its
-/// message; [`Error::Collective`] if a worker is missing or fails.
+/// message; the error of `task` on a worker that is given one, and [`Error::OnWorker`] on the others;
+/// [`Error::Collective`] if a worker is missing or fails.
 pub(super) fn everywhere<A: Awaited>(strategy: &Strategy, task: Result<Option<A>>) -> Result<Option<A::Value>> {
     let limit = strategy.groups().first().map_or(LOOK, |group| group.options().timeout) / 4;
     let mut state = match task {
@@ -129,7 +130,13 @@ pub(super) fn everywhere<A: Awaited>(strategy: &Strategy, task: Result<Option<A>
                 Err(unfinished) => State::Waiting(unfinished),
             };
         }
-        let told = from_chief(strategy, Ok::<_, Error>(state.told()));
+        let told = match state {
+            // The chief's own error is told as a status, which keeps its class.
+            State::Failed(error) if !strategy.is_chief() => {
+                return from_chief(strategy, Err::<ChiefStatus, Error>(error)).map(|_| None);
+            }
+            _ => from_chief(strategy, Ok::<_, Error>(state.told())),
+        };
         state = match (told, state) {
             // The chief returns its own error.
             (_, State::Failed(error)) => return Err(error),

@@ -82,7 +82,8 @@ impl TerminationConfig {
     /// one worker is enough to stop all.
     ///
     /// A function that panics is not called again: all workers save and stop after the same step, and this one ends
-    /// with [`Error::WatcherPanicked`](crate::Error::WatcherPanicked), which is not retried.
+    /// with [`Error::WatcherPanicked`](crate::Error::WatcherPanicked), which is not retried. In an elastic job this
+    /// process alone leaves, after the event as after a panic.
     ///
     /// # Source
     /// `termination_watcher_fn` of `tf.distribute.experimental.TerminationConfig`.

@@ -45,12 +45,13 @@ impl Watching {
         every: Duration,
         request: Arc<AtomicBool>,
         leave: Arc<AtomicBool>,
+        is_elastic: bool,
     ) -> Result<Watching> {
         let (watcher, shared) = (watcher.clone(), Arc::<Shared>::default());
         let every = every.max(SHORTEST);
         let body = {
             let shared = Arc::clone(&shared);
-            move || shared.watch(&watcher, every, &request, &leave)
+            move || shared.watch(&watcher, every, [&request, &leave], is_elastic)
         };
         let thread = thread::Builder::new().name("distribute-watch".to_owned()).spawn(body);
         Ok(Watching { shared, thread: Some(thread.map_err(Error::WatcherThread)?) })
@@ -74,7 +75,7 @@ impl Watching {
 }
 
 impl Shared {
-    fn watch(&self, watcher: &Watcher, every: Duration, request: &AtomicBool, leave: &AtomicBool) {
+    fn watch(&self, watcher: &Watcher, every: Duration, [request, leave]: [&AtomicBool; 2], is_elastic: bool) {
         let mut state = self.state.lock();
         while !state.is_over {
             state.is_asking = true;
@@ -96,10 +97,7 @@ impl Shared {
                 }
                 Err(panic) => {
                     let problem = message(&*panic);
-                    distribute_notice::warn!(
-                        "the function of TerminationConfig::watch panicked: {problem}; training saves and stops after \
-                         the next step"
-                    );
+                    distribute_notice::warn!("{}", warning(&problem, is_elastic));
                     state.problem = Some(problem);
                     leave.store(true, Ordering::Relaxed);
                     return;
@@ -124,6 +122,16 @@ impl Drop for Watching {
     }
 }
 
+/// Returns what is told of a panic at once.
+fn warning(problem: &str, is_elastic: bool) -> String {
+    // In an elastic job the others train on, and save only if too few of them remain.
+    let end = match is_elastic {
+        true => "this process leaves the job, and ends with an error",
+        false => "training saves and stops after the next step",
+    };
+    format!("the function of TerminationConfig::watch panicked: {problem}; {end}")
+}
+
 fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".to_owned())
@@ -131,3 +139,15 @@ fn message(panic: &(dyn Any + Send)) -> String {
 
 /// The shortest pause between two calls.
 const SHORTEST: Duration = Duration::from_millis(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_in_an_elastic_job_does_not_announce_the_end_of_the_training() {
+        let [of_job, of_all] = [true, false].map(|is_elastic| warning("no such file", is_elastic));
+        assert!(of_job.ends_with("panicked: no such file; this process leaves the job, and ends with an error"));
+        assert!(of_all.ends_with("panicked: no such file; training saves and stops after the next step"));
+    }
+}

@@ -17,11 +17,12 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::runtime::Runtime;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::timeout;
 
 use super::{Board, pages};
-use crate::{Error, Result};
+use crate::{Error, Result, event_loop};
 
 /// The routes of a server.
 pub(crate) type Routes<S = ()> = axum::Router<S>;
@@ -83,10 +84,9 @@ impl Background {
         name: &'static str,
         serve: impl FnOnce() -> F + Send + 'static,
     ) -> Result<Background> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Error::Thread)?;
         let (end, told) = oneshot::channel();
         let (running, ended) = mpsc::channel();
-        let run = move || {
+        let run = move |runtime: Runtime| {
             let _running = running;
             let outcome = runtime.block_on(async {
                 tokio::select! {
@@ -100,7 +100,8 @@ impl Background {
             // A call that blocks, such as a stack dump, has a deadline of its own, and is not waited for.
             runtime.shutdown_background();
         };
-        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run).map_err(Error::Thread)?;
+        let thread = std::thread::Builder::new().name(name.to_owned());
+        let thread = event_loop::start(thread, run).map_err(Error::Thread)?;
         Ok(Background { end: Some(end), ended, thread: Some(thread) })
     }
 }

@@ -66,8 +66,9 @@ impl Peer {
         let arguments: Vec<String> = strategy.into_iter().chain(arguments).collect();
         // Also compiles, warms up and measures alone.
         let limit = Duration::from_secs_f64(flags.seconds * 8.0 + 600.0);
-        let printed = self.python().run(script, *processes, &arguments, limit)?;
-        let line = |printed: String| serde_json::from_str(&printed);
-        printed.map(line).transpose().map_err(|error| format!("{script} printed no line of JSON: {error}"))
+        let read = |printed: &str| {
+            serde_json::from_str(printed).map_err(|error| format!("it printed no line of JSON: {error}"))
+        };
+        self.python().run(script, *processes, &arguments, limit, read)
     }
 }

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use super::report::Report;
 use super::request::{Client, Target};
+use crate::event_loop;
 
 /// The limits of posts.
 #[derive(Clone)]
@@ -47,14 +48,14 @@ impl Default for Settings {
 impl Poster {
     /// Starts the thread.
     pub(super) fn start(target: Target, settings: Settings) -> io::Result<Poster> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let warnings = Arc::new(Warnings::new(&settings));
         let end = settings.end;
         let (newest, states) = watch::channel(None);
         let (finished, done) = mpsc::channel();
         let client = Client::new(target, settings.request);
         let mut work = Work { interval: settings.interval, warnings: Arc::clone(&warnings), client };
-        let thread = std::thread::Builder::new().name("kubeflow".into()).spawn(move || {
+        let thread = std::thread::Builder::new().name("kubeflow".into());
+        let thread = event_loop::start(thread, move |runtime| {
             runtime.block_on(async {
                 tokio::select! {
                     () = dropped(states.clone()) => {}

@@ -49,7 +49,7 @@ impl<T: Trainee> Session<'_, T> {
             false => End::Left,
         };
         self.leaves = true;
-        strategy.leave_job()?;
+        self.departures.leave(strategy)?;
         Err(preemption.end(self.steps, end))
     }
 
