@@ -4,9 +4,12 @@ use std::fmt;
 
 /// The outcome of a scenario under a strategy. Printed on one line, and parsed from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub enum Outcome {
+    /// The promise holds.
     Passed,
+    /// The promise is not one of this strategy, and why.
     NotApplicable(String),
+    /// The promise does not hold, and how it does not.
     Failed(String),
 }
 
@@ -23,7 +26,7 @@ impl fmt::Display for Outcome {
 impl Outcome {
     /// Parses the output of a process. One without an outcome has failed, and so has one that told that it has passed
     /// or that nothing applies, and did not succeed.
-    pub(crate) fn read(stdout: &str, stderr: &str, succeeded: bool) -> Outcome {
+    pub fn read(stdout: &str, stderr: &str, succeeded: bool) -> Outcome {
         let told = Outcome::told(stdout, stderr);
         match told {
             Outcome::Passed | Outcome::NotApplicable(_) if !succeeded => {
@@ -47,7 +50,7 @@ impl Outcome {
 
     /// Returns the outcome of the processes of one strategy from that of each, by rank: the first failure, else the one
     /// that all have told. They have failed if they told different ones.
-    pub(crate) fn of_all(told: &[Outcome]) -> Outcome {
+    pub fn of_all(told: &[Outcome]) -> Outcome {
         let Some(first) = told.first() else { return Outcome::Failed("no process was started".to_owned()) };
         if let Some(failed) = told.iter().find(|outcome| matches!(outcome, Outcome::Failed(_))) {
             return failed.clone();
@@ -128,39 +131,3 @@ macro_rules! check_eq {
 }
 
 pub(crate) use {check, check_eq};
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn outcomes_come_back_from_what_processes_print() {
-        let why = "nothing: of that".to_owned();
-        for outcome in [Outcome::Passed, Outcome::NotApplicable(why), Outcome::Failed("how".to_owned())] {
-            assert_eq!(Outcome::read(&format!("a line\n{outcome}\n"), "", true), outcome);
-        }
-        assert!(matches!(Outcome::read("", "a panic", true), Outcome::Failed(how) if how.contains("a panic")));
-    }
-
-    #[test]
-    fn a_process_that_passes_and_crashes_at_its_end_has_failed() {
-        for told in ["outcome: passed\n", "outcome: not applicable: there is one replica\n"] {
-            let outcome = Outcome::read(told, "double free", false);
-            assert!(matches!(&outcome, Outcome::Failed(how) if how.contains("double free")), "{outcome}");
-        }
-    }
-
-    #[test]
-    fn processes_must_tell_the_same() {
-        let (passed, none) = (Outcome::Passed, Outcome::NotApplicable("there is one replica".to_owned()));
-        let failed = Outcome::Failed("how".to_owned());
-        assert_eq!(Outcome::of_all(&[passed.clone(), passed.clone()]), passed);
-        assert_eq!(Outcome::of_all(&[none.clone(), none.clone()]), none);
-        assert_eq!(Outcome::of_all(&[passed.clone(), none.clone(), failed.clone()]), failed);
-        for told in [[passed.clone(), none.clone()], [none, passed]] {
-            let outcome = Outcome::of_all(&told);
-            assert!(matches!(&outcome, Outcome::Failed(how) if how.contains("and rank 1 `")), "{outcome}");
-        }
-        assert!(matches!(Outcome::of_all(&[]), Outcome::Failed(_)));
-    }
-}

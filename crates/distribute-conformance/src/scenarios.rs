@@ -58,9 +58,9 @@ impl Scenario {
 
 /// A scenario of one tensor library, or of strategies alone.
 #[derive(Clone)]
-pub(crate) struct Case {
+pub struct Case {
     /// The scenario's name, with its library's in front.
-    pub(crate) name: String,
+    pub name: String,
     scenario: &'static Scenario,
     /// The error by which compiled programs refuse all that the library computes.
     refusal: Option<&'static str>,
@@ -68,7 +68,7 @@ pub(crate) struct Case {
 
 impl Case {
     /// Returns all scenarios.
-    pub(crate) fn all() -> impl Iterator<Item = Case> {
+    pub fn all() -> impl Iterator<Item = Case> {
         let named = |library: &str, scenario: &Scenario| match library {
             "" => scenario.name.to_owned(),
             library => format!("{library}: {}", scenario.name),
@@ -101,7 +101,8 @@ impl Case {
     }
 
     /// Returns whether an error is the refusal, in words, of what a compiled program does not do, of this scenario.
-    fn may_be_refused(&self, error: &str) -> bool {
+    #[must_use]
+    pub fn may_be_refused(&self, error: &str) -> bool {
         self.scenario.refusal.into_iter().chain(self.refusal).any(|refusal| error.contains(refusal))
     }
 }
@@ -274,33 +275,3 @@ const OF_BURN: &[Scenario] = &[
     Scenario::new("losses of classes are those of f64 on large logits", numbers::burn::class_losses),
     Scenario::new("losses of values are those of f64 on large values", numbers::burn::value_losses),
 ];
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use super::*;
-
-    fn may_be_refused(name: &str, error: &str) -> bool {
-        Case::all().find(|case| case.name == name).unwrap().may_be_refused(error)
-    }
-
-    #[test]
-    fn only_named_scenarios_may_be_refused_and_only_in_their_words() {
-        let of_candle = "a replica was to be on TPU:0: candle computes on CPUs and GPUs; train a model of burn";
-        let scale = "a loss scale does not go with a step in one compiled program: leave scale_losses out";
-        assert!(may_be_refused("candle: a dense model trains as on one replica", of_candle));
-        assert!(may_be_refused("burn: a step that is not finite is left out on all replicas", scale));
-        for error in [of_candle, scale, "replica 1 computes something else than replica 0"] {
-            assert!(!may_be_refused("burn: a dense model trains as on one replica", error), "{error}");
-            assert!(!may_be_refused("reduce combines the replicas' values", error), "{error}");
-        }
-        assert!(!may_be_refused("burn: a step that is not finite is left out on all replicas", of_candle));
-    }
-
-    #[test]
-    fn each_scenario_has_a_name_of_its_own() {
-        let names: Vec<String> = Case::all().map(|case| case.name).collect();
-        assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len());
-    }
-}

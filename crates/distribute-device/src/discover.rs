@@ -3,6 +3,7 @@
 use std::fs;
 use std::num::NonZeroUsize;
 use std::path::Path;
+use std::sync::LazyLock;
 use std::thread::available_parallelism;
 
 use crate::DeviceKind;
@@ -38,11 +39,13 @@ pub struct PhysicalDevice {
 /// # Source
 /// `tf.config.list_physical_devices`; `/proc/cpuinfo`, `/proc/meminfo`.
 pub fn discover() -> Vec<PhysicalDevice> {
-    let model = fs::read_to_string("/proc/cpuinfo").ok().and_then(|text| cpu_model(&text));
+    // Read once: each reading asks every processor for its frequency.
+    static MODEL: LazyLock<Option<String>> =
+        LazyLock::new(|| fs::read_to_string("/proc/cpuinfo").ok().and_then(|text| cpu_model(&text)));
     let cpu = PhysicalDevice {
         kind: DeviceKind::Cpu,
         index: 0,
-        name: model.unwrap_or_else(|| format!("{} processor", std::env::consts::ARCH)),
+        name: MODEL.clone().unwrap_or_else(|| format!("{} processor", std::env::consts::ARCH)),
         memory_bytes: fs::read_to_string("/proc/meminfo").ok().and_then(|text| total_memory_bytes(&text)),
         cores: available_parallelism().ok(),
     };

@@ -104,7 +104,8 @@ fn optimizer<E>(what: &str, model: &Model<Net<E>>) -> distribute_candle::Result<
 #[test]
 fn a_table_is_trained_as_candles_is() {
     for what in ["Adam", "SGD", "LAMB", "clipped", "scaled"] {
-        for (replicas, is_tied) in [(1, false), (2, false), (2, true)] {
+        let arrangements = [(2, false), (1, false), (2, true)];
+        for (replicas, is_tied) in arrangements.into_iter().take(if what == "Adam" { 3 } else { 1 }) {
             let strategy = MirroredStrategy::builder().num_replicas(replicas).build().unwrap();
             let (first, second) = (ours(&strategy, is_tied), candles(&strategy, is_tied));
             let (by_rows, whole) = (optimizer(what, &first).unwrap(), optimizer(what, &second).unwrap());

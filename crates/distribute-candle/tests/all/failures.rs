@@ -349,21 +349,26 @@ fn quiet() {
 }
 
 #[test]
-fn every_optimizer_goes_on_after_every_failure_of_three_replicas() {
+fn every_optimizer_goes_on_after_failures_of_three_replicas() {
     quiet();
-    for (name, dtype, build) in OPTIMIZERS {
-        fail_in_every_way(name, || Training::new(mirrored(3), *dtype, *build), &Failure::ALL);
+    for (at, (name, dtype, build)) in OPTIMIZERS.iter().enumerate() {
+        // All failures of optimizers that keep the most, and three of each other: each failure with a third of those.
+        let some: Vec<Failure> = (0..3).map(|third| Failure::ALL[(at + 3 * third) % Failure::ALL.len()]).collect();
+        let keeps_most = ["adam", "sharded and scaled", "power-sgd"].contains(name);
+        let failures = if keeps_most { &Failure::ALL[..] } else { &some };
+        fail_in_every_way(name, || Training::new(mirrored(3), *dtype, *build), failures);
     }
 }
 
 #[test]
-fn every_strategy_goes_on_after_every_failure() {
+fn every_strategy_goes_on_after_failures() {
     quiet();
     for place in 0..strategies().len() {
-        for (name, dtype, build) in OPTIMIZERS {
+        for (at, (name, dtype, build)) in OPTIMIZERS.iter().enumerate() {
             let failures: &[Failure] = match *name {
                 "adam" => &Failure::ALL,
-                _ => &[Failure::Errs, Failure::MinimizesTwice],
+                _ if (at + place).is_multiple_of(2) => &[Failure::Errs],
+                _ => &[Failure::MinimizesTwice],
             };
             let make = || Training::new(strategies().swap_remove(place), *dtype, *build);
             fail_in_every_way(name, make, failures);

@@ -1,8 +1,5 @@
 //! `distribute certs` and `distribute run --tls` as users see them.
 
-#![cfg(feature = "tls")]
-#![expect(clippy::unwrap_used, reason = "tests")]
-
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime};

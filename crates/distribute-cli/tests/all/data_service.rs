@@ -1,7 +1,5 @@
 //! `distribute data-service`, with data workers that are killed.
 
-#![expect(clippy::unwrap_used, reason = "tests")]
-
 use std::process::Command;
 use std::time::Duration;
 
@@ -37,7 +35,7 @@ fn address(job: &Job) -> String {
 #[test]
 fn a_killed_data_worker_is_started_again_and_a_signal_ends_all() {
     let own = std::env::current_exe().unwrap();
-    let program = [own.to_str().unwrap(), "a_data_worker", "--exact", "--ignored", "--nocapture"];
+    let program = [own.to_str().unwrap(), "data_service::a_data_worker", "--exact", "--ignored", "--nocapture"];
     let mut job = service(&[&["--workers", "1", "--"][..], &program].concat()).start().unwrap();
     let address = address(&job);
     let first = job.wait_for_line(0, "serves", LIMIT).unwrap();

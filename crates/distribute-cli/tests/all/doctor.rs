@@ -1,9 +1,6 @@
 //! `distribute doctor` as users and programs see it.
 
-#![expect(clippy::unwrap_used, reason = "tests")]
-
 #[cfg(feature = "pjrt")]
-#[path = "doctor/pjrt.rs"]
 mod pjrt;
 
 use std::time::{Duration, Instant};

@@ -1,7 +1,5 @@
 //! `distribute run --elastic`, with shell scripts as programs.
 
-#![expect(clippy::unwrap_used, reason = "tests")]
-
 use std::fs;
 use std::path::Path;
 use std::time::Duration;

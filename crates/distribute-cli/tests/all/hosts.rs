@@ -1,7 +1,5 @@
 //! `distribute run` with several launchers, all of them on this machine.
 
-#![expect(clippy::unwrap_used, reason = "tests")]
-
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};

@@ -1,8 +1,6 @@
 //! `distribute manifest` as users and platforms see it: each task finds its place by the printed file, the files are
 //! valid by the published schemas, and no text of a user becomes something else.
 
-#![expect(clippy::unwrap_used, reason = "tests")]
-
 mod compose;
 mod kubernetes;
 mod options;

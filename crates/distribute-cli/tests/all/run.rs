@@ -1,7 +1,5 @@
 //! `distribute run` as users see it, with shell scripts as programs.
 
-#![expect(clippy::unwrap_used, reason = "tests")]
-
 use std::fs;
 use std::io::Read;
 use std::os::fd::OwnedFd;

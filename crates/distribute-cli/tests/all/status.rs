@@ -1,7 +1,5 @@
 //! `distribute run --status` as a browser sees it. The tasks are this test program, in another role.
 
-#![expect(clippy::unwrap_used, reason = "tests")]
-
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -56,7 +54,7 @@ fn task() {
 fn launcher(flags: &[&str]) -> JobBuilder {
     let program = std::env::current_exe().unwrap();
     let job = Job::builder(env!("CARGO_BIN_EXE_distribute")).arg("run").args(flags).args(["--status", "0", "--"]);
-    job.arg(program.to_str().unwrap()).args(["task", "--exact", "--ignored", "--nocapture"]).env(ROLE, "1")
+    job.arg(program.to_str().unwrap()).args(["status::task", "--exact", "--ignored", "--nocapture"]).env(ROLE, "1")
 }
 
 /// Returns the address of the page, which the launcher prints once.

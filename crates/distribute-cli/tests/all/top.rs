@@ -1,9 +1,6 @@
 //! `distribute top` on a running job. The tasks are this test program, in another role: they sum values in a group of
 //! their own, and one of them stays away.
 
-#![cfg(feature = "status")]
-#![expect(clippy::unwrap_used, reason = "tests")]
-
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
@@ -75,7 +72,7 @@ impl Jobs {
     fn job(&self, workers: &str, role: &str, flags: &[&str]) -> JobBuilder {
         let program = std::env::current_exe().unwrap();
         let job = Job::builder(env!("CARGO_BIN_EXE_distribute")).args(["run", "-n", workers]).args(flags).arg("--");
-        let job = job.arg(program.to_str().unwrap()).args(["task", "--exact", "--ignored", "--nocapture"]);
+        let job = job.arg(program.to_str().unwrap()).args(["top::task", "--exact", "--ignored", "--nocapture"]);
         let folder = self.folder().to_str().unwrap().to_owned();
         job.env(ROLE, role).env("DISTRIBUTE_JOBS_DIR", folder).without_env("DISTRIBUTE_FLIGHT_DIR")
     }

@@ -12,10 +12,11 @@ use distribute::prelude::{Axis, CheckpointManager, CommunicationOptions, Mirrore
 use distribute::values::TensorStorage;
 use distribute_testkit::apart;
 
-use super::models::{TOLERANCE, UNEVEN, audit, built, minimize, on_one, parameters, parameters_with, train_by};
+use super::models::{TOLERANCE, UNEVEN, audit, built, minimize, parameters, parameters_with, train_by};
 use crate::check::{Fault, Stop, check, check_eq};
 use crate::conditions::{in_one_process, is_compiled, unless_whole};
 use crate::library::{Batch, Build, Kind, Library, elements, variables};
+use crate::one_replica::on_one;
 
 /// Tolerance of averages, which are rounded in each update.
 const AVERAGING: f64 = 1e-6;
@@ -53,7 +54,7 @@ pub(crate) fn every_kind<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
             let (model, _) = train_by::<L>(strategy, Kind::Dense, 20, |_| 16, build)?;
             parameters::<L>(strategy, &model, 0)
         };
-        let alone = on_one(format!("{} by {name}", type_name::<L>()), of)?;
+        let alone = on_one(&format!("{} by {name}", type_name::<L>()), of)?;
         let apart = apart(&of(strategy)?, &alone);
         // Where a gradient is nearly 0, adaptive steps amplify its rounding error.
         check!(apart < 10.0 * TOLERANCE, "{name}: parameters are {apart:e} apart after 20 steps");
@@ -148,7 +149,7 @@ pub(crate) fn clipped<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
             continue;
         }
         let model = of(strategy, build)?;
-        let alone = on_one(format!("{} within limit {limit}", type_name::<L>()), |one| of(one, build))?;
+        let alone = on_one(&format!("{} within limit {limit}", type_name::<L>()), |one| of(one, build))?;
         let apart = apart(&model, &alone);
         check!(apart < TOLERANCE, "parameters are {apart:e} apart after 20 steps");
         check!(model != free, "the limit limits nothing");

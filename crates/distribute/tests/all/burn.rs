@@ -4,8 +4,9 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use distribute_testkit::digits::{Digits, SIDE};
 use distribute_testkit::{Job, JobBuilder, Outcome, Ports, Signal, target_binary};
+
+use crate::digit_files::write_digits;
 
 const DEADLINE: Duration = Duration::from_secs(120);
 const TWO: &str = "CPU:0,CPU:1";
@@ -104,20 +105,9 @@ fn burn_mnist_resumes_after_a_worker_was_killed() {
 #[test]
 fn the_convolutional_model_of_burn_trains_on_files_with_compressed_gradients() {
     let folder = tempfile::tempdir().unwrap();
-    let digits = Digits::drawn(42, 640, 200);
-    for (prefix, split) in [("train", &digits.train), ("t10k", &digits.test)] {
-        let extents = |extents: &[usize]| extents.iter().flat_map(|extent| (*extent as u32).to_be_bytes()).collect();
-        let write = |kind: &str, dims: &[usize], bytes: Vec<u8>| {
-            let header: Vec<u8> = extents(dims);
-            let file = [vec![0, 0, 8, dims.len() as u8], header, bytes].concat();
-            fs::write(folder.path().join(format!("{prefix}-{kind}-idx{}-ubyte", dims.len())), file).unwrap();
-        };
-        let pixels = split.images.iter().map(|pixel| (pixel * 255.0) as u8).collect();
-        write("images", &[split.len(), SIDE, SIDE], pixels);
-        write("labels", &[split.len()], split.labels.iter().map(|label| *label as u8).collect());
-    }
+    write_digits(folder.path(), 512, 100);
     let (data, board) = (folder.path().to_str().unwrap(), folder.path().join("board"));
-    let args = ["--model", "cnn", "--epochs", "3", "--batch", "32", "--learning-rate", "0.01", "--data", data];
+    let args = ["--model", "cnn", "--epochs", "2", "--batch", "32", "--learning-rate", "0.01", "--data", data];
     let more = ["--compress", "f16", "--devices", TWO, "--tensorboard", board.to_str().unwrap()];
     let outcome = run(example("burn_mnist", &args).args(more));
     assert!(number(&outcome, "test accuracy") > 30.0, "{outcome:?}");
@@ -128,7 +118,7 @@ fn the_convolutional_model_of_burn_trains_on_files_with_compressed_gradients() {
 fn burn_char_lm_learns_more_than_frequencies_in_one_process_and_in_two() {
     let text = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/clusters.md");
     let mut brief = vec!["--text", text, "--width", "32", "--layers", "1", "--context", "32", "--sample", "40"];
-    brief.extend(["--epochs", "2", "--steps", "24"]);
+    brief.extend(["--epochs", "1", "--steps", "32"]);
     let one = run(example("burn_char_lm", &brief));
     let two = run(example("burn_char_lm", &brief).args(["--devices", TWO]));
     let processes = run(workers("burn_char_lm", &brief));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use distribute_testkit::{Job, JobBuilder, Outcome, Ports, Signal, target_binary};
 
 const DEADLINE: Duration = Duration::from_secs(120);
-const SMALL: [&str; 8] = ["--width", "64", "--layers", "2", "--context", "32", "--text", TEXT];
+const SMALL: [&str; 8] = ["--width", "64", "--layers", "2", "--context", "16", "--text", TEXT];
 const TEXT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/clusters.md");
 
 fn alone(args: &[&str]) -> JobBuilder {
@@ -56,7 +56,7 @@ fn sharded_and_mirrored_replicas_learn_the_same_in_one_process_and_in_several() 
     // A sum of two is the same in any order.
     assert_eq!(threads, mirrored);
     assert_eq!(processes, mirrored);
-    assert!(one[7] < one[0] - 0.4, "{one:?}");
+    assert!(one[7] < one[0] - 0.25, "{one:?}");
     for other in [&mirrored, &losses(workers(4, &steps), "four")] {
         assert_close(&one, other);
     }
@@ -104,7 +104,7 @@ fn a_model_that_does_not_fit_one_process_trains_on_four() {
 /// A frozen process makes the others wait in the gather of a weight, in forward or in backward; then it is killed.
 #[test]
 fn survivors_of_a_kill_during_a_gather_name_the_killed_rank() {
-    let steps = ["--steps", "100000", "--width", "128", "--layers", "3"];
+    let steps = ["--steps", "100000", "--width", "64", "--layers", "3"];
     let mut job = workers(3, &steps).start().unwrap();
     job.wait_for_line(0, "step   11", DEADLINE).unwrap();
     job.kill(1, Signal::STOP).unwrap();

@@ -103,9 +103,9 @@ fn workers_go_on_from_what_one_process_has_saved() {
 #[test]
 fn a_signal_to_one_worker_stops_all_after_the_same_step_which_is_saved() {
     let (calm, told) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let outcomes = epochs(3, calm.path(), 2, "losses").start().unwrap().wait_all(DEADLINE).unwrap();
+    let outcomes = epochs(2, calm.path(), 2, "losses").start().unwrap().wait_all(DEADLINE).unwrap();
     assert!(outcomes.iter().all(|outcome| outcome.success()), "{outcomes:?}");
-    let mut job = epochs(3, told.path(), 2, "losses").start().unwrap();
+    let mut job = epochs(2, told.path(), 2, "losses").start().unwrap();
     job.wait_for_line(0, "epoch=1/", DEADLINE).unwrap();
     // The worker that is not the chief.
     job.kill(1, Signal::TERM).unwrap();
@@ -125,7 +125,7 @@ fn a_signal_to_one_worker_stops_all_after_the_same_step_which_is_saved() {
     let step = step(&outcomes[0].stderr).unwrap();
     let newest = format!("step-{:08}", step.parse::<u64>().unwrap());
     assert_eq!(names.last(), Some(&newest), "{names:?}");
-    let outcomes = epochs(3, told.path(), 2, "losses").start().unwrap().wait_all(DEADLINE).unwrap();
+    let outcomes = epochs(2, told.path(), 2, "losses").start().unwrap().wait_all(DEADLINE).unwrap();
     assert!(outcomes.iter().all(|outcome| outcome.success()), "{outcomes:?}");
     assert!(outcomes[0].stderr.contains(&format!("resuming after step {step}")), "{outcomes:?}");
     assert_eq!(losses(told.path(), "losses"), losses(calm.path(), "losses"));

@@ -41,7 +41,7 @@ fn files(folder: &Path, prefix: &str) -> usize {
 
 #[test]
 fn both_models_learn_who_earns_much() {
-    for (args, least) in [(&["--devices", "CPU:0,CPU:1"][..], 0.8), (&["--dnn", "--max-steps", "600"][..], 0.8)] {
+    for (args, least) in [(&["--devices", "CPU:0,CPU:1"][..], 0.8), (&["--dnn", "--max-steps", "400"][..], 0.8)] {
         let folder = tempfile::tempdir().unwrap();
         let outcome = &people(folder.path(), args).start().unwrap().wait_all(DEADLINE).unwrap()[0];
         assert!(outcome.success(), "{outcome:?}");

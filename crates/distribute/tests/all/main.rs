@@ -7,6 +7,7 @@ mod checkpoints;
 #[cfg(feature = "data-service")]
 mod data_service;
 mod derive;
+mod digit_files;
 mod elastic;
 mod estimator;
 mod examples;

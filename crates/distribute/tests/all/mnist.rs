@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use distribute_testkit::{Job, JobBuilder, Ports, Signal, apart, target_binary};
 
+use crate::digit_files::write_digits;
+
 const DEADLINE: Duration = Duration::from_secs(120);
 
 fn mnist(args: &[&str]) -> JobBuilder {
@@ -84,7 +86,10 @@ fn a_run_that_has_no_epochs_left_measures_what_it_has_restored() {
 
 #[test]
 fn the_convolutional_model_trains_in_two_processes_too() {
-    let outcomes = workers(&["--model", "cnn", "--epochs", "1"]).start().unwrap().wait_all(DEADLINE).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    write_digits(folder.path(), 4000, 1000);
+    let brief = ["--model", "cnn", "--epochs", "1", "--batch", "32", "--data", folder.path().to_str().unwrap()];
+    let outcomes = workers(&brief).start().unwrap().wait_all(DEADLINE).unwrap();
     assert!(accuracy(&outcomes[0].stdout) > 85.0, "{outcomes:?}");
 }
 

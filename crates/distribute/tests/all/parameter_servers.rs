@@ -49,9 +49,9 @@ fn ended_well(mut job: Job) -> Outcome {
 
 #[test]
 fn all_kinds_of_updates_learn_as_well_as_training_in_step_does() {
-    // 250 steps of 64 examples each. In synchronous mode three of them make one step, so it gets as many steps from
-    // three times as many.
-    let accuracies = [("async", "1"), ("stale", "1"), ("sync", "3")].map(|(updates, epochs)| {
+    // 250 steps of 64 examples each. In synchronous mode three of them make one step, so it gets two thirds as many
+    // steps from twice as many.
+    let accuracies = [("async", "1"), ("stale", "1"), ("sync", "2")].map(|(updates, epochs)| {
         let chief = ended_well(start("parameter_server", &["--updates", updates, "--epochs", epochs]));
         (updates, number(&chief, "test accuracy"))
     });
@@ -65,22 +65,22 @@ fn all_kinds_of_updates_learn_as_well_as_training_in_step_does() {
 #[test]
 fn an_example_survives_its_workers_and_is_judged_beside() {
     let folder = tempfile::tempdir().unwrap();
-    let args = ["--epochs", "3", "--checkpoints", folder.path().to_str().unwrap()];
+    let args = ["--epochs", "2", "--checkpoints", folder.path().to_str().unwrap()];
     let mut job = start("parameter_server", &args);
     let mut evaluator = Job::builder(target_binary("parameter_server").unwrap())
         .args(args)
         .env("TF_CONFIG", r#"{"cluster": {"chief": ["127.0.0.1:9"]}, "task": {"type": "evaluator", "index": 0}}"#)
         .start()
         .unwrap();
-    job.wait_for_line(0, "epoch=1/3", DEADLINE).unwrap();
+    job.wait_for_line(0, "epoch=1/2", DEADLINE).unwrap();
     job.kill(4, Signal::KILL).unwrap();
     let outcomes = job.wait_all(DEADLINE).unwrap();
     for (rank, outcome) in outcomes.iter().enumerate() {
         assert_eq!(outcome.success(), rank != 4, "{outcome:?}");
     }
-    assert!(number(&outcomes[0], "test accuracy") > 94.0, "{:?}", outcomes[0]);
+    assert!(number(&outcomes[0], "test accuracy") > 92.0, "{:?}", outcomes[0]);
     let judged = evaluator.wait(0, DEADLINE).unwrap();
-    assert!(judged.success() && judged.stdout.contains("step 750: test accuracy"), "{judged:?}");
+    assert!(judged.success() && judged.stdout.contains("step 500: test accuracy"), "{judged:?}");
 }
 
 #[test]
@@ -150,8 +150,8 @@ fn wrong_clusters_are_told_in_a_sentence() {
 
 #[test]
 fn islands_learn_apart_while_one_of_them_is_slow_and_another_is_killed() {
-    let mut job = start("islands", &["--epochs", "12", "--quorum", "1", "--slow-island", "1"]);
-    job.wait_for_line(5, "epoch=2/12", DEADLINE).unwrap();
+    let mut job = start("islands", &["--epochs", "8", "--quorum", "1", "--slow-island", "1"]);
+    job.wait_for_line(5, "epoch=2/8", DEADLINE).unwrap();
     job.kill(5, Signal::KILL).unwrap();
     let outcomes = job.wait_all(DEADLINE).unwrap();
     for (rank, outcome) in outcomes.iter().enumerate() {

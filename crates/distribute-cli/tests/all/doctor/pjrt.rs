@@ -7,7 +7,7 @@ use distribute_testkit::JobBuilder;
 use serde_json::Value;
 use simulated_pjrt::{Fail, Script, install};
 
-use crate::{doctor, json, of, outcome};
+use super::{doctor, json, of, outcome};
 
 /// Builds `distribute doctor --json` without variables that would name a plugin.
 fn report() -> JobBuilder {

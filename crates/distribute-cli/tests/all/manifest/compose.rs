@@ -6,9 +6,9 @@ use std::process::Command;
 use distribute_testkit::skipped;
 use serde_json::{Value, json};
 
-use crate::kubernetes::Pod;
-use crate::schema::{COMPOSE, problems};
-use crate::{Environment, document, list, membership, print, text};
+use super::kubernetes::Pod;
+use super::schema::{COMPOSE, problems};
+use super::{Environment, document, list, membership, print, text};
 
 /// Returns the tasks of a file, in its order.
 pub(crate) fn pods(file: &Value) -> Vec<Pod> {

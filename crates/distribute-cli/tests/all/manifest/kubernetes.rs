@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use crate::{Environment, list, text};
+use super::{Environment, list, text};
 
 /// A pod, whose container runs one task.
 #[derive(Debug)]

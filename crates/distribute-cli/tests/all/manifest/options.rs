@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::{call, compose, document, documents, kubernetes, list, print};
+use super::{call, compose, document, documents, kubernetes, list, print};
 
 /// Returns the message of a call that must be refused as wrong use.
 fn refused(args: &[&str]) -> String {
@@ -71,7 +71,7 @@ fn contradictions_are_sentences() {
 fn commands_of_the_help_and_of_the_documents_print_files() {
     let help = |kind: &[&str]| String::from_utf8(call(&[kind, &["--help"]].concat()).stdout).unwrap();
     let kinds = ["job", "jobset", "tfjob", "trainjob", "slurm", "compose"];
-    let mut texts = vec![include_str!("../../../../docs/manifests.md").to_owned()];
+    let mut texts = vec![include_str!("../../../../../docs/manifests.md").to_owned()];
     texts.extend([&[][..]].into_iter().chain(kinds.iter().map(std::slice::from_ref)).map(help));
     let mut commands = Vec::new();
     for text in &texts {

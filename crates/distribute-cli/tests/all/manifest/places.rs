@@ -2,8 +2,8 @@
 
 use distribute_cluster::{ClusterResolver, TaskType, TfConfigResolver};
 
-use crate::kubernetes::{Pod, job, job_set, tf_job, train_job};
-use crate::{document, documents, membership, print};
+use super::kubernetes::{Pod, job, job_set, tf_job, train_job};
+use super::{document, documents, membership, print};
 
 const FLAGS: [&str; 4] = ["--name", "mnist", "--image", "mnist:1"];
 
@@ -83,7 +83,7 @@ fn of_a_train_job() {
 /// Returns the tasks of a job with parameter servers and an evaluator, of the kinds that have them.
 pub(crate) fn with_all_roles() -> [Vec<Pod>; 3] {
     let file = |kind| document(&print(kind, &flags(&["-n", "3", "--ps", "2", "--evaluator", "1"]), &["train"]));
-    [job_set(&file("jobset")), tf_job(&file("tfjob")), crate::compose::pods(&file("compose"))]
+    [job_set(&file("jobset")), tf_job(&file("tfjob")), super::compose::pods(&file("compose"))]
 }
 
 #[test]

@@ -6,12 +6,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::{document, documents, list, print};
+use super::{document, documents, list, print};
 
-pub(crate) const COMPOSE: &str = include_str!("../schemas/compose.json");
-const TF_JOB: &str = include_str!("../schemas/tfjob.json");
-const JOB_SET: &str = include_str!("../schemas/jobset.json");
-const TRAIN_JOB: &str = include_str!("../schemas/trainjob.json");
+pub(crate) const COMPOSE: &str = include_str!("../../schemas/compose.json");
+const TF_JOB: &str = include_str!("../../schemas/tfjob.json");
+const JOB_SET: &str = include_str!("../../schemas/jobset.json");
+const TRAIN_JOB: &str = include_str!("../../schemas/trainjob.json");
 
 /// Options with all parts that a file may have.
 const CONTAINER: [&str; 24] = [
@@ -159,7 +159,7 @@ fn the_schemas_find_mistakes() {
 
 /// Returns what a schema forbids in a value.
 ///
-/// The schemas have a form of their own, which ../schemas/README.md describes.
+/// The schemas have a form of their own, which ../../schemas/README.md describes.
 pub(crate) fn problems(value: &Value, schema: &str) -> Vec<String> {
     let schema: Value = serde_json::from_str(schema).unwrap();
     let mut found = Vec::new();

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use distribute_testkit::{Slurm, skipped};
 use tempfile::TempDir;
 
-use crate::{Environment, call, membership, print};
+use super::{Environment, call, membership, print};
 
 /// A folder with commands named srun and scontrol, which record how they are called.
 pub(crate) struct Stage {

@@ -2,9 +2,9 @@
 
 use proptest::prelude::*;
 
-use crate::kubernetes::{job, job_set, tf_job, train_job};
-use crate::slurm::Stage;
-use crate::{compose, document, documents, print};
+use super::kubernetes::{job, job_set, tf_job, train_job};
+use super::slurm::Stage;
+use super::{compose, document, documents, print};
 
 /// Texts that YAML, Kubernetes, Compose or a shell may read as something else.
 const ODD: [&str; 40] = [

@@ -182,7 +182,7 @@ proptest! {
 
     #[test]
     fn any_bytes_as_control_messages_end_in_one_and_bounded_memory(
-        bytes in prop::collection::vec(prop_oneof![0u8..4, any::<u8>()], 0..9000),
+        bytes in prop::collection::vec(prop_oneof![0u8..4, any::<u8>()], 0..2000),
     ) {
         let (mut peer, _data, mut control) = peer();
         control.write_all(&bytes).expect("it fits into the buffer");
