@@ -133,15 +133,13 @@ impl Elastic {
         }
     }
 
-    /// Leaves the job, and first asks its members to continue without this process if they may and `asks` is set.
-    /// Returns whether this process was in it.
-    pub(crate) fn leave(&self, asks: bool) -> bool {
+    /// Leaves the job. Returns whether this process was in it.
+    pub(crate) fn leave(&self) -> bool {
         let job = self.job.lock().take();
         self.present.lock().take();
         // If too few would remain, the job does not continue without this process, and the request would not be
         // granted.
-        let is_asked =
-            |job: &ElasticJob| asks && job.generation().members.len() > *self.options.members.start() as usize;
+        let is_asked = |job: &ElasticJob| job.generation().members.len() > *self.options.members.start() as usize;
         job.inspect(|job| {
             if is_asked(job) {
                 job.leave()

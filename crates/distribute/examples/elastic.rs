@@ -1,12 +1,12 @@
 //! Training that continues while its processes are killed and join again:
 //! `cargo run --release -p distribute --example elastic`
 //!
-//! The program starts itself as several workers, kills or freezes one of them every few seconds, any of them, and
-//! starts another in its place. The others repeat the step that failed and train on; a new one gets the state of a live
-//! one. At the end each step was made once, with all of its examples.
+//! The program starts itself as several workers, kills or freezes one of them every few seconds, any but the last that
+//! trains, and starts another in its place. The others repeat the step that failed and train on; a new one gets the
+//! state of a live one. At the end each step was made once, with all of its examples.
 #![expect(clippy::print_stdout, reason = "it prints how the training went")]
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -229,7 +229,7 @@ fn disturb(flags: &Flags) -> distribute::Result<()> {
         last: (0, 0),
         members: BTreeMap::new(),
         faults: Vec::new(),
-        trains: BTreeSet::new(),
+        trains: BTreeMap::new(),
         joins: Vec::new(),
         ends: Vec::new(),
     };
@@ -251,12 +251,14 @@ fn disturb(flags: &Flags) -> distribute::Result<()> {
         if flags.plain || flags.every <= 0.0 || Instant::now() < due {
             continue;
         }
-        due += Duration::from_secs_f64(flags.every);
-        let alive: Vec<usize> = (0..workers.len())
-            .filter(|worker| workers[*worker].lives && !thaws.iter().any(|(frozen, _)| frozen == worker))
-            .collect();
-        // All may be frozen.
-        let Some(chosen) = (random.next_u64() as usize).checked_rem(alive.len()).map(|at| alive[at]) else { continue };
+        let is_frozen = |worker: usize| thaws.iter().any(|(frozen, _)| *frozen == worker);
+        let trains: Vec<usize> = job.newest().filter(|worker| workers[*worker].lives && !is_frozen(*worker)).collect();
+        // What all have learnt is lost with the last that trains, so that one is left in peace.
+        if trains.len() < 2 {
+            continue;
+        }
+        due = Instant::now() + Duration::from_secs_f64(flags.every);
+        let chosen = trains[random.next_u64() as usize % trains.len()];
         if flags.freeze && job.faults.len() % 2 == 1 {
             workers[chosen].signal(Signal::STOP)?;
             thaws.push((chosen, Instant::now() + Duration::from_secs_f64(2.0 * flags.heartbeat)));
@@ -273,11 +275,11 @@ fn disturb(flags: &Flags) -> distribute::Result<()> {
     }
     std::fs::write(folder.path().join("end"), "").map_err(Error::program)?;
     // One that has not joined by then finds no others.
-    while job.ends.is_empty() || job.ends.len() < job.trains.iter().filter(|at| workers[**at].lives).count() {
+    while job.ends.is_empty() || job.ends.len() < job.trains.keys().filter(|at| workers[**at].lives).count() {
         job.read(Duration::from_millis(20), &workers)?;
         check(&interrupted, deadline, "the training does not end")?;
     }
-    for at in job.trains.iter().copied().filter(|at| workers[*at].lives).collect::<Vec<_>>() {
+    for at in job.trains.keys().copied().filter(|at| workers[*at].lives).collect::<Vec<_>>() {
         let worker = &mut workers[at];
         let status = worker.wait()?;
         if !status.success() {
@@ -305,14 +307,20 @@ struct Job {
     /// step that the others have repeated in a later generation.
     members: BTreeMap<u64, (u64, u32)>,
     faults: Vec<(usize, Fault)>,
-    /// Workers that have made a step.
-    trains: BTreeSet<usize>,
+    /// Workers that have made a step, and the newest generation in which they have.
+    trains: BTreeMap<usize, u64>,
     /// Milliseconds from the start of each worker that has replaced another until its first step.
     joins: Vec<u64>,
     ends: Vec<(u64, [u64; 2], String)>,
 }
 
 impl Job {
+    /// Returns the workers that have made a step in the newest generation.
+    fn newest(&self) -> impl Iterator<Item = usize> {
+        let newest = self.trains.values().copied().max();
+        self.trains.iter().filter(move |(_, generation)| Some(**generation) == newest).map(|(worker, _)| *worker)
+    }
+
     fn fault(&mut self, what: &'static str, worker: usize) {
         let (step, generation) = self.last;
         self.faults.push((worker, Fault { what, at: now(), step, generation, recovered: None }));
@@ -324,7 +332,7 @@ impl Job {
                 self.last = self.last.max((step, generation));
                 let last = self.members.entry(step).or_insert((generation, members));
                 *last = (*last).max((generation, members));
-                if self.trains.insert(worker) && !self.faults.is_empty() {
+                if self.trains.insert(worker, generation).is_none() && !self.faults.is_empty() {
                     self.joins.push(at.saturating_sub(workers[worker].began));
                 }
                 for (of, fault) in &mut self.faults {

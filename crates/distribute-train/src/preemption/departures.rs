@@ -3,8 +3,6 @@
 use distribute_strategy::{Request, Requests, Strategy};
 use parking_lot::Mutex;
 
-use crate::Result;
-
 /// The requests of members of an elastic job to leave it. They travel with the gradients, so that all members know
 /// after the same step how many leave.
 #[derive(Debug, Default)]
@@ -58,11 +56,6 @@ impl Departures {
     pub(crate) fn note_saved(&self) {
         let mut state = self.0.lock();
         (state.departure.saves, state.has_saved) = (false, true);
-    }
-
-    /// Leaves the job. Where all have saved, too few remain to continue, and none of them would answer.
-    pub(crate) fn leave(&self, strategy: &Strategy) -> Result<()> {
-        Ok(if self.has_saved() { strategy.leave_saved_job() } else { strategy.leave_job() }?)
     }
 
     /// Returns whether all members have saved before this process leaves.

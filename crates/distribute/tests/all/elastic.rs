@@ -29,7 +29,8 @@ fn workers_that_are_killed_and_frozen_lose_no_step_and_change_no_bit() {
     let told = &outcome.stdout;
     assert!(told.contains("each with all of its examples") && told.contains("equal bit for bit"), "{outcome:?}");
     let faults: Vec<&str> = told.lines().filter(|line| line.contains(" in generation ")).collect();
-    assert!(faults.len() >= 3, "{outcome:?}");
+    // One killed and one frozen, and more where the machine is quick.
+    assert!(faults.len() >= 2, "{outcome:?}");
     // The last one may find the training at its end.
     assert!(faults[..faults.len() - 1].iter().all(|fault| fault.ends_with(" ms later")), "{outcome:?}");
 }

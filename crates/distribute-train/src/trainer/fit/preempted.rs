@@ -49,7 +49,7 @@ impl<T: Trainee> Session<'_, T> {
             false => End::Left,
         };
         self.leaves = true;
-        self.departures.leave(strategy)?;
+        strategy.leave_job()?;
         Err(preemption.end(self.steps, end))
     }
 
