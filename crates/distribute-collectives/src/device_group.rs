@@ -93,7 +93,7 @@ trait Backend: Send + Sync {
     fn run(&self, work: &Work<'_>) -> Result<()>;
 
     /// Waits, after a call has failed and the group was aborted, until no stream but the caller's uses the memory of
-    /// this rank's calls, or the group's timeout has passed: the caller may free it then in the order of its stream.
+    /// this rank's calls, at most twice the group's timeout: the caller may free it then in the order of its stream.
     fn withdraw(&self);
 }
 

@@ -165,22 +165,8 @@ impl Strategy {
     /// # Errors
     /// The errors of [`Replicas::local`](crate::Replicas::local) occur in the same cases.
     pub fn leave_job(&self) -> Result<()> {
-        self.leave_after(true)
-    }
-
-    /// Leaves an elastic job that ends, since too few of its members remain after others have saved and left. The
-    /// members are not asked, which would take seconds; otherwise like [`leave_job`](Strategy::leave_job). For authors
-    /// of training loops.
-    ///
-    /// # Errors
-    /// The errors of [`Replicas::local`](crate::Replicas::local) occur in the same cases.
-    pub fn leave_saved_job(&self) -> Result<()> {
-        self.leave_after(false)
-    }
-
-    fn leave_after(&self, asks: bool) -> Result<()> {
         let Some(elastic) = self.replicas().elastic() else { return Ok(()) };
-        if elastic.leave(asks) {
+        if elastic.leave() {
             self.replicas().part()?;
         }
         Ok(())
@@ -250,42 +236,6 @@ mod tests {
         assert_eq!((strategy.topology().workers(), strategy.generation()), (1, Some(1)));
         strategy.end_job().unwrap();
         step().unwrap();
-    }
-
-    #[test]
-    fn members_that_leave_a_saved_job_together_wait_for_no_answer() {
-        let folder = tempfile::tempdir().unwrap();
-        let first = Membership::new(0, 2, "127.0.0.1:1").unwrap();
-        let own = |_| std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-        let addresses: Vec<String> = (0..2).map(own).collect();
-        let barrier = std::sync::Barrier::new(2);
-        let member = &|rank: u32| {
-            let membership = Membership::new(rank, 2, "127.0.0.1:1").unwrap();
-            let register = FileRegister::new(folder.path(), &first.job_id()).unwrap();
-            let builder = MultiWorkerMirroredStrategy::builder().elastic(1..=2).devices(["CPU:0"]);
-            let addresses = addresses.iter().cloned().map(Some).collect();
-            let membership = Membership { addresses, advertised_host: Some("127.0.0.1".to_owned()), ..membership };
-            let builder = builder.membership(membership).generations(Authority::Register(Arc::new(register)));
-            let strategy = builder.build().unwrap();
-            let began = std::time::Instant::now();
-            loop {
-                let gathering = strategy.next_generation(None).unwrap();
-                let both = gathering.states().members() == 2;
-                if gathering.form().and_then(|()| gathering.begin()).is_ok() && both {
-                    break;
-                }
-                assert!(began.elapsed() < Duration::from_secs(60));
-            }
-            barrier.wait();
-            let began = std::time::Instant::now();
-            strategy.leave_saved_job().unwrap();
-            assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
-            assert_eq!(strategy.generation(), None);
-        };
-        std::thread::scope(|scope| {
-            let members = [0, 1].map(|rank| scope.spawn(move || member(rank)));
-            members.into_iter().for_each(|member| member.join().unwrap());
-        });
     }
 
     #[test]

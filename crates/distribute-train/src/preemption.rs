@@ -158,7 +158,7 @@ impl PreemptionHandler {
             return Ok(());
         }
         if is_elastic {
-            self.departures.leave(&self.strategy)?;
+            self.strategy.leave_job().map_err(Error::from)?;
         }
         Err(self.ended(step).into())
     }

@@ -101,12 +101,16 @@ impl Cuda {
         const MEMORY_TYPE: c_uint = 2;
         const DEVICE_ORDINAL: c_uint = 9;
         const DEVICE_MEMORY: c_int = 2;
+        const INVALID_VALUE: c_int = 1;
         let Some(function) = self.attribute else { return Ok(()) };
         let ask = |attribute| {
             let mut value: c_int = 0;
             // SAFETY: both attributes are integers of this size; any address may be asked for.
             let code = unsafe { function((&raw mut value).cast(), attribute, memory.expose_provenance() as u64) };
-            if code == 0 { Ok(value) } else { Err(Failure::argument(format!("{name} is not a valid pointer"))) }
+            match code {
+                INVALID_VALUE => Err(Failure::argument(format!("{name} is not a valid pointer"))),
+                code => check("cuPointerGetAttribute", code).map(|()| value),
+            }
         };
         let (kind, owner) = (ask(MEMORY_TYPE)?, ask(DEVICE_ORDINAL)?);
         if kind == DEVICE_MEMORY && owner != device {

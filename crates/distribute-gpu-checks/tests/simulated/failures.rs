@@ -295,8 +295,9 @@ fn groups_are_found_while_another_replica_aborts_its_own() {
                 Ok(())
             }))?;
         }
-        group.all_reduce(&values, DType::F32, ReduceOp::Sum, &*stream)?;
+        let reduced = group.all_reduce(&values, DType::F32, ReduceOp::Sum, &*stream);
         enqueued.wait();
+        reduced?;
         if context.local_replica_id() == 0 {
             // The abort lets the reduction finish, which replica 1's GPU has not reached.
             return Err(distribute_strategy::Error::Merge { replica: 0, problem: "as this test wants it".to_owned() });
@@ -331,7 +332,8 @@ fn streams_are_replaced_later_if_that_fails_after_a_failed_step() {
     step(&strategy, &model, &optimizer).unwrap();
     // Those of both replicas, after the failed step.
     FAILING_REPLACEMENTS.store(2, Ordering::SeqCst);
-    step(&strategy, &model, &optimizer).unwrap_err();
+    let told = step(&strategy, &model, &optimizer).unwrap_err().to_string();
+    assert!(!told.contains("taken back"), "{told}");
     assert_eq!(FAILING_REPLACEMENTS.load(Ordering::SeqCst), 0);
     step(&strategy, &model, &optimizer).unwrap();
     assert!((0..2).all(|local| model.values(local) == [[-1.0; 4]]));

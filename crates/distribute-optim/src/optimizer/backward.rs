@@ -148,10 +148,7 @@ impl<L: TensorLibrary> Optimizer<L> {
             return Ok(Box::new(ShardedStep::new(plan)));
         }
         let mut state = self.states.each[local].lock();
-        let changes = context.strategy().changes();
-        if std::mem::replace(&mut state.changes, changes) != changes {
-            (state.fused, state.on_device) = (None, None);
-        }
+        state.follow(context.strategy().changes());
         if state.on_device.is_none() && !self.parameters.shared {
             state.on_device = Some(L::Devices::new(context, &self.parameters, plan, &self.compression)?);
         }

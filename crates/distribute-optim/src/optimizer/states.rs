@@ -314,17 +314,19 @@ impl<L: TensorLibrary> Recoverable for States<L> {
     }
 
     fn take_back(&self, local: usize) -> Result<(), RecoveryError> {
-        let (replaced, in_progress) = {
+        let in_progress = {
             let mut state = self.each[local].lock();
             state.standing = state.noted.clone();
             state.forget_step();
             // Also after the last step was committed: what has failed later may have used the same streams.
             state.has_failed_streams = true;
-            (state.leave_streams(), state.in_progress.take())
+            // All else is as before the step. After an error the next step tries again, and has it.
+            let _ = state.leave_streams();
+            state.in_progress.take()
         };
         // It waits for operations, which end at once in a group that a failure has aborted.
         drop(in_progress);
-        Ok(replaced?)
+        Ok(())
     }
 
     /// Fails the run if an update failed, even if the closure has ignored the error.
@@ -357,6 +359,13 @@ impl<L: TensorLibrary> ReplicaState<L> {
         }
         if let Some(Some(devices)) = &self.on_device {
             devices.take_back();
+        }
+    }
+
+    /// Drops what was created for other processes, if the strategy has changed since.
+    pub(super) fn follow(&mut self, changes: u64) {
+        if std::mem::replace(&mut self.changes, changes) != changes {
+            (self.fused, self.on_device, self.has_failed_streams) = (None, None, false);
         }
     }
 

@@ -116,6 +116,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         let mut state = self.states.each[local].lock();
         // The caller may have ignored the failure of an earlier step.
         state.forget_step();
+        state.follow(context.strategy().changes());
         state.leave_streams()?;
         state.undecided = true;
         let standing = &state.standing;
