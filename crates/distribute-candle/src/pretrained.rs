@@ -139,8 +139,8 @@ impl<M> Model<M> {
     /// # Errors
     /// [`Error::Pretrained`] if the file cannot be written; [`Error::Optim`] with
     /// [`Apart`](distribute_optim::Error::Apart) if replicas have made steps of their own since their variables were
-    /// equal, or [`Torn`](distribute_optim::Error::Torn) if a failed step has left no whole variables. An error of one
-    /// worker is one of all: the others have its message, as [`Error::Train`] with
+    /// equal, or [`Torn`](distribute_optim::Error::Torn) if a failed step has left no whole variables. These errors of
+    /// one worker are errors of all: the others have its message, as [`Error::Train`] with
     /// [`Chief`](distribute_train::Error::Chief) or [`OnWorker`](distribute_train::Error::OnWorker), and an earlier
     /// file stays. [`Error::Collective`] if a worker is missing or fails.
     ///

@@ -355,7 +355,8 @@ pub enum Error {
     #[cfg(feature = "checkpoint")]
     #[error("on the chief: {0}")]
     Chief(String),
-    /// The message of an error on a worker other than the chief.
+    /// The message of an error on a worker other than the chief. As after the loss of that worker, the others may
+    /// continue or start again.
     #[cfg(feature = "checkpoint")]
     #[error("on {worker}: {problem}")]
     OnWorker {
@@ -528,7 +529,8 @@ impl Error {
             Error::Values(error) => error.class(),
             Error::Part(error) => Classified::class_of(&**error),
             Error::File { source, .. } => crate::objects::class(source).unwrap_or(Class::PERMANENT),
-            Error::NoNewCheckpoint { .. } | Error::DiskHangs { .. } | Error::ChiefsDisk(_) => {
+            // The worker that has the error ends with its class; for the others it is lost.
+            Error::NoNewCheckpoint { .. } | Error::DiskHangs { .. } | Error::ChiefsDisk(_) | Error::OnWorker { .. } => {
                 Class::new(Scope::Cluster, FailureKind::Retryable)
             }
             #[cfg(feature = "kubeflow")]

@@ -199,8 +199,10 @@ impl Inner {
         let mut abandoned = self.made.lock().abandoned.clone();
         match CheckpointManager::new(folder).list_abandoned(&mut abandoned) {
             Ok(()) => self.made.lock().abandoned = abandoned,
-            // Saving tells by itself if it concerns this folder.
-            Err(error) => tracing::debug!("the folder of restore_servers_from still cannot be listed: {error}"),
+            Err(error) => tracing::warn!(
+                "the folder of restore_servers_from still cannot be listed ({error}): no server that is started again \
+                 gets its part of what is saved in it now, but of an earlier checkpoint"
+            ),
         }
     }
 

@@ -252,8 +252,7 @@ impl CheckpointManager {
     /// gone, for example because a disk has been unmounted, the save fails with [`Error::FolderGone`].
     ///
     /// # Errors
-    /// - [`Error::Part`] if a part cannot be read, and [`Error::State`] if `program` cannot be written as JSON; workers
-    ///   without such an error get [`Error::Chief`] or [`Error::OnWorker`] with the message, and nothing is written.
+    /// - [`Error::Part`] if a part cannot be read, and [`Error::State`] if `program` cannot be written as JSON.
     /// - [`Error::PutTwice`] if two parts have tensors or values of one name, such as two models whose variables have
     ///   equal names; nothing is written.
     /// - On every worker, the error of writing the previous checkpoint; under a strategy that shards, also that of
@@ -274,19 +273,23 @@ impl CheckpointManager {
             self.finish_everywhere(strategy)?;
             snapshot.sink = Some(self.sink(strategy, step, run).boxed());
         }
-        let collected = collect(strategy, parts, program, &mut snapshot);
+        for part in parts {
+            part.prepare(strategy).map_err(of_part)?;
+        }
+        for part in parts {
+            part.save(strategy, &mut snapshot).map_err(of_part)?;
+        }
+        snapshot.put_state(PROGRAM, program)?;
+        let once = snapshot.check_put_once();
         if let Some(sink) = snapshot.sink.take() {
             let mut sink = (*sink).into_inner();
-            match collected {
-                // All workers have ended with it.
-                Err(error) if sink.is_told() => return Err(error),
-                Err(error) => sink.fail(error),
-                Ok(()) => {}
+            if let Err(error) = once {
+                sink.fail(error);
             }
             self.writing = sink.end(strategy, snapshot.state)?;
             return Ok(());
         }
-        everywhere(strategy, collected.map(|()| self.writing.take()))?;
+        everywhere(strategy, once.map(|()| self.writing.take()))?;
         if strategy.is_chief() {
             self.write(snapshot, run)?;
         }
@@ -476,23 +479,6 @@ impl Drop for CheckpointManager {
             warn(&format!("the last checkpoint was not written: {error}"));
         }
     }
-}
-
-/// Takes the parts and the program's state into a snapshot.
-fn collect(
-    strategy: &Strategy,
-    parts: &[&dyn Checkpointed],
-    program: &impl Serialize,
-    snapshot: &mut Snapshot,
-) -> Result<()> {
-    for part in parts {
-        part.prepare(strategy).map_err(of_part)?;
-    }
-    for part in parts {
-        part.save(strategy, snapshot).map_err(of_part)?;
-    }
-    snapshot.put_state(PROGRAM, program)?;
-    snapshot.check_put_once()
 }
 
 /// Returns an error with which a part has ended: one of reading or writing the checkpoint as it is, so that it keeps

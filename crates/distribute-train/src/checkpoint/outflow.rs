@@ -130,16 +130,11 @@ impl Sink {
         self.failure.get_or_insert(error);
     }
 
-    /// Returns whether all workers know an error with which the writing has ended.
-    pub(super) fn is_told(&self) -> bool {
-        self.told.is_some()
-    }
-
     /// Waits until the writer has taken the last tensor. Every worker calls this, and gets an error if the chief has
     /// one.
     pub(super) fn settle(&mut self, strategy: &Strategy) -> Result<()> {
         if let Some(told) = &self.told {
-            return Err(Error::Chief(told.clone()));
+            return Err(Error::Part(told.clone().into()));
         }
         let is_writer = self.pieces.is_some();
         let room = match self.failure.take() {

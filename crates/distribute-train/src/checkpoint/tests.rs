@@ -15,8 +15,6 @@ use super::write;
 use super::*;
 use crate::{BoxError, Error};
 
-pub(super) use self::sharded::two_workers;
-
 mod faults;
 mod found;
 mod hostile;

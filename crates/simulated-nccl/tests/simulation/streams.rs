@@ -3,6 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 use std::{env, ptr};
@@ -160,7 +161,10 @@ mod inside {
             cuda.stream(device);
             cuda.memory().expose_provenance()
         });
+        // NCCL keeps the last words of a process, and not those of each thread.
+        static TURN: Mutex<()> = Mutex::new(());
         two_ranks(move |_, nccl, comm, stream, rank| {
+            let alone = TURN.lock().unwrap_or_else(PoisonError::into_inner);
             let mut plain = 1_i32;
             let own: *mut c_void = ptr::with_exposed_provenance_mut(addresses[rank]);
             let other = ptr::with_exposed_provenance_mut(addresses[1 - rank]);
@@ -182,6 +186,7 @@ mod inside {
                 let error = call.unwrap_err().to_string();
                 assert!(error.contains(&problem), "{error}");
             }
+            drop(alone);
             let _ = reduce(own, own).unwrap();
             destroy(nccl, comm);
         });

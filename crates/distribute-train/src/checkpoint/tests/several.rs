@@ -2,12 +2,10 @@
 
 use std::sync::Arc;
 
-use distribute_cluster::Membership;
 use distribute_device::DType;
 use distribute_optim::backend::{LibraryOptimizer, Reduced, Variable};
 use distribute_optim::{Adam, Ema, HostError, HostLoss, HostModel, Optimizer, OptimizerState, Sgd, Trainable};
-use distribute_strategy::{CommunicationOptions, FullyShardedStrategy, MultiWorkerMirroredStrategy};
-use distribute_testkit::Ports;
+use distribute_strategy::FullyShardedStrategy;
 use parking_lot::Mutex;
 
 use super::sharded::two_workers;
@@ -200,82 +198,6 @@ fn all_workers_get_the_error_of_a_name_that_the_chief_has_put_twice() {
     let errors = two_workers(|_, strategy| saved_in(folder.path(), strategy, &[&TwiceOnChief]).unwrap_err());
     assert!(matches!(errors[0], Error::PutTwice { .. }), "{}", errors[0]);
     assert!(matches!(errors[1], Error::Chief(_)), "{}", errors[1]);
-}
-
-/// Cannot be saved by one worker.
-struct FailsOn(usize);
-
-impl Checkpointed for FailsOn {
-    fn save(&self, strategy: &Strategy, _: &mut Snapshot) -> Result<(), BoxError> {
-        match strategy.topology().worker() == self.0 {
-            true => Err("its replicas are apart".into()),
-            false => Ok(()),
-        }
-    }
-
-    fn load(&self, _: &Strategy, _: &Snapshot) -> Result<(), BoxError> {
-        Ok(())
-    }
-}
-
-/// A part whose tensors are put in pieces, so that all of the checkpoint is written as it comes.
-struct Streams(FailsOn);
-
-impl Checkpointed for Streams {
-    fn streams(&self) -> bool {
-        true
-    }
-
-    fn save(&self, strategy: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError> {
-        self.0.save(strategy, snapshot)
-    }
-
-    fn load(&self, _: &Strategy, _: &Snapshot) -> Result<(), BoxError> {
-        Ok(())
-    }
-}
-
-#[test]
-fn a_part_that_one_worker_cannot_save_is_an_error_of_all_and_nothing_is_written() {
-    let began = std::time::Instant::now();
-    let mirrored_by_two = |work: &(dyn Fn(&Strategy) -> Vec<String> + Sync)| {
-        let address = format!("127.0.0.1:{}", Ports::reserve(1).unwrap().release()[0]);
-        let worker = &|rank: u32| {
-            let strategy = MultiWorkerMirroredStrategy::builder()
-                .devices(["CPU:0"])
-                .membership(Membership::new(rank, 2, &address).unwrap())
-                .communication(CommunicationOptions::default().timeout(Duration::from_secs(60)))
-                .build()
-                .unwrap();
-            work(&strategy)
-        };
-        std::thread::scope(|scope| {
-            let workers = [0, 1].map(|rank| scope.spawn(move || worker(rank)));
-            workers.map(|worker| worker.join().unwrap())
-        })
-    };
-    let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
-    let work = |strategy: &Strategy| {
-        let folder = &folders[usize::from(strategy.sharding().is_some())];
-        let mut manager = CheckpointManager::new(folder.path());
-        let parts: [&dyn Checkpointed; 4] = [&FailsOn(1), &FailsOn(0), &Streams(FailsOn(1)), &Streams(FailsOn(0))];
-        let told = parts.map(|part| manager.save(strategy, 1, &[part], &()).unwrap_err().to_string());
-        manager.finish_everywhere(strategy).unwrap();
-        if strategy.is_chief() {
-            assert_eq!(names(folder.path()), ["run"]);
-        }
-        // They continue together.
-        manager.save(strategy, 2, &[], &()).unwrap();
-        manager.finish_everywhere(strategy).unwrap();
-        told.to_vec()
-    };
-    let own = "its replicas are apart";
-    for told in [mirrored_by_two(&work), two_workers(|_, strategy| work(strategy))] {
-        let (chief, other) = (format!("on the chief: {own}"), format!("on worker:1: {own}"));
-        assert_eq!(told[0], [&other, own, &other, own]);
-        assert_eq!(told[1], [own, &chief, own, &chief]);
-    }
-    assert!(began.elapsed() < Duration::from_secs(40), "{:?}", began.elapsed());
 }
 
 #[test]

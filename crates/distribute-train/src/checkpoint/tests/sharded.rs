@@ -133,7 +133,7 @@ fn restore_in(
 }
 
 /// Runs two workers with two replicas each, of which the first is the chief.
-pub(in crate::checkpoint) fn two_workers<T: Send>(work: impl Fn(u32, &Strategy) -> T + Sync) -> [T; 2] {
+pub(super) fn two_workers<T: Send>(work: impl Fn(u32, &Strategy) -> T + Sync) -> [T; 2] {
     let address = format!("127.0.0.1:{}", Ports::reserve(1).unwrap().release()[0]);
     let worker = &|rank: u32| {
         let strategy = FullyShardedStrategy::builder()
