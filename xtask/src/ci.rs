@@ -52,9 +52,12 @@ pub(crate) fn run() -> Result<(), String> {
     attack::run(&attack::Flags::default())
 }
 
-/// Runs all tests.
+/// Runs all tests, in their long form.
 pub(crate) fn test() -> Result<(), String> {
-    cargo(&["test", "--workspace", "--locked"])
+    println!("DISTRIBUTE_TEST_LONG=1 cargo test --workspace --locked");
+    let mut command = Command::new("cargo");
+    command.args(["test", "--workspace", "--locked"]).env("DISTRIBUTE_TEST_LONG", "1");
+    status(command, "cargo test with DISTRIBUTE_TEST_LONG=1")
 }
 
 /// Runs the tests whose length the environment sets again, longer.

@@ -70,7 +70,7 @@ impl Arrangement {
         Arrangement::alone("Mirrored 1", "mirrored 1", Kind::Mirrored, 1).extra(),
         Arrangement::alone("Mirrored 2", "mirrored 2", Kind::Mirrored, 2),
         Arrangement::alone("Mirrored 4", "mirrored 4", Kind::Mirrored, 4).extra(),
-        Arrangement::alone("Mirrored 2 of 2 tensor ranks", "mesh 2×2", Kind::Mirrored, 4).in_pairs(),
+        Arrangement::alone("Mirrored 2 of 2 tensor ranks", "mesh 2×2", Kind::Mirrored, 4).in_pairs().extra(),
         Arrangement::alone("CentralStorage 2", "central 2", Kind::CentralStorage, 2),
         Arrangement::workers("MultiWorkerMirrored 1x1", "workers 1×1", 1, 1).extra(),
         Arrangement::workers("MultiWorkerMirrored 2x1", "workers 2×1", 2, 1),

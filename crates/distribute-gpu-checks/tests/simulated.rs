@@ -11,17 +11,29 @@ mod lent;
 #[path = "simulated/optimizers.rs"]
 mod optimizers;
 
+use std::sync::{Arc, Mutex, Weak};
+
 use distribute_gpu_checks::{Gpus, Outcome, checks};
 use distribute_testkit::skipped;
+use tempfile::TempDir;
+
+/// Returns the folder of compiled kernels, which tests that run at the same time share.
+fn cache() -> Arc<TempDir> {
+    static SHARED: Mutex<Weak<TempDir>> = Mutex::new(Weak::new());
+    let mut shared = SHARED.lock().unwrap();
+    shared.upgrade().unwrap_or_else(|| {
+        let folder = Arc::new(tempfile::tempdir().unwrap());
+        *shared = Arc::downgrade(&folder);
+        folder
+    })
+}
 
 /// Runs the checks whose names begin with `area` on simulated GPUs.
 fn holds(test: &str, area: &str, settings: &[(&str, &str)]) {
-    let cache = std::env::temp_dir().join(format!("distribute-gpu-checks-{}", std::process::id()));
-    let cache_text = cache.to_string_lossy().into_owned();
-    let all: Vec<(&str, &str)> =
-        settings.iter().copied().chain([("DISTRIBUTE_KERNEL_CACHE", cache_text.as_str())]).collect();
+    let cache = cache();
+    let folder = cache.path().to_string_lossy();
+    let all: Vec<(&str, &str)> = settings.iter().copied().chain([("DISTRIBUTE_KERNEL_CACHE", &*folder)]).collect();
     if !simulated_cuda::inside(test, &all) {
-        let _ = std::fs::remove_dir_all(cache);
         return;
     }
     let gpus = Gpus::find().unwrap();

@@ -58,7 +58,7 @@ impl Digits {
     ///
     /// # Cost
     ///
-    /// About 15 µs per image on one core, in an optimised build.
+    /// About 10 µs per image on one core, in an optimised build.
     #[must_use]
     pub fn drawn(seed: u64, train_len: usize, test_len: usize) -> Self {
         Self { train: draw::split(seed, draw::TRAIN, train_len), test: draw::split(seed, draw::TEST, test_len) }

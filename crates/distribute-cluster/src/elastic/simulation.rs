@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use distribute_testkit::short_or_long;
 use distribute_testkit::simulation::{find_planted, run_seeds, seeds_or};
 
 mod invariants;
@@ -27,7 +28,7 @@ fn run(scenario: &Scenario) -> Result<Outcome, String> {
 
 #[test]
 fn seeds() {
-    let (seeds, began) = (seeds_or(400), Instant::now());
+    let (seeds, began) = (seeds_or(short_or_long(200, 400)), Instant::now());
     let outcomes = run_seeds(seeds.clone(), run);
     let count = |of: fn(&Outcome) -> bool| outcomes.iter().filter(|outcome| of(outcome)).count();
     let (settled, stuck) = (count(|outcome| outcome.settled.is_some()), count(|outcome| outcome.settled.is_none()));

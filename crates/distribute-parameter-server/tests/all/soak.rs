@@ -1,4 +1,4 @@
-//! Workers that are killed repeatedly under load, for three seconds or DISTRIBUTE_TEST_SOAK_SECONDS; `cargo xtask ci`
+//! Workers that are killed repeatedly under load, for two seconds or DISTRIBUTE_TEST_SOAK_SECONDS; `cargo xtask ci`
 //! takes ten.
 #![expect(clippy::print_stdout, reason = "a long test says what it has seen")]
 
@@ -13,7 +13,7 @@ use distribute_values::{HostTensor, TensorStorage};
 use crate::harness::{Cluster, SILENCE, program, server, total, worker};
 
 fn seconds() -> Duration {
-    let seconds = std::env::var("DISTRIBUTE_TEST_SOAK_SECONDS").map_or(3.0, |seconds| seconds.parse().unwrap());
+    let seconds = std::env::var("DISTRIBUTE_TEST_SOAK_SECONDS").map_or(2.0, |seconds| seconds.parse().unwrap());
     Duration::from_secs_f64(seconds)
 }
 

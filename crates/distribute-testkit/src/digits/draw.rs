@@ -47,11 +47,14 @@ fn draw(digit: u32, hand: &mut Hand, path: &mut Vec<[Point; 2]>) -> [f32; PIXELS
     for segment in path.iter() {
         mark(&mut distances, *segment, radius + fringe / 2.0);
     }
-    distances.map(|squared| {
+    let mut image = hand.grain();
+    // Apart from the random stream, so that the loop is vectorised.
+    for (pixel, squared) in image.iter_mut().zip(&distances) {
         let cover = ((radius - squared.sqrt()) / fringe + 0.5).clamp(0.0, 1.0);
-        let grain = hand.grain() * (BACKGROUND_GRAIN + INK_GRAIN * cover);
-        quantised((cover * ink + grain).clamp(0.0, 1.0))
-    })
+        let grain = *pixel * (BACKGROUND_GRAIN + INK_GRAIN * cover);
+        *pixel = quantised((cover * ink + grain).clamp(0.0, 1.0));
+    }
+    image
 }
 
 /// The placement of the glyph's box on the paper.
@@ -141,7 +144,9 @@ fn mark(distances: &mut [f32; PIXELS], [a, b]: [Point; 2], reach: f32) {
             let x = column as f32 + 0.5 - a.0;
             let along = ((x * dx + y * dy) * inverse).clamp(0.0, 1.0);
             let (ex, ey) = (x - along * dx, y - along * dy);
-            *distance = distance.min(ex * ex + ey * ey);
+            let squared = ex * ex + ey * ey;
+            // One instruction, where `min` has several for what is not a number.
+            *distance = if squared < *distance { squared } else { *distance };
         }
     }
 }
@@ -197,10 +202,14 @@ impl Hand {
         ((u64::from(self.0.next_u32()) * u64::from(bound)) >> 32) as u32
     }
 
-    /// Returns noise around 0 within ±1: the sum of four bytes is nearly normally distributed.
-    fn grain(&mut self) -> f32 {
-        let sum: u32 = self.0.next_u32().to_le_bytes().into_iter().map(u32::from).sum();
-        (sum as f32 - 510.0) / 510.0
+    /// Returns noise around 0 within ±1 for each pixel: the sum of four bytes is nearly normally distributed.
+    fn grain(&mut self) -> [f32; PIXELS] {
+        let mut bytes = [[0; 4]; PIXELS];
+        self.0.fill_bytes(bytes.as_flattened_mut());
+        bytes.map(|[a, b, c, d]| {
+            let sum = i32::from(a) + i32::from(b) + i32::from(c) + i32::from(d);
+            (sum as f32 - 510.0) / 510.0
+        })
     }
 }
 

@@ -75,7 +75,7 @@ fn burn_mnist_resumes_after_a_worker_was_killed() {
     let job = |folder: &Path| {
         let checkpoints = folder.join("checkpoints").to_str().unwrap().to_owned();
         let args =
-            ["--epochs", "3", "--batch", "256", "--checkpoint-every", "10", "--zero1", "--checkpoints", &checkpoints];
+            ["--epochs", "2", "--batch", "256", "--checkpoint-every", "10", "--zero1", "--checkpoints", &checkpoints];
         workers("burn_mnist", &args)
     };
     let expected = losses(job(calm.path()), calm.path(), "losses");

@@ -18,7 +18,7 @@ fn workers_that_are_killed_and_frozen_lose_no_step_and_change_no_bit() {
         "--workers",
         "3",
         "--seconds",
-        "6",
+        "4",
         "--every",
         "1.1",
         "--heartbeat",

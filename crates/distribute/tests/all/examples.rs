@@ -280,7 +280,7 @@ fn transfer_learning_beats_learning_from_scratch() {
 fn char_lm_learns_more_than_frequencies_and_writes_the_same_again() {
     let text = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/clusters.md");
     let mut brief = vec!["--text", text, "--width", "32", "--layers", "1", "--context", "32", "--sample", "40"];
-    brief.extend(["--epochs", "2", "--steps", "50"]);
+    brief.extend(["--epochs", "1", "--steps", "50"]);
     let [one, two] =
         ["CPU:0", TWO].map(|devices| run(example("char_lm", &brief).args(["--devices", devices])).remove(0));
     // The sample is longer than a window. What the cache keeps is computed again here.

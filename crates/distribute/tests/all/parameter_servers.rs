@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use distribute_testkit::{Job, Outcome, Ports, Signal, target_binary};
+use distribute_testkit::{Job, Outcome, Ports, Signal, short_or_long, target_binary};
 
 const DEADLINE: Duration = Duration::from_secs(180);
 
@@ -51,14 +51,17 @@ fn ended_well(mut job: Job) -> Outcome {
 fn all_kinds_of_updates_learn_as_well_as_training_in_step_does() {
     // 250 steps of 64 examples each. In synchronous mode three of them make one step, so it gets two thirds as many
     // steps from twice as many.
-    let accuracies = [("async", "1"), ("stale", "1"), ("sync", "2")].map(|(updates, epochs)| {
-        let chief = ended_well(start("parameter_server", &["--updates", updates, "--epochs", epochs]));
-        (updates, number(&chief, "test accuracy"))
-    });
-    let [.., (_, in_step)] = accuracies;
-    for (updates, accuracy) in accuracies {
+    let kinds = [("sync", "2"), ("async", "1"), ("stale", "1")].into_iter().take(short_or_long(1, 3));
+    let accuracies: Vec<(&str, f64)> = kinds
+        .map(|(updates, epochs)| {
+            let chief = ended_well(start("parameter_server", &["--updates", updates, "--epochs", epochs]));
+            (updates, number(&chief, "test accuracy"))
+        })
+        .collect();
+    let in_step = accuracies[0].1;
+    for (updates, accuracy) in &accuracies {
         // How stale gradients are depends on the machine: 92.7 was seen where training in step had 95.5.
-        assert!(accuracy > in_step - 6.0 && accuracy > 88.0, "{updates}: {accuracies:?}");
+        assert!(*accuracy > in_step - 6.0 && *accuracy > 88.0, "{updates}: {accuracies:?}");
     }
 }
 
@@ -85,7 +88,7 @@ fn an_example_survives_its_workers_and_is_judged_beside() {
 
 #[test]
 fn fit_learns_on_servers_and_without_them() {
-    let brief = ["--epochs", "2"];
+    let brief = ["--epochs", "1"];
     let there = ended_well(start("served_mnist", &brief));
     let mut here = Job::builder(target_binary("served_mnist").unwrap())
         .args(brief)

@@ -1,7 +1,7 @@
 use std::net::TcpStream;
 use std::thread;
 
-use distribute_testkit::skipped;
+use distribute_testkit::{short_or_long, skipped};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
@@ -166,7 +166,11 @@ fn peer() -> (Peer, TcpStream, TcpStream) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 256, rng_seed: RngSeed::Fixed(1), ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: short_or_long(64, 256),
+        rng_seed: RngSeed::Fixed(1),
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn any_bytes_as_hello_are_a_member_or_nobody(bytes: [u8; Hello::LEN], valid: bool) {

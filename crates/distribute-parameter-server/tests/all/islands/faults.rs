@@ -192,7 +192,7 @@ fn a_server_that_is_started_again_continues_from_its_checkpoint() {
 #[test]
 fn islands_train_on_while_their_server_is_frozen() {
     let mut all = Processes::new(1, None);
-    all.begin(island(0), 1500, 5);
+    all.begin(island(0), 700, 10);
     all.more(island(0), "Counted", 5);
     all.signal(SERVER, Signal::STOP);
     // The first exchange may have been taken; those that follow are not sent.
