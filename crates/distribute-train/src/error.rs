@@ -33,6 +33,19 @@ pub enum Error {
         /// The reason and the remedy.
         why: &'static str,
     },
+    /// A setting of a callback is a number that it cannot use.
+    #[cfg(feature = "checkpoint")]
+    #[error("{callback}: {setting} is {given}; give {expected}")]
+    CallbackSetting {
+        /// The callback.
+        callback: &'static str,
+        /// The setting.
+        setting: &'static str,
+        /// Its value.
+        given: f64,
+        /// The numbers that it may be.
+        expected: &'static str,
+    },
     /// Something was asked for that an elastic job cannot do.
     #[cfg(feature = "checkpoint")]
     #[error("{what} does not go with an elastic strategy: {why}")]

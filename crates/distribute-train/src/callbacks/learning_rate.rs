@@ -5,9 +5,9 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::watch::Watch;
+use super::watch::{Watch, Watched};
 use super::{Callback, Training, refuse_elastic, state};
-use crate::Result;
+use crate::{Error, Result};
 
 type Schedule = Box<dyn FnMut(u64, f64) -> f64 + Send>;
 
@@ -243,6 +243,12 @@ const SCALE: &str = "ScaleByReplicas";
 
 /// Multiplies the learning rate by a factor when a value has not improved for some epochs.
 ///
+/// # Examples
+/// ```
+/// use distribute_train::callbacks::ReduceLrOnPlateau;
+/// let plateau = ReduceLrOnPlateau::new("val_loss").patience(3).factor(0.5).cooldown(2).min_learning_rate(1e-5);
+/// ```
+///
 /// # Source
 /// `tf.keras.callbacks.ReduceLROnPlateau`.
 #[derive(Clone, Debug)]
@@ -250,13 +256,16 @@ pub struct ReduceLrOnPlateau {
     watch: Watch,
     factor: f64,
     min_learning_rate: f64,
+    cooldown: u32,
+    /// The epochs until those without improvement count again.
+    cooling: u32,
 }
 
 impl ReduceLrOnPlateau {
     /// Monitors a value, as [`EarlyStopping`](super::EarlyStopping) does.
     pub fn new(monitor: &str) -> ReduceLrOnPlateau {
         let watch = Watch { patience: 10, min_delta: 1e-4, ..Watch::new(monitor) };
-        ReduceLrOnPlateau { watch, factor: 0.1, min_learning_rate: 0.0 }
+        ReduceLrOnPlateau { watch, factor: 0.1, min_learning_rate: 0.0, cooldown: 0, cooling: 0 }
     }
 
     /// Sets the number of epochs in a row without improvement after which the rate is reduced. Default: 10.
@@ -277,28 +286,52 @@ impl ReduceLrOnPlateau {
         self
     }
 
-    /// Sets the factor that the rate is multiplied by. Default: 0.1.
+    /// Sets the factor that the rate is multiplied by: from 0 to less than 1. With another one training ends before the
+    /// first step with [`Error::CallbackSetting`]. Default: 0.1.
     pub fn factor(mut self, factor: f64) -> ReduceLrOnPlateau {
         self.factor = factor;
         self
     }
 
-    /// Sets the lower bound of the rate. Default: 0.
+    /// Sets the lower bound of the rate, 0 or more. Default: 0.
     pub fn min_learning_rate(mut self, learning_rate: f64) -> ReduceLrOnPlateau {
         self.min_learning_rate = learning_rate;
+        self
+    }
+
+    /// Sets after how many epochs from a reduction on those without improvement count again, so that the lower rate can
+    /// take effect. As in tf.keras the last of them counts: 1 is as 0. Default: 0.
+    pub fn cooldown(mut self, epochs: u32) -> ReduceLrOnPlateau {
+        self.cooldown = epochs;
         self
     }
 }
 
 impl Callback for ReduceLrOnPlateau {
     fn train_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
-        self.watch.settle(training)
+        let refused =
+            |setting, given, expected| Err(Error::CallbackSetting { callback: PLATEAU, setting, given, expected });
+        if !(0.0..1.0).contains(&self.factor) {
+            return refused("factor", self.factor, "a number from 0 to less than 1, such as 0.1");
+        }
+        // What is not a number is not less than another one either.
+        if self.min_learning_rate.is_nan() || self.min_learning_rate < 0.0 {
+            return refused("min_learning_rate", self.min_learning_rate, "0 or more");
+        }
+        self.watch.begin(PLATEAU, training)
     }
 
     fn epoch_end(&mut self, training: &mut Training<'_>) -> Result<()> {
         let Some(value) = self.watch.value(training)? else { return Ok(()) };
-        if !self.watch.is_best(value) && self.watch.is_out_of_patience() {
+        if self.cooling > 0 {
+            self.cooling -= 1;
             self.watch.seen.waited = 0;
+        }
+        let is_best = self.watch.is_best(value);
+        if self.cooling > 0 {
+            self.watch.seen.waited = 0;
+        } else if !is_best && self.watch.is_out_of_patience() {
+            (self.watch.seen.waited, self.cooling) = (0, self.cooldown);
             // A rate that is lower already stays.
             let least = self.min_learning_rate.min(*training.learning_rate);
             *training.learning_rate = (*training.learning_rate * self.factor).max(least);
@@ -307,12 +340,27 @@ impl Callback for ReduceLrOnPlateau {
     }
 
     fn state(&self) -> Value {
-        self.watch.state(PLATEAU)
+        state::of(PLATEAU, Cooled { watched: self.watch.watched(), cooling: self.cooling })
     }
 
-    fn set_state(&mut self, state: &Value) {
-        self.watch.set_state(PLATEAU, state);
+    fn set_state(&mut self, given: &Value) {
+        let earlier = |given: &Value| Cooled::deserialize(given).ok();
+        if let Some(Cooled { watched, cooling }) = state::read(PLATEAU, given, earlier)
+            && self.watch.adopt(PLATEAU, watched)
+        {
+            self.cooling = cooling;
+        }
     }
+}
+
+/// The state of [`ReduceLrOnPlateau`] in checkpoints.
+#[derive(Serialize, Deserialize)]
+struct Cooled {
+    #[serde(flatten)]
+    watched: Watched,
+    /// Earlier versions had no cooldown.
+    #[serde(default)]
+    cooling: u32,
 }
 
 /// The name in checkpoints.

@@ -104,7 +104,7 @@ impl Callback for EarlyStopping {
         let why = "each process keeps the best model in its memory, and one that joins would not have it; use \
                    ModelCheckpoint::best";
         refuse_elastic(training, self.restores, "restore_best", why)?;
-        self.watch.settle(training)
+        self.watch.begin(NAME, training)
     }
 
     fn epoch_end(&mut self, training: &mut Training<'_>) -> Result<()> {

@@ -203,6 +203,50 @@ fn the_rate_falls_on_a_plateau_and_not_below_its_least() {
 }
 
 #[test]
+fn after_a_reduction_epochs_do_not_count_for_a_while_also_if_training_is_resumed_meanwhile() {
+    // The rates after each epoch, as tf.keras computes them for a patience of 1.
+    let rates = |cooldown: u32, values: &[f64]| -> Vec<f64> {
+        let mut toy = Toy::new();
+        let new = || ReduceLrOnPlateau::new("val_loss").patience(1).factor(0.5).cooldown(cooldown);
+        let mut plateau = new();
+        let epoch = |value: &f64| {
+            toy.train(&mut plateau, "val_loss", std::slice::from_ref(value));
+            let mut resumed = new();
+            resumed.set_state(&plateau.state());
+            plateau = resumed;
+            toy.learning_rate
+        };
+        values.iter().map(epoch).collect()
+    };
+    assert_eq!(rates(0, &[1.0; 5]), [1.0, 0.5, 0.25, 0.125, 0.0625]);
+    assert_eq!(rates(1, &[1.0; 5]), rates(0, &[1.0; 5]));
+    assert_eq!(rates(2, &[1.0; 6]), [1.0, 0.5, 0.5, 0.25, 0.25, 0.125]);
+    assert_eq!(rates(3, &[1.0; 6]), [1.0, 0.5, 0.5, 0.5, 0.25, 0.25]);
+    assert_eq!(rates(2, &[1.0, 1.0, 0.5, 0.4, 0.4, 0.4]), [1.0, 0.5, 0.5, 0.5, 0.25, 0.25]);
+}
+
+#[test]
+fn numbers_that_a_callback_cannot_use_are_refused_before_the_first_step() {
+    let plateau = || ReduceLrOnPlateau::new("loss");
+    let stopping = || EarlyStopping::new("loss");
+    let wrong: [(&mut dyn Callback, &str); 8] = [
+        (&mut plateau().factor(1.0), "ReduceLrOnPlateau: factor is 1; give a number from 0 to less than 1"),
+        (&mut plateau().factor(10.0), "factor is 10;"),
+        (&mut plateau().factor(-0.1), "factor is -0.1;"),
+        (&mut plateau().factor(f64::NAN), "factor is NaN;"),
+        (&mut plateau().min_learning_rate(f64::NAN), "min_learning_rate is NaN; give 0 or more"),
+        (&mut plateau().min_learning_rate(-1.0), "min_learning_rate is -1;"),
+        (&mut plateau().min_delta(f64::NAN), "ReduceLrOnPlateau: min_delta is NaN;"),
+        (&mut stopping().baseline(f64::NAN), "EarlyStopping: baseline is NaN;"),
+    ];
+    for (callback, words) in wrong {
+        let error = Toy::new().show(&[], |training| callback.train_begin(training)).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
+    Toy::new().show(&[], |training| plateau().factor(0.0).train_begin(training)).unwrap();
+}
+
+#[test]
 fn a_name_that_does_not_tell_whether_it_should_rise_is_refused_until_the_program_does() {
     let folder = tempfile::tempdir().unwrap();
     let best = |name: &str| ModelCheckpoint::new(folder.path()).best(name);

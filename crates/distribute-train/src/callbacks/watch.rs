@@ -38,6 +38,20 @@ impl Watch {
         Watch { monitor: monitor.to_owned(), min_delta: 0.0, patience: 0, rises: None, seen: Seen::default() }
     }
 
+    /// Checks the settings of a callback that begins.
+    ///
+    /// # Errors
+    /// [`Error::CallbackSetting`] for what is not a number, and the error of [`settle`](Watch::settle).
+    pub(super) fn begin(&mut self, callback: &'static str, training: &Training<'_>) -> Result<()> {
+        let expected = "a number; nothing compares with one that is not";
+        for (setting, given) in [("min_delta", self.min_delta), ("baseline", self.seen.best.unwrap_or_default())] {
+            if given.is_nan() {
+                return Err(Error::CallbackSetting { callback, setting, given, expected });
+            }
+        }
+        self.settle(training)
+    }
+
     /// Finds whether the value should rise, if the program has not set it.
     ///
     /// # Errors
