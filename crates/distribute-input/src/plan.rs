@@ -95,7 +95,7 @@ impl DataPlan {
         // Positions compare them too, where workers read parts of the same data.
         if self.has_common_data() {
             settings.push(("sources", self.sources.join(", ")));
-            settings.push(("choice and order of elements", self.stages.join(", ")));
+            settings.push(("stages", self.stages.join(", ")));
         }
         settings
     }

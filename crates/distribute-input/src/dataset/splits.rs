@@ -156,7 +156,7 @@ impl<T: Send + 'static> Dataset<T> {
             ("batch", self.batch_size().map_or_else(|| "none".to_owned(), |size| size.to_string())),
             ("seeds of shuffles", format!("{seeds:?}")),
             ("division", shares.to_string()),
-            ("choice and order of elements", stages.join(", ")),
+            ("stages", stages.join(", ")),
         ])
     }
 }
