@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, split};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::pulse::now;
@@ -68,8 +68,9 @@ pub(super) async fn serve(hub: Arc<Hub>, door: Arc<Door>, connection: Connection
             let incarnation = Vec::from(hub.incarnation.to_bytes()).into();
             // There is room for the first message of an empty queue.
             let _ = outbox.try_send(message(leader_message::Kind::Welcome(Welcome { incarnation })));
-            let writing = write(&hub, join.rank, visit, outbox.clone());
-            let reading = read(&hub, join.rank, visit, &mut inbox, outbox);
+            let (here, seat) = (Notify::new(), (join.rank, visit));
+            let writing = write(&hub, seat, &here, outbox.clone());
+            let reading = read(&hub, seat, &here, &mut inbox, outbox);
             let _ = tokio::join!(writing, reading, sending);
         }
         Some(Answer::Refused { reason, passing, generation }) => {
@@ -110,10 +111,18 @@ fn message(kind: leader_message::Kind) -> LeaderMessage {
     LeaderMessage { kind: Some(kind) }
 }
 
-/// Sends the state to a member: at once, at every change, and as a heartbeat.
-async fn write(hub: &Hub, rank: u32, visit: u64, outbox: mpsc::Sender<LeaderMessage>) {
+/// Sends the state to a member: when it is here, at every change, and as a heartbeat.
+async fn write(hub: &Hub, (rank, visit): (u32, u64), here: &Notify, outbox: mpsc::Sender<LeaderMessage>) {
     let mut changed = hub.members.subscribe();
     loop {
+        let news = async {
+            tokio::select! {
+                biased;
+                _ = changed.changed() => {}
+                () = here.notified() => {}
+            }
+        };
+        let _ = tokio::time::timeout(hub.heartbeat_interval, news).await;
         let (state, over) = {
             let inner = hub.inner.lock();
             (inner.roster.state(), inner.roster.is_over(rank, visit))
@@ -121,15 +130,14 @@ async fn write(hub: &Hub, rank: u32, visit: u64, outbox: mpsc::Sender<LeaderMess
         if outbox.send(message(leader_message::Kind::State(state))).await.is_err() || over {
             return;
         }
-        let _ = tokio::time::timeout(hub.heartbeat_interval, changed.changed()).await;
     }
 }
 
 /// Reads a member's messages until it leaves or is lost, and answers its calls.
 async fn read<R: AsyncRead + Unpin>(
     hub: &Arc<Hub>,
-    rank: u32,
-    visit: u64,
+    (rank, visit): (u32, u64),
+    here: &Notify,
     inbox: &mut Receiver<R>,
     outbox: mpsc::Sender<LeaderMessage>,
 ) {
@@ -157,6 +165,10 @@ async fn read<R: AsyncRead + Unpin>(
             Some(Kind::Report(report)) => hub.change(|inner| inner.roster.report(rank, visit, &report)),
             Some(Kind::Call(call)) => calls.begin(hub, rank, call, &outbox),
             Some(Kind::Cancel(id)) => calls.cancel(id),
+            Some(Kind::Here(_)) => {
+                hub.change(|inner| inner.roster.arrive(rank, visit));
+                here.notify_one();
+            }
             Some(Kind::Heartbeat(_) | Kind::Join(_)) | None => {}
         }
     }

@@ -47,6 +47,7 @@ pub(crate) fn member_messages(bytes: &[u8]) -> bool {
             (Some(Kind::Leave(_)), Some((rank, visit))) => drop(inner.roster.leave(rank, visit)),
             (Some(Kind::Report(report)), Some((rank, visit))) => drop(inner.roster.report(rank, visit, &report)),
             (Some(Kind::Heartbeat(_)), Some((rank, visit))) => inner.roster.heard(rank, visit, now),
+            (Some(Kind::Here(_)), Some((rank, visit))) => drop(inner.roster.arrive(rank, visit)),
             (Some(Kind::Call(call)), Some((rank, _))) => {
                 drop(inner);
                 let Some(request) = call.request.map(at_once) else { continue };
@@ -105,7 +106,7 @@ pub(crate) fn leader_messages(bytes: &[u8]) -> bool {
 pub(crate) fn samples() -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
     use super::roster::{VERSION, digest, micros};
     use super::wire::{
-        Absent, Call, CallError, ExchangeReply, Failure, GetReply, Heartbeat, Job, Join, Leave, Lost, PutReply,
+        Absent, Call, CallError, ExchangeReply, Failure, GetReply, Heartbeat, Here, Job, Join, Leave, Lost, PutReply,
         PutRequest, Refusal, Reply, Report, State, Welcome, failure::Cause,
     };
     use crate::fuzz::connection;
@@ -130,8 +131,11 @@ pub(crate) fn samples() -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
     let (key, value) = ("key".to_owned(), bytes::Bytes::from_static(b"value"));
     let talk = [
         join(0),
+        Kind::Here(Here {}),
         join(1),
+        Kind::Here(Here {}),
         join(2),
+        Kind::Here(Here {}),
         Kind::Heartbeat(Heartbeat {}),
         call(1, Request::Put(PutRequest { key: key.clone(), value: value.clone() })),
         call(2, Request::Get(GetRequest { key: key.clone(), timeout_ms: 9 })),
@@ -143,7 +147,7 @@ pub(crate) fn samples() -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
     let member = |kind: Kind| MemberMessage { kind: Some(kind) };
     let members = vec![
         connection(9, PREAMBLE, &talk.clone().map(member)),
-        connection(255, PREAMBLE, &[join(2), Kind::Leave(Leave {}), join(2)].map(member)),
+        connection(255, PREAMBLE, &[join(2), Kind::Leave(Leave {}), join(2), Kind::Here(Here {})].map(member)),
     ];
     let lost =
         Failure { rank: 1, cause: Some(Cause::Lost(Lost { how: "gone".to_owned(), last_heard_ms: 7 })), kind: 1 };

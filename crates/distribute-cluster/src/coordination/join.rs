@@ -149,6 +149,7 @@ impl Joiner {
                 Event::Welcome(welcome) => {
                     let Ok(drawn) = <[u8; 16]>::try_from(&*welcome.incarnation) else { return Err(no_leader()) };
                     incarnation = Some(Incarnation::from_bytes(drawn));
+                    attendance.arrive();
                 }
                 Event::State(state) => {
                     self.note(&state);

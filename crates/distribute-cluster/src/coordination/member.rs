@@ -15,8 +15,8 @@ use super::calls::Calls;
 use super::limits::{LONGEST, PUT_TIMEOUT};
 use super::pulse::{Pulse, now};
 use super::wire::{
-    CallError, Heartbeat, Join, LeaderMessage, Leave, MemberMessage, PREAMBLE, Receiver, Report, call, leader_message,
-    max_leader_bytes, member_message, reply, send,
+    CallError, Heartbeat, Here, Join, LeaderMessage, Leave, MemberMessage, PREAMBLE, Receiver, Report, call,
+    leader_message, max_leader_bytes, member_message, reply, send,
 };
 use super::{CoordinationOptions, wire};
 use crate::text::{LONGEST as LONGEST_TEXT, clean};
@@ -57,6 +57,11 @@ impl Attendance {
         let mut ticks = tokio::time::interval(options.heartbeat_interval.min(timeout / 4));
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         Attendance { outbox, inbox, sending, ticks, pulse: Pulse::new(now(), timeout), timeout }
+    }
+
+    /// Tells the leader that the member has its welcome, and stays on this connection.
+    pub(super) fn arrive(&self) {
+        self.send(member_message::Kind::Here(Here {}));
     }
 
     /// Returns the next event and sends heartbeats meanwhile. Cancel safe: no event is lost.

@@ -13,7 +13,7 @@ use crate::text::{LONGEST, clean};
 use crate::{FailureKind, JobId, Membership, Task};
 
 /// The protocol version; incremented with every change that older members would misread.
-pub(super) const VERSION: u32 = 4;
+pub(super) const VERSION: u32 = 5;
 
 /// The leader's view of the members.
 pub(super) struct Roster {
@@ -22,10 +22,10 @@ pub(super) struct Roster {
     heartbeat_interval: Duration,
     heartbeat_timeout: Duration,
     seats: BTreeMap<u32, Seat>,
-    /// Ranks that have not joined.
+    /// Ranks that are not here.
     missing: BTreeSet<u32>,
     tasks_digest: [u8; 16],
-    /// Whether all members have joined once.
+    /// Whether all members were here once.
     complete: bool,
     failure: Option<wire::Failure>,
     closing: bool,
@@ -37,6 +37,8 @@ pub(super) struct Roster {
 /// A member that has joined.
 struct Seat {
     process: u64,
+    /// Whether it has said so since its welcome. Before that it may have given up this connection.
+    here: bool,
     /// Distinguishes the streams of a member that has reconnected.
     visit: u64,
     address: String,
@@ -47,8 +49,8 @@ struct Seat {
 /// The reply to a task that wants to join.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// The task has joined; its stream has this number. The other members need to know of it if `tell`: not of each
-    /// arrival, which would be millions of messages in a job of thousands. Heartbeats tell them who is missing.
+    /// The task has a seat, and counts once it is [here](Roster::arrive); its stream has this number. If `tell`, the
+    /// seat was that of an earlier stream, which ends.
     Seated { visit: u64, tell: bool },
     /// The task cannot join; if `passing`, it may retry, unless its generation is over: then it is told the leader's.
     Refused { reason: String, passing: bool, generation: u64 },
@@ -102,7 +104,7 @@ impl Roster {
             Some(seat) if seat.left || (self.complete && seat.process == join.process) => {
                 return refused(format!("{task} has already left the leader's job"), true);
             }
-            Some(seat) if seat.process != join.process && !planted(Defect::TwoOfARank) => {
+            Some(seat) if seat.process != join.process && seat.here && !planted(Defect::TwoOfARank) => {
                 let reason = format!(
                     "two processes say that they are {task}: one at {}, one at {address}; give each task an index of \
                      its own",
@@ -114,11 +116,23 @@ impl Roster {
         }
         self.visits += 1;
         let pulse = Pulse::new(now, self.heartbeat_timeout);
-        let seat = Seat { process: join.process, visit: self.visits, address, pulse, left: false };
+        let seat = Seat { process: join.process, here: false, visit: self.visits, address, pulse, left: false };
         let replaced = self.seats.insert(join.rank, seat).is_some();
-        self.missing.remove(&join.rank);
-        self.complete |= self.missing.is_empty();
-        Answer::Seated { visit: self.visits, tell: replaced || self.complete }
+        if !self.complete {
+            self.missing.insert(join.rank);
+        }
+        Answer::Seated { visit: self.visits, tell: replaced }
+    }
+
+    /// Records that a member has its welcome. Returns whether the others must be told, since all are here: not of each
+    /// arrival, which would be millions of messages in a job of thousands. Heartbeats tell them who is missing.
+    pub(super) fn arrive(&mut self, rank: u32, visit: u64) -> bool {
+        let Some(seat) = self.seat(rank, visit) else { return false };
+        seat.here = true;
+        self.missing.remove(&rank);
+        let is_last = !self.complete && self.missing.is_empty();
+        self.complete |= is_last;
+        is_last
     }
 
     /// Returns how the version or the named job of a caller that has not proved the job's secret differs.

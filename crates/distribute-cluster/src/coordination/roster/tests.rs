@@ -42,12 +42,20 @@ fn given(name: &str) -> wire::Job {
 /// Returns a roster in which all have joined, and the numbers of their streams.
 fn complete(size: u32, now: Instant) -> (Roster, Vec<u64>) {
     let mut roster = roster(size);
-    let visits = (0..size).map(|rank| match roster.admit(&join(rank, size, 1), format!("10.0.0.{rank}:5"), now) {
-        Answer::Seated { visit, .. } => visit,
-        refused => panic!("{refused:?}"),
-    });
+    let visits = (0..size).map(|rank| arrived(&mut roster, &join(rank, size, 1), &format!("10.0.0.{rank}:5"), now));
     let visits = visits.collect();
     (roster, visits)
+}
+
+/// Has a member join and say that it is here; returns the number of its stream.
+fn arrived(roster: &mut Roster, join: &wire::Join, address: &str, now: Instant) -> u64 {
+    match roster.admit(join, address.to_owned(), now) {
+        Answer::Seated { visit, .. } => {
+            roster.arrive(join.rank, visit);
+            visit
+        }
+        refused => panic!("{refused:?}"),
+    }
 }
 
 fn report(message: &str) -> wire::Report {
@@ -135,13 +143,30 @@ fn other_addresses_are_refused_as_such() {
 fn one_rank_is_one_process() {
     let now = Instant::now();
     let mut roster = roster(3);
-    assert_eq!(roster.admit(&join(1, 3, 7), "10.0.0.1:5".to_owned(), now), Answer::Seated { visit: 1, tell: false });
+    assert_eq!(arrived(&mut roster, &join(1, 3, 7), "10.0.0.1:5", now), 1);
     let (reason, passing) = refusal(roster.admit(&join(1, 3, 8), "10.0.0.2:6".to_owned(), now));
     assert!(reason.contains("worker:1: one at 10.0.0.1:5, one at 10.0.0.2:6") && !passing, "{reason}");
     // The same process reconnects before the end of its first stream was detected.
     assert_eq!(roster.admit(&join(1, 3, 7), "10.0.0.1:6".to_owned(), now), Answer::Seated { visit: 2, tell: true });
-    assert!(!roster.broke(1, 1, now));
+    assert!(!roster.broke(1, 1, now) && !roster.arrive(1, 1));
+    assert_eq!(roster.state().missing, [0, 1, 2]);
+    roster.arrive(1, 2);
     assert_eq!(roster.state().missing, [0, 2]);
+}
+
+#[test]
+fn a_connection_that_its_member_has_given_up_does_not_count() {
+    let now = Instant::now();
+    let mut roster = roster(2);
+    arrived(&mut roster, &join(0, 2, 1), "10.0.0.0:5", now);
+    // Its end is noticed later than what it has sent, and meanwhile another process takes its place.
+    let given_up = roster.admit(&join(1, 2, 7), "10.0.0.1:5".to_owned(), now);
+    assert_eq!(given_up, Answer::Seated { visit: 2, tell: false });
+    assert_eq!(roster.state().missing, [1]);
+    assert_eq!(roster.admit(&join(1, 2, 8), "10.0.0.1:6".to_owned(), now), Answer::Seated { visit: 3, tell: true });
+    assert!(!roster.broke(1, 2, now) && roster.failure().is_none());
+    assert!(roster.arrive(1, 3));
+    assert!(roster.state().missing.is_empty() && roster.failure().is_none());
 }
 
 #[test]
@@ -149,9 +174,7 @@ fn who_goes_before_all_have_joined_may_come_back() {
     let now = Instant::now();
     let mut roster = roster(2);
     for (gone, incarnation) in [(0, 1), (1, 2), (2, 3)] {
-        let Answer::Seated { visit, .. } = roster.admit(&join(1, 2, incarnation), "a:1".to_owned(), now) else {
-            panic!()
-        };
+        let visit = arrived(&mut roster, &join(1, 2, incarnation), "a:1", now);
         let changed = match gone {
             0 => roster.broke(1, visit, now),
             1 => roster.leave(1, visit),
@@ -212,7 +235,7 @@ fn large_jobs_are_told_in_few_words() {
         let digest = Vec::from(roster.tasks_digest).into();
         let job = Some(named(&JobId::of_ranks(50_000, "h:1")));
         let large = wire::Join { rank, world_size: 50_000, tasks_digest: digest, job, ..large };
-        assert!(matches!(roster.admit(&large, String::new(), now), Answer::Seated { .. }));
+        arrived(&mut roster, &large, "", now);
     }
     assert_eq!((roster.state().missing, roster.state().missing_count), (vec![40_000], 1));
     // A quadratic implementation would take minutes.
@@ -222,7 +245,7 @@ fn large_jobs_are_told_in_few_words() {
 proptest! {
     /// For any order of events, `missing` is accurate until the roster is complete, and the failure never changes.
     #[test]
-    fn any_history_is_consistent(events in prop::collection::vec((0u8..6, 0u32..4, 0u64..3, 0u64..12), 0..60)) {
+    fn any_history_is_consistent(events in prop::collection::vec((0u8..8, 0u32..4, 0u64..3, 0u64..12), 0..60)) {
         let start = Instant::now();
         let mut roster = roster(3);
         let (mut first, mut was_complete) = (None, false);
@@ -233,6 +256,7 @@ proptest! {
                 2 => drop(roster.leave(rank, visit)),
                 3 => drop(roster.broke(rank, visit, now)),
                 4 => drop(roster.report(rank, visit, &report("no"))),
+                5 | 6 => drop(roster.arrive(rank, visit)),
                 _ => drop(roster.look(now)),
             }
             let state = roster.state();

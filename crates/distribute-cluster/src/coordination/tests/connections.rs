@@ -14,14 +14,49 @@ fn framed(kind: wire::member_message::Kind) -> Vec<u8> {
     [&b"distcoor"[..], &(message.len() as u32).to_be_bytes(), &message].concat()
 }
 
+/// Returns how rank 1 of two joins.
+fn second_of_two(job: JobId, process: u64) -> Vec<u8> {
+    let (id, name) = (Vec::from(job.to_bytes()).into(), job.to_string());
+    framed(wire::member_message::Kind::Join(wire::Join {
+        version: roster::VERSION,
+        rank: 1,
+        process,
+        world_size: 2,
+        job: Some(wire::Job { id, name, derived: job.is_derived(), ..wire::Job::default() }),
+        tasks_digest: Vec::from(roster::digest(&[0, 1].map(|index| Task::new(TaskType::Worker, index)))).into(),
+        heartbeat_interval_us: roster::micros(options().heartbeat_interval),
+        heartbeat_timeout_us: roster::micros(options().heartbeat_timeout),
+        ..wire::Join::default()
+    }))
+}
+
+#[test]
+fn a_connection_that_is_answered_after_it_was_given_up_is_no_member() {
+    let (listener, address) = listener();
+    let [first, second] = [0, 1].map(|rank| Membership::new(rank, 2, address.clone()).unwrap());
+    let job_id = first.job_id();
+    let (tell, told) = mpsc::channel();
+    let progress: Arc<Progress> =
+        Arc::new(move |waiting: &Waiting| tell.send(waiting.missing_count).unwrap_or_default());
+    let options = CoordinationOptions { progress_interval: Duration::from_millis(20), ..options() };
+    let leading = CoordinationOptions { listener: Some(listener), progress: Some(progress), ..options.clone() };
+    let leader = thread::spawn(move || Coordination::start(&first, leading));
+    while told.recv_timeout(SOON).unwrap() > 1 {}
+    // A leader that has no descriptors free reads it later, and by then its member comes by another one.
+    let mut given_up = connected(address.parse().unwrap());
+    given_up.write_all(&second_of_two(job_id, 7)).unwrap();
+    drop(given_up);
+    let member = Coordination::start(&second, options).unwrap();
+    let job = [leader.join().unwrap().unwrap(), member];
+    assert!(each(&job, |member| member.barrier("all", SOON)).iter().all(Result::is_ok));
+}
+
 #[test]
 fn strangers_are_not_answered() {
     use wire::member_message::Kind;
     let job = job(2, &options());
     job[0].put("endpoint", b"here").unwrap();
     let address: std::net::SocketAddr = job[0].membership().leader_address.parse().unwrap();
-    let id =
-        |job: JobId| wire::Job { id: Vec::from(job.to_bytes()).into(), name: job.to_string(), ..wire::Job::default() };
     let put = wire::PutRequest { key: "endpoint".to_owned(), value: b"there".to_vec().into() };
     let put = Kind::Call(wire::Call { id: 1, request: Some(wire::call::Request::Put(put)) });
     for bytes in [
@@ -37,23 +72,12 @@ fn strangers_are_not_answered() {
         assert!(ended || answer.is_empty(), "{answer:?}");
     }
     // Members of other jobs, and other processes, are told so, and their calls are not read.
-    let join = |job, process| wire::Join {
-        version: roster::VERSION,
-        rank: 1,
-        process,
-        world_size: 2,
-        job: Some(id(job)),
-        tasks_digest: Vec::from(roster::digest(&[0, 1].map(|index| Task::new(TaskType::Worker, index)))).into(),
-        heartbeat_interval_us: roster::micros(options().heartbeat_interval),
-        heartbeat_timeout_us: roster::micros(options().heartbeat_timeout),
-        ..wire::Join::default()
-    };
     for (join, words) in [
-        (join(JobId::new("theirs").unwrap(), 1), "it belongs to job theirs, but worker:0 leads job derived-"),
-        (join(job[0].job_id(), 1), "two processes say that they are worker:1"),
+        (second_of_two(JobId::new("theirs").unwrap(), 1), "it belongs to job theirs, but worker:0 leads job derived-"),
+        (second_of_two(job[0].job_id(), 1), "two processes say that they are worker:1"),
     ] {
         let (mut stranger, mut answer) = (connected(address), Vec::new());
-        stranger.write_all(&[framed(Kind::Join(join)), framed(put.clone())[8..].to_vec()].concat()).unwrap();
+        stranger.write_all(&[join, framed(put.clone())[8..].to_vec()].concat()).unwrap();
         stranger.shutdown(std::net::Shutdown::Write).unwrap();
         stranger.read_to_end(&mut answer).unwrap();
         assert!(String::from_utf8_lossy(&answer).contains(words), "{answer:?}");
