@@ -30,6 +30,7 @@ mod options;
 mod pulse;
 mod roster;
 mod service;
+mod signal;
 #[cfg(test)]
 mod simulation;
 mod store;

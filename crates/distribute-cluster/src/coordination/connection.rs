@@ -113,12 +113,12 @@ fn message(kind: leader_message::Kind) -> LeaderMessage {
 
 /// Sends the state to a member: when it is here, at every change, and as a heartbeat.
 async fn write(hub: &Hub, (rank, visit): (u32, u64), here: &Notify, outbox: mpsc::Sender<LeaderMessage>) {
-    let mut changed = hub.members.subscribe();
+    let mut changes = hub.members.listen();
     loop {
         let news = async {
             tokio::select! {
                 biased;
-                _ = changed.changed() => {}
+                () = changes.changed() => {}
                 () = here.notified() => {}
             }
         };
@@ -142,14 +142,14 @@ async fn read<R: AsyncRead + Unpin>(
     outbox: mpsc::Sender<LeaderMessage>,
 ) {
     use member_message::Kind;
-    let mut changed = hub.members.subscribe();
+    let mut changes = hub.members.listen();
     let mut calls = Calls::default();
     loop {
         // What a member sends, which may be much, comes last.
         let received = tokio::select! {
             biased;
             () = calls.ended(), if !calls.running.is_empty() => continue,
-            _ = changed.changed() => {
+            () = changes.changed() => {
                 if hub.inner.lock().roster.is_over(rank, visit) {
                     break;
                 }

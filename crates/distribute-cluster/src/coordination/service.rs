@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use tokio::sync::watch;
 
 use super::CoordinationOptions;
 use super::limits::{LONGEST, MAX_KEY_BYTES};
 use super::roster::Roster;
+use super::signal::Signal;
 use super::store::{Store, check};
 use super::wire::{
     Absent, CallError, ExchangeReply, ExchangeRequest, GetReply, GetRequest, PutReply, PutRequest, call, reply,
@@ -22,9 +22,9 @@ use crate::{Incarnation, Membership, Result};
 pub(super) struct Hub {
     pub(super) inner: Mutex<Inner>,
     /// Signals that the roster has changed and members must be told.
-    pub(super) members: watch::Sender<()>,
+    pub(super) members: Signal,
     /// Signals that anything has changed that a call may wait for.
-    anything: watch::Sender<()>,
+    anything: Signal,
     pub(super) heartbeat_interval: Duration,
     pub(super) incarnation: Incarnation,
 }
@@ -48,8 +48,8 @@ impl Hub {
         let roster = Roster::new(membership, options.heartbeat_interval, options.heartbeat_timeout);
         Ok(Hub {
             inner: Mutex::new(Inner { roster, store: Store::default(), rounds: BTreeMap::new() }),
-            members: watch::channel(()).0,
-            anything: watch::channel(()).0,
+            members: Signal::default(),
+            anything: Signal::default(),
             heartbeat_interval: options.heartbeat_interval,
             incarnation: Incarnation::random()?,
         })
@@ -58,8 +58,8 @@ impl Hub {
     /// Changes the roster and notifies all waiters if `change` returns true.
     pub(super) fn change(&self, change: impl FnOnce(&mut Inner) -> bool) {
         if change(&mut self.inner.lock()) {
-            self.members.send_replace(());
-            self.anything.send_replace(());
+            self.members.change();
+            self.anything.change();
         }
     }
 
@@ -72,19 +72,21 @@ impl Hub {
 
     /// Returns when the leader leaves.
     pub(super) async fn closed(&self) {
-        let mut changed = self.members.subscribe();
-        while !self.inner.lock().roster.is_closing() && changed.changed().await.is_ok() {}
+        let mut changes = self.members.listen();
+        while !self.inner.lock().roster.is_closing() {
+            changes.changed().await;
+        }
     }
 
     /// Waits until `look` returns a value; `None` at the deadline.
     async fn until<T>(&self, timeout_ms: u64, mut look: impl FnMut(&mut Inner) -> Option<T>) -> Option<T> {
         let deadline = tokio::time::Instant::now() + Duration::from_millis(timeout_ms).min(LONGEST);
-        let mut changed = self.anything.subscribe();
+        let mut changes = self.anything.listen();
         loop {
             if let Some(found) = look(&mut self.inner.lock()) {
                 return Some(found);
             }
-            if tokio::time::timeout_at(deadline, changed.changed()).await.is_err() {
+            if tokio::time::timeout_at(deadline, changes.changed()).await.is_err() {
                 return None;
             }
         }
@@ -100,7 +102,7 @@ impl Hub {
             current && inner.end(key)
         };
         if ended {
-            self.anything.send_replace(());
+            self.anything.change();
         }
         end.get().cloned().unwrap_or_default()
     }
@@ -119,7 +121,7 @@ impl Hub {
 
     fn put(&self, request: PutRequest) -> Result<PutReply, CallError> {
         self.inner.lock().store.put(request.key, request.value).map_err(above_limit)?;
-        self.anything.send_replace(());
+        self.anything.change();
         Ok(PutReply {})
     }
 
@@ -149,7 +151,7 @@ impl Hub {
             (round.end.clone(), round.values.len() == size && inner.end(&key))
         };
         if ended {
-            self.anything.send_replace(());
+            self.anything.change();
         }
         let waiter = Waiter { hub: self, key: &key, rank, end: &end };
         let reply = self.until(timeout_ms, |inner| {
