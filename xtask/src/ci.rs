@@ -32,7 +32,7 @@ pub(crate) fn run() -> Result<(), String> {
     }
     println!("cargo xtask platforms");
     platforms::run(&platforms::Flags::default())?;
-    test()?;
+    test_at_length()?;
     // In the workspace no other crate turns this feature on.
     cargo(&["test", "--package", "distribute-cli", "--features", "pjrt", "--locked", "pjrt"])?;
     println!("cargo xtask conformance");
@@ -52,8 +52,13 @@ pub(crate) fn run() -> Result<(), String> {
     attack::run(&attack::Flags::default())
 }
 
-/// Runs all tests, in their long form.
+/// Runs all tests.
 pub(crate) fn test() -> Result<(), String> {
+    cargo(&["test", "--workspace", "--locked"])
+}
+
+/// Runs all tests, in their long form.
+fn test_at_length() -> Result<(), String> {
     println!("DISTRIBUTE_TEST_LONG=1 cargo test --workspace --locked");
     let mut command = Command::new("cargo");
     command.args(["test", "--workspace", "--locked"]).env("DISTRIBUTE_TEST_LONG", "1");

@@ -3,6 +3,9 @@ use distribute_values::{Assignment, DistributedVariable, Host, HostTensor, Tenso
 use super::*;
 use crate::BoxError;
 
+mod checkpoints;
+mod learning_rate;
+
 /// A training run of one variable that callbacks save and restore.
 pub(super) struct Toy {
     strategy: Strategy,
@@ -176,56 +179,6 @@ fn stopping_goes_on_counting_after_a_restart_and_restores_the_best() {
 }
 
 #[test]
-fn the_rate_falls_on_a_plateau_and_not_below_its_least() {
-    for (values, rate) in [(&[1.0, 1.0][..], 0.5), (&[1.0; 4], 0.3)] {
-        let mut toy = Toy::new();
-        let mut plateau = ReduceLrOnPlateau::new("val_loss").patience(0).factor(0.5).min_learning_rate(0.3);
-        toy.train(&mut plateau, "val_loss", values);
-        assert_eq!(toy.learning_rate, rate);
-    }
-    // As tf.keras counts: the best, and as many epochs as the patience; a change below the smallest is none.
-    let reduced = |plateau: ReduceLrOnPlateau, values: &[f64]| {
-        let mut toy = Toy::new();
-        toy.train(&mut plateau.factor(0.5), "val_loss", values);
-        toy.learning_rate
-    };
-    let plateau = |patience| ReduceLrOnPlateau::new("val_loss").patience(patience);
-    assert_eq!(reduced(plateau(2), &[1.0; 2]), 1.0);
-    assert_eq!(reduced(plateau(2), &[1.0; 3]), 0.5);
-    assert_eq!(reduced(plateau(2), &[1.0; 5]), 0.25);
-    assert_eq!(reduced(plateau(1), &[1.0, 0.99995]), 0.5);
-    assert_eq!(reduced(plateau(1).min_delta(1e-5), &[1.0, 0.99995]), 1.0);
-    // A schedule may have set a lower one.
-    let mut toy = Toy::new();
-    let mut plateau = ReduceLrOnPlateau::new("val_loss").patience(0).factor(0.5).min_learning_rate(3.0);
-    toy.train(&mut plateau, "val_loss", &[1.0; 4]);
-    assert_eq!(toy.learning_rate, 1.0);
-}
-
-#[test]
-fn after_a_reduction_epochs_do_not_count_for_a_while_also_if_training_is_resumed_meanwhile() {
-    // The rates after each epoch, as tf.keras computes them for a patience of 1.
-    let rates = |cooldown: u32, values: &[f64]| -> Vec<f64> {
-        let mut toy = Toy::new();
-        let new = || ReduceLrOnPlateau::new("val_loss").patience(1).factor(0.5).cooldown(cooldown);
-        let mut plateau = new();
-        let epoch = |value: &f64| {
-            toy.train(&mut plateau, "val_loss", std::slice::from_ref(value));
-            let mut resumed = new();
-            resumed.set_state(&plateau.state());
-            plateau = resumed;
-            toy.learning_rate
-        };
-        values.iter().map(epoch).collect()
-    };
-    assert_eq!(rates(0, &[1.0; 5]), [1.0, 0.5, 0.25, 0.125, 0.0625]);
-    assert_eq!(rates(1, &[1.0; 5]), rates(0, &[1.0; 5]));
-    assert_eq!(rates(2, &[1.0; 6]), [1.0, 0.5, 0.5, 0.25, 0.25, 0.125]);
-    assert_eq!(rates(3, &[1.0; 6]), [1.0, 0.5, 0.5, 0.5, 0.25, 0.25]);
-    assert_eq!(rates(2, &[1.0, 1.0, 0.5, 0.4, 0.4, 0.4]), [1.0, 0.5, 0.5, 0.5, 0.25, 0.25]);
-}
-
-#[test]
 fn numbers_that_a_callback_cannot_use_are_refused_before_the_first_step() {
     let plateau = || ReduceLrOnPlateau::new("loss");
     let stopping = || EarlyStopping::new("loss");
@@ -300,30 +253,6 @@ fn an_epoch_whose_values_of_training_are_lost_does_not_count() {
 }
 
 #[test]
-fn schedules_go_by_epoch_or_by_step() {
-    let mut toy = Toy::new();
-    toy.train(&mut LearningRateSchedule::new(|epoch, rate| rate / f64::from(epoch)), "x", &[1.0, 1.0, 1.0]);
-    assert_eq!(toy.learning_rate, 1.0 / 6.0);
-    toy.train(&mut LearningRateSchedule::by_step(|step| step as f64), "x", &[1.0]);
-    assert_eq!(toy.learning_rate, 12.0);
-}
-
-#[test]
-fn an_epoch_that_begins_again_keeps_its_rate() {
-    let halved = || LearningRateSchedule::new(|_, rate| rate / 2.0);
-    let (mut toy, mut schedule) = (Toy::new(), halved());
-    toy.train(&mut schedule, "x", &[1.0, 1.0]);
-    // In the same process, and in one that was restarted.
-    toy.show(&[], |training| schedule.epoch_begin(training)).unwrap();
-    let mut restarted = halved();
-    restarted.set_state(&schedule.state());
-    toy.show(&[], |training| restarted.epoch_begin(training)).unwrap();
-    assert_eq!(toy.learning_rate, 0.25);
-    toy.train(&mut restarted, "x", &[1.0]);
-    assert_eq!(toy.learning_rate, 0.125);
-}
-
-#[test]
 fn numbers_survive_json_to_the_last_bit() {
     // Without `float_roundtrip`, serde_json is off by one in the last place for some.
     let rates = [0.05 * 0.9f64.powi(7), 1e-3 / 3.0, 5e-324, f64::MAX, 2.2250738585072014e-308];
@@ -331,109 +260,6 @@ fn numbers_survive_json_to_the_last_bit() {
     for rate in many.filter(|rate| rate.is_finite()) {
         let read: f64 = serde_json::from_str(&serde_json::to_string(&rate).unwrap()).unwrap();
         assert_eq!(read.to_bits(), rate.to_bits(), "{rate:e}");
-    }
-}
-
-#[test]
-fn a_rate_grows_with_the_replicas_little_by_little() {
-    let devices: Vec<String> = (0..4).map(|index| format!("CPU:{index}")).collect();
-    let strategy = distribute_strategy::MirroredStrategy::builder().devices(devices).build().unwrap();
-    let mut toy = Toy { strategy, ..Toy::new() };
-    let mut scale = ScaleByReplicas::new().warm_up(6);
-    let mut rates = Vec::new();
-    for step in 0..=7 {
-        toy.step = step;
-        toy.show(&[], |training| scale.step_end(training)).unwrap();
-        rates.push(toy.learning_rate);
-    }
-    assert_eq!(rates, [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.0]);
-}
-
-#[test]
-fn a_rate_that_grows_reaches_its_end_however_many_steps_are_run_at_once() {
-    let devices: Vec<String> = (0..4).map(|index| format!("CPU:{index}")).collect();
-    let strategy = distribute_strategy::MirroredStrategy::builder().devices(devices).build().unwrap();
-    for (warm_up, steps, expected) in
-        [(6, &[0, 4, 8][..], &[1.0, 3.0, 4.0][..]), (5, &[0, 10], &[1.0, 4.0]), (0, &[0, 8], &[4.0, 4.0])]
-    {
-        let mut toy = Toy { strategy: strategy.clone(), ..Toy::new() };
-        let mut scale = ScaleByReplicas::new().warm_up(warm_up);
-        let mut rates = Vec::new();
-        for step in steps {
-            toy.step = *step;
-            let mut restarted = ScaleByReplicas::new().warm_up(warm_up);
-            restarted.set_state(&scale.state());
-            scale = restarted;
-            toy.show(&[], |training| scale.step_end(training)).unwrap();
-            rates.push(toy.learning_rate);
-        }
-        assert_eq!(rates, expected, "{warm_up} steps");
-        // From then on, the rate is that of other callbacks.
-        (toy.step, toy.learning_rate) = (20, 0.25);
-        toy.show(&[], |training| scale.step_end(training)).unwrap();
-        assert_eq!(toy.learning_rate, 0.25);
-    }
-}
-
-#[test]
-fn a_rate_follows_the_replicas_of_a_restarted_program() {
-    let of = |replicas: usize| {
-        let devices: Vec<String> = (0..replicas).map(|index| format!("CPU:{index}")).collect();
-        Toy::under(distribute_strategy::MirroredStrategy::builder().devices(devices).build().unwrap())
-    };
-    let (mut two, mut before) = (of(2), ScaleByReplicas::new());
-    two.train(&mut before, "x", &[1.0]);
-    assert_eq!(two.learning_rate, 2.0);
-    // Another callback has halved it since.
-    let (mut four, mut after) = (Toy { learning_rate: 1.0, ..of(4) }, ScaleByReplicas::new());
-    after.set_state(&before.state());
-    four.train(&mut after, "x", &[1.0, 1.0]);
-    assert_eq!(four.learning_rate, 2.0);
-    // Within the warm-up it is computed anew.
-    let (mut four, mut after) = (Toy { step: 2, ..of(4) }, ScaleByReplicas::new().warm_up(4));
-    let mut within = before.state();
-    within["done"] = false.into();
-    after.set_state(&within);
-    four.show(&[], |training| after.epoch_begin(training)).unwrap();
-    assert_eq!(four.learning_rate, 2.5);
-    // Earlier versions did not save the number.
-    let (mut four, mut after) = (of(4), ScaleByReplicas::new());
-    after.set_state(&serde_json::json!({ "callback": "ScaleByReplicas", "rate": 1.0, "done": true }));
-    four.train(&mut after, "x", &[1.0]);
-    assert_eq!(four.learning_rate, 1.0);
-    // Within an epoch of a schedule: one that does not depend on the rate before gives the same rate as before.
-    let absolute: fn(u32, f64) -> f64 = |epoch, _| 0.25 * f64::from(epoch);
-    let relative: fn(u32, f64) -> f64 = |_, rate| rate / 2.0;
-    for (schedule, factor) in [(absolute, 1.0), (relative, 2.0)] {
-        for is_reversed in [false, true] {
-            let callbacks = || {
-                let mut both: [Box<dyn Callback>; 2] =
-                    [Box::new(ScaleByReplicas::new()), Box::new(LearningRateSchedule::new(schedule))];
-                if is_reversed {
-                    both.reverse();
-                }
-                both
-            };
-            type Hook = fn(&mut dyn Callback, &mut Training<'_>) -> Result<()>;
-            let tell = |toy: &mut Toy, callbacks: &mut [Box<dyn Callback>], hook: Hook| {
-                for callback in callbacks {
-                    toy.show(&[], |training| hook(callback.as_mut(), training)).unwrap();
-                }
-            };
-            let (mut two, mut before) = (of(2), callbacks());
-            for epoch in 1..=2 {
-                (two.epoch, two.step) = (epoch, u64::from(epoch));
-                tell(&mut two, &mut before, |callback, training| callback.epoch_begin(training));
-                tell(&mut two, &mut before, |callback, training| callback.step_end(training));
-            }
-            let (mut four, mut after) =
-                (Toy { epoch: 2, step: 2, learning_rate: two.learning_rate, ..of(4) }, callbacks());
-            after.iter_mut().zip(&before).for_each(|(after, before)| after.set_state(&before.state()));
-            tell(&mut four, &mut after, |callback, training| callback.resumed(training));
-            tell(&mut four, &mut after, |callback, training| callback.epoch_begin(training));
-            let rates = (four.learning_rate, two.learning_rate * factor);
-            assert_eq!(rates.0, rates.1, "reversed: {is_reversed}, factor: {factor}");
-        }
     }
 }
 
@@ -498,120 +324,6 @@ fn states_of_earlier_versions_are_read() {
 }
 
 #[test]
-fn the_best_is_the_one_that_is_in_the_folder() {
-    let folder = tempfile::tempdir().unwrap();
-    let (mut toy, mut before) = (Toy::new(), ModelCheckpoint::new(folder.path()).best("val_loss"));
-    toy.train(&mut before, "val_loss", &[3.0]);
-    // The second was not written before the process was killed.
-    (toy.epoch, toy.step) = (2, 6);
-    toy.show(&[("val_loss", 1.0)], |training| before.epoch_end(training)).unwrap();
-    let state = before.state();
-    for (is_empty, value, saves) in [(false, 3.5, false), (false, 2.0, true), (true, 9.0, true)] {
-        let empty = tempfile::tempdir().unwrap();
-        let mut checkpoints = CheckpointManager::new(if is_empty { empty.path() } else { folder.path() });
-        let mut again = Toy::new();
-        assert_eq!(checkpoints.restore::<()>(&again.strategy, &[&again.weight]).unwrap().is_none(), is_empty);
-        let mut after = ModelCheckpoint::with(checkpoints).best("val_loss");
-        after.set_state(&state);
-        (again.epoch, again.step) = (3, 9);
-        let saved = again.show(&[("val_loss", value)], |training| {
-            after.epoch_begin(training)?;
-            after.epoch_end(training)?;
-            after.save(training, Occasion::Epoch)
-        });
-        assert_eq!(saved.unwrap(), saves, "{value}");
-    }
-}
-
-#[test]
-fn a_state_from_before_the_best_of_the_folder_keeps_what_it_knows() {
-    let folder = tempfile::tempdir().unwrap();
-    let (mut toy, mut before) = (Toy::new(), ModelCheckpoint::new(folder.path()).best("val_loss"));
-    toy.train(&mut before, "val_loss", &[3.0]);
-    let state = before.state();
-    // A better one replaces it in the folder, of which the state that is restored does not know.
-    (toy.epoch, toy.step) = (2, 6);
-    toy.show(&[("val_loss", 1.0)], |training| {
-        before.epoch_end(training)?;
-        before.save(training, Occasion::Epoch)
-    })
-    .unwrap();
-    drop(before);
-    for (value, saves) in [(3.5, false), (2.0, true)] {
-        let mut checkpoints = CheckpointManager::new(folder.path());
-        let mut again = Toy::new();
-        assert!(checkpoints.restore::<()>(&again.strategy, &[&again.weight]).unwrap().is_some());
-        let mut after = ModelCheckpoint::with(checkpoints).best("val_loss");
-        after.set_state(&state);
-        (again.epoch, again.step) = (2, 9);
-        let saved = again.show(&[("val_loss", value)], |training| {
-            after.epoch_begin(training)?;
-            after.epoch_end(training)?;
-            after.save(training, Occasion::Epoch)
-        });
-        assert_eq!(saved.unwrap(), saves, "{value}");
-    }
-}
-
-#[test]
-fn a_checkpoint_of_steps_that_a_restart_has_undone_does_not_take_the_place_of_a_later_best() {
-    let folder = tempfile::tempdir().unwrap();
-    let best = |state: &Value| {
-        let mut checkpoints = CheckpointManager::new(folder.path());
-        let mut toy = Toy::new();
-        assert!(checkpoints.restore::<()>(&toy.strategy, &[&toy.weight]).unwrap().is_some());
-        let mut best = ModelCheckpoint::with(checkpoints).best("val_loss");
-        best.set_state(state);
-        toy.show(&[], |training| best.epoch_begin(training)).unwrap();
-        (toy, best)
-    };
-    let (mut toy, mut first) = (Toy::new(), ModelCheckpoint::new(folder.path()).best("val_loss"));
-    toy.train(&mut first, "val_loss", &[3.0]);
-    let state = first.state();
-    toy.step = 18;
-    toy.show(&[("val_loss", 1.0)], |training| {
-        first.epoch_end(training)?;
-        first.save(training, Occasion::Epoch)
-    })
-    .unwrap();
-    drop(first);
-    // The steps after the first epoch are made again. The next best is not written before the process is killed.
-    let (mut toy, mut second) = best(&state);
-    toy.step = 15;
-    toy.show(&[("val_loss", 2.0)], |training| second.epoch_end(training)).unwrap();
-    let state = second.state();
-    drop(second);
-    for (value, saves) in [(3.5, false), (2.5, true)] {
-        let (mut toy, mut third) = best(&state);
-        toy.step = 21;
-        let saved = toy.show(&[("val_loss", value)], |training| {
-            third.epoch_end(training)?;
-            third.save(training, Occasion::Epoch)
-        });
-        assert_eq!(saved.unwrap(), saves, "{value}");
-    }
-}
-
-#[test]
-fn a_setting_that_the_best_overrides_is_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let new = || ModelCheckpoint::new(folder.path());
-    for (mut checkpoint, setting) in [
-        (new().every_steps(500).best("val_loss"), "every_steps(500)"),
-        (new().best("val_loss").every_epochs(2), "every_epochs(2)"),
-    ] {
-        let error = Toy::new().show(&[], |training| checkpoint.train_begin(training)).unwrap_err();
-        assert!(matches!(error, Error::WithoutEffect { .. }) && error.to_string().contains(setting), "{error}");
-    }
-    // Both orders keep as many.
-    for checkpoint in [new().best("val_loss").keep(2), new().keep(2).best("val_loss")] {
-        Toy::new().train(&mut { checkpoint.set_aside_other_runs() }, "val_loss", &[3.0, 2.0, 1.0]);
-        let names: Vec<String> = kept(folder.path()).into_iter().filter(|name| name.starts_with("step-")).collect();
-        assert_eq!(names, ["step-00000006", "step-00000009"]);
-    }
-}
-
-#[test]
 fn a_loss_that_is_no_number_ends_the_training_and_names_the_variables() {
     let mut toy = Toy::new();
     assert_eq!(toy.train(&mut TerminateOnNan::default(), "x", &[1.0, f64::NAN, 1.0]), 2);
@@ -633,81 +345,6 @@ fn kept(folder: &std::path::Path) -> Vec<String> {
     let mut names: Vec<String> = names.filter_map(|name| name.into_string().ok()).collect();
     names.sort();
     names
-}
-
-#[test]
-fn checkpoints_are_the_last_or_the_best() {
-    let folder = tempfile::tempdir().unwrap();
-    let train = |checkpoint: ModelCheckpoint, values: &[f64]| {
-        Toy::new().train(&mut { checkpoint }, "val_loss", values);
-    };
-    let last = folder.path().join("last");
-    train(ModelCheckpoint::new(&last).keep(2), &[1.0, 2.0, 3.0]);
-    assert_eq!(kept(&last), ["latest", "run", "step-00000006", "step-00000009"]);
-    let steps = folder.path().join("steps");
-    train(ModelCheckpoint::new(&steps).every_steps(2), &[1.0, 2.0]);
-    assert_eq!(kept(&steps), ["latest", "run", "step-00000002", "step-00000003", "step-00000004", "step-00000006"]);
-    let second = folder.path().join("second");
-    train(ModelCheckpoint::new(&second).every_epochs(2), &[1.0, 2.0, 3.0]);
-    assert_eq!(kept(&second), ["latest", "run", "step-00000006"]);
-    let best = folder.path().join("best");
-    train(ModelCheckpoint::new(&best).best("val_loss"), &[3.0, 1.0, 2.0]);
-    assert_eq!(kept(&best), ["latest", "run", "step-00000006"]);
-}
-
-#[test]
-fn a_training_that_begins_in_another_ones_folder_ends_before_its_first_step() {
-    let folder = tempfile::tempdir().unwrap();
-    let best = || ModelCheckpoint::new(folder.path()).best("val_loss");
-    Toy::new().train(&mut best(), "val_loss", &[3.0, 2.0]);
-    let before = kept(folder.path());
-    let (mut toy, mut again) = (Toy::new(), best());
-    toy.show(&[], |training| again.train_begin(training)).unwrap();
-    let error = toy.show(&[], |training| again.epoch_begin(training)).unwrap_err();
-    assert!(matches!(error, Error::OtherRun { .. }) && error.to_string().contains("step 6"), "{error}");
-    drop(again);
-    assert_eq!(kept(folder.path()), before);
-    // With the option set, it moves the present checkpoints, whatever their steps.
-    Toy::new().train(&mut best().set_aside_other_runs(), "val_loss", &[3.0]);
-    let names = kept(folder.path());
-    assert!(names.contains(&"step-00000003".to_owned()) && !names.contains(&"step-00000006".to_owned()), "{names:?}");
-    let aside = names.iter().find(|name| name.starts_with("run-")).unwrap();
-    assert_eq!(kept(&folder.path().join(aside)), ["step-00000006"]);
-}
-
-#[test]
-fn a_backup_in_the_folder_of_checkpoints_removes_its_own_alone() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut toy = Toy::new();
-    toy.train(&mut ModelCheckpoint::new(folder.path()), "x", &[1.0, 2.0]);
-    let mut again = Toy::new();
-    let mut backup = BackupAndRestore::new(folder.path());
-    again.show(&[], |training| backup.train_begin(training)).unwrap();
-    assert_eq!(again.weight.get(), 2.0);
-    again.step = 7;
-    again.show(&[], |training| backup.save(training, Occasion::Epoch)).unwrap();
-    again.show(&[], |training| backup.train_end(training)).unwrap();
-    assert_eq!(kept(folder.path()), ["latest", "run", "step-00000003", "step-00000006"]);
-    assert_eq!(std::fs::read_to_string(folder.path().join("latest")).unwrap(), "step-00000006\n");
-}
-
-#[test]
-fn a_backup_is_restored_and_removed_at_the_end() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("backup");
-    let mut toy = Toy::new();
-    let mut backup = BackupAndRestore::new(&path);
-    toy.step = 7;
-    toy.weight.set(&toy.strategy, 5.0);
-    assert!(toy.show(&[], |training| backup.save(training, Occasion::Leaving)).unwrap());
-    assert!(!toy.show(&[], |training| backup.save(training, Occasion::Step)).unwrap());
-    assert_eq!(kept(&path), ["latest", "run", "step-00000007"]);
-    let mut again = Toy::new();
-    let mut backup = BackupAndRestore::new(&path);
-    again.show(&[], |training| backup.train_begin(training)).unwrap();
-    assert_eq!(again.weight.get(), 5.0);
-    again.show(&[], |training| backup.train_end(training)).unwrap();
-    assert!(!path.exists());
 }
 
 #[test]

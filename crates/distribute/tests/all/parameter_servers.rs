@@ -51,7 +51,7 @@ fn ended_well(mut job: Job) -> Outcome {
 fn all_kinds_of_updates_learn_as_well_as_training_in_step_does() {
     // 250 steps of 64 examples each. In synchronous mode three of them make one step, so it gets two thirds as many
     // steps from twice as many.
-    let kinds = [("sync", "2"), ("async", "1"), ("stale", "1")].into_iter().take(short_or_long(1, 3));
+    let kinds = [("sync", "2"), ("async", "1"), ("stale", "1")].into_iter().take(short_or_long(2, 3));
     let accuracies: Vec<(&str, f64)> = kinds
         .map(|(updates, epochs)| {
             let chief = ended_well(start("parameter_server", &["--updates", updates, "--epochs", epochs]));
