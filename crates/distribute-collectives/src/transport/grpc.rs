@@ -83,6 +83,13 @@ struct PeerState {
     lost: Option<String>,
 }
 
+impl PeerState {
+    /// Returns whether nothing more comes from the peer.
+    fn is_over(&self) -> bool {
+        self.aborted.is_some() || self.left || self.lost.is_some()
+    }
+}
+
 /// Signals that the exchange may be able to continue.
 #[derive(Default)]
 struct Bell {
@@ -308,10 +315,7 @@ impl Peer {
 
     /// Returns why the peer will not read what is left to send, if it has gone. `idle` is how long nothing has moved.
     fn refusal(&self, peer: usize, idle: Duration) -> Option<TransportError> {
-        let has_reason = {
-            let state = lock(&self.state);
-            state.aborted.is_some() || state.left || state.lost.is_some()
-        };
+        let has_reason = lock(&self.state).is_over();
         (has_reason || (self.outbox.data.is_closed() && idle >= REASON_GRACE)).then(|| self.ended(peer))
     }
 
@@ -355,7 +359,7 @@ fn peer(outbox: Outbox, mut frames: Inbox, bell: Arc<Bell>) -> Peer {
                     }
                     Some(Kind::Left(_)) => state.left = true,
                     Some(Kind::Waiting(sequence)) => state.waiting = Some(sequence),
-                    Some(Kind::Hello(_) | Kind::Data(_)) | None => {}
+                    Some(Kind::Hello(_) | Kind::Here(_) | Kind::Data(_)) | None => {}
                 }
             }
             bell.ring();

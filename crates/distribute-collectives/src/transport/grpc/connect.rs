@@ -18,7 +18,10 @@ use super::super::{ConnectError, Nonce, Proofs, Unproved};
 use super::frames::{Frame, MAX_CONTROL_BYTES, MAX_FRAME_BYTES};
 use super::outbox::Outbox;
 use super::wire::{Hello, frame::Kind};
-use super::{Bell, Peer, lock, peer};
+use super::{Bell, Peer, PeerState, lock, peer};
+
+/// The protocol of these connections: hello, the callee's hello, and the caller's word that it is here.
+const VERSION: u32 = 2;
 
 const PATH: &str = "/distribute.v1.Collective/Connect";
 
@@ -48,11 +51,11 @@ pub(super) async fn connect(
 ) -> Result<Vec<Option<Peer>>, ConnectError> {
     let own = addresses.get(rank).cloned().unwrap_or_default();
     let failed = |action, address: &str, source| ConnectError { action, address: address.to_owned(), source };
-    let (arrivals, mut arrived) = mpsc::channel(addresses.len().max(1));
+    let (arrivals, mut arrived) = mpsc::unbounded_channel();
     let mut peers: Vec<Option<Peer>> = addresses.iter().map(|_| None).collect();
     let listener = tokio::net::TcpListener::from_std(listener).map_err(|source| failed("listen on", &own, source))?;
-    let hello = Hello { nonce: Bytes::copy_from_slice(&group.to_bytes()), rank: rank as u32 };
-    let terms = Terms::new("collectives over grpc 1", group.to_string());
+    let hello = Hello { nonce: Bytes::copy_from_slice(&group.to_bytes()), rank: rank as u32, version: VERSION };
+    let terms = Terms::new("collectives over grpc 2", group.to_string());
     let Proofs { secret, tls } = &proofs;
     let door = Door::new(format!("member {rank} of a group"), secret.clone(), terms.clone(), JOB_REMEDY);
     let door = Arc::new(door.tls(tls.clone()));
@@ -73,7 +76,7 @@ pub(super) async fn connect(
         peers[peer] = Some(call.await.map_err(|source| failed("connect to", address, source))?);
     }
     let deadline = tokio::time::Instant::from_std(deadline);
-    for _ in rank + 1..addresses.len() {
+    while peers.iter().skip(rank + 1).any(Option::is_none) {
         match tokio::time::timeout_at(deadline, arrived.recv()).await {
             Ok(Some((caller, peer))) => peers[caller] = Some(peer),
             _ => return Err(missing(own)),
@@ -117,6 +120,8 @@ async fn call(
                     if theirs == Hello { rank: callee as u32, ..hello.clone() } =>
                 {
                     frames.limit(MAX_FRAME_BYTES);
+                    // From here on the attempt is not given up without an error.
+                    outbox.here();
                     Ok(peer(outbox, frames, bell.clone()))
                 }
                 _ => Err(std::io::Error::other(
@@ -155,20 +160,49 @@ fn service(
     members: usize,
     bell: &Arc<Bell>,
     door: Arc<Door>,
-    arrivals: mpsc::Sender<(usize, Peer)>,
+    arrivals: mpsc::UnboundedSender<(usize, Peer)>,
 ) -> Routed<impl GrpcService> {
-    let called = Mutex::new((0..members).map(|rank| rank <= own.rank as usize).collect());
-    Routed::new(Acceptor { own, called, bell: bell.clone(), door, arrivals })
+    let callers = Callers { seats: Mutex::new(vec![None; members]), arrivals };
+    Routed::new(Acceptor { own, members, callers: Arc::new(callers), bell: bell.clone(), door })
 }
 
 struct Acceptor {
     /// This member's hello.
     own: Hello,
-    /// Whether each rank has called, or cannot.
-    called: Mutex<Vec<bool>>,
+    members: usize,
+    callers: Arc<Callers>,
     bell: Arc<Bell>,
     door: Arc<Door>,
-    arrivals: mpsc::Sender<(usize, Peer)>,
+}
+
+/// The members that have called.
+struct Callers {
+    /// For each rank, what is known of the one that said that it is here.
+    seats: Mutex<Vec<Option<Arc<Mutex<PeerState>>>>>,
+    arrivals: mpsc::UnboundedSender<(usize, Peer)>,
+}
+
+impl Callers {
+    /// Returns whether a member of this rank is here, and its stream has not ended.
+    fn has(&self, caller: usize) -> bool {
+        lock(&self.seats).get(caller).is_some_and(is_taken)
+    }
+
+    /// Takes the seat of a rank; one that is taken stays so.
+    fn seat(&self, caller: usize, peer: Peer) {
+        let mut seats = lock(&self.seats);
+        if let Some(seat) = seats.get_mut(caller)
+            && !is_taken(seat)
+        {
+            *seat = Some(peer.state.clone());
+            // In the order of the seats. Where the group is complete, the stream ends with its peer.
+            let _ = self.arrivals.send((caller, peer));
+        }
+    }
+}
+
+fn is_taken(seat: &Option<Arc<Mutex<PeerState>>>) -> bool {
+    seat.as_ref().is_some_and(|state| !lock(state).is_over())
 }
 
 impl GrpcService for Acceptor {
@@ -197,6 +231,13 @@ impl Acceptor {
             Ok(_) => return Err(Status::invalid_argument("the first frame must be a hello")),
             Err(_) => return Err(Status::deadline_exceeded("no hello came within 5 seconds")),
         };
+        if hello.version != self.own.version {
+            return Err(Status::failed_precondition(format!(
+                "this member speaks version {VERSION} of the protocol of collectives over gRPC, and the caller version \
+                 {}: let all members run the same version of distribute",
+                hello.version
+            )));
+        }
         if hello.nonce != self.own.nonce {
             return Err(Status::failed_precondition("this member belongs to another group"));
         }
@@ -206,19 +247,25 @@ impl Acceptor {
         }
         connection.known();
         let caller = hello.rank as usize;
-        match lock(&self.called).get_mut(caller) {
-            Some(called @ false) => *called = true,
-            Some(true) => {
-                return Err(Status::already_exists(format!("rank {caller} has called, or is called by this one")));
-            }
-            None => return Err(Status::out_of_range(format!("rank {caller} is outside the group"))),
+        if !(self.own.rank as usize + 1..self.members).contains(&caller) {
+            return Err(Status::out_of_range(format!("rank {caller} is none of those that call this member")));
         }
-        frames.limit(MAX_FRAME_BYTES);
+        if self.callers.has(caller) {
+            return Err(Status::already_exists(format!("rank {caller} has called")));
+        }
         let (outbox, replies) = Outbox::new(self.own.clone(), &self.bell);
-        let peer = peer(outbox, frames, self.bell.clone());
-        if self.arrivals.send((caller, peer)).await.is_err() {
-            return Err(Status::already_exists("the group is complete"));
-        }
+        let (callers, bell) = (self.callers.clone(), self.bell.clone());
+        tokio::spawn(async move {
+            // A caller that gives its attempt up never says that it is here, and calls again.
+            let here = tokio::select! {
+                frame = frames.next::<Frame>() => matches!(frame, Ok(Some(Frame { kind: Some(Kind::Here(_)) }))),
+                () = callers.arrivals.closed() => false,
+            };
+            if here {
+                frames.limit(MAX_FRAME_BYTES);
+                callers.seat(caller, peer(outbox, frames, bell));
+            }
+        });
         Ok(replies)
     }
 }

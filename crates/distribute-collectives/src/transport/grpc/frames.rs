@@ -56,7 +56,7 @@ mod tests {
     use distribute_cluster::grpc::encode;
     use prost::Message;
 
-    use super::super::wire::{Hello, Left};
+    use super::super::wire::{Hello, Here, Left};
     use super::*;
 
     #[test]
@@ -67,7 +67,8 @@ mod tests {
             assert_eq!(frame, Frame { kind: Some(Kind::Data(payload.into())) });
             assert_eq!(encode(frame.clone()).concat()[5..], frame.encode_to_vec());
         }
-        for kind in [Kind::Hello(Hello { nonce: vec![7; 16].into(), rank: 3 }), Kind::Waiting(1), Kind::Left(Left {})] {
+        let hello = Hello { nonce: vec![7; 16].into(), rank: 3, version: 2 };
+        for kind in [Kind::Hello(hello), Kind::Here(Here {}), Kind::Waiting(1), Kind::Left(Left {})] {
             let frame = control(kind);
             assert_eq!(encode(frame.clone()).concat()[5..], frame.encode_to_vec());
         }

@@ -35,10 +35,11 @@ pub(crate) fn frames(bytes: &[u8]) -> bool {
 /// Returns frames of every kind, for the corpus.
 #[cfg(test)]
 pub(crate) fn samples() -> Vec<Vec<u8>> {
-    use super::wire::{Hello, Left};
+    use super::wire::{Hello, Here, Left};
     let abort = Abort { origin: "worker:1".to_owned(), cause: "loss is NaN".to_owned(), kind: 2 };
     let kinds = [
-        Kind::Hello(Hello { nonce: vec![7; 16].into(), rank: 3 }),
+        Kind::Hello(Hello { nonce: vec![7; 16].into(), rank: 3, version: 2 }),
+        Kind::Here(Here {}),
         Kind::Data(vec![1, 2, 3].into()),
         Kind::Left(Left {}),
         Kind::Waiting(1 << 40),

@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use tonic::body::Body;
 
 use super::frames::{Frame, control};
-use super::wire::{Abort, Hello, Left, frame::Kind};
+use super::wire::{Abort, Hello, Here, Left, frame::Kind};
 use super::{Bell, QUEUED_FRAMES, lock};
 
 /// The sending half of a stream. It ends, once everything is sent, when this is dropped.
@@ -25,6 +25,8 @@ pub(super) struct Outbox {
 /// peer does not read.
 #[derive(Default)]
 struct Notices {
+    /// That this member does not give its call up any more.
+    here: Option<Here>,
     /// The last call in which this member waits; earlier ones are of no use any more.
     waiting: Option<u64>,
     /// How this member ended. The first end counts.
@@ -41,6 +43,11 @@ impl Outbox {
         let (hello, bell) = (Some(control(Kind::Hello(hello))), bell.clone());
         let frames = Frames { hello, queue, notices: notices.clone(), payload: Bytes::new(), bell };
         (Outbox { data, notices }, Body::new(frames))
+    }
+
+    /// Tells the peer, which this member has called, that it is a member from now on.
+    pub(super) fn here(&self) {
+        self.notify(|notices| notices.here = Some(Here {}));
     }
 
     /// Tells the peer that this member waits in a call.
@@ -83,12 +90,13 @@ impl Outbox {
 
 impl Notices {
     fn is_empty(&self) -> bool {
-        self.waiting.is_none() && self.end.is_none()
+        self.here.is_none() && self.waiting.is_none() && self.end.is_none()
     }
 
     /// Takes the next message. If there is none, the task is woken by the next.
     fn take(&mut self, context: &Context<'_>) -> Option<Frame> {
-        let next = self.waiting.take().map(Kind::Waiting).or_else(|| self.end.take());
+        let here = self.here.take().map(Kind::Here);
+        let next = here.or_else(|| self.waiting.take().map(Kind::Waiting)).or_else(|| self.end.take());
         if next.is_none() {
             self.sender = Some(context.waker().clone());
         }
@@ -176,11 +184,12 @@ mod tests {
         while outbox.data.try_send(Frame { kind: Some(data()) }).is_ok() {}
         outbox.announce(6);
         outbox.announce(7);
+        outbox.here();
         let abort = Abort { cause: "as planned".to_owned(), ..Abort::default() };
         outbox.abort(abort.clone());
         outbox.leave();
         assert!(!outbox.is_done());
-        let control = [Kind::Hello(Hello::default()), Kind::Waiting(7), Kind::Abort(abort)];
+        let control = [Kind::Hello(Hello::default()), Kind::Here(Here {}), Kind::Waiting(7), Kind::Abort(abort)];
         let expected = control.into_iter().chain((0..QUEUED_FRAMES).map(|_| data())).map(Some);
         assert_eq!(kinds(&mut frames), expected.collect::<Vec<_>>());
         assert!(outbox.is_done());

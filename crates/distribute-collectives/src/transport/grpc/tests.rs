@@ -1,3 +1,5 @@
+use std::io::Read;
+use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::AtomicBool;
 use std::thread;
 
@@ -6,7 +8,7 @@ use distribute_types::FailureKind;
 use super::super::tests::{Connected, connected, group, listeners, opened};
 use super::*;
 use crate::transport::{Sink, UnexpectedBytes};
-use crate::{Error, Rank};
+use crate::{Error, Rank, ReduceOp};
 
 /// More than the queues and flow-control windows of a stream hold.
 const LEN: usize = 64 << 20;
@@ -119,4 +121,56 @@ fn members_connect_and_leave_on_threads_that_run_an_event_loop() {
     // No peer answers.
     let error = within(2, 3, third, Duration::from_millis(200)).expect_err("it is alone");
     assert!(matches!(error, Error::Connect { .. }), "{error}");
+}
+
+/// Passes connections on to `target`. Of the first, no answer reaches the caller: it is cut once the callee has sent
+/// `answered` bytes.
+fn cut_once(target: String, answered: usize) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("bound").to_string();
+    thread::spawn(move || {
+        let mut is_first = true;
+        while let Ok((mut caller, _)) = listener.accept() {
+            let mut callee = TcpStream::connect(&target).expect("it listens");
+            let (mut from, mut to) = (callee.try_clone().expect("a socket"), caller.try_clone().expect("a socket"));
+            let passes = thread::spawn(move || std::io::copy(&mut to, &mut from));
+            if std::mem::take(&mut is_first) {
+                let (mut seen, mut bytes) = (0, [0; 4096]);
+                while seen < answered {
+                    seen += callee.read(&mut bytes).expect("it answers");
+                }
+                for socket in [&caller, &callee] {
+                    socket.shutdown(Shutdown::Both).expect("it is open");
+                }
+                let _ = passes.join();
+            } else {
+                thread::spawn(move || std::io::copy(&mut callee, &mut caller));
+            }
+        }
+    });
+    address
+}
+
+#[test]
+fn a_member_whose_call_breaks_before_it_knows_of_its_answer_calls_again() {
+    // At the head of an answer to the call, and after the hello that follows it.
+    for answered in [1, 60, 120] {
+        let (mut listeners, mut addresses) = listeners(2);
+        addresses[0] = cut_once(addresses[0].clone(), answered);
+        let nonce = Nonce::new().expect("random numbers");
+        let (second, first) = (listeners.remove(1), listeners.remove(0));
+        let started = Instant::now();
+        let member = |rank, listener| {
+            let transport = opened(TransportKind::Grpc, rank, &addresses, listener, (nonce, Proofs::default()), SOON);
+            let group = group(transport, rank, 2, SOON);
+            let mut values = [rank as u32 + 1];
+            group.all_reduce(&mut values, ReduceOp::Sum).expect("both are there");
+            assert_eq!(values, [3], "{answered}");
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| member(0, first));
+            scope.spawn(|| member(1, second));
+        });
+        assert!(started.elapsed() < SOON / 2, "{:?}", started.elapsed());
+    }
 }
