@@ -16,6 +16,10 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use tokio::runtime::{Builder, Handle, Runtime};
 
+mod event_loop;
+
+pub use event_loop::EventLoop;
+
 /// Threads that run tasks, such as those of a service and of its connections. All tasks end when it is dropped, on any
 /// thread; the drop waits at most 100 ms for the threads, including those that have not begun yet. A thread for
 /// blocking work that is added and has not begun is not waited for: it ends at once when it begins.

@@ -25,7 +25,7 @@ impl Link {
     pub const TCP: Link = Link { latency_s: 2.5e-6, per_byte_s: 1.0 / 3e9, per_combined_byte_s: 1.0 / 25e9 };
 
     /// gRPC over the loopback device, measured in the same way.
-    pub const GRPC: Link = Link { latency_s: 25e-6, per_byte_s: 1.0 / 1.3e9, per_combined_byte_s: 1.0 / 25e9 };
+    pub const GRPC: Link = Link { latency_s: 8e-6, per_byte_s: 1.0 / 1.7e9, per_combined_byte_s: 1.0 / 25e9 };
 
     /// Parses `LATENCY_US,GB_S`, such as `30,1.2` for 30 µs and 1.2 GB/s.
     ///

@@ -1,17 +1,18 @@
 //! gRPC between processes: one stream of frames in each direction for each pair of members.
 //!
-//! The streams live on a small runtime of their own; the exchange itself runs on the caller's thread and meets them at
-//! bounded queues, so a slow reader slows its sender down instead of filling memory.
+//! The streams live on an event loop of their own, which the thread that exchanges runs itself. Both meet at bounded
+//! queues, so a slow reader slows its sender down instead of filling memory.
 
-use std::io::IoSlice;
 use std::net::TcpListener;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes};
 use distribute_cluster::grpc::Inbox;
-use distribute_cluster::threads::Threads;
+use distribute_cluster::threads::EventLoop;
 use distribute_cluster::{JobSecret, JobTls};
+use tokio::sync::Notify;
 use tokio::sync::mpsc::{self, error::TryRecvError};
 
 use self::frames::Frame;
@@ -36,14 +37,18 @@ mod wire {
     include!("../../proto/distribute.v1.rs");
 }
 
-/// Bytes of one frame: large enough that its cost is that of its bytes, small enough to overlap with the next.
-const FRAME_BYTES: usize = 1 << 20;
+/// Bytes of one frame: large enough that its cost is that of its bytes, small enough that caches hold it.
+const FRAME_BYTES: usize = 512 << 10;
 
 /// Frames that wait on either side of a stream.
 const QUEUED_FRAMES: usize = 8;
 
 /// How long to wait for the reason, if the stream to a peer takes no frames any more.
 const REASON_GRACE: Duration = Duration::from_millis(200);
+
+/// How long the end of an exchange waits for a socket to take the next frame: then the event loop's own thread sends
+/// the rest.
+const SETTLE: Duration = Duration::from_millis(1);
 
 /// Limit for emptying the queues when a group is dropped.
 const QUEUES: Duration = Duration::from_millis(500);
@@ -60,7 +65,7 @@ pub(crate) struct GrpcTransport {
     bell: Arc<Bell>,
     proofs: Proofs,
     aborted: bool,
-    threads: Threads,
+    event_loop: EventLoop,
 }
 
 /// One peer's queues.
@@ -93,25 +98,28 @@ impl PeerState {
 /// Signals that the exchange may be able to continue.
 #[derive(Default)]
 struct Bell {
-    rings: Mutex<u64>,
-    rung: Condvar,
+    rings: AtomicU64,
+    rung: Notify,
 }
 
 impl Bell {
     fn ring(&self) {
-        *lock(&self.rings) += 1;
-        self.rung.notify_all();
+        // What rings has written before, and the exchange looks at it after it has seen the count.
+        self.rings.fetch_add(1, Ordering::Release);
+        self.rung.notify_one();
     }
 
     fn count(&self) -> u64 {
-        *lock(&self.rings)
+        self.rings.load(Ordering::Acquire)
     }
 
     /// Waits until the bell has been rung since `seen`.
-    fn wait(&self, seen: u64, time: Duration) {
-        let rings = lock(&self.rings);
-        if *rings == seen {
-            drop(self.rung.wait_timeout(rings, time));
+    async fn wait(&self, seen: u64, time: Duration) {
+        let deadline = tokio::time::Instant::now() + time;
+        while self.count() == seen {
+            if tokio::time::timeout_at(deadline, self.rung.notified()).await.is_err() {
+                return;
+            }
         }
     }
 }
@@ -129,29 +137,14 @@ impl GrpcTransport {
         let own = || addresses.get(rank).cloned().unwrap_or_default();
         let failed = |action| move |source| ConnectError { action, address: own(), source };
         listener.set_nonblocking(true).map_err(failed("listen on"))?;
-        let threads = Threads::start("distribute-grpc", 1).map_err(failed("start the threads of"))?;
+        let event_loop = EventLoop::start("distribute-grpc").map_err(failed("start the event loop of"))?;
         let bell = Arc::new(Bell::default());
         let identity = (group, proofs.clone());
         let connecting = connect::connect(rank, addresses.to_vec(), listener, identity, bell.clone(), deadline);
         let limit = deadline.saturating_duration_since(Instant::now()).saturating_add(MARGIN);
-        let peers = threads.block_on(async { tokio::time::timeout(limit, connecting).await });
+        let peers = event_loop.drive(async { tokio::time::timeout(limit, connecting).await });
         let peers = peers.unwrap_or_else(|_| Err(connect::missing(own())))?;
-        Ok(GrpcTransport { peers, bell, proofs, aborted: false, threads })
-    }
-
-    /// Returns the error of a peer's control message that ends the exchange; leaving does not.
-    fn check_control(&self) -> Result<(), TransportError> {
-        for (index, peer) in self.peers.iter().enumerate() {
-            let Some(peer) = peer else { continue };
-            let state = lock(&peer.state);
-            if let Some(reason) = &state.aborted {
-                return Err(TransportError::Aborted { peer: index, reason: reason.clone() });
-            }
-            if let (Some(how), false) = (&state.lost, state.left) {
-                return Err(TransportError::Lost { peer: index, how: how.clone() });
-            }
-        }
-        Ok(())
+        Ok(GrpcTransport { peers, bell, proofs, aborted: false, event_loop })
     }
 
     fn outboxes(&self) -> impl Iterator<Item = &Outbox> {
@@ -174,52 +167,15 @@ impl Transport for GrpcTransport {
         incoming: &mut [Incoming<'_>],
         timeout: &Timeout<'_>,
     ) -> Result<(), TransportError> {
-        let mut idle_since: Option<Instant> = None;
-        let mut lost = None;
-        loop {
-            let seen = self.bell.count();
-            let (mut progress, mut done) = (false, true);
-            for out in outgoing.iter_mut() {
-                let Some(peer) = &mut self.peers[out.to] else { continue };
-                progress |= peer.send(&mut out.parts);
-                done &= out.parts.is_empty();
-            }
-            for from in incoming.iter_mut() {
-                let Some(peer) = &mut self.peers[from.from] else { continue };
-                progress |= peer.receive(from)?;
-                done &= from.sink.space().is_empty();
-            }
-            if done {
-                return Ok(());
-            }
-            if progress {
-                idle_since = None;
-                continue;
-            }
-            // A peer may have sent what is missing, and ended, since it was looked for.
-            if let Some(error) = lost {
-                return Err(error);
-            }
-            match self.check_control() {
-                Err(error @ TransportError::Lost { .. }) => {
-                    lost = Some(error);
-                    continue;
-                }
-                checked => checked?,
-            }
-            let now = Instant::now();
-            let idle = now - *idle_since.get_or_insert(now);
-            let mut unsent = outgoing.iter().filter(|out| !out.parts.is_empty());
-            lost = unsent.find_map(|out| self.peers[out.to].as_ref()?.refusal(out.to, idle));
-            if lost.is_some() {
-                continue;
-            }
-            if idle < timeout.spin {
-                std::hint::spin_loop();
-                continue;
-            }
-            self.bell.wait(seen, timeout.next_sleep()?);
+        let GrpcTransport { peers, bell, event_loop, .. } = self;
+        let is_sent = event_loop.drive(async {
+            exchange(peers, bell, (outgoing, incoming), timeout).await?;
+            Ok(settle(peers, bell, timeout.spin).await)
+        })?;
+        if !is_sent {
+            event_loop.hand_over();
         }
+        Ok(())
     }
 
     fn abort(&mut self, reason: &AbortReason) {
@@ -227,6 +183,7 @@ impl Transport for GrpcTransport {
             let AbortReason { origin, cause, kind } = reason.tidied();
             let abort = Abort { origin, cause, kind: kind.code() };
             self.outboxes().for_each(|outbox| outbox.abort(abort.clone()));
+            self.event_loop.hand_over();
         }
     }
 
@@ -261,34 +218,115 @@ impl Drop for GrpcTransport {
         if !self.aborted {
             outboxes.iter().for_each(Outbox::leave);
         }
-        // What is queued still goes out, but not for long.
-        let deadline = Instant::now() + QUEUES;
-        while !outboxes.iter().all(Outbox::is_done) && Instant::now() < deadline {
-            self.bell.wait(self.bell.count(), Duration::from_millis(5));
-        }
-        drop(outboxes);
-        // A frame that was taken out of its queue, such as the reason of an abort, may not have reached its socket:
-        // connections end by themselves when it has, and both sides have said all.
-        let deadline = Instant::now() + FLUSH;
-        while self.threads.handle().metrics().num_alive_tasks() > 0 && Instant::now() < deadline {
-            self.bell.wait(self.bell.count(), Duration::from_millis(2));
-        }
+        let (bell, event_loop) = (&self.bell, &self.event_loop);
+        event_loop.drive(async {
+            // What is queued still goes out, but not for long.
+            let deadline = Instant::now() + QUEUES;
+            while !outboxes.iter().all(Outbox::is_done) && Instant::now() < deadline {
+                bell.wait(bell.count(), Duration::from_millis(5)).await;
+            }
+            drop(outboxes);
+            // A message that was taken out of its queue, such as the reason of an abort, may not have reached its
+            // socket: connections end by themselves when it has, and both sides have said all.
+            let deadline = Instant::now() + FLUSH;
+            while event_loop.handle().metrics().num_alive_tasks() > 0 && Instant::now() < deadline {
+                bell.wait(bell.count(), Duration::from_millis(2)).await;
+            }
+        });
     }
 }
 
-impl Peer {
-    /// Queues what there is room for.
-    fn send(&mut self, parts: &mut Vec<IoSlice<'_>>) -> bool {
-        let mut progress = false;
-        while !parts.is_empty() {
-            let Ok(place) = self.outbox.data.try_reserve() else { break };
-            let len = parts.iter().map(|part| part.len()).sum::<usize>().min(FRAME_BYTES);
-            place.send(frames::data(parts, len));
-            progress = true;
+/// Sends and receives until both are done. What was sent may still be in the queues.
+async fn exchange(
+    peers: &mut [Option<Peer>],
+    bell: &Bell,
+    (outgoing, incoming): (&mut [Outgoing<'_>], &mut [Incoming<'_>]),
+    timeout: &Timeout<'_>,
+) -> Result<(), TransportError> {
+    let mut idle_since: Option<Instant> = None;
+    let mut lost = None;
+    loop {
+        let seen = bell.count();
+        let (mut progress, mut done) = (false, true);
+        for out in outgoing.iter_mut() {
+            let Some(peer) = &mut peers[out.to] else { continue };
+            progress |= peer.outbox.send(&mut out.parts);
+            done &= out.parts.is_empty();
         }
-        progress
+        for from in incoming.iter_mut() {
+            let Some(peer) = &mut peers[from.from] else { continue };
+            progress |= peer.receive(from)?;
+            done &= from.sink.space().is_empty();
+        }
+        if done {
+            return Ok(());
+        }
+        if progress {
+            idle_since = None;
+            // One frame at a time: it is sent while it lies in the cache.
+            EventLoop::pause().await;
+            continue;
+        }
+        // A peer may have sent what is missing, and ended, since it was looked for.
+        if let Some(error) = lost {
+            return Err(error);
+        }
+        match check_control(peers) {
+            Err(error @ TransportError::Lost { .. }) => {
+                lost = Some(error);
+                continue;
+            }
+            checked => checked?,
+        }
+        let now = Instant::now();
+        let idle = now - *idle_since.get_or_insert(now);
+        let mut unsent = outgoing.iter().filter(|out| !out.parts.is_empty());
+        lost = unsent.find_map(|out| peers[out.to].as_ref()?.refusal(out.to, idle));
+        if lost.is_some() {
+            continue;
+        }
+        if idle < timeout.spin {
+            EventLoop::pause().await;
+            continue;
+        }
+        bell.wait(seen, timeout.next_sleep()?).await;
     }
+}
 
+/// Waits until the sockets have taken what was sent; returns false if they take nothing for a while. A sender of plain
+/// TCP waits as well.
+async fn settle(peers: &[Option<Peer>], bell: &Bell, spin: Duration) -> bool {
+    let unsent = || peers.iter().flatten().map(|peer| peer.outbox.unsent()).sum::<usize>();
+    let (mut left, mut since) = (unsent(), Instant::now());
+    while left > 0 {
+        let seen = bell.count();
+        let idle = since.elapsed();
+        match unsent() {
+            now if now != left => (left, since) = (now, Instant::now()),
+            _ if idle >= SETTLE => return false,
+            _ if idle < spin => EventLoop::pause().await,
+            _ => bell.wait(seen, SETTLE - idle).await,
+        }
+    }
+    true
+}
+
+/// Returns the error of a peer's control message that ends the exchange; leaving does not.
+fn check_control(peers: &[Option<Peer>]) -> Result<(), TransportError> {
+    for (index, peer) in peers.iter().enumerate() {
+        let Some(peer) = peer else { continue };
+        let state = lock(&peer.state);
+        if let Some(reason) = &state.aborted {
+            return Err(TransportError::Aborted { peer: index, reason: reason.clone() });
+        }
+        if let (Some(how), false) = (&state.lost, state.left) {
+            return Err(TransportError::Lost { peer: index, how: how.clone() });
+        }
+    }
+    Ok(())
+}
+
+impl Peer {
     /// Hands over what has arrived.
     fn receive(&mut self, from: &mut Incoming<'_>) -> Result<bool, TransportError> {
         let mut progress = false;
@@ -316,7 +354,7 @@ impl Peer {
     /// Returns why the peer will not read what is left to send, if it has gone. `idle` is how long nothing has moved.
     fn refusal(&self, peer: usize, idle: Duration) -> Option<TransportError> {
         let has_reason = lock(&self.state).is_over();
-        (has_reason || (self.outbox.data.is_closed() && idle >= REASON_GRACE)).then(|| self.ended(peer))
+        (has_reason || (self.outbox.is_closed() && idle >= REASON_GRACE)).then(|| self.ended(peer))
     }
 
     fn ended(&self, peer: usize) -> TransportError {

@@ -1,13 +1,15 @@
 //! The frames of a stream.
 
 use std::io::IoSlice;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use distribute_cluster::grpc::GrpcMessage;
 
-use super::FRAME_BYTES;
 pub(super) use super::wire::Frame;
 use super::wire::frame::Kind;
+use super::{Bell, FRAME_BYTES, lock};
 
 /// Limit of a frame of data: the other fields take a few bytes.
 pub(super) const MAX_FRAME_BYTES: usize = FRAME_BYTES + 64;
@@ -34,9 +36,57 @@ pub(super) fn control(kind: Kind) -> Frame {
     Frame { kind: Some(kind) }
 }
 
+/// Frames of data that no socket has taken yet, and buffers for the next ones: memory that the system gives anew costs
+/// more than to fill it.
+pub(super) struct Unsent {
+    frames: AtomicUsize,
+    buffers: Mutex<Vec<Vec<u8>>>,
+    bell: Arc<Bell>,
+}
+
+/// Most buffers that are kept for the next frames.
+const KEPT_BUFFERS: usize = 2;
+
+impl Unsent {
+    /// None, of a member with this bell, which rings whenever there is one less.
+    pub(super) fn new(bell: &Arc<Bell>) -> Arc<Unsent> {
+        Arc::new(Unsent { frames: AtomicUsize::new(0), buffers: Mutex::default(), bell: bell.clone() })
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.frames.load(Ordering::Acquire)
+    }
+}
+
+/// The bytes of a frame; dropped when a socket has taken them, or none will.
+struct Payload {
+    bytes: Vec<u8>,
+    unsent: Arc<Unsent>,
+}
+
+impl AsRef<[u8]> for Payload {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Payload {
+    fn drop(&mut self) {
+        let mut buffers = lock(&self.unsent.buffers);
+        if buffers.len() < KEPT_BUFFERS {
+            buffers.push(std::mem::take(&mut self.bytes));
+        }
+        drop(buffers);
+        self.unsent.frames.fetch_sub(1, Ordering::Release);
+        self.unsent.bell.ring();
+    }
+}
+
 /// Creates a frame of the first `len` bytes of `parts`, which are taken out of them.
-pub(super) fn data(parts: &mut Vec<IoSlice<'_>>, len: usize) -> Frame {
-    let mut bytes = BytesMut::with_capacity(len);
+pub(super) fn data(parts: &mut Vec<IoSlice<'_>>, len: usize, unsent: &Arc<Unsent>) -> Frame {
+    let mut bytes = lock(&unsent.buffers).pop().unwrap_or_default();
+    bytes.clear();
+    bytes.reserve_exact(len);
     let mut used = 0;
     for part in parts.iter_mut() {
         let taken = part.len().min(len - bytes.len());
@@ -48,7 +98,9 @@ pub(super) fn data(parts: &mut Vec<IoSlice<'_>>, len: usize) -> Frame {
         used += 1;
     }
     parts.drain(..used);
-    Frame { kind: Some(Kind::Data(bytes.freeze())) }
+    unsent.frames.fetch_add(1, Ordering::Relaxed);
+    let payload = Payload { bytes, unsent: unsent.clone() };
+    Frame { kind: Some(Kind::Data(Bytes::from_owner(payload))) }
 }
 
 #[cfg(test)]
@@ -59,11 +111,15 @@ mod tests {
     use super::super::wire::{Hello, Here, Left};
     use super::*;
 
+    fn none() -> Arc<Unsent> {
+        Unsent::new(&Arc::default())
+    }
+
     #[test]
     fn frames_are_what_the_library_would_write() {
         for len in [1, 127, 128, 300, 70_000] {
             let payload: Vec<u8> = (0..len).map(|index| index as u8).collect();
-            let frame = data(&mut payload.chunks(100).map(IoSlice::new).collect(), len);
+            let frame = data(&mut payload.chunks(100).map(IoSlice::new).collect(), len, &none());
             assert_eq!(frame, Frame { kind: Some(Kind::Data(payload.into())) });
             assert_eq!(encode(frame.clone()).concat()[5..], frame.encode_to_vec());
         }
@@ -77,8 +133,19 @@ mod tests {
     #[test]
     fn data_end_within_a_part() {
         let mut parts = vec![IoSlice::new(b"abc"), IoSlice::new(b""), IoSlice::new(b"defg")];
-        assert_eq!(data(&mut parts, 5).take_payload(), &b"abcde"[..]);
-        assert_eq!(data(&mut parts, 2).take_payload(), &b"fg"[..]);
+        let unsent = none();
+        let [first, second] = [5, 2].map(|len| data(&mut parts, len, &unsent).take_payload());
         assert!(parts.is_empty());
+        assert_eq!((&first[..], &second[..]), (&b"abcde"[..], &b"fg"[..]));
+        assert_eq!(unsent.count(), 2);
+        // A part of it is still held.
+        let rest = first.slice(3..);
+        drop((first, second));
+        assert_eq!((unsent.count(), lock(&unsent.buffers).len()), (1, 1));
+        drop(rest);
+        assert_eq!((unsent.count(), lock(&unsent.buffers).len()), (0, 2));
+        // The buffer of the next frame has been that of another.
+        let again = data(&mut vec![IoSlice::new(b"xyz")], 3, &unsent).take_payload();
+        assert_eq!((&again[..], lock(&unsent.buffers).len()), (&b"xyz"[..], 1));
     }
 }

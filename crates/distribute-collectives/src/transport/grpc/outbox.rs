@@ -1,6 +1,7 @@
 //! Messages to a peer: data in a bounded queue, and control messages that overtake them.
 
 use std::convert::Infallible;
+use std::io::IoSlice;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
@@ -10,14 +11,15 @@ use distribute_cluster::grpc::encode;
 use tokio::sync::mpsc;
 use tonic::body::Body;
 
-use super::frames::{Frame, control};
+use super::frames::{self, Frame, Unsent, control};
 use super::wire::{Abort, Hello, Here, Left, frame::Kind};
-use super::{Bell, QUEUED_FRAMES, lock};
+use super::{Bell, FRAME_BYTES, QUEUED_FRAMES, lock};
 
 /// The sending half of a stream. It ends, once everything is sent, when this is dropped.
 pub(super) struct Outbox {
     /// Frames of data.
-    pub(super) data: mpsc::Sender<Frame>,
+    data: mpsc::Sender<Frame>,
+    unsent: Arc<Unsent>,
     notices: Arc<Mutex<Notices>>,
 }
 
@@ -41,8 +43,31 @@ impl Outbox {
         let (data, queue) = mpsc::channel(QUEUED_FRAMES);
         let notices: Arc<Mutex<Notices>> = Arc::default();
         let (hello, bell) = (Some(control(Kind::Hello(hello))), bell.clone());
+        let unsent = Unsent::new(&bell);
         let frames = Frames { hello, queue, notices: notices.clone(), payload: Bytes::new(), bell };
-        (Outbox { data, notices }, Body::new(frames))
+        (Outbox { data, unsent, notices }, Body::new(frames))
+    }
+
+    /// Queues a frame of what there is, if there is room; returns whether it has.
+    pub(super) fn send(&self, parts: &mut Vec<IoSlice<'_>>) -> bool {
+        let len = parts.iter().map(|part| part.len()).sum::<usize>().min(FRAME_BYTES);
+        match self.data.try_reserve() {
+            Ok(place) if !parts.is_empty() => {
+                place.send(frames::data(parts, len, &self.unsent));
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Returns the number of frames of data that no socket has taken.
+    pub(super) fn unsent(&self) -> usize {
+        self.unsent.count()
+    }
+
+    /// Returns whether the stream takes no frames any more.
+    pub(super) fn is_closed(&self) -> bool {
+        self.data.is_closed()
     }
 
     /// Tells the peer, which this member has called, that it is a member from now on.
@@ -73,7 +98,7 @@ impl Outbox {
 
     /// Returns whether nothing waits to be sent, or nothing will be.
     pub(super) fn is_done(&self) -> bool {
-        self.data.is_closed() || (self.data.capacity() == QUEUED_FRAMES && lock(&self.notices).is_empty())
+        self.is_closed() || (self.unsent() == 0 && lock(&self.notices).is_empty())
     }
 
     fn notify(&self, change: impl FnOnce(&mut Notices)) {
@@ -173,7 +198,7 @@ mod tests {
         let notices: Arc<Mutex<Notices>> = Arc::default();
         let hello = Some(control(Kind::Hello(Hello::default())));
         let frames = Frames { hello, queue, notices: notices.clone(), payload: Bytes::new(), bell: Arc::default() };
-        (Outbox { data, notices }, frames)
+        (Outbox { data, unsent: Unsent::new(&Arc::default()), notices }, frames)
     }
 
     #[test]
@@ -181,7 +206,8 @@ mod tests {
         let (outbox, mut frames) = ends();
         assert!(outbox.is_done());
         let data = || Kind::Data(Bytes::from_static(b"data"));
-        while outbox.data.try_send(Frame { kind: Some(data()) }).is_ok() {}
+        while outbox.send(&mut vec![IoSlice::new(b"data")]) {}
+        assert!(!outbox.send(&mut Vec::new()) && outbox.unsent() == QUEUED_FRAMES);
         outbox.announce(6);
         outbox.announce(7);
         outbox.here();

@@ -51,7 +51,7 @@ fn receive(transport: &mut dyn Transport, len: usize, time: Duration) -> Result<
 /// Sends to member 0, which does not read, until there is no room any more.
 fn fill(transport: &mut dyn Transport) {
     let bytes = vec![0; LEN];
-    let mut outgoing = [Outgoing { to: 0, parts: vec![IoSlice::new(&bytes)] }];
+    let mut outgoing = [Outgoing { to: 0, parts: vec![std::io::IoSlice::new(&bytes)] }];
     let never = AtomicBool::new(false);
     let deadline = Instant::now() + Duration::from_millis(400);
     let timeout = Timeout { deadline, spin: Duration::ZERO, interrupted: &never };
