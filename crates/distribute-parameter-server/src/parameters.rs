@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use distribute_cluster::{Task, TaskType, threads};
+use distribute_cluster::threads::{self, EventLoop};
+use distribute_cluster::{Task, TaskType};
 use distribute_device::DType;
 use futures_util::future::join_all;
 use futures_util::stream::{select_all, try_unfold};
@@ -33,12 +34,11 @@ pub use self::table::{ShardInfo, VariableInfo};
 /// Connections to all parameter servers.
 #[derive(Debug)]
 pub(crate) struct Parameters {
-    runtime: tokio::runtime::Handle,
     addresses: Vec<String>,
     links: Vec<Link>,
+    /// Dropped after the links, whose tasks it runs.
+    runner: Runner,
     session: u64,
-    /// Whether a worker uses them, whose changes belong to functions.
-    is_workers: bool,
     wire: Option<DType>,
     message_timeout: Duration,
     table: RwLock<Arc<Table>>,
@@ -48,6 +48,24 @@ pub(crate) struct Parameters {
     pushed_bytes: AtomicU64,
     /// The last server that was lost, or cancelled a call of this task.
     noted: Mutex<Option<Error>>,
+}
+
+/// The event loop that runs the tasks of the links.
+#[derive(Debug)]
+pub(crate) enum Runner {
+    /// Threads of the coordinator, which has other tasks too.
+    Coordinator(tokio::runtime::Handle),
+    /// The thread of a worker that calls: its changes belong to functions.
+    Worker(EventLoop),
+}
+
+impl Runner {
+    fn handle(&self) -> &tokio::runtime::Handle {
+        match self {
+            Runner::Coordinator(handle) => handle,
+            Runner::Worker(event_loop) => event_loop.handle(),
+        }
+    }
 }
 
 /// The versions of variables that a caller has.
@@ -87,7 +105,7 @@ const WANTED_IN_REQUEST: usize = 8192;
 
 impl Parameters {
     pub(crate) fn new(
-        runtime: tokio::runtime::Handle,
+        runner: Runner,
         job: &OwnJob,
         addresses: &[String],
         session: u64,
@@ -95,21 +113,20 @@ impl Parameters {
         (silence, message_timeout): (Duration, Duration),
     ) -> Result<Parameters> {
         // A link must be created inside the runtime.
-        let _inside = runtime.enter();
+        let inside = runner.handle().enter();
         let links = addresses.iter().enumerate().map(|(server, address)| {
             let addressee = Addressee { job: job.clone(), task: Task::new(TaskType::Ps, server as u32), session };
             Link::new(address, &addressee, silence)
                 .map_err(|status| Error::of_server(server, address, "connect", status))
         });
         let links = links.collect::<Result<_>>()?;
-        drop(_inside);
+        drop(inside);
         let addresses = addresses.to_vec();
         Ok(Parameters {
-            runtime,
             addresses,
             links,
+            runner,
             session,
-            is_workers: false,
             wire,
             message_timeout,
             table: RwLock::default(),
@@ -120,14 +137,9 @@ impl Parameters {
         })
     }
 
-    /// Returns them for a worker.
-    pub(crate) fn of_worker(self) -> Parameters {
-        Parameters { is_workers: true, ..self }
-    }
-
     /// Returns whether a worker uses them.
     pub(crate) fn are_of_worker(&self) -> bool {
-        self.is_workers
+        matches!(self.runner, Runner::Worker(_))
     }
 
     pub(crate) fn session(&self) -> u64 {
@@ -148,11 +160,14 @@ impl Parameters {
 
     /// Runs a call from a thread outside the runtime, which may run an event loop of its own.
     pub(crate) fn block_on<T>(&self, call: impl Future<Output = T>) -> T {
-        threads::block_on(&self.runtime, call)
+        match &self.runner {
+            Runner::Coordinator(handle) => threads::block_on(handle, call),
+            Runner::Worker(event_loop) => event_loop.drive(call),
+        }
     }
 
     pub(crate) fn runtime(&self) -> &tokio::runtime::Handle {
-        &self.runtime
+        self.runner.handle()
     }
 
     pub(crate) fn message_timeout(&self) -> Duration {

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use distribute_cluster::threads::EventLoop;
 use distribute_input::InputContext;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::oneshot;
@@ -16,7 +17,7 @@ use tonic::body::Body;
 
 use crate::checkout::Checkout;
 use crate::lifetime::Lifetime;
-use crate::parameters::Parameters;
+use crate::parameters::{Parameters, Runner};
 use crate::program::Failed;
 use crate::store::TAKEN_OVER;
 use crate::wire::proto::{
@@ -278,16 +279,19 @@ impl Attendance {
         limits: (Duration, Duration),
     ) -> Result<Arc<Attendance>, Status> {
         let wire = request.wire.and_then(numbers::dtype);
-        let runtime = tokio::runtime::Handle::current();
-        let parameters = Parameters::new(runtime, job, &request.servers, request.session, wire, limits)
-            .map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let event_loop = EventLoop::start("worker-calls").map_err(|error| {
+            Status::resource_exhausted(format!("cannot start the event loop of calls to servers: {error}"))
+        })?;
+        let parameters =
+            Parameters::new(Runner::Worker(event_loop), job, &request.servers, request.session, wire, limits)
+                .map_err(|error| Status::invalid_argument(error.to_string()))?;
         let (jobs, queue) = crossbeam_channel::bounded::<Job>(1);
         let attendance = Arc::new(Attendance {
             session: request.session,
             epoch: request.epoch,
             worker: request.worker,
             workers: request.workers,
-            parameters: Arc::new(parameters.of_worker()),
+            parameters: Arc::new(parameters),
             lineage: request.lineage,
             changing: RwLock::new(()),
             over: AtomicBool::new(false),

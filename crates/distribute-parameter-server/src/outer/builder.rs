@@ -114,6 +114,9 @@ impl DecoupledDilocoBuilder {
 
     /// Sets the number of islands whose changes make an outer step, from 1 to the number of islands. While fewer
     /// islands than these exist, no outer step is made, and each trains by itself. Equal on all islands.
+    ///
+    /// With 1, the changes of several islands become as many steps in place of one that is their mean, and parameters
+    /// overshoot.
     pub fn quorum(self, quorum: usize) -> Self {
         DecoupledDilocoBuilder { quorum, ..self }
     }

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 
 use super::attachment::{Completion, Kept, find, next_session};
 use super::{Created, Inner, ParameterServerStrategy};
-use crate::parameters::Parameters;
+use crate::parameters::{Parameters, Runner};
 use crate::partitioner::Partitioner;
 use crate::placement::{Placement, Placer};
 use crate::roles::Roles;
@@ -197,7 +197,8 @@ impl ParameterServerStrategyBuilder {
         let threads = Threads::start("coordinator", 2).map_err(Error::Threads)?;
         let limits = (options.silence, options.message_timeout);
         // Calls that belong to no session.
-        let finder = Parameters::new(threads.handle().clone(), &job, &roles.servers, 0, None, limits)?;
+        let finder =
+            Parameters::new(Runner::Coordinator(threads.handle().clone()), &job, &roles.servers, 0, None, limits)?;
         let found = finder.block_on(find(
             &finder,
             &job,
@@ -215,8 +216,14 @@ impl ParameterServerStrategyBuilder {
             true => session,
             false => 0,
         };
-        let parameters =
-            Parameters::new(threads.handle().clone(), &job, &roles.servers, session, options.wire, limits)?;
+        let parameters = Parameters::new(
+            Runner::Coordinator(threads.handle().clone()),
+            &job,
+            &roles.servers,
+            session,
+            options.wire,
+            limits,
+        )?;
         parameters.sealed.store(is_continued, Ordering::Release);
         let servers = roles.servers.len();
         let placer = Placer::new(options.placement, servers);

@@ -153,7 +153,7 @@ fn wrong_clusters_are_told_in_a_sentence() {
 
 #[test]
 fn islands_learn_apart_while_one_of_them_is_slow_and_another_is_killed() {
-    let mut job = start("islands", &["--epochs", "8", "--quorum", "1", "--slow-island", "1"]);
+    let mut job = start("islands", &["--epochs", "8", "--slow-island", "1"]);
     job.wait_for_line(5, "epoch=2/8", DEADLINE).unwrap();
     job.kill(5, Signal::KILL).unwrap();
     let outcomes = job.wait_all(DEADLINE).unwrap();
