@@ -108,6 +108,7 @@ async fn call(
         .initial_connection_window_size(WINDOW_BYTES)
         .max_frame_size(HTTP_FRAME_BYTES);
     let mut pause = Duration::from_millis(5);
+    let mut refusal: Option<std::io::Error> = None;
     loop {
         let attempt = async {
             let connected = grpc::connected(&endpoint, proof.as_ref()).await;
@@ -131,12 +132,17 @@ async fn call(
         };
         // A member that took the connection may be frozen.
         let timed = tokio::time::timeout_at(tokio::time::Instant::from_std(deadline), attempt).await;
-        let silent = |_| std::io::Error::new(std::io::ErrorKind::TimedOut, "it did not answer before the deadline");
+        let silent = |_| {
+            let silent = "it did not answer before the deadline".to_owned();
+            let told = refusal.take().map(|error| format!("{silent}; an earlier call ended with: {error}"));
+            std::io::Error::new(std::io::ErrorKind::TimedOut, told.unwrap_or(silent))
+        };
         match timed.map_err(silent).flatten() {
             Ok(peer) => return Ok(peer),
             Err(error) if Unproved::is(&error) || Instant::now() + pause >= deadline => return Err(error),
-            Err(_) => tokio::time::sleep(pause).await,
+            Err(error) => refusal = Some(error),
         }
+        tokio::time::sleep(pause).await;
         pause = (pause * 2).min(Duration::from_millis(500));
     }
 }
@@ -267,5 +273,41 @@ impl Acceptor {
             }
         });
         Ok(replies)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use distribute_cluster::threads::EventLoop;
+
+    use super::*;
+
+    #[test]
+    fn members_of_other_versions_and_ranks_are_refused_in_words() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        listener.set_nonblocking(true).expect("a socket");
+        let address = listener.local_addr().expect("bound").to_string();
+        let (group, bell) = (Nonce::new().expect("random numbers"), Arc::<Bell>::default());
+        let hello = |rank, version| Hello { nonce: Bytes::copy_from_slice(&group.to_bytes()), rank, version };
+        let event_loop = EventLoop::start("tested").expect("a thread");
+        let members = vec![address.clone(), "nowhere".to_owned()];
+        let soon = Instant::now() + Duration::from_secs(20);
+        event_loop.drive(async {
+            let proofs = (group, Proofs::default());
+            let first = tokio::spawn(connect(0, members, listener, proofs, bell.clone(), soon));
+            let wait = || Instant::now() + Duration::from_millis(100);
+            for (hello, words) in [
+                (hello(1, 1), "speaks version 2 of the protocol of collectives over gRPC, and the caller version 1"),
+                (hello(0, VERSION), "rank 0 is none of those that call this member"),
+                (hello(2, VERSION), "rank 2 is none of those that call this member"),
+                (Hello { nonce: Bytes::new(), ..hello(1, VERSION) }, "another group"),
+            ] {
+                let error = call(&address, hello, (0, None), &bell, wait()).await.err().expect("it is refused");
+                assert!(error.to_string().contains(words), "{words}: {error}");
+            }
+            assert!(call(&address, hello(1, VERSION), (0, None), &bell, soon).await.is_ok());
+            let peers = first.await.expect("no panic").expect("both are there");
+            assert!(peers[0].is_none() && peers[1].is_some());
+        });
     }
 }

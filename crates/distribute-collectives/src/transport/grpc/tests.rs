@@ -80,6 +80,28 @@ fn that_a_member_waits_and_leaves_is_told_although_its_queue_is_full() {
 }
 
 #[test]
+fn what_a_member_has_sent_arrives_while_it_makes_no_calls() {
+    let [mut first, mut second] = pair().map(|transport| transport.expect("it connects"));
+    let bytes = vec![7; LEN];
+    thread::scope(|scope| {
+        let sends = scope.spawn(move || {
+            let never = AtomicBool::new(false);
+            let mut outgoing = [Outgoing { to: 0, parts: vec![std::io::IoSlice::new(&bytes)] }];
+            let timeout = Timeout { deadline: Instant::now() + SOON, spin: Duration::ZERO, interrupted: &never };
+            assert_eq!(second.exchange(&mut outgoing, &mut [], &timeout), Ok(()));
+            second
+        });
+        // So slowly that its call ends while some of it has no room yet.
+        let piece = 1 << 20;
+        for at in (0..LEN).step_by(piece) {
+            thread::sleep(Duration::from_millis(4));
+            assert_eq!(receive(&mut *first, piece, SOON), Ok(()), "{at}");
+        }
+        sends.join().expect("no panic");
+    });
+}
+
+#[test]
 fn an_abort_while_data_wait_for_room_tells_its_reason() {
     let timeout = Duration::from_secs(5);
     let [first, second] = pair();
