@@ -39,7 +39,8 @@ pub struct Hello {
     pub version: u32,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Here {}
+pub struct Here {
+}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Abort {
     /// Who failed first.
