@@ -2,6 +2,16 @@
 
 use super::*;
 
+/// Shows a whole epoch with this loss, and returns whether it was saved.
+fn saves_an_epoch(toy: &mut Toy, checkpoint: &mut ModelCheckpoint, loss: f64) -> bool {
+    let saved = toy.show(&[("val_loss", loss)], |training| {
+        checkpoint.epoch_begin(training)?;
+        checkpoint.epoch_end(training)?;
+        checkpoint.save(training, Occasion::Epoch)
+    });
+    saved.unwrap()
+}
+
 #[test]
 fn the_best_is_the_one_that_is_in_the_folder() {
     let folder = tempfile::tempdir().unwrap();
@@ -19,12 +29,7 @@ fn the_best_is_the_one_that_is_in_the_folder() {
         let mut after = ModelCheckpoint::with(checkpoints).best("val_loss");
         after.set_state(&state);
         (again.epoch, again.step) = (3, 9);
-        let saved = again.show(&[("val_loss", value)], |training| {
-            after.epoch_begin(training)?;
-            after.epoch_end(training)?;
-            after.save(training, Occasion::Epoch)
-        });
-        assert_eq!(saved.unwrap(), saves, "{value}");
+        assert_eq!(saves_an_epoch(&mut again, &mut after, value), saves, "{value}");
     }
 }
 
@@ -49,12 +54,7 @@ fn a_state_from_before_the_best_of_the_folder_keeps_what_it_knows() {
         let mut after = ModelCheckpoint::with(checkpoints).best("val_loss");
         after.set_state(&state);
         (again.epoch, again.step) = (2, 9);
-        let saved = again.show(&[("val_loss", value)], |training| {
-            after.epoch_begin(training)?;
-            after.epoch_end(training)?;
-            after.save(training, Occasion::Epoch)
-        });
-        assert_eq!(saved.unwrap(), saves, "{value}");
+        assert_eq!(saves_an_epoch(&mut again, &mut after, value), saves, "{value}");
     }
 }
 
