@@ -160,6 +160,7 @@ pub(crate) fn starts(counts: &[usize]) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use distribute_device::DType;
+    use smallvec::smallvec;
 
     use super::*;
     use crate::Rank;
@@ -171,7 +172,7 @@ mod tests {
     fn buffers(input: &mut [u8], output: &mut [u8], send: &[usize], receive: &[usize]) -> Buffers {
         Buffers {
             inputs: vec![RawSlice::of_mut(input)],
-            outputs: vec![RawSlice::of_mut(output)],
+            outputs: smallvec![RawSlice::of_mut(output)],
             counts: Counts::Exchange { send: send.to_vec(), receive: receive.to_vec() },
             ..Buffers::default()
         }

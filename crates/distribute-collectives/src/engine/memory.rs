@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use distribute_device::{BufferMut, BufferRef, DType, Element};
+use smallvec::{SmallVec, smallvec};
 
 use crate::reduction::Combiner;
 
@@ -147,7 +148,7 @@ pub(crate) struct Buffers {
     /// Memory that is read, and maybe overwritten.
     pub(crate) inputs: Vec<RawSlice>,
     /// Memory that is written; in operations in place also read.
-    pub(crate) outputs: Vec<RawSlice>,
+    pub(crate) outputs: SmallVec<[RawSlice; 1]>,
     pub(crate) counts: Counts,
     /// The reduction, if it is a custom one.
     pub(crate) user: Option<Combiner>,
@@ -209,7 +210,7 @@ impl<'a> Borrowed<'a> {
     pub(crate) fn apart(input: BufferRef<'a>, mut output: BufferMut<'a>, counts: Counts) -> Borrowed<'a> {
         let buffers = Buffers {
             inputs: vec![RawSlice::of_ref(input.as_bytes())],
-            outputs: vec![RawSlice::of_mut(output.as_bytes_mut())],
+            outputs: smallvec![RawSlice::of_mut(output.as_bytes_mut())],
             counts,
             ..Buffers::default()
         };

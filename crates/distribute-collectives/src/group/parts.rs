@@ -1,6 +1,7 @@
 //! Operations whose parts have different lengths.
 
 use distribute_device::{BufferMut, BufferRef, DType, Element};
+use smallvec::smallvec;
 
 use super::{ProcessGroup, Work};
 use crate::engine::memory::{Borrowed, Buffers, OwnedBuffers, RawSlice, UseOfInputs};
@@ -217,7 +218,7 @@ impl StartParts<'_> {
         let output = RawSlice::of_mut(bytemuck::cast_slice_mut(&mut values));
         let size = T::DTYPE.size_bytes();
         let input = output.part(start * size..(start + own) * size);
-        let buffers = Buffers { inputs: vec![input], outputs: vec![output], counts, ..Buffers::default() };
+        let buffers = Buffers { inputs: vec![input], outputs: smallvec![output], counts, ..Buffers::default() };
         group.begin(request.tagged(self.parts.tag), buffers, values)
     }
 
@@ -281,7 +282,7 @@ impl StartParts<'_> {
         let start: usize = counts[..group.rank().index()].iter().sum();
         let buffers = Buffers {
             inputs: vec![input],
-            outputs: vec![input.part(start * size..(start + own) * size)],
+            outputs: smallvec![input.part(start * size..(start + own) * size)],
             counts: layout,
             user: None,
             use_of_inputs: UseOfInputs::Result,

@@ -1,6 +1,7 @@
 //! Asynchronous operations.
 
 use distribute_device::{DType, Element};
+use smallvec::{SmallVec, smallvec};
 
 use super::pairs::{receiving, sending};
 use super::{ProcessGroup, Request, Work};
@@ -186,7 +187,7 @@ impl ProcessGroup {
         tag: u32,
     ) -> Result<Work<B>> {
         let dtype = owned.dtype().unwrap_or(DType::U8);
-        let mut outputs = Vec::new();
+        let mut outputs = SmallVec::new();
         owned.visit(&mut |bytes| outputs.push(RawSlice::of_mut(bytes)));
         let elements = |slice: &RawSlice| slice.len_bytes() / dtype.size_bytes();
         let count = outputs.iter().map(elements).sum();
@@ -203,7 +204,7 @@ impl ProcessGroup {
         let [input, output] = &mut owned;
         let buffers = Buffers {
             inputs: vec![RawSlice::of_mut(bytemuck::cast_slice_mut(input))],
-            outputs: vec![RawSlice::of_mut(bytemuck::cast_slice_mut(output))],
+            outputs: smallvec![RawSlice::of_mut(bytemuck::cast_slice_mut(output))],
             counts,
             user: None,
             use_of_inputs: UseOfInputs::Spare,

@@ -86,38 +86,40 @@ impl Lane {
     /// Sends as much as there is room for, at most about `turn` bytes. Returns whether anything was sent, and whether
     /// the peer sleeps and must be woken.
     pub(super) fn write(&mut self, parts: &mut Vec<IoSlice<'_>>, turn: usize) -> (bool, bool) {
+        let all = parts.len();
+        let mut rest = &mut parts[..];
         let mut sent = 0;
         let mut progress = false;
-        let mut done = 0;
-        while done < parts.len() && sent < turn {
-            let part = &mut parts[done];
+        let is_long = |part: &IoSlice<'_>| self.peer_fetches && part.len() >= LONG_BYTES;
+        // Drops parts without bytes.
+        IoSlice::advance_slices(&mut rest, 0);
+        while sent < turn
+            && let Some(first) = rest.first()
+        {
             if self.told > 0 {
                 if !self.to_peer.all_fetched() {
                     break;
                 }
-                part.advance(std::mem::take(&mut self.told));
-                progress = true;
-            } else if self.peer_fetches && part.len() >= LONG_BYTES {
-                if !self.to_peer.push_long(part.as_ptr() as u64, part.len()) {
-                    break;
+                IoSlice::advance_slices(&mut rest, std::mem::take(&mut self.told));
+            } else if is_long(first) {
+                if self.to_peer.push_long(first.as_ptr() as u64, first.len()) {
+                    self.told = first.len();
+                    progress = true;
                 }
-                self.told = part.len();
-                progress = true;
                 break;
-            } else if !part.is_empty() {
-                let len = self.to_peer.push_short(part);
+            } else {
+                let short = rest.iter().position(is_long).unwrap_or(rest.len());
+                let len = self.to_peer.push_short(&rest[..short]);
                 if len == 0 {
                     break;
                 }
-                part.advance(len);
+                IoSlice::advance_slices(&mut rest, len);
                 sent += len;
-                progress = true;
             }
-            if part.is_empty() {
-                done += 1;
-            }
+            progress = true;
         }
-        parts.drain(..done);
+        let left = rest.len();
+        parts.drain(..all - left);
         (progress, progress && self.to_peer.must_wake())
     }
 

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use distribute_cluster::{JobSecret, JobTls};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::AsFd;
+use smallvec::SmallVec;
 
 use super::poll::poll;
 use super::shm::{Lane, LaneError, Obstacle};
@@ -229,7 +230,7 @@ impl Transport for TcpTransport {
         let mut idle_since: Option<Instant> = None;
         let mut announced = false;
         let mut lost: Option<(TransportError, Instant)> = None;
-        let (mut writers, mut readers) = (Vec::new(), Vec::new());
+        let (mut writers, mut readers) = (SmallVec::<[usize; 4]>::new(), SmallVec::<[usize; 4]>::new());
         loop {
             let mut progress = false;
             writers.clear();

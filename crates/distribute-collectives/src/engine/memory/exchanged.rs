@@ -1,6 +1,8 @@
 //! The memory of this process's ranks while one thread exchanges it with other processes.
 #![expect(unsafe_code, reason = "the thread that exchanges works on the memory of ranks that wait")]
 
+use smallvec::SmallVec;
+
 use super::RawSlice;
 use crate::call::Call;
 use crate::engine::blocks::{Message, Messages};
@@ -37,7 +39,7 @@ impl<'a> ExchangedMemory<'a> {
     }
 
     /// Returns the slices that a schedule works on.
-    pub(crate) fn slices(&mut self) -> Vec<&mut [u8]> {
+    pub(crate) fn slices(&mut self) -> SmallVec<[&mut [u8]; 1]> {
         // SAFETY: the caller of `new` has guaranteed exclusive access, which the mutable borrow of `self` gives to one
         // caller at a time.
         self.slices.iter().map(|slice| unsafe { slice.bytes_mut(0..slice.len_bytes()) }).collect()

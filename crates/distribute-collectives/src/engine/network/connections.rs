@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use distribute_arithmetic as arithmetic;
 use distribute_device::DType;
+use smallvec::{SmallVec, smallvec};
 
 use super::receive::ReceiveBuffer;
 use crate::call::{Call, ScheduleId};
@@ -132,7 +133,7 @@ impl Connections {
         self.reserve(scratch_len * step.receives.len());
         let mut scratch: &mut [u8] = bytemuck::cast_slice_mut(&mut self.scratch);
         let (shared, targets) = carve(slices, &step.sends, &step.receives, exchange.dtype);
-        let mut buffers = Vec::with_capacity(step.receives.len());
+        let mut buffers: SmallVec<[_; 1]> = SmallVec::with_capacity(step.receives.len());
         for (receive, targets) in step.receives.iter().zip(targets) {
             let combine = match receive.action {
                 Action::Copy => None,
@@ -158,18 +159,19 @@ impl Connections {
         exchange: &ExchangeContext<'_>,
     ) -> Result<(), ExchangeError> {
         let size = exchange.dtype.size_bytes();
-        let words: Vec<usize> = step.receives.iter().map(|receive| (receive.range.len() * size).div_ceil(8)).collect();
+        let words = step.receives.iter().map(|receive| (receive.range.len() * size).div_ceil(8));
+        let words: SmallVec<[usize; 1]> = words.collect();
         self.reserve(words.iter().sum());
         {
             let mut scratch: &mut [u8] = bytemuck::cast_slice_mut(&mut self.scratch);
             let (shared, _) = carve(slices, &step.sends, &[], exchange.dtype);
-            let mut buffers = Vec::with_capacity(step.receives.len());
+            let mut buffers: SmallVec<[_; 1]> = SmallVec::with_capacity(step.receives.len());
             for (receive, words) in step.receives.iter().zip(&words) {
                 let (mine, rest) = std::mem::take(&mut scratch).split_at_mut(words * 8);
                 scratch = rest;
                 let target = &mut mine[..receive.range.len() * size];
                 let expected = (exchange.call, exchange.schedule);
-                buffers.push(ReceiveBuffer::new(expected, receive.peer, target.len(), vec![target], None));
+                buffers.push(ReceiveBuffer::new(expected, receive.peer, target.len(), smallvec![target], None));
             }
             let mut outgoing = outgoing(step, &shared, header);
             transfer(self.transport.as_mut(), &mut outgoing, &mut buffers, exchange, (self.rank, self.size))?;
@@ -212,7 +214,7 @@ impl Connections {
             .into_iter()
             .map(|Received { from, call, slices }| {
                 let len_bytes = slices.iter().map(|slice| slice.len()).sum();
-                ReceiveBuffer::new((call, ScheduleId::ONLY), from, len_bytes, slices, None)
+                ReceiveBuffer::new((call, ScheduleId::ONLY), from, len_bytes, slices.into(), None)
             })
             .collect();
         transfer(self.transport.as_mut(), &mut outgoing, &mut buffers, exchange, (self.rank, self.size))
@@ -233,7 +235,7 @@ fn transfer(
     exchange: &ExchangeContext<'_>,
     (me, members): (usize, usize),
 ) -> Result<(), ExchangeError> {
-    let mut incoming: Vec<Incoming<'_>> =
+    let mut incoming: SmallVec<[Incoming<'_>; 1]> =
         buffers.iter_mut().map(|buffer| Incoming { from: buffer.from, sink: buffer }).collect();
     let halfway = exchange.started + exchange.deadline.saturating_duration_since(exchange.started) / 2;
     let timeout = |deadline| Timeout { deadline, spin: exchange.spin, interrupted: exchange.interrupted };
@@ -268,12 +270,13 @@ fn transfer(
     }
 }
 
-fn outgoing<'a>(step: &Step, shared: &[Vec<&'a [u8]>], header: &'a [u8; Call::ENCODED_LEN]) -> Vec<Outgoing<'a>> {
+fn outgoing<'a>(step: &Step, shared: &Shared<'a>, header: &'a [u8; Call::ENCODED_LEN]) -> SmallVec<[Outgoing<'a>; 1]> {
     step.sends
         .iter()
         .zip(shared)
         .map(|(send, pieces)| {
-            let mut parts = vec![IoSlice::new(header)];
+            let mut parts = Vec::with_capacity(1 + pieces.len());
+            parts.push(IoSlice::new(header));
             parts.extend(pieces.iter().map(|piece| IoSlice::new(piece)));
             Outgoing { to: send.peer, parts }
         })
@@ -294,9 +297,9 @@ fn in_bytes(range: &Range<usize>, dtype: DType) -> Range<usize> {
 }
 
 /// Returns the parts of the concatenated `slices` that lie in `range`.
-fn pieces<'a>(slices: &'a mut [&mut [u8]], range: &Range<usize>) -> Vec<&'a mut [u8]> {
+fn pieces<'a>(slices: &'a mut [&mut [u8]], range: &Range<usize>) -> SmallVec<[&'a mut [u8]; 1]> {
     let mut start = 0;
-    let mut found = Vec::new();
+    let mut found = SmallVec::new();
     for slice in slices {
         let end = start + slice.len();
         let (from, to) = (range.start.max(start), range.end.min(end));
@@ -309,10 +312,10 @@ fn pieces<'a>(slices: &'a mut [&mut [u8]], range: &Range<usize>) -> Vec<&'a mut 
 }
 
 /// The pieces that each send of a step reads.
-type Shared<'a> = Vec<Vec<&'a [u8]>>;
+type Shared<'a> = SmallVec<[SmallVec<[&'a [u8]; 1]>; 1]>;
 
 /// The pieces that each receive of a step writes.
-type Exclusive<'a> = Vec<Vec<&'a mut [u8]>>;
+type Exclusive<'a> = SmallVec<[SmallVec<[&'a mut [u8]; 1]>; 1]>;
 
 /// Divides `slices` so that each send gets shared, and each receive exclusive, access to its range.
 ///
@@ -327,14 +330,14 @@ fn carve<'a>(
         && let ([send], []) = (sends, receives)
     {
         // The common short message: a part of one slice.
-        return (vec![vec![&slices[0][in_bytes(&send.range, dtype)]]], Vec::new());
+        return (smallvec![smallvec![&slices[0][in_bytes(&send.range, dtype)]]], SmallVec::new());
     }
     let sends: Vec<Range<usize>> = sends.iter().map(|send| in_bytes(&send.range, dtype)).collect();
     let receives: Vec<Range<usize>> = receives.iter().map(|receive| in_bytes(&receive.range, dtype)).collect();
     let mut cuts: Vec<usize> = sends.iter().chain(&receives).flat_map(|range| [range.start, range.end]).collect();
     cuts.sort_unstable();
-    let mut shared: Vec<Vec<&'a [u8]>> = vec![Vec::new(); sends.len()];
-    let mut exclusive: Vec<Vec<&'a mut [u8]>> = receives.iter().map(|_| Vec::new()).collect();
+    let mut shared: Shared<'a> = smallvec![SmallVec::new(); sends.len()];
+    let mut exclusive: Exclusive<'a> = receives.iter().map(|_| SmallVec::new()).collect();
     let mut start = 0;
     for slice in slices {
         let end = start + slice.len();

@@ -1,6 +1,7 @@
 //! The receiving end of a transfer.
 
 use distribute_device::DType;
+use smallvec::SmallVec;
 
 use crate::call::{Call, ScheduleId};
 use crate::reduction::{Combiner, Side};
@@ -13,7 +14,7 @@ pub(super) struct ReceiveBuffer<'a> {
     pub(super) expected: (Call, ScheduleId),
     header: [u8; Call::ENCODED_LEN],
     header_len: usize,
-    targets: Vec<&'a mut [u8]>,
+    targets: SmallVec<[&'a mut [u8]; 1]>,
     /// Index into `targets`, and the number of bytes of that target that are complete.
     at: (usize, usize),
     combine: Option<Combine<'a>>,
@@ -33,7 +34,7 @@ impl<'a> ReceiveBuffer<'a> {
         expected: (Call, ScheduleId),
         from: usize,
         len_bytes: usize,
-        mut targets: Vec<&'a mut [u8]>,
+        mut targets: SmallVec<[&'a mut [u8]; 1]>,
         combine: Option<Combine<'a>>,
     ) -> ReceiveBuffer<'a> {
         targets.retain(|target| !target.is_empty());

@@ -15,7 +15,7 @@ use super::identity::{Obstacle, PidScope};
 use super::ring::{Consumer, Producer};
 use super::{Attached, Current, Lane, RING_BYTES, Segment, SegmentFile};
 
-const MAGIC: &[u8; 8] = b"dst-shm3";
+const MAGIC: &[u8; 8] = b"dst-shm4";
 
 pub(super) const OFFER_BYTES: usize = 8 + PidScope::LEN + 4 + 4 + 8 + 8 + Nonce::LEN;
 pub(super) const ANSWER_BYTES: usize = 1 + 1 + 4 + 8 + Nonce::LEN;

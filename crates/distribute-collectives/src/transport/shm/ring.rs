@@ -1,34 +1,46 @@
 //! Records from one process to another, through a ring in a segment.
 //!
-//! A record is a header of 16 bytes (kind and length) and either its bytes, or the address where they can be fetched.
-//! Positions count bytes since the beginning and never wrap; `produced - consumed` bytes are in the ring.
+//! A record begins on a cache line, with a word that states its kind and length; its bytes follow, or the address where
+//! they can be fetched. The word is written last: it publishes the record, so that a short one moves from core to core
+//! as one line. It is zero until then, since the producer clears the place of the next record before it publishes one.
+//! Positions count bytes since the beginning and never wrap.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::sync::Arc;
 
 use super::Segment;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-const HEADER_BYTES: usize = 16;
+/// Bytes of the word at the beginning of a record.
+pub(super) const HEAD_BYTES: usize = 8;
 const ADDRESS_BYTES: usize = 8;
 
-const SHORT: u64 = 0x7368_6f72_7400;
-const LONG: u64 = 0x6c6f_6e67_0000;
+/// A record's word holds its length in the lower bits, and its kind above them.
+const LEN_BITS: u32 = 48;
+const MAX_LEN: u64 = (1 << LEN_BITS) - 1;
+const SHORT: u64 = 0x5348;
+const LONG: u64 = 0x4c4f;
 
 /// In the count of fetched records: the producer has taken back what has not been fetched yet.
 const REVOKED: u64 = 1 << 63;
 
-/// Shared memory of a ring: the counters and the bytes of each direction.
+/// Shared memory of a ring: the counters and the bytes of each direction. It begins as zeros.
 pub(super) trait RingMemory {
-    /// Bytes of a ring.
+    /// Records begin at multiples of this.
+    const LINE: usize;
+
+    /// Bytes of a ring, a multiple of [`LINE`](RingMemory::LINE).
     fn capacity(&self) -> usize;
 
     /// The words of direction 0 or 1.
     fn words(&self, direction: usize) -> Words<'_>;
 
+    /// The word at position `at`, a multiple of [`LINE`](RingMemory::LINE), in the ring of a direction.
+    fn head(&self, direction: usize, at: u64) -> &AtomicU64;
+
     /// Copies bytes into the ring of a direction, from position `at` on, around its end where need be.
     ///
-    /// Only the producer calls this, for positions that the consumer has released.
+    /// Only the producer calls this, for positions that the consumer has released, and not for those of heads.
     fn write(&self, direction: usize, at: u64, bytes: &[u8]);
 
     /// Copies bytes out of the ring of a direction. Only the consumer calls this, for positions that were published.
@@ -37,8 +49,6 @@ pub(super) trait RingMemory {
 
 /// The shared words of one direction.
 pub(super) struct Words<'a> {
-    /// Bytes that the producer has put into the ring since the beginning.
-    pub(super) produced: &'a AtomicU64,
     /// Bytes that the consumer has taken out of it.
     pub(super) consumed: &'a AtomicU64,
     /// Long records that the consumer has fetched, and [`REVOKED`].
@@ -51,6 +61,7 @@ pub(super) struct Words<'a> {
 pub(super) struct Producer<M = Segment> {
     segment: Arc<M>,
     direction: usize,
+    /// Where the next record begins.
     produced: u64,
     /// As last seen; there is at least this much room.
     consumed: u64,
@@ -62,9 +73,10 @@ pub(super) struct Producer<M = Segment> {
 pub(super) struct Consumer<M = Segment> {
     segment: Arc<M>,
     direction: usize,
-    consumed: u64,
-    /// As last seen; there is at least this much to read.
-    produced: u64,
+    /// Where the present record's next byte is, or where the next record begins.
+    at: u64,
+    /// Bytes of the present record that were not taken.
+    left: usize,
     /// The count that was last published to the producer.
     released: u64,
 }
@@ -85,21 +97,37 @@ impl<M: RingMemory> Producer<M> {
         Producer { segment, direction, produced: 0, consumed: 0, long: 0 }
     }
 
-    /// Puts in as many of the bytes as there is room for, as one record; returns their number.
-    pub(super) fn push_short(&mut self, bytes: &[u8]) -> usize {
-        let len = bytes.len().min(self.room(bytes.len() + HEADER_BYTES).saturating_sub(HEADER_BYTES));
-        if len > 0 {
-            self.put(&header(SHORT, len), &bytes[..len]);
+    /// Puts in as many of the parts' bytes as there is room for, as one record; returns their number.
+    pub(super) fn push_short(&mut self, parts: &[IoSlice<'_>]) -> usize {
+        let wanted = parts.iter().map(|part| part.len()).sum();
+        let len = self.room(wanted).min(wanted);
+        if len == 0 {
+            return 0;
         }
+        self.clear_next(len);
+        // From the end: the consumer polls the first line, so it is written last, at once and by few stores.
+        let (start, second_line) = (self.produced + HEAD_BYTES as u64, self.produced + M::LINE as u64);
+        let mut end = wanted;
+        for part in parts.iter().rev() {
+            end -= part.len();
+            let bytes = &part[..part.len().min(len.saturating_sub(end))];
+            let at = start + end as u64;
+            let (first, rest) = bytes.split_at(bytes.len().min(second_line.saturating_sub(at) as usize));
+            self.segment.write(self.direction, at + first.len() as u64, rest);
+            self.segment.write(self.direction, at, first);
+        }
+        self.publish(SHORT, len, len);
         len
     }
 
     /// Publishes where bytes can be fetched; returns whether there was room for the record.
     pub(super) fn push_long(&mut self, address: u64, len: usize) -> bool {
-        if self.room(HEADER_BYTES + ADDRESS_BYTES) < HEADER_BYTES + ADDRESS_BYTES {
+        if self.room(ADDRESS_BYTES) < ADDRESS_BYTES {
             return false;
         }
-        self.put(&header(LONG, len), &address.to_le_bytes());
+        self.clear_next(ADDRESS_BYTES);
+        self.segment.write(self.direction, self.produced + HEAD_BYTES as u64, &address.to_le_bytes());
+        self.publish(LONG, len, ADDRESS_BYTES);
         self.long += 1;
         true
     }
@@ -140,18 +168,28 @@ impl<M: RingMemory> Producer<M> {
         self.segment.clone()
     }
 
-    fn put(&mut self, header: &[u8], bytes: &[u8]) {
-        self.segment.write(self.direction, self.produced, header);
-        self.segment.write(self.direction, self.produced + header.len() as u64, bytes);
-        self.produced += (header.len() + bytes.len()) as u64;
-        // Release: the bytes come before the word that publishes them.
-        self.words().produced.store(self.produced, Ordering::Release);
+    /// Clears the word after a record of `bytes` bytes.
+    fn clear_next(&self, bytes: usize) {
+        let next = self.produced + record_bytes::<M>(bytes) as u64;
+        // Relaxed: the word of this record publishes it too.
+        self.segment.head(self.direction, next).store(0, Ordering::Relaxed);
     }
 
-    /// Free bytes; looks anew only if there seem to be fewer than wanted.
+    /// Publishes the record at the front, whose word `bytes` bytes follow.
+    fn publish(&mut self, kind: u64, len: usize, bytes: usize) {
+        // Release: the bytes, and the next word, come before the word that publishes them.
+        self.segment.head(self.direction, self.produced).store(head(kind, len), Ordering::Release);
+        self.produced += record_bytes::<M>(bytes) as u64;
+    }
+
+    /// Returns how many bytes fit into a record; looks anew only if there seem to be fewer than wanted.
     fn room(&mut self, wanted: usize) -> usize {
         let capacity = self.segment.capacity();
-        let room = |consumed: u64| capacity.saturating_sub(self.produced.saturating_sub(consumed) as usize);
+        // Besides the record there is the word of the one after it.
+        let room = |consumed: u64| {
+            let free = capacity.saturating_sub(self.produced.saturating_sub(consumed) as usize);
+            free.saturating_sub(M::LINE + HEAD_BYTES)
+        };
         if room(self.consumed) < wanted {
             // Acquire: the consumer's reads come before what is written over them.
             self.consumed = self.words().consumed.load(Ordering::Acquire);
@@ -166,65 +204,62 @@ impl<M: RingMemory> Producer<M> {
 
 impl<M: RingMemory> Consumer<M> {
     pub(super) fn new(segment: Arc<M>, direction: usize) -> Consumer<M> {
-        Consumer { segment, direction, consumed: 0, produced: 0, released: 0 }
+        Consumer { segment, direction, at: 0, left: 0, released: 0 }
     }
 
-    /// Begins the next record. Its bytes in the ring, if it has any there, are taken by [`copy`](Consumer::copy).
+    /// Begins the next record, after the present one's bytes were taken. Its own, if it has any in the ring, are taken
+    /// by [`copy`](Consumer::copy).
     ///
     /// Fails where the other process has written something other than a record.
     pub(super) fn begin(&mut self) -> io::Result<Record> {
-        if self.produced == self.consumed {
-            // Acquire: the bytes come before the word that publishes them.
-            self.produced = self.words().produced.load(Ordering::Acquire);
-            if self.produced == self.consumed {
-                return Ok(Record::None);
-            }
+        // Acquire: the bytes come before the word that publishes them.
+        let head = self.segment.head(self.direction, self.at).load(Ordering::Acquire);
+        if head == 0 {
+            return Ok(Record::None);
         }
-        let there = self.produced.wrapping_sub(self.consumed);
-        let corrupt = || io::Error::other("the shared ring holds bytes that are not a record");
-        if there > self.segment.capacity() as u64 || there < HEADER_BYTES as u64 {
-            return Err(corrupt());
+        let (kind, len) = (head >> LEN_BITS, (head & MAX_LEN) as usize);
+        let largest = self.segment.capacity().saturating_sub(M::LINE + HEAD_BYTES);
+        let bytes = match kind {
+            SHORT if (1..=largest).contains(&len) => len,
+            LONG if len > 0 => ADDRESS_BYTES,
+            _ => return Err(io::Error::other("the shared ring holds bytes that are not a record")),
+        };
+        self.at += HEAD_BYTES as u64;
+        self.left = bytes;
+        if kind == SHORT {
+            return Ok(Record::Short(len));
         }
-        let mut header = [0; HEADER_BYTES];
-        self.copy(&mut header);
-        let [kind, len] = [0, 8].map(|at| {
-            let word: [u8; 8] = header[at..at + 8].try_into().unwrap_or_default();
-            u64::from_le_bytes(word)
-        });
-        let left = there - HEADER_BYTES as u64;
-        match kind {
-            SHORT if (1..=left).contains(&len) => Ok(Record::Short(len as usize)),
-            LONG if left >= ADDRESS_BYTES as u64 && len > 0 => {
-                let mut address = [0; ADDRESS_BYTES];
-                self.copy(&mut address);
-                let len = usize::try_from(len).map_err(|_| corrupt())?;
-                Ok(Record::Long(u64::from_le_bytes(address), len))
-            }
-            _ => Err(corrupt()),
-        }
+        let mut address = [0; ADDRESS_BYTES];
+        self.copy(&mut address);
+        Ok(Record::Long(u64::from_le_bytes(address), len))
     }
 
     #[cfg(test)]
     fn is_empty(&self) -> bool {
-        self.words().produced.load(Ordering::Acquire) == self.consumed
+        self.segment.head(self.direction, self.at).load(Ordering::Acquire) == 0
     }
 
-    /// Takes bytes of the record that was begun.
+    /// Takes bytes of the record that was begun, at most those that are left of it.
     pub(super) fn copy(&mut self, bytes: &mut [u8]) {
-        self.segment.read(self.direction, self.consumed, bytes);
-        self.consumed += bytes.len() as u64;
+        self.segment.read(self.direction, self.at, bytes);
+        self.at += bytes.len() as u64;
+        self.left -= bytes.len();
+        if self.left == 0 {
+            self.at = self.at.next_multiple_of(M::LINE as u64);
+        }
         // Half a ring of silence would let the producer stand still.
-        if self.consumed - self.released >= self.segment.capacity() as u64 / 2 {
+        if self.at - self.released >= self.segment.capacity() as u64 / 2 {
             self.release();
         }
     }
 
     /// Gives the room of what was taken back to the producer.
     pub(super) fn release(&mut self) {
-        if self.released != self.consumed {
-            self.released = self.consumed;
+        let taken = self.at / M::LINE as u64 * M::LINE as u64;
+        if self.released != taken {
+            self.released = taken;
             // Release: our reads come before the word that lets them be written over.
-            self.words().consumed.store(self.consumed, Ordering::Release);
+            self.words().consumed.store(taken, Ordering::Release);
         }
     }
 
@@ -258,11 +293,14 @@ impl<M: RingMemory> Consumer<M> {
     }
 }
 
-fn header(kind: u64, len: usize) -> [u8; HEADER_BYTES] {
-    let mut header = [0; HEADER_BYTES];
-    header[..8].copy_from_slice(&kind.to_le_bytes());
-    header[8..].copy_from_slice(&(len as u64).to_le_bytes());
-    header
+/// Returns the word of a record.
+fn head(kind: u64, len: usize) -> u64 {
+    kind << LEN_BITS | (len as u64 & MAX_LEN)
+}
+
+/// Returns the bytes of a record with `bytes` bytes, with its word, up to where the next one begins.
+fn record_bytes<M: RingMemory>(bytes: usize) -> usize {
+    (HEAD_BYTES + bytes).next_multiple_of(M::LINE)
 }
 
 #[cfg(all(test, distribute_loom))]

@@ -21,8 +21,8 @@ const LINE: usize = 64;
 /// Header of a segment: the maker's nonce on the first line, the opener's on the second.
 const HEADER_BYTES: usize = 2 * LINE;
 
-/// The words of one direction: five lines.
-const WORDS_BYTES: usize = 5 * LINE;
+/// The words of one direction: four lines.
+const WORDS_BYTES: usize = 4 * LINE;
 
 /// Name of a segment's file, which `/proc` shows.
 const NAME: &str = "distribute";
@@ -30,9 +30,10 @@ const NAME: &str = "distribute";
 /// Neither side can make the file shorter, so that no access to the mapping fails, nor take that promise back.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// A mapped segment: a header, and two directions, each of them five words and a ring.
+/// A mapped segment: a header, and two directions, each of them four words and a ring.
 pub(super) struct Segment {
     start: NonNull<u8>,
+    /// A power of two.
     capacity: usize,
 }
 
@@ -128,8 +129,8 @@ impl Segment {
 
     /// Returns the offset of position `at`, and how many of `len` bytes follow before the end of the ring.
     fn place(&self, direction: usize, at: u64, len: usize) -> (usize, usize) {
-        debug_assert!(len <= self.capacity);
-        let offset = (at % self.capacity as u64) as usize;
+        debug_assert!(len <= self.capacity && self.capacity.is_power_of_two());
+        let offset = at as usize & (self.capacity - 1);
         (self.ring_start(direction) + offset, len.min(self.capacity - offset))
     }
 
@@ -144,7 +145,8 @@ impl Segment {
 
     fn word64(&self, at: usize) -> &AtomicU64 {
         // SAFETY: `at` is a multiple of 8 inside the mapping (lines and capacities are multiples of 64), which begins
-        // at a page and lives as long as `self`; both sides access this word as an atomic only.
+        // at a page and lives as long as `self`; both sides access this word as an atomic only, as long as it is one:
+        // a record's word has been the bytes of an earlier record, which the consumer has released.
         unsafe { &*self.at(at).cast::<AtomicU64>() }
     }
 
@@ -155,6 +157,8 @@ impl Segment {
 }
 
 impl RingMemory for Segment {
+    const LINE: usize = LINE;
+
     fn capacity(&self) -> usize {
         self.capacity
     }
@@ -162,12 +166,16 @@ impl RingMemory for Segment {
     fn words(&self, direction: usize) -> Words<'_> {
         let at = |line: usize| HEADER_BYTES + direction * (WORDS_BYTES + self.capacity) + line * LINE;
         Words {
-            produced: self.word64(at(0)),
-            consumed: self.word64(at(1)),
-            fetched: self.word64(at(2)),
-            consumer_sleeps: self.word32(at(3)),
-            producer_sleeps: self.word32(at(4)),
+            consumed: self.word64(at(0)),
+            fetched: self.word64(at(1)),
+            consumer_sleeps: self.word32(at(2)),
+            producer_sleeps: self.word32(at(3)),
         }
+    }
+
+    fn head(&self, direction: usize, at: u64) -> &AtomicU64 {
+        debug_assert!(at.is_multiple_of(LINE as u64));
+        self.word64(self.place(direction, at, 0).0)
     }
 
     fn write(&self, direction: usize, at: u64, bytes: &[u8]) {

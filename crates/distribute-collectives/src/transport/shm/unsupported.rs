@@ -47,11 +47,17 @@ impl Segment {
 }
 
 impl RingMemory for Segment {
+    const LINE: usize = 64;
+
     fn capacity(&self) -> usize {
         match self.0 {}
     }
 
     fn words(&self, _: usize) -> Words<'_> {
+        match self.0 {}
+    }
+
+    fn head(&self, _: usize, _: u64) -> &AtomicU64 {
         match self.0 {}
     }
 

@@ -7,16 +7,17 @@ use loom::thread;
 
 use super::*;
 
-/// One record of a byte, and the beginning of another.
-const CAPACITY: usize = 24;
+/// One record of a byte, and the word of another.
+const CAPACITY: usize = 32;
 
 /// A ring's memory whose bytes loom watches.
 struct Model {
-    produced: AtomicU64,
     consumed: AtomicU64,
     fetched: AtomicU64,
     consumer_sleeps: AtomicU32,
     producer_sleeps: AtomicU32,
+    /// The words of records, one for each line.
+    heads: Vec<AtomicU64>,
     ring: Vec<UnsafeCell<u8>>,
     /// The memory that a long record names.
     long: UnsafeCell<u8>,
@@ -30,11 +31,11 @@ unsafe impl Send for Model {}
 impl Model {
     fn new() -> Arc<Model> {
         Arc::new(Model {
-            produced: AtomicU64::new(0),
             consumed: AtomicU64::new(0),
             fetched: AtomicU64::new(0),
             consumer_sleeps: AtomicU32::new(0),
             producer_sleeps: AtomicU32::new(0),
+            heads: (0..CAPACITY / Model::LINE).map(|_| AtomicU64::new(0)).collect(),
             ring: (0..CAPACITY).map(|_| UnsafeCell::new(0)).collect(),
             long: UnsafeCell::new(0),
         })
@@ -46,18 +47,23 @@ impl Model {
 }
 
 impl RingMemory for Model {
+    const LINE: usize = 16;
+
     fn capacity(&self) -> usize {
         CAPACITY
     }
 
     fn words(&self, _: usize) -> Words<'_> {
         Words {
-            produced: &self.produced,
             consumed: &self.consumed,
             fetched: &self.fetched,
             consumer_sleeps: &self.consumer_sleeps,
             producer_sleeps: &self.producer_sleeps,
         }
+    }
+
+    fn head(&self, _: usize, at: u64) -> &AtomicU64 {
+        &self.heads[at as usize % CAPACITY / Model::LINE]
     }
 
     fn write(&self, _: usize, at: u64, bytes: &[u8]) {
@@ -86,7 +92,7 @@ fn bytes_are_read_after_they_were_written_and_before_they_are_written_over() {
         let (mut producer, mut consumer, _) = ends();
         let handle = thread::spawn(move || {
             for byte in [7, 9] {
-                while producer.push_short(&[byte]) == 0 {
+                while producer.push_short(&[IoSlice::new(&[byte])]) == 0 {
                     thread::yield_now();
                 }
             }
@@ -113,7 +119,7 @@ fn a_consumer_that_sleeps_is_woken_or_sees_what_was_pushed() {
     loom::model(|| {
         let (mut producer, mut consumer, _) = ends();
         let handle = thread::spawn(move || {
-            assert_eq!(producer.push_short(&[7]), 1);
+            assert_eq!(producer.push_short(&[IoSlice::new(&[7])]), 1);
             producer.must_wake()
         });
         consumer.announce_sleep();

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::*;
 
 /// A few records fill it.
-const CAPACITY: usize = 128;
+const CAPACITY: usize = 256;
 
 const MESSAGES: usize = if cfg!(miri) { 12 } else { 20_000 };
 
@@ -49,7 +49,7 @@ fn records_pass_from_thread_to_thread() {
                 let message = message(index);
                 let mut sent = 0;
                 while sent < message.len() {
-                    sent += producer.push_short(&message[sent..]);
+                    sent += producer.push_short(&[IoSlice::new(&message[sent..])]);
                     thread::yield_now();
                 }
             }
@@ -73,10 +73,10 @@ fn whoever_sleeps_is_woken() {
                 let message = message(index);
                 let mut sent = 0;
                 while sent < message.len() {
-                    let mut pushed = producer.push_short(&message[sent..]);
+                    let mut pushed = producer.push_short(&[IoSlice::new(&message[sent..])]);
                     if pushed == 0 {
                         producer.announce_sleep();
-                        pushed = producer.push_short(&message[sent..]);
+                        pushed = producer.push_short(&[IoSlice::new(&message[sent..])]);
                         if pushed == 0 {
                             rang(&bell_back);
                         }
