@@ -81,14 +81,20 @@ impl EventLoop {
     /// If the thread runs another event loop already, this one's own thread runs the tasks: see [`block_on`], whose
     /// rules hold here too.
     ///
-    /// The future must not call this, and no task of the loop may.
+    /// # Panics
+    /// If the future calls this, or a task of the loop does: it would wait for the very thread that waits for it.
     pub fn drive<F: Future>(&self, future: F) -> F::Output {
-        match &self.runtime {
-            Some(runtime) if Handle::try_current().is_err() => {
+        match (&self.runtime, Handle::try_current()) {
+            (Some(runtime), Err(_)) => {
                 let _turn = self.turns.begin(Driver::Here);
                 runtime.block_on(future)
             }
-            _ => {
+            (_, current) => {
+                assert!(
+                    current.is_ok_and(|current| current.id() != self.handle.id()),
+                    "an event loop is to wait for itself: a function that it calls, such as a tensor's, has called an \
+                     operation that needs the loop; call it after that function has returned"
+                );
                 let _turn = self.turns.begin(Driver::OwnThread);
                 block_on(&self.handle, future)
             }
@@ -201,6 +207,8 @@ impl Turns {
             Driver::Here => {
                 state.here += 1;
                 if state.is_kept && state.elsewhere == 0 {
+                    // Told once: what is told twice would end its next turn as well.
+                    state.is_kept = false;
                     self.give.notify_one();
                 }
             }
@@ -216,11 +224,9 @@ impl Turns {
 
     fn hand_over(&self) {
         let mut state = self.state.lock();
-        if !state.is_kept {
-            state.is_needed = true;
-            if state.here == 0 {
-                self.changed.notify_one();
-            }
+        state.is_needed |= !state.is_kept;
+        if state.is_needed && state.here == 0 {
+            self.changed.notify_one();
         }
     }
 
@@ -309,6 +315,13 @@ mod tests {
         Builder::new_current_thread().build().unwrap().block_on(async { use_loop() });
         let outer = EventLoop::start("outer").unwrap();
         outer.drive(outer.handle().spawn(async { use_loop() })).unwrap();
+    }
+
+    #[test]
+    #[should_panic(expected = "an event loop is to wait for itself")]
+    fn a_loop_that_is_to_wait_for_itself_panics() {
+        let event_loop = EventLoop::start("tested").unwrap();
+        event_loop.drive(async { event_loop.drive(async {}) });
     }
 
     #[test]

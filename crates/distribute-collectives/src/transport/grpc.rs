@@ -46,10 +46,6 @@ const QUEUED_FRAMES: usize = 8;
 /// How long to wait for the reason, if the stream to a peer takes no frames any more.
 const REASON_GRACE: Duration = Duration::from_millis(200);
 
-/// How long the end of an exchange waits for a socket to take the next frame: then the event loop's own thread sends
-/// the rest.
-const SETTLE: Duration = Duration::from_millis(1);
-
 /// Limit for emptying the queues when a group is dropped.
 const QUEUES: Duration = Duration::from_millis(500);
 
@@ -168,14 +164,7 @@ impl Transport for GrpcTransport {
         timeout: &Timeout<'_>,
     ) -> Result<(), TransportError> {
         let GrpcTransport { peers, bell, event_loop, .. } = self;
-        let is_sent = event_loop.drive(async {
-            exchange(peers, bell, (outgoing, incoming), timeout).await?;
-            Ok(settle(peers, bell, timeout.spin).await)
-        })?;
-        if !is_sent {
-            event_loop.hand_over();
-        }
-        Ok(())
+        exchange(event_loop, peers, bell, (outgoing, incoming), timeout)
     }
 
     fn abort(&mut self, reason: &AbortReason) {
@@ -236,8 +225,13 @@ impl Drop for GrpcTransport {
     }
 }
 
-/// Sends and receives until both are done. What was sent may still be in the queues.
-async fn exchange(
+/// Sends and receives until both are done, and sockets have taken what was sent, as those of plain TCP have: a member
+/// whose last exchange is over may leave, and takes its queues with it.
+///
+/// The event loop runs between two looks at the queues. What is received is taken, and a user's reduction called,
+/// outside of it: a function that waits for an event loop of its own would panic within another.
+fn exchange(
+    event_loop: &EventLoop,
     peers: &mut [Option<Peer>],
     bell: &Bell,
     (outgoing, incoming): (&mut [Outgoing<'_>], &mut [Incoming<'_>]),
@@ -251,7 +245,7 @@ async fn exchange(
         for out in outgoing.iter_mut() {
             let Some(peer) = &mut peers[out.to] else { continue };
             progress |= peer.outbox.send(&mut out.parts);
-            done &= out.parts.is_empty();
+            done &= out.parts.is_empty() && peer.outbox.unsent() == 0;
         }
         for from in incoming.iter_mut() {
             let Some(peer) = &mut peers[from.from] else { continue };
@@ -264,7 +258,7 @@ async fn exchange(
         if progress {
             idle_since = None;
             // One frame at a time: it is sent while it lies in the cache.
-            EventLoop::pause().await;
+            event_loop.drive(EventLoop::pause());
             continue;
         }
         // A peer may have sent what is missing, and ended, since it was looked for.
@@ -280,35 +274,21 @@ async fn exchange(
         }
         let now = Instant::now();
         let idle = now - *idle_since.get_or_insert(now);
-        let mut unsent = outgoing.iter().filter(|out| !out.parts.is_empty());
-        lost = unsent.find_map(|out| peers[out.to].as_ref()?.refusal(out.to, idle));
+        lost = outgoing.iter().find_map(|out| {
+            let peer = peers[out.to].as_ref()?;
+            let is_sent = out.parts.is_empty() && peer.outbox.unsent() == 0;
+            if is_sent { None } else { peer.refusal(out.to, idle) }
+        });
         if lost.is_some() {
             continue;
         }
         if idle < timeout.spin {
-            EventLoop::pause().await;
+            event_loop.drive(EventLoop::pause());
             continue;
         }
-        bell.wait(seen, timeout.next_sleep()?).await;
+        let time = timeout.next_sleep()?;
+        event_loop.drive(bell.wait(seen, time));
     }
-}
-
-/// Waits until the sockets have taken what was sent; returns false if they take nothing for a while. A sender of plain
-/// TCP waits as well.
-async fn settle(peers: &[Option<Peer>], bell: &Bell, spin: Duration) -> bool {
-    let unsent = || peers.iter().flatten().map(|peer| peer.outbox.unsent()).sum::<usize>();
-    let (mut left, mut since) = (unsent(), Instant::now());
-    while left > 0 {
-        let seen = bell.count();
-        let idle = since.elapsed();
-        match unsent() {
-            now if now != left => (left, since) = (now, Instant::now()),
-            _ if idle >= SETTLE => return false,
-            _ if idle < spin => EventLoop::pause().await,
-            _ => bell.wait(seen, SETTLE - idle).await,
-        }
-    }
-    true
 }
 
 /// Returns the error of a peer's control message that ends the exchange; leaving does not.

@@ -8,7 +8,7 @@ use distribute_types::FailureKind;
 use super::super::tests::{Connected, connected, group, listeners, opened};
 use super::*;
 use crate::transport::{Sink, UnexpectedBytes};
-use crate::{Error, Rank, ReduceOp};
+use crate::{Error, Rank, ReduceOp, Reduction};
 
 /// More than the queues and flow-control windows of a stream hold.
 const LEN: usize = 64 << 20;
@@ -80,24 +80,41 @@ fn that_a_member_waits_and_leaves_is_told_although_its_queue_is_full() {
 }
 
 #[test]
-fn what_a_member_has_sent_arrives_while_it_makes_no_calls() {
-    let [mut first, mut second] = pair().map(|transport| transport.expect("it connects"));
-    let bytes = vec![7; LEN];
-    thread::scope(|scope| {
-        let sends = scope.spawn(move || {
-            let never = AtomicBool::new(false);
-            let mut outgoing = [Outgoing { to: 0, parts: vec![std::io::IoSlice::new(&bytes)] }];
-            let timeout = Timeout { deadline: Instant::now() + SOON, spin: Duration::ZERO, interrupted: &never };
-            assert_eq!(second.exchange(&mut outgoing, &mut [], &timeout), Ok(()));
-            second
+fn what_a_member_has_sent_arrives_although_it_leaves_at_once_and_the_other_reads_late() {
+    // As much as windows and queues of both sides hold, and more.
+    for len in [24 << 20, LEN] {
+        let [mut first, mut second] = pair().map(|transport| transport.expect("it connects"));
+        let bytes = vec![7; len];
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                let never = AtomicBool::new(false);
+                let mut outgoing = [Outgoing { to: 0, parts: vec![std::io::IoSlice::new(&bytes)] }];
+                let timeout = Timeout { deadline: Instant::now() + SOON, spin: Duration::ZERO, interrupted: &never };
+                assert_eq!(second.exchange(&mut outgoing, &mut [], &timeout), Ok(()));
+            });
+            thread::sleep(Duration::from_millis(900));
+            assert_eq!(receive(&mut *first, len, SOON), Ok(()), "{len}");
         });
-        // So slowly that its call ends while some of it has no room yet.
-        let piece = 1 << 20;
-        for at in (0..LEN).step_by(piece) {
-            thread::sleep(Duration::from_millis(4));
-            assert_eq!(receive(&mut *first, piece, SOON), Ok(()), "{at}");
+    }
+}
+
+#[test]
+fn reductions_of_users_may_wait_for_event_loops_of_their_own() {
+    let sum = Reduction::new(|a: f32, b: f32| {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("an event loop");
+        runtime.block_on(async { a + b })
+    });
+    let [first, second] = pair();
+    let (first, second) = (group(first, 0, 2, SOON), group(second, 1, 2, SOON));
+    thread::scope(|scope| {
+        for group in [first, second] {
+            let sum = &sum;
+            scope.spawn(move || {
+                let mut values = [1.0f32 + group.rank().index() as f32; 3];
+                group.all_reduce(&mut values, sum).expect("both take part");
+                assert_eq!(values, [3.0; 3]);
+            });
         }
-        sends.join().expect("no panic");
     });
 }
 
