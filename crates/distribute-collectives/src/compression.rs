@@ -5,6 +5,7 @@
 //! number of ranks more than uncompressed ones do.
 
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 use std::sync::{Arc, MutexGuard};
 
@@ -267,6 +268,13 @@ impl Bucketed {
         if std::mem::take(&mut self.begun) {
             self.left.copy_from_slice(&self.before);
             self.compressor.take_back();
+        }
+    }
+
+    /// Restores the error of some elements from before the current step.
+    pub(crate) fn discard(&mut self, elements: Range<usize>) {
+        if self.begun {
+            self.left[elements.clone()].copy_from_slice(&self.before[elements]);
         }
     }
 

@@ -50,7 +50,8 @@ pub use plan::{Bucket, BucketPlan, FusedTensor};
 /// # Source
 /// The buckets of PyTorch's `DistributedDataParallel` (Li and others, "PyTorch Distributed", 2020) and Horovod's tensor
 /// fusion.
-#[derive(Debug)]
+/// Clones are the same side: they share the errors of compression.
+#[derive(Clone, Debug)]
 pub struct FusedAllReduce {
     plan: Arc<BucketPlan>,
     op: ReduceOp,
@@ -121,6 +122,39 @@ impl FusedAllReduce {
     /// it on every rank, once, when the step is dropped, and only if no rank has used its results.
     pub fn take_back(&self) {
         self.compressors.iter().flatten().for_each(|compressor| lock(compressor).take_back());
+    }
+
+    /// Restores the compression error of one tensor from before the last step, because the rank does not use its sum:
+    /// what the step has sent of the error is sent again in the next one. Call it on every rank or on none.
+    ///
+    /// # Examples
+    /// A tensor for which all ranks push zeros, only to complete its bucket:
+    /// ```
+    /// use distribute_collectives::{Compression, DType, FusedAllReduce, FusedTensor, FusionOptions, ProcessGroup};
+    ///
+    /// let group = ProcessGroup::local(1)?.remove(0);
+    /// let options = FusionOptions::default().compression(Compression::TopK(0.5));
+    /// let tensors = [FusedTensor::new(DType::F32, [1]), FusedTensor::new(DType::F32, [1])];
+    /// let fused = FusedAllReduce::new(&tensors, &options)?;
+    /// let step = |values: [f32; 2]| {
+    ///     let mut step = fused.begin();
+    ///     step.push(&group, 1, vec![values[1]])?;
+    ///     step.push(&group, 0, vec![values[0]])?;
+    ///     step.finish(&group)
+    /// };
+    /// assert_eq!(step([8.0, 1.0])?, [[8.0], [0.0]]);               // the second is an error of 1
+    /// assert_eq!(step([0.5, 0.0])?, [[0.0], [1.0]]);               // which is sent, and not used
+    /// fused.discard(1);
+    /// assert_eq!(step([0.0, 0.0])?, [[0.0], [1.0]]);
+    /// # Ok::<(), distribute_collectives::Error>(())
+    /// ```
+    pub fn discard(&self, index: usize) {
+        let Some((bucket, place)) = self.plan.position(index) else { return };
+        let Some(compressor) = &self.compressors[bucket] else { return };
+        let len = |index: &usize| self.plan.tensors[*index].len();
+        let members = &self.plan.buckets[bucket].members;
+        let start: usize = members[..place].iter().map(len).sum();
+        lock(compressor).discard(start..start + len(&members[place]));
     }
 
     #[cfg(test)]

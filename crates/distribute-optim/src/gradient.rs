@@ -9,11 +9,13 @@ use crate::{Error, TensorLibrary, is_short};
 
 mod accumulate;
 mod clip;
+mod counted;
 mod loss_scale;
 mod parts;
 
 pub(crate) use accumulate::Accumulated;
 pub(crate) use clip::{change, is_finite, square_sum};
+pub(crate) use counted::as_counted;
 pub use loss_scale::LossScale;
 pub(crate) use loss_scale::Scaling;
 pub(crate) use parts::SquaresOfParts;

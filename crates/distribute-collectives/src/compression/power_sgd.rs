@@ -21,10 +21,13 @@ enum Block {
 
 /// A matrix of `rows` × `columns` and its factors, all in row-major order.
 struct Factors {
+    /// Its place in the bucket, from which the first right factor is made.
+    index: usize,
     rows: usize,
     columns: usize,
     rank: usize,
     p: Vec<f32>,
+    /// The right factor from which the next step starts.
     q: Vec<f32>,
     /// The right factor before the current step.
     before: Vec<f32>,
@@ -41,10 +44,8 @@ impl PowerSgd {
             if rank == 0 || (rows + columns) * rank >= rows * columns {
                 return Block::Exact(tensor.len());
             }
-            // The seed is equal on all ranks and different for each matrix.
-            let mut random = fastrand::Rng::with_seed(index as u64);
-            let q = (0..columns * rank).map(|_| random.f32() - 0.5).collect();
-            Block::Matrix(Factors { rows, columns, rank, p: Vec::new(), q, before: Vec::new() })
+            let q = random_factor(index, columns * rank);
+            Block::Matrix(Factors { index, rows, columns, rank, p: Vec::new(), q, before: Vec::new() })
         };
         PowerSgd { blocks: tensors.iter().enumerate().map(block).collect(), first_round: true, exact: Vec::new() }
     }
@@ -94,8 +95,8 @@ impl Compressor for PowerSgd {
                     rest = later;
                     let (q, others) = received.split_at(factors.q.len());
                     received = others;
-                    factors.q.copy_from_slice(q);
-                    factors.add_product(&factors.q, target, 1.0);
+                    factors.add_product(q, target, 1.0);
+                    factors.start_from(q);
                 }
             }
         }
@@ -142,7 +143,37 @@ impl PowerSgd {
     }
 }
 
+/// Returns the elements of a right factor: equal on all ranks and different for each matrix.
+fn random_factor(index: usize, elements: usize) -> Vec<f32> {
+    let mut random = fastrand::Rng::with_seed(index as u64);
+    (0..elements).map(|_| random.f32() - 0.5).collect()
+}
+
+/// Returns the length of a column of a matrix with `rank` columns, in which neither tiny nor huge elements vanish.
+fn length(matrix: &[f32], rank: usize, column: usize) -> f64 {
+    matrix.chunks_exact(rank).map(|row| f64::from(row[column]).powi(2)).sum::<f64>().sqrt()
+}
+
 impl Factors {
+    /// Makes the next step start from the right factor that all ranks have received.
+    ///
+    /// Columns get the length 1, since only their directions count, and large gradients would let them grow. A column
+    /// without a direction, as of a matrix of zeros or of low rank, is made anew: it would stay as it is for ever, and
+    /// what it could not send would pile up in the error.
+    fn start_from(&mut self, q: &[f32]) {
+        let mut anew = None;
+        for column in 0..self.rank {
+            let length = length(q, self.rank, column);
+            let (source, scale) = match length.is_normal() {
+                true => (q, length.recip()),
+                false => (&**anew.get_or_insert_with(|| random_factor(self.index, q.len())), 1.0),
+            };
+            for (to, from) in self.q.chunks_exact_mut(self.rank).zip(source.chunks_exact(self.rank)) {
+                to[column] = (f64::from(from[column]) * scale) as f32;
+            }
+        }
+    }
+
     fn times_q(&self, matrix: &[f32]) -> Vec<f32> {
         let mut p = vec![0.0; self.rows * self.rank];
         for (row, p) in matrix.chunks_exact(self.columns).zip(p.chunks_exact_mut(self.rank)) {
@@ -176,17 +207,17 @@ impl Factors {
     fn orthogonalise(&mut self) {
         let rank = self.rank;
         for column in 0..rank {
-            let length = |p: &[f32]| p.chunks_exact(rank).map(|row| row[column] * row[column]).sum::<f32>().sqrt();
-            let before = length(&self.p);
+            let before = length(&self.p, rank, column);
             // Repeated, because rounding leaves a part of the earlier columns the first time.
             for earlier in (0..column).chain(0..column) {
-                let dot: f32 = self.p.chunks_exact(rank).map(|row| row[column] * row[earlier]).sum();
-                self.p.chunks_exact_mut(rank).for_each(|row| row[column] -= dot * row[earlier]);
+                let dot: f64 =
+                    self.p.chunks_exact(rank).map(|row| f64::from(row[column]) * f64::from(row[earlier])).sum();
+                self.p.chunks_exact_mut(rank).for_each(|row| row[column] -= (dot * f64::from(row[earlier])) as f32);
             }
-            let norm = length(&self.p);
+            let norm = length(&self.p, rank, column);
             // The rounding residue of a dependent column is not a direction.
-            let scale = if norm > 1e-5 * before { 1.0 / norm } else { 0.0 };
-            self.p.chunks_exact_mut(rank).for_each(|row| row[column] *= scale);
+            let scale = if norm > 1e-5 * before { norm.recip() } else { 0.0 };
+            self.p.chunks_exact_mut(rank).for_each(|row| row[column] = (f64::from(row[column]) * scale) as f32);
         }
     }
 }

@@ -196,6 +196,39 @@ proptest! {
     }
 }
 
+/// Returns the sum that one rank receives for a matrix, and adds what is left to `left`.
+fn one_step(compressor: &mut PowerSgd, left: &mut [f32], matrix: &[f32]) -> Vec<f32> {
+    left.iter_mut().zip(matrix).for_each(|(left, value)| *left += value);
+    let mut sum = vec![0.0; matrix.len()];
+    let first = compressor.begin(left);
+    let second = compressor.go_on(first, left, &mut sum).expect("two rounds");
+    assert_eq!(compressor.go_on(second, left, &mut sum), None);
+    sum
+}
+
+#[test]
+fn gradients_of_zeros_or_of_low_rank_do_not_keep_later_ones_from_being_sent() {
+    let product = |rank: usize, scale: f32| -> Vec<f32> {
+        let factor = |at: usize, of: usize| ((at * 31 + of * 17) % 23) as f32 - 11.0;
+        let places = (0..ROWS).flat_map(|row| (0..COLUMNS).map(move |column| (row, column)));
+        let value = |(row, column)| (0..rank).map(|of| factor(row, of) * factor(column, of + 5)).sum::<f32>();
+        places.map(|place| scale * value(place)).collect()
+    };
+    let firsts = [("zeros", 0, 1.0), ("rank 1", 1, 1.0), ("tiny", 2, 1e-30), ("huge", 2, 1e28), ("rank 2", 2, 1.0)];
+    for (name, rank, scale) in firsts {
+        let mut compressor = PowerSgd::new(2, &[FusedTensor::new(DType::F32, [ROWS, COLUMNS])]);
+        one_step(&mut compressor, &mut [0.0; ROWS * COLUMNS], &product(rank, scale));
+        // A matrix of rank 2 is sent whole.
+        let later = product(2, 1.0);
+        let mut left = vec![0.0; ROWS * COLUMNS];
+        let sum = one_step(&mut compressor, &mut left, &later);
+        let (greatest, error) = later.iter().zip(&sum).fold((0.0f32, 0.0f32), |(greatest, error), (value, sum)| {
+            (greatest.max(value.abs()), error.max((value - sum).abs()))
+        });
+        assert!(error < 1e-3 * greatest, "after {name}: {error} of {greatest}");
+    }
+}
+
 #[test]
 fn a_mean_of_large_values_does_not_overflow_16_bits() {
     let tensors = [FusedTensor::new(DType::F32, [3])];

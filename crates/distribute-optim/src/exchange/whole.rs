@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use distribute_collectives::{FusedStep, ProcessGroup};
+use distribute_collectives::{FusedAllReduce, FusedStep, ProcessGroup};
 
 use super::{Exchange, Payload, StepFlags, Summed};
 use crate::TensorLibrary;
@@ -12,12 +12,13 @@ use crate::plan::Plan;
 /// One step's gradients, which every replica receives whole.
 pub(crate) struct WholeStep<L: TensorLibrary> {
     plan: Arc<Plan>,
+    fused: FusedAllReduce,
     step: FusedStep<Payload<L, u32>>,
 }
 
 impl<L: TensorLibrary> WholeStep<L> {
-    pub(crate) fn new(plan: &Arc<Plan>, step: FusedStep<Payload<L, u32>>) -> WholeStep<L> {
-        WholeStep { plan: plan.clone(), step }
+    pub(crate) fn new(plan: &Arc<Plan>, fused: &FusedAllReduce) -> WholeStep<L> {
+        WholeStep { plan: plan.clone(), fused: fused.clone(), step: fused.begin() }
     }
 }
 
@@ -35,8 +36,10 @@ impl<L: TensorLibrary> Exchange<L> for WholeStep<L> {
         let mut payloads = self.step.finish(group)?;
         // The flags are the plan's last tensor.
         let flags = StepFlags::from_words(payloads.pop().map(Payload::into_elements).unwrap_or_default());
-        let gradients = (0..self.plan.flags())
-            .filter(|index| self.plan.buckets.contains(*index))
+        let planned = || (0..self.plan.flags()).filter(|index| self.plan.buckets.contains(*index));
+        // All replicas have pushed zeros for them; what compression has sent all the same is kept for later.
+        planned().filter(|index| !flags.came(*index)).for_each(|index| self.fused.discard(index));
+        let gradients = planned()
             .zip(payloads.into_iter().filter_map(Payload::into_gradient))
             .filter(|(index, _)| flags.came(*index))
             .map(|(index, gradient)| Reduced::new(index, gradient))

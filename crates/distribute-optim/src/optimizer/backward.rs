@@ -12,7 +12,7 @@ use crate::exchange::{
     Exchange, InProgress, OnDevice, PartsStep, Reducer, ShardedStep, StepGradients, SummedStep, WholeStep,
     is_exchanged, rows_to_exchange,
 };
-use crate::gradient::{Accumulated, Scaling, whole};
+use crate::gradient::{Accumulated, Scaling, as_counted, whole};
 use crate::plan::Plan;
 use crate::tape::{Gradient, Sink};
 use crate::{DeviceExchange, Error, Parameters, SparseGradients, TensorLibrary, Variable};
@@ -33,12 +33,14 @@ impl<L: TensorLibrary> Optimizer<L> {
     ) -> Result<Reducer<L>, L::Error> {
         let reducer = self.reducer(context, local, plan, gradients, self.parts_step(context, local)?)?;
         let state = Arc::new(Mutex::new(Some((reducer, accumulated))));
+        let counts = context.has_examples() || matches!(gradients, StepGradients::Summed { .. });
         let sink: Sink<L::Tensor> = {
             let (state, parameters) = (state.clone(), self.parameters.clone());
             Box::new(move |index, gradient| {
                 if let Some((reducer, accumulated)) = &mut *state.lock() {
                     let variable = &parameters.variables()[index].components()[local];
-                    match accumulated.take_with_reported(index, gradient, variable) {
+                    let gradient = as_counted::<L>(gradient, counts);
+                    match gradient.and_then(|gradient| accumulated.take_with_reported(index, gradient, variable)) {
                         Ok(gradient) => reducer.push(index, gradient),
                         Err(error) => reducer.fail(error),
                     }
@@ -69,7 +71,8 @@ impl<L: TensorLibrary> Optimizer<L> {
         let scaling = self.states.each[local].lock().standing.scaling;
         context.compare_settings(self.settings(scaling).lines())?;
         let parts = self.parts_step(context, local)?;
-        let first = First { local, parts, accumulated, fired: Vec::new(), order: Vec::new(), failure: None };
+        let counts = context.has_examples() || matches!(gradients, StepGradients::Summed { .. });
+        let first = First { local, counts, parts, accumulated, fired: Vec::new(), order: Vec::new(), failure: None };
         let state = Arc::new(Mutex::new(Some(first)));
         let sink: Sink<L::Tensor> = {
             let (state, parameters) = (state.clone(), self.parameters.clone());
@@ -162,7 +165,7 @@ impl<L: TensorLibrary> Optimizer<L> {
                 none.insert(FusedAllReduce::with_plan(plan.buckets.clone(), &options)?)
             }
         };
-        Ok(Box::new(WholeStep::new(plan, fused.begin())))
+        Ok(Box::new(WholeStep::new(plan, fused)))
     }
 
     /// Adds the gradients that `backward` passes to a sink to those that this replica accumulates for its next step.
@@ -199,8 +202,11 @@ impl<L: TensorLibrary> Optimizer<L> {
         let fired = std::mem::take(&mut *fired.lock());
         check_cut(context, &self.parameters, !fired.is_empty())?;
         let variables = self.parameters.variables();
-        let whole =
-            |(index, gradient): Fired<L>| Ok((index, whole::<L>(gradient, &variables[index].components()[local])?));
+        let counts = context.has_examples();
+        let whole = |(index, gradient): Fired<L>| {
+            let gradient = as_counted::<L>(gradient, counts)?;
+            Ok((index, whole::<L>(gradient, &variables[index].components()[local])?))
+        };
         fired.into_iter().map(whole).collect()
     }
 }
@@ -221,6 +227,8 @@ fn check_cut<L: TensorLibrary>(
 struct First<L: TensorLibrary> {
     /// The replica's index in this process.
     local: usize,
+    /// Whether the replica has examples, or the gradients are sums already.
+    counts: bool,
     parts: InProgress<PartsStep<L>>,
     accumulated: Accumulated<L>,
     /// The gradients of variables that are not sharded.
@@ -247,6 +255,7 @@ impl<L: TensorLibrary> First<L> {
     ) -> Result<(), L::Error> {
         let variable = &parameters.variables()[index];
         let component = &variable.components()[self.local];
+        let gradient = as_counted::<L>(gradient, self.counts)?;
         let gradient = self.accumulated.take_with_reported(index, gradient, component)?;
         self.order.push(index);
         match is_exchanged(variable) {

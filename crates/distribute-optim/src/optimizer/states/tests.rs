@@ -94,6 +94,28 @@ fn parts_that_replicas_could_not_gather_come_from_their_owners() {
 }
 
 #[test]
+fn what_compression_owes_to_a_variable_is_kept_in_steps_without_it() {
+    let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build().unwrap();
+    let scalar = |value: f32| HostTensor::new(&[1], vec![value]).unwrap();
+    let model = HostModel::new(&strategy, ["a", "b"].map(|name| (name, scalar(0.0)))).unwrap();
+    let optimizer = Sgd::new(1.0).build(&model).unwrap().compress(Compression::TopK(0.5)).unwrap();
+    // The larger of both is sent: a, then what is left of b, which has no gradient in that step, then that again.
+    for (gradients, expected) in [
+        ([Some(8.0), Some(1.0)], [-16.0, 0.0]),
+        ([Some(0.5), None], [-16.0, 0.0]),
+        ([Some(0.0), Some(0.0)], [-16.0, -2.0]),
+    ] {
+        let run = strategy.run_with(&optimizer, |context, optimizer| {
+            optimizer.minimize(context, &HostLoss(gradients.map(|value| value.map(scalar)).to_vec()))
+        });
+        run.unwrap();
+        for replica in 0..2 {
+            assert_eq!(values(&model, &optimizer, replica).concat(), expected, "{gradients:?}, replica {replica}");
+        }
+    }
+}
+
+#[test]
 fn what_compression_has_not_sent_is_not_sent_after_a_restore() {
     let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build().unwrap();
     let step = |optimizer: &Optimizer<Host>, scale: f32| {
