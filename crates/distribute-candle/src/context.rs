@@ -96,8 +96,12 @@ impl CandleContext for ReplicaContext {
     }
 
     fn weigh(&self, loss: &Tensor) -> Result<Tensor> {
-        // candle cuts the graph at a multiplication by the number 0, but not at one by a tensor of zeros.
-        if self.weight() > 0.0 { Ok(loss.clone()) } else { Ok((loss * loss.zeros_like()?)?) }
+        if self.weight() > 0.0 {
+            return Ok(loss.clone());
+        }
+        // Zero, also where the loss is not a number, and in the graph: candle cuts it at a multiplication by 0.
+        let zeros = loss.detach().zeros_like()?;
+        Ok(zeros.to_dtype(DType::U8)?.where_cond(loss, &zeros)?)
     }
 
     fn scale_regularization_loss(&self, loss: &Tensor) -> Result<Tensor> {

@@ -1,6 +1,6 @@
 //! Convolution and pooling of images, with fast forward and backward in host memory.
 
-use candle_core::{CpuStorage, D, Layout, Module, Result, Shape, Tensor, ToUsize2};
+use candle_core::{CpuStorage, D, DType, Layout, Module, Result, Shape, Tensor, ToUsize2};
 use candle_nn::{Conv2dConfig, VarBuilder};
 use distribute_kernels::convolution::Convolution;
 use distribute_kernels::pooling::Pooling;
@@ -214,8 +214,10 @@ pub fn max_pool2d_with_stride(x: &Tensor, window: impl ToUsize2, stride: impl To
     let windows = windows.reshape((images, channels, rows, columns, window.0 * window.1))?;
     // The gradient of candle's maximum would reach all elements that are equally large, and its maximum pass NaN over.
     let detached = windows.detach();
-    let infinite = (detached.zeros_like()? + f64::INFINITY)?;
-    let largest = detached.ne(&detached)?.where_cond(&infinite, &detached)?.argmax_keepdim(D::Minus1)?;
+    let invalid = detached.ne(&detached)?.to_dtype(DType::F32)?;
+    // In a window with NaN all other elements count as equally small.
+    let valid = invalid.max_keepdim(D::Minus1)?.broadcast_as(invalid.shape())?.eq(0.0)?;
+    let largest = valid.where_cond(&detached, &invalid.to_dtype(detached.dtype())?)?.argmax_keepdim(D::Minus1)?;
     windows.gather(&largest, D::Minus1)?.squeeze(D::Minus1)
 }
 

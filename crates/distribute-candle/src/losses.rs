@@ -93,8 +93,18 @@ impl Loss for BinaryCrossentropy {
         let (outputs, targets) = wide(outputs, targets)?;
         // max(x, 0) - x t + ln(1 + exp(-|x|)), which never overflows.
         let linear = (outputs.relu()? - (&outputs * targets)?)?;
-        rows(&(linear + (outputs.abs()?.neg()?.exp()? + 1.0)?.log()?)?)
+        rows(&(linear + log_of_one_more(&outputs.abs()?.neg()?.exp()?)?)?)
     }
+}
+
+/// Computes ln(1 + x) for x above -1, also where 1 + x is rounded to 1.
+fn log_of_one_more(x: &Tensor) -> Result<Tensor> {
+    let sum = (x + 1.0)?;
+    let log = sum.log()?;
+    // What rounding took from x changes the logarithm in proportion (Kahan); the derivative needs no correction.
+    let (x, rounded, rough) = (x.detach(), (sum.detach() - 1.0)?, log.detach());
+    let exact = rounded.eq(0.0)?.where_cond(&x, &((&rough * &x)? / &rounded)?)?;
+    log + (exact - rough)?
 }
 
 impl Loss for MeanSquaredError {
@@ -225,6 +235,10 @@ mod tests {
             &[(soft(-1.0) + soft(3.0)) / 2.0, (soft(0.0) + soft(2.0)) / 2.0],
         );
         close(of(BinaryCrossentropy, &[[1e4, -1e4]], &[[1.0, 1.0]]), &[5e3]);
+        for x in [0.0, 1.0, 9.0, 15.0, 16.0, 17.0, 30.0, 80.0] {
+            let (loss, expected) = (of(BinaryCrossentropy, &[[x, x]], &[[1.0, 1.0]])[0], (-f64::from(x)).exp().ln_1p());
+            assert!((f64::from(loss) / expected - 1.0).abs() < 1e-6, "{x}: {loss} instead of {expected}");
+        }
         close(of(CategoricalCrossentropy, &outputs, &targets), &[soft(2.0), soft(2.0)]);
         close(of(KlDivergence, &[[0.25, 0.75]], &[[0.5, 0.5]]), &[0.5 * 2f64.ln() + 0.5 * (0.5f64 / 0.75).ln()]);
         close(of(Hinge, &[[0.5, -2.0]], &[[1.0, 1.0]]), &[1.75]);

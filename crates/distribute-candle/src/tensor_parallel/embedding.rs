@@ -108,7 +108,9 @@ impl Module for VocabParallelEmbedding {
         };
         let (local, inside) = within_part(&flat, part, &group)?;
         let rows = rows_of(&self.rows, &local.contiguous()?)?;
-        let rows = rows.broadcast_mul(&inside.to_dtype(self.rows.dtype())?.unsqueeze(1)?)?;
+        // Chosen and not multiplied: 0 times a row that holds NaN is NaN.
+        let inside = inside.unsqueeze(1)?.broadcast_as(rows.shape())?.contiguous()?;
+        let rows = inside.where_cond(&rows, &rows.zeros_like()?)?;
         sum_over_tensor_group(&group, &rows)?.reshape(shape)
     }
 }

@@ -277,6 +277,43 @@ fn a_replica_without_examples_keeps_its_statistics_and_its_on_read_variables() {
     assert_eq!(all, [12.0]);
 }
 
+/// The deviation of a batch's outputs, whose derivative is infinite for a single row, and that of a sample, which a
+/// single row does not have.
+fn deviation(y: &Tensor, of_sample: bool) -> candle_core::Result<Tensor> {
+    let squares = y.broadcast_sub(&y.mean_keepdim(0)?)?.sqr()?.sum(0)?;
+    // 0 / 0 for a single row of a sample.
+    let count = Tensor::new(y.dim(0)? as f32 - if of_sample { 1.0 } else { 0.0 }, y.device())?;
+    squares.broadcast_div(&count)?.sqrt()?.sum_all()
+}
+
+#[test]
+fn a_replica_without_examples_adds_nothing_where_its_row_has_an_infinite_derivative() {
+    let (x, _) = texts(4);
+    for (of_sample, accumulates) in [(false, false), (true, false), (false, true)] {
+        let trained = |strategy: &Strategy, batch: PerReplica<Tensor>| -> Vec<Vec<f32>> {
+            let model = strategy.scope(Transformer::new).unwrap();
+            let optimizer = Sgd::new(0.1).build(&model).unwrap();
+            for _ in 0..2 {
+                let step = strategy.run_with((&model, &optimizer, batch.clone()), |context, (model, optimizer, x)| {
+                    let loss = context.weigh(&deviation(&model.forward(&x)?, of_sample)?)?;
+                    assert!(loss.to_scalar::<f32>()?.is_finite());
+                    if accumulates {
+                        optimizer.accumulate(context, &loss)?;
+                    }
+                    optimizer.minimize(context, &loss)
+                });
+                step.unwrap();
+            }
+            model.variables().iter().map(|variable| flat(&variable.components()[0])).collect()
+        };
+        let both = PerReplica::new(vec![x.clone(), x.narrow(0, 0, 1).unwrap()]).with_examples(&[true, false]);
+        let expected = trained(&mirrored(1), PerReplica::new(vec![x.clone()]));
+        for (got, expected) in trained(&mirrored(2), both).iter().zip(&expected) {
+            close(got, expected, &format!("of a sample: {of_sample}, accumulated: {accumulates}"));
+        }
+    }
+}
+
 #[test]
 fn a_loss_that_nobody_has_weighed_is_refused() {
     let strategy = mirrored(2);

@@ -176,9 +176,11 @@ fn the_largest_element_of_a_window_gets_its_gradient() {
         let gradient = gradients.get(&x).unwrap().to_dtype(DType::F32).unwrap().flatten_all().unwrap();
         let row = [1.0f32, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0];
         assert_eq!(gradient.to_vec1::<f32>().unwrap(), [row, row].concat(), "{dtype:?}");
-        let x = Tensor::new(&[[[[1f32, f32::NAN], [2.0, 3.0]]]], &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
-        let largest = max_pool2d(&x, 2).unwrap().to_dtype(DType::F32).unwrap().flatten_all().unwrap();
-        assert!(largest.to_vec1::<f32>().unwrap()[0].is_nan(), "{dtype:?}");
+        for window in [[[1f32, f32::NAN], [2.0, 3.0]], [[f32::INFINITY, 1.0], [f32::NAN, 2.0]]] {
+            let x = Tensor::new(&[[window]], &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
+            let largest = max_pool2d(&x, 2).unwrap().to_dtype(DType::F32).unwrap().flatten_all().unwrap();
+            assert!(largest.to_vec1::<f32>().unwrap()[0].is_nan(), "{dtype:?}, {window:?}");
+        }
     }
     // Windows that overlap have candle's values.
     let x = numbers(&[2, 2, 7, 6], 1);

@@ -332,6 +332,34 @@ fn mixed_precision_follows_full_precision_and_keeps_replicas_equal() {
 }
 
 #[test]
+fn gradients_of_16_bits_are_accumulated_in_32() {
+    let strategy = mirrored(2);
+    let bias = |model: &Model<candle_nn::Linear>| {
+        let bias = model.variables()[1].components()[0].to_dtype(DType::F32).unwrap();
+        bias.flatten_all().unwrap().to_vec1::<f32>().unwrap()[0]
+    };
+    for dtype in [DType::BF16, DType::F16] {
+        let model = strategy.scope_with(ScopeOptions::default().dtype(dtype), |vb| linear(1, 1, vb.pp("fc"))).unwrap();
+        let optimizer = Sgd::new(1e-3).build(&model).unwrap();
+        let before = bias(&model);
+        let steps = 3000;
+        let run = strategy.run_with((&model, &optimizer), |context, (model, optimizer)| {
+            for step in 1..=steps {
+                // The derivative by the bias is 1/2 on each replica.
+                let y = model.forward(&Tensor::ones((1, 1), dtype, &Device::Cpu)?)?.to_dtype(DType::F32)?;
+                let loss = context.average_loss(&y.sum(1)?, 2)?;
+                if step < steps { optimizer.accumulate(context, &loss)? } else { optimizer.minimize(context, &loss)? }
+            }
+            Ok::<_, Error>(())
+        });
+        run.unwrap();
+        // One 16-bit number for the sum, and one for the bias; ones that were added in 16 bits would stop at 256.
+        let moved = before - bias(&model);
+        assert!((moved - 3.0).abs() < 0.03, "{moved}, {dtype:?}");
+    }
+}
+
+#[test]
 fn a_master_copy_keeps_what_16_bits_would_lose() {
     let strategy = mirrored(2);
     let half = ScopeOptions::default().dtype(DType::F16);

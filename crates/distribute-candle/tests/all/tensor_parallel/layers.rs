@@ -177,3 +177,28 @@ fn tied_logits_are_those_of_the_whole_table() {
     };
     close(&run(&mesh(2, 2)), &run(&alone()), TOLERANCE, "tied");
 }
+
+#[test]
+fn a_row_that_is_not_a_number_is_that_of_its_word_alone() {
+    let strategy = mesh(1, 2);
+    let model = strategy.scope(|vb| vocab_parallel_embedding(VOCABULARY, WIDTH, vb.pp("w"))).unwrap();
+    let optimizer = Sgd::new(0.1).build(&model).unwrap();
+    let first_of_each = |word: i64| -> Vec<bool> {
+        let rows = strategy.run_with((&model, &optimizer), |_, (model, _)| {
+            let words = Tensor::new(&[word, 1, VOCABULARY as i64 - 1], &Device::Cpu)?;
+            let rows: Vec<Vec<f32>> = model.forward(&words)?.to_vec2()?;
+            Ok::<_, Error>(rows.iter().map(|row| row.iter().all(|x| x.is_finite())).collect::<Vec<bool>>())
+        });
+        rows.unwrap().into_iter().next().unwrap()
+    };
+    // The first row of each part stands for words of other parts.
+    let half = VOCABULARY as i64 / 2;
+    for word in [0, half] {
+        let step = strategy.run_with((&model, &optimizer), |context, (model, optimizer)| {
+            let rows = model.forward(&Tensor::new(&[word], &Device::Cpu)?)?;
+            optimizer.minimize(context, &(rows.sum_all()? * f64::NAN)?)
+        });
+        step.unwrap();
+        assert_eq!(first_of_each(word), [false, true, true], "after word {word}");
+    }
+}
