@@ -124,19 +124,22 @@ impl WorkerMethods {
             let problem = format!("{task} was called as worker {worker} of {workers} in session {}", request.session);
             return Err(Status::invalid_argument(problem));
         }
-        let (attendance, attended) = {
+        let (attendance, attended, earlier) = {
             let mut held = self.held.lock();
             if request.session < held.session {
                 return Err(Status::failed_precondition(TAKEN_OVER));
             }
             let attendance = Attendance::begin(&request, self.program.clone(), &self.identity.job, self.limits)?;
             held.session = request.session;
-            if let Some(earlier) = held.attendance.replace(attendance.clone()) {
+            let earlier = held.attendance.replace(attendance.clone());
+            if let Some(earlier) = &earlier {
                 earlier.over.store(true, Ordering::Release);
-                attendance.inherit(&earlier);
+                attendance.inherit(earlier);
             }
-            (attendance, self.lifetime.attend())
+            (attendance, self.lifetime.attend(), earlier)
         };
+        // What a program has kept may take long to drop, or panic; other calls are admitted meanwhile.
+        drop(tokio::task::spawn_blocking(move || drop(earlier)));
         let silence = self.limits.0;
         reply_stream(async move |outbox| {
             attended.hold::<AttendWorker>(inbox, &outbox, WorkerState {}, silence).await;

@@ -93,11 +93,15 @@ impl Parameters {
             };
             let mut at = *next as usize;
             self.check_order(server, &elements, dtype, next)?;
+            let too_many = || self.failed(server, "Pull")(Status::internal("it sent more rows than were asked for"));
+            if *next > (some.len() * row_len) as u64 {
+                return Err(too_many());
+            }
             let mut bytes = &elements.payload[..];
             while !bytes.is_empty() {
                 let (row, inside) = (at / row_len.max(1), at % row_len.max(1));
                 let Some(place) = asked.places[some.clone()].get(row) else {
-                    return Err(self.failed(server, "Pull")(Status::internal("it sent more rows than were asked for")));
+                    return Err(too_many());
                 };
                 let len = bytes.len().min((row_len - inside) * dtype.size_bytes());
                 let (part, rest) = bytes.split_at(len);
