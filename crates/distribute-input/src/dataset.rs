@@ -363,7 +363,6 @@ impl Facts {
     }
 
     /// Returns the size of the last `batch` if smaller ones are dropped.
-    #[cfg(feature = "tfrecord")]
     pub(crate) fn exact_size(&self) -> Option<usize> {
         self.batched.as_ref().filter(|batched| batched.exact).map(|batched| batched.size)
     }
@@ -390,6 +389,30 @@ impl Facts {
             (Joining::Concat, join) | (join, _) => join.clone(),
         };
         (one.size == other.size).then_some(Batched { size: one.size, exact: one.exact || other.exact, join })
+    }
+
+    /// Records a stage that chooses or orders elements. If those are batches, it moves rows by the batch, and the order
+    /// of the rows depends on the size.
+    fn stage(&mut self, stage: impl fmt::Display) {
+        self.stages.push(match self.batch_size() {
+            Some(size) => format!("{stage} of batches of {size}"),
+            None => stage.to_string(),
+        });
+    }
+
+    /// Records that batches, if the elements are any, become elements as a whole.
+    fn no_rows(&mut self, stage: &str) {
+        if self.batched.is_some() {
+            self.stage(stage);
+        }
+        self.batched = None;
+    }
+
+    /// Records a stage after which other rows follow those that exact batches have dropped.
+    fn follows_dropped(&mut self, stage: &str) {
+        if self.exact_size().is_some() {
+            self.stage(stage);
+        }
     }
 
     /// Records a stage that repeats the order of one pass, if the order changes with the pass.

@@ -103,6 +103,18 @@ pub enum Error {
         /// Its parameter.
         parameter: &'static str,
     },
+    /// A parameter is larger than any use of it.
+    #[error("{stage} was given {given} as its {parameter}; give at most {most}")]
+    TooLarge {
+        /// The transformation.
+        stage: &'static str,
+        /// Its parameter.
+        parameter: &'static str,
+        /// The value given.
+        given: usize,
+        /// The largest value that is accepted.
+        most: usize,
+    },
     /// The options contradict each other or do not fit the dataset.
     #[error("the dataset cannot be distributed so: {problem}")]
     Options {

@@ -532,6 +532,86 @@ fn a_position_is_refused_by_rows_in_another_order() {
     assert!(shuffled(&grown, 8).iter_from(&beginning).is_ok());
 }
 
+/// A stage after `batch` moves batches, and the rows with them.
+#[test]
+fn a_position_is_refused_by_batches_that_are_chosen_or_ordered_in_another_size() {
+    type Stages = fn(Dataset<Array<i64>>) -> Dataset<Array<i64>>;
+    type OfSize = fn(usize) -> Dataset<Array<i64>>;
+    let generated = || Dataset::from_generator(|| (0..100).map(|number| Ok(Array::scalar(number))));
+    let resumed = |make: &dyn Fn(usize) -> Dataset<Array<i64>>| {
+        let (saved, now) = (worker(&make(4), (1, 0, 1), plain()), worker(&make(8), (1, 0, 1), plain()));
+        let mut pass = saved.iter();
+        pass.next();
+        assert!(saved.iter_from(pass.position()).is_ok());
+        now.iter_from(pass.position()).map(|pass| flat(&steps(pass)).concat()).map_err(|error| error.to_string())
+    };
+    let refused: [Stages; 9] = [
+        |data| data.shuffle(100, 7),
+        |data| data.shuffle_once(100, 7),
+        |data| data.take(9),
+        |data| data.skip(1),
+        |data| data.shard(2, 0),
+        |data| data.filter(|batch| Ok(batch.as_slice()[0] % 16 == 0)),
+        |data| data.shard_hint(),
+        |data| data.batch(1).unbatch().batch(1),
+        |data| data.enumerate().batch(1).map(|(_, batches)| Ok(batches)),
+    ];
+    for (at, stages) in refused.into_iter().enumerate() {
+        let text = resumed(&|size| stages(generated().batch(size))).unwrap_err();
+        assert!(text.contains("of batches of 4") && text.contains("of batches of 8"), "{at}: {text}");
+    }
+    // Batches that are short at the end keep the order of the rows, and exact ones if none follow.
+    let allowed: [OfSize; 4] = [
+        |size| Dataset::range(0..10).shuffle(10, 3).batch(size).repeat(3),
+        |size| Dataset::range(0..10).batch(size).repeat(2).concatenate(Dataset::range(0..10).batch(size)),
+        |size| Dataset::range(0..16).batch_exact(size).map(Ok).prefetch(1),
+        |size| Dataset::range(0..10).skip(1).batch(size).cache().repeat(2),
+    ];
+    for (at, make) in allowed.into_iter().enumerate() {
+        let whole = flat(&steps(worker(&make(4), (1, 0, 1), plain()).iter())).concat();
+        assert_eq!(resumed(&make).unwrap(), whole[4..], "{at}");
+    }
+    // Exact batches drop other rows in each repetition, and before what is appended.
+    let exact: [OfSize; 3] = [
+        |size| Dataset::range(0..30).batch_exact(size).repeat_forever(),
+        |size| Dataset::range(0..30).batch_exact(size).concatenate(Dataset::range(0..9).batch(size)),
+        |size| Dataset::range(0..30).batch_exact(size).unbatch().repeat(2).batch(size),
+    ];
+    for (at, make) in exact.into_iter().enumerate() {
+        let text = resumed(&make).unwrap_err();
+        assert!(text.contains("of batches of 4") && text.contains("of batches of 8"), "{at}: {text}");
+    }
+}
+
+/// Positions of versions that have divided files otherwise are refused, and not resumed with other rows.
+#[test]
+fn files_that_are_left_are_dealt_in_turn() {
+    let folder = tempfile::tempdir().unwrap();
+    let (paths, all) = files(folder.path(), &[1, 1, 1]);
+    let data = numbers(&paths, 1).batch(4);
+    let four = workers(&data, 4, 1, plain());
+    let sizes: Vec<usize> = four.iter().map(|steps| flat(steps).concat().len()).collect();
+    assert_eq!(sizes, [1, 0, 1, 1]);
+    let mut seen = four.iter().flat_map(|steps| flat(steps).concat()).collect::<Rows>();
+    seen.sort_unstable();
+    assert_eq!(seen, all);
+    let plan = worker(&data, (4, 0, 1), plain()).plan().to_string();
+    for line in [
+        "worker 0 reads 0.txt (records 0 of every 4), 1.txt (records 1 of every 4), 2.txt (records 2 of every 4)",
+        "worker 2 reads 0.txt (records 2 of every 4), 1.txt (records 3 of every 4), 2.txt (records 0 of every 4)",
+    ] {
+        assert!(plan.contains(line), "{plan}");
+    }
+    let (paths, _) = files(folder.path(), &[4, 4, 4]);
+    let data = worker(&numbers(&paths, 1).batch(4), (2, 0, 1), plain());
+    let mut pass = data.iter();
+    pass.next();
+    let text = serde_json::to_string(pass.position()).unwrap();
+    let older: InputPosition = serde_json::from_str(&text.replace(" dealt in turn", "")).unwrap();
+    assert!(data.iter_from(&older).unwrap_err().to_string().contains("files dealt in turn"));
+    assert!(data.iter_from(pass.position()).is_ok());
+}
+
 /// A pass that ends with the worker that has the fewest rows loses none for how lanes are dealt.
 #[test]
 fn fewer_workers_resume_with_as_many_rows_each() {

@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::thread;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use console::{Color, Style};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, never, select, unbounded};
@@ -90,7 +90,7 @@ impl Screen {
             Box::new(PlainRenderer::new(Standard(io::stderr()), SystemClock::new()))
         };
         let draw = move || {
-            Drawing { look, renderer, broken: [false; 2] }.run(&outputs, &noted, &closed);
+            Drawing { look, renderer, broken: [false; 2], writing: Duration::ZERO }.run(&outputs, &noted, &closed);
             drop(finished);
         };
         thread::Builder::new().name("screen".into()).spawn(draw)?;
@@ -121,6 +121,8 @@ struct Drawing {
     renderer: Box<dyn Renderer>,
     /// Streams whose reader is gone. The job continues: it should not end with the user's `head`.
     broken: [bool; 2],
+    /// The time spent in writing, in which a slow reader may block it.
+    writing: Duration,
 }
 
 impl Drawing {
@@ -144,10 +146,26 @@ impl Drawing {
                 recv(closed) -> _ => open = false,
             }
         }
-        // Threads that still hold a sender have exceeded their deadline already.
-        outputs.try_iter().for_each(|output| self.show(output));
+        self.show_rest(outputs, LAST);
         notes.try_iter().for_each(|note| self.note(&note));
         let _ = self.renderer.close();
+    }
+
+    /// Shows what tasks had written when they ended. Threads that still hold a sender have exceeded their deadline
+    /// already.
+    ///
+    /// A process that has left its task's group may still write, and without end. What the tasks have left behind is
+    /// within pipes and the channel, and takes a fraction of the limit; the time in which a slow terminal or pager
+    /// blocks does not count, so that none of it is lost.
+    fn show_rest(&mut self, outputs: &Receiver<Output>, limit: Duration) {
+        let begun = Instant::now();
+        self.writing = Duration::ZERO;
+        for output in outputs.try_iter() {
+            self.show(output);
+            if begun.elapsed().saturating_sub(self.writing) > limit {
+                return;
+            }
+        }
     }
 
     fn show(&mut self, output: Output) {
@@ -158,9 +176,11 @@ impl Drawing {
             }
             Output::Report(text) => self.print(Stream::Stderr, &text),
             Output::Progress(event) => {
+                let begun = Instant::now();
                 if !self.broken[Stream::Stderr as usize] && self.renderer.render(&event).is_err() {
                     self.broken[Stream::Stderr as usize] = true;
                 }
+                self.writing += begun.elapsed();
                 if let Event::End { summary } = event {
                     let lines: Vec<_> = summary.lines().map(|line| format!("{}\n", clean(line, false))).collect();
                     self.print(Stream::Stdout, &lines.concat());
@@ -180,6 +200,7 @@ impl Drawing {
         if self.broken[stream as usize] {
             return;
         }
+        let begun = Instant::now();
         let mut written = Ok(());
         let mut write = || {
             written = match stream {
@@ -193,6 +214,7 @@ impl Drawing {
         } else {
             write();
         }
+        self.writing += begun.elapsed();
         let Err(error) = written else { return };
         self.broken[stream as usize] = true;
         // A reader that is gone has read enough.
@@ -207,6 +229,9 @@ fn write(writer: &mut impl Write, text: &str) -> io::Result<()> {
     writer.flush()
 }
 
+/// How long the thread works, without its writes, on what was written before the end.
+const LAST: Duration = Duration::from_secs(3);
+
 /// Waits for a sender to be dropped; returns `false` if that takes too long.
 pub(crate) fn ends_within(done: &Receiver<()>, deadline: Duration) -> bool {
     done.recv_timeout(deadline) != Err(RecvTimeoutError::Timeout)
@@ -217,6 +242,9 @@ const COLORS: [Color; 5] = [Color::Cyan, Color::Yellow, Color::Green, Color::Mag
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
     use crate::job::Roles;
 
@@ -251,5 +279,59 @@ mod tests {
         let look = Look::new(&workers(1), true, [false; 2], [false; 2]);
         let text = look.text(Some(0), Stream::Stdout, &lines("x"), SystemTime::UNIX_EPOCH);
         assert_eq!(text, "1970-01-01T00:00:00.000Z worker-0 │ x\n");
+    }
+
+    /// A terminal on which each write takes a while.
+    struct Slow(Arc<AtomicUsize>);
+
+    impl Renderer for Slow {
+        fn render(&mut self, _: &Event) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn suspend(&mut self, _: &mut dyn FnMut()) -> io::Result<()> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            thread::sleep(Duration::from_millis(20));
+            Ok(())
+        }
+    }
+
+    fn drawing(shown: &Arc<AtomicUsize>, broken: bool) -> Drawing {
+        let look = Look::new(&workers(1), false, [false; 2], [true; 2]);
+        let renderer = Box::new(Slow(Arc::clone(shown)));
+        Drawing { look, renderer, broken: [broken; 2], writing: Duration::ZERO }
+    }
+
+    fn output() -> Output {
+        Output::Lines { rank: Some(0), stream: Stream::Stdout, lines: lines("y") }
+    }
+
+    #[test]
+    fn the_end_does_not_wait_for_a_process_that_writes_without_end() {
+        let (sender, outputs) = bounded(64);
+        let (_notes, noted) = unbounded();
+        let (close, closed) = bounded(1);
+        let (finished, done) = bounded::<()>(0);
+        // Lines that take longer to clean than to send, so that the channel is never empty.
+        let lines = vec!["\x07".repeat(1 << 14)];
+        let output = move || Output::Lines { rank: Some(0), stream: Stream::Stdout, lines: lines.clone() };
+        let writer = thread::spawn(move || while sender.send(output()).is_ok() {});
+        close.send(()).unwrap();
+        thread::spawn(move || {
+            // Its reader is gone, so that nothing slows it down.
+            drawing(&Arc::default(), true).run(&outputs, &noted, &closed);
+            drop((outputs, finished));
+        });
+        assert!(ends_within(&done, Duration::from_secs(60)));
+        writer.join().unwrap();
+    }
+
+    #[test]
+    fn a_slow_terminal_loses_nothing_that_was_written() {
+        let (sender, outputs) = unbounded();
+        (0..10).for_each(|_| sender.send(output()).unwrap());
+        let shown = Arc::default();
+        drawing(&shown, false).show_rest(&outputs, Duration::from_millis(100));
+        assert_eq!(shown.load(Ordering::Relaxed), 10);
     }
 }

@@ -193,7 +193,7 @@ impl Job<'_> {
             Source::OpenMpi => from("PMIX_NAMESPACE").or_else(|| from("OMPI_MCA_ess_base_jobid")),
             // The components of a heterogeneous job have different numbers.
             Source::Slurm if self.vars.get("SLURM_HET_SIZE").is_none() => {
-                let step = self.vars.get("SLURM_STEP_ID").or_else(|| self.vars.get("SLURM_STEPID"))?;
+                let step = self.step()?;
                 let name = format!("slurm-{}.{}", self.vars.get("SLURM_JOB_ID")?.trim(), step.trim());
                 JobId::of_scheduler("SLURM_STEP_ID", name).ok()
             }
@@ -231,6 +231,11 @@ impl Job<'_> {
         Ok(self.vars.ranks(name, ranks, || self.vars.at_master(ranks.1, Some(Ok(leader))))?.with_job_id(job))
     }
 
+    /// Returns the number of Slurm's step within its job.
+    fn step(&self) -> Option<String> {
+        self.vars.get("SLURM_STEP_ID").or_else(|| self.vars.get("SLURM_STEPID"))
+    }
+
     fn slurm(&self) -> Result<Membership> {
         let vars = &self.vars;
         let list = vars.get("SLURM_STEP_NODELIST").unwrap_or_default();
@@ -247,8 +252,14 @@ impl Job<'_> {
             Ok(hosts.swap_remove(first))
         });
         let job = vars.number(het_step::job_number(vars.0))?.unwrap_or(0);
-        // A port in the dynamic range that is the same on every task and differs between jobs.
-        let address = host.map(|host| (host, FIRST_PORT + (job % u32::from(PORTS)) as u16));
+        // A port in the dynamic range that is the same on every task and differs between jobs and their steps. The
+        // components of a heterogeneous job have different numbers of steps.
+        let step = match het_step::is_heterogeneous(vars.0) {
+            true => None,
+            false => self.step().and_then(|step| step.trim().parse::<u32>().ok()),
+        };
+        let number = job.wrapping_add(step.unwrap_or(0).wrapping_mul(STEP_PORTS));
+        let address = host.map(|host| (host, FIRST_PORT + (number % u32::from(PORTS)) as u16));
         // The size of the step, which may differ from that of the allocation.
         let size = if vars.get("SLURM_STEP_NUM_TASKS").is_some() { "SLURM_STEP_NUM_TASKS" } else { "SLURM_NTASKS" };
         vars.ranks(Source::Slurm.name(), ("SLURM_PROCID", size), || vars.at_master(size, Some(address)))
@@ -392,6 +403,39 @@ const LOOPBACK: &str = "127.0.0.1";
 /// The last 4096 ports, which systems give to outgoing connections last.
 const FIRST_PORT: u16 = 61_440;
 const PORTS: u16 = 4096;
+/// The distance of the ports of two steps of a Slurm job, far enough that it does not meet the jobs after it.
+const STEP_PORTS: u32 = 257;
 
 /// The run id of torchrun jobs that were not given one.
 const TORCHRUN_DEFAULT: &str = "none";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the leader's address of a task of job 5.
+    fn leader(vars: &[(&str, &str)]) -> String {
+        let task = [
+            ("SLURM_PROCID", "0"),
+            ("SLURM_NTASKS", "2"),
+            ("SLURM_JOB_ID", "5"),
+            ("SLURM_STEP_NODELIST", "n1"),
+            ("SLURM_JOB_NODELIST_HET_GROUP_0", "n1"),
+        ];
+        let all = [vars, &task].concat();
+        let variable = |name: &str| all.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+        let manager = |_: &Variable<'_>| -> Result<Meeting> { panic!("no process manager is asked") };
+        membership(&variable, &manager).unwrap().unwrap().leader_address
+    }
+
+    #[test]
+    fn steps_of_a_slurm_job_that_run_at_once_meet_at_different_ports() {
+        assert_eq!(leader(&[("SLURM_STEP_ID", "0")]), "n1:61445");
+        assert_eq!(leader(&[("SLURM_STEP_ID", "1")]), "n1:61702");
+        assert_eq!(leader(&[("SLURM_STEPID", "2")]), "n1:61959");
+        assert_eq!(leader(&[("SLURM_STEP_ID", "4294967295")]), "n1:65284");
+        // Not a number, and the components of a job that has several.
+        assert_eq!(leader(&[("SLURM_STEP_ID", "batch")]), "n1:61445");
+        assert_eq!(leader(&[("SLURM_STEP_ID", "1"), ("SLURM_HET_SIZE", "1")]), "n1:61445");
+    }
+}

@@ -53,6 +53,7 @@ impl<T: Send + 'static> Dataset<T> {
         // A size of zero is an error and never read; 1 avoids a division by zero here.
         let divisor = size.max(1);
         facts.cardinality = facts.cardinality.map(|n| if exact { n / divisor } else { n.div_ceil(divisor) });
+        facts.no_rows("batch");
         facts.batched = Some(Batched { exact, ..Batched::of(size) });
         let prefetched = std::mem::take(&mut facts.prefetch) > 0;
         match self.picks.filter(|_| !prefetched) {

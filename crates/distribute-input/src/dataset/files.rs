@@ -88,9 +88,9 @@ impl Dataset<FileShard> {
         let folder: PathBuf = folder.into();
         let listed = || -> std::io::Result<Vec<PathBuf>> {
             let has_suffix =
-                |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().ends_with(suffix));
-            let files = list(&folder)?.into_iter().filter(|(_, is_folder)| !is_folder).map(|(path, _)| path);
-            Ok(files.filter(has_suffix).collect())
+                |path: &Path| path.file_name().is_some_and(|name| name.to_string_lossy().ends_with(suffix));
+            let listed = list(&folder, has_suffix)?.into_iter();
+            Ok(listed.filter(|(_, is_folder)| !is_folder).map(|(path, _)| path).collect())
         };
         match listed() {
             Ok(paths) => Dataset::from_files(paths),
@@ -117,18 +117,23 @@ pub(super) fn names<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> String 
         let name = path.file_name().unwrap_or_default();
         digest = fnv1a_64(digest, name.as_encoded_bytes().iter().copied().chain([0]));
     }
-    format!("{count} files, whose names have the digest {digest:016x}")
+    // "Dealt in turn" refuses positions of older versions, where each share had the same part of all remaining files.
+    format!("{count} files dealt in turn, whose names have the digest {digest:016x}")
 }
 
-/// Returns the files and folders in a folder of a disk or a store, sorted by name, each with whether it is a folder.
-pub(crate) fn list(folder: &Path) -> io::Result<Vec<(PathBuf, bool)>> {
+/// Returns the files and folders that are wanted in a folder of a disk or a store, sorted by name, each with whether it
+/// is a folder. Nothing is asked about the others, which may be links to nothing, or removed meanwhile.
+pub(crate) fn list(folder: &Path, is_wanted: impl Fn(&Path) -> bool) -> io::Result<Vec<(PathBuf, bool)>> {
     let folder = match store::list(folder)? {
         Ok(folder) => folder,
-        Err(listed) => return Ok(listed),
+        Err(listed) => return Ok(listed.into_iter().filter(|(path, _)| is_wanted(path)).collect()),
     };
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
+        if !is_wanted(&path) {
+            continue;
+        }
         // A link to nothing is an error: a file that is left out in silence is missed in training.
         let about = std::fs::metadata(&path)
             .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
@@ -140,12 +145,14 @@ pub(crate) fn list(folder: &Path) -> io::Result<Vec<(PathBuf, bool)>> {
     Ok(paths)
 }
 
-/// Returns the files of one share: whole files in round-robin order, then its part of each remaining file.
+/// Returns the files of one share: whole files in round-robin order, then its part of each remaining file. The parts
+/// are dealt in turn, so that files of one record are spread over the shares.
 pub(crate) fn divide(paths: &[PathBuf], share: Share) -> Vec<FileShard> {
     let count = share.count.max(1);
     let (whole, rest) = paths.split_at(paths.len() / count * count);
     let whole = whole.iter().skip(share.index).step_by(count).map(FileShard::whole);
-    let rest = rest.iter().map(|path| FileShard::part(path, share.index, count));
+    let part = |at: usize| share.index.wrapping_add(at) % count;
+    let rest = rest.iter().enumerate().map(|(at, path)| FileShard::part(path, part(at), count));
     whole.chain(rest).collect()
 }
 
@@ -162,7 +169,10 @@ mod tests {
         };
         assert_eq!(names(2, 0), ["a0/1", "c0/1", "e0/2"]);
         assert_eq!(names(2, 1), ["b0/1", "d0/1", "e1/2"]);
-        assert_eq!(names(6, 5), ["a5/6", "b5/6", "c5/6", "d5/6", "e5/6"]);
+        assert_eq!(names(6, 5), ["a5/6", "b0/6", "c1/6", "d2/6", "e3/6"]);
+        // Files of one record, the pictures of a folder for example.
+        let firsts = |index| names(6, index).iter().filter(|name| name.ends_with("0/6")).count();
+        assert_eq!([0, 1, 2, 3, 4, 5].map(firsts), [1, 0, 1, 1, 1, 1]);
         assert_eq!(names(1, 0).len(), 5);
     }
 
@@ -181,5 +191,8 @@ mod tests {
         std::os::unix::fs::symlink("/nowhere/at/all", folder.path().join("lost.txt")).unwrap();
         let text = Dataset::list_files(folder.path(), ".txt").iter().next().unwrap().unwrap_err().to_string();
         assert!(text.contains("lost.txt"), "{text}");
+        std::fs::write(folder.path().join("a.csv"), "").unwrap();
+        let files: crate::Result<Vec<FileShard>> = Dataset::list_files(folder.path(), ".csv").iter().collect();
+        assert_eq!(files.unwrap(), [FileShard::whole(folder.path().join("a.csv"))]);
     }
 }

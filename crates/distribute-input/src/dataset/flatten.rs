@@ -63,10 +63,11 @@ impl<T: Send + 'static> Dataset<T> {
         U: Send + 'static,
         F: Fn(T) -> Result<Dataset<U>, BoxError> + Send + Sync + 'static,
     {
-        let mut facts = Facts { cardinality: Cardinality::Unknown, batched: None, prefetch: 0, ..self.facts };
+        let mut facts = Facts { cardinality: Cardinality::Unknown, prefetch: 0, ..self.facts };
         facts.positive("interleave", "cycle", cycle);
         facts.positive("interleave", "block", block);
-        facts.stages.push(format!("interleave {cycle} {block}"));
+        facts.stage(format_args!("interleave {cycle} {block}"));
+        facts.batched = None;
         let (open, function) = (self.open, Arc::new(function));
         let open: Opener<U> = Arc::new(move |pass| {
             let (function, outer) = (Arc::clone(&function), pass.clone());
@@ -96,7 +97,9 @@ impl<T: Send + 'static> Dataset<T> {
     where
         T: Element<L>,
     {
-        let facts = Facts { cardinality: Cardinality::Unknown, batched: None, prefetch: 0, ..self.facts };
+        let mut facts = Facts { cardinality: Cardinality::Unknown, prefetch: 0, ..self.facts };
+        facts.follows_dropped("unbatch");
+        facts.batched = None;
         let open = self.open;
         let open: Opener<T> = Arc::new(move |pass: Pass| {
             let rows = |batch: Result<T>| -> Items<T> {

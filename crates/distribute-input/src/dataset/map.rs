@@ -51,7 +51,7 @@ impl<T: Send + 'static> Dataset<T> {
             _ => Cardinality::Unknown,
         };
         let mut facts = Facts { cardinality, prefetch: 0, ..self.facts };
-        facts.stages.push("filter".to_owned());
+        facts.stage("filter");
         Dataset::new(open, facts)
     }
 
@@ -79,7 +79,8 @@ impl<T: Send + 'static> Dataset<T> {
     }
 
     /// Appends the elements of another dataset.
-    pub fn concatenate(self, other: Dataset<T>) -> Dataset<T> {
+    pub fn concatenate(mut self, other: Dataset<T>) -> Dataset<T> {
+        self.facts.follows_dropped("concatenate");
         let (first, second) = (self.open, other.open);
         let open: Opener<T> = Arc::new(move |pass| {
             let second = Arc::clone(&second);
@@ -103,6 +104,8 @@ impl<T: Send + 'static> Dataset<T> {
             let numbered = (0_i64..).zip(open(pass));
             Box::new(numbered.map(|(number, item)| Ok((Array::scalar(number), item?)))) as Items<(Array<i64>, T)>
         });
-        Dataset::new(open, Facts { batched: None, prefetch: 0, shares: Shares::None, ..self.facts })
+        let mut facts = Facts { prefetch: 0, shares: Shares::None, ..self.facts };
+        facts.no_rows("enumerate");
+        Dataset::new(open, facts)
     }
 }

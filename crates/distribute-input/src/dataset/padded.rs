@@ -37,6 +37,7 @@ impl<T: Send + 'static> Dataset<T> {
         facts.positive("padded_batch", "size", size);
         let divisor = size.max(1);
         facts.cardinality = facts.cardinality.map(|n| n.div_ceil(divisor));
+        facts.no_rows("batch");
         facts.batched = Some(Batched::joined_by(size, joined::<T, L>));
         facts.prefetch = 0;
         let chunks = chunked(self.open, divisor, false);

@@ -17,7 +17,7 @@ use crate::{BoxError, Element, Error, Result};
 /// The number of threads of a parallel map, and the order of its results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parallel {
-    /// The number of threads of each pass.
+    /// The number of threads of each pass, at most 4096.
     pub threads: usize,
     /// Whether results are yielded in the order of elements. Otherwise each is yielded as soon as it is ready, and the
     /// order differs between passes.
@@ -50,8 +50,9 @@ impl<T: Send + 'static> Dataset<T> {
     /// that receives no element for 30 minutes gets an error.
     ///
     /// # Errors
-    /// Each pass reports [`Error::Zero`] if there are no threads, [`Error::Thread`] if a thread cannot be started,
-    /// [`Error::User`] if the function fails, and [`Error::Stalled`] after 30 minutes without an element.
+    /// Each pass reports [`Error::Zero`] if there are no threads, [`Error::TooLarge`] if there are more than 4096,
+    /// [`Error::Thread`] if a thread cannot be started, [`Error::User`] if the function fails, and [`Error::Stalled`]
+    /// after 30 minutes without an element.
     ///
     /// # Examples
     /// ```
@@ -85,7 +86,9 @@ impl<T: Send + 'static> Dataset<T> {
     {
         let mut facts = self.facts.mapped();
         facts.buffers += 1;
-        facts.positive("par_map", "number of threads", parallel.threads);
+        let (stage, parameter, given, most) = ("par_map", "number of threads", parallel.threads, MAX_THREADS);
+        facts.positive(stage, parameter, given);
+        facts.note((given > most).then_some(Error::TooLarge { stage, parameter, given, most }));
         let (open, function) = (self.open, Arc::new(function));
         let open: Opener<U> = Arc::new(move |pass| {
             let function = Arc::clone(&function);
@@ -120,6 +123,7 @@ impl<T: Send + 'static> Dataset<T> {
         facts.positive("map_and_batch", "size", size);
         let divisor = size.max(1);
         facts.cardinality = facts.cardinality.map(|n| n.div_ceil(divisor));
+        facts.no_rows("batch");
         facts.batched = Some(super::Batched::of(size));
         let chunks = Dataset::new(super::chunked(self.open, divisor, false), facts);
         let map = move |items: Vec<T>| {
@@ -129,6 +133,9 @@ impl<T: Send + 'static> Dataset<T> {
         chunks.par_map_within(parallel, map, |pass| Ok(pass.limit::<T>("map_and_batch")?.of_lists()))
     }
 }
+
+/// More threads than processors of any machine, and far fewer than fit into memory.
+const MAX_THREADS: usize = 4096;
 
 type Map<T, U> = Arc<dyn Fn(Result<T>) -> Result<U> + Send + Sync>;
 type Numbered<T> = (u64, Result<T>);
@@ -160,7 +167,7 @@ impl<T: Send + 'static, U: Send + 'static> Workers<T, U> {
         map: Map<T, U>,
         limits: (Limit<T>, Limit<U>),
     ) -> Result<Workers<T, U>> {
-        let window = 2 * parallel.threads;
+        let window = parallel.threads.saturating_mul(2);
         let (tasks, waiting) = bounded::<Numbered<T>>(window);
         let (done, results) = bounded::<Numbered<U>>(window);
         let left = Arc::new(AtomicBool::new(false));
@@ -302,6 +309,25 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    #[test]
+    fn no_or_too_many_threads_are_an_error_of_the_description() {
+        let told = |threads| {
+            let data = Dataset::range(0..4).par_map(Parallel::threads(threads), Ok);
+            data.iter().next().unwrap().unwrap_err().to_string()
+        };
+        assert!(told(0).contains("par_map was given 0 as its number of threads"));
+        for threads in [MAX_THREADS + 1, usize::MAX] {
+            assert_eq!(
+                told(threads),
+                format!("par_map was given {threads} as its number of threads; give at most 4096")
+            );
+        }
+        // Also in the datasets of an interleave, where nothing else asks.
+        let inner = |_| Ok(Dataset::range(0..4).map_and_batch(2, Parallel::threads(usize::MAX), Ok));
+        let first = Dataset::range(0..1).flat_map(inner).iter().next().unwrap();
+        assert!(matches!(first, Err(Error::TooLarge { .. })));
+    }
 
     #[test]
     fn a_thread_that_does_not_return_is_waited_for_until_the_deadline_alone() {

@@ -97,7 +97,7 @@ impl<T: Send + 'static> Dataset<T> {
             None => open(pass),
         });
         let mut facts = Facts { shares: Shares::Hint, prefetch: 0, ..self.facts };
-        facts.stages.push("shard_hint".to_owned());
+        facts.stage("shard_hint");
         Dataset::new(hinted, facts)
     }
 
@@ -107,11 +107,15 @@ impl<T: Send + 'static> Dataset<T> {
             // The positions of these selections refer to the whole dataset, not to a share of it.
             facts.shares = Shares::None;
         }
-        facts.stages.push(match (&selection, facts.cardinality) {
+        match (&selection, facts.cardinality) {
             // The order of a shuffle depends on the number of its elements.
-            (Selection::Shuffle { .. }, Cardinality::Known(count)) => format!("{selection} of {count}"),
-            _ => selection.to_string(),
-        });
+            (Selection::Shuffle { .. }, Cardinality::Known(count)) => {
+                facts.stage(format_args!("{selection} of {count}"))
+            }
+            // Batches of any size keep the order of the rows, unless some are dropped at the end of each repetition.
+            (Selection::Repeat(_), _) if facts.exact_size().is_none() => facts.stages.push(selection.to_string()),
+            _ => facts.stage(selection),
+        }
         facts.cardinality = selection.cardinality(facts.cardinality);
         // Moving row numbers would bypass the thread of a preceding prefetch.
         let prefetched = std::mem::take(&mut facts.prefetch) > 0;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::packing::Packing;
 use super::{BadRecord, RecordReader};
 use crate::dataset::list;
-use crate::{Array, Dataset, Error, FileShard, Result};
+use crate::{Array, Dataset, Error, FileShard, Result, store};
 
 /// Folders of images, one for each class.
 ///
@@ -43,16 +43,16 @@ impl ImageFolder {
     /// # Errors
     /// [`Error::File`] if a folder cannot be read, [`Error::NoFiles`] if there is no image.
     pub fn open(root: impl AsRef<Path>) -> Result<ImageFolder> {
-        let list = |folder: &Path| -> Result<Vec<(PathBuf, bool)>> {
-            list(folder).map_err(|source| Error::File { path: folder.to_owned(), source: source.into() })
+        let list = |folder: &Path, is_wanted: &dyn Fn(&Path) -> bool| -> Result<Vec<(PathBuf, bool)>> {
+            list(folder, is_wanted).map_err(|source| Error::File { path: folder.to_owned(), source: source.into() })
         };
+        let root = root.as_ref();
+        // Classes may have names with a dot; of other names with one nothing is asked that could fail.
+        let may_be_class = |path: &Path| path.extension().is_none() || store::is_url(root) || path.is_dir();
         let (mut classes, mut paths) = (Vec::new(), Vec::new());
-        for (folder, _) in list(root.as_ref())?.into_iter().filter(|(_, is_folder)| *is_folder) {
+        for (folder, _) in list(root, &may_be_class)?.into_iter().filter(|(_, is_folder)| *is_folder) {
             classes.push(class_of(&folder.join("any")));
-            paths.extend(list(&folder)?.into_iter().map(|(path, _)| path).filter(|path| {
-                let extension = path.extension().map(|extension| extension.to_string_lossy().to_ascii_lowercase());
-                extension.is_some_and(|extension| matches!(extension.as_str(), "png" | "jpg" | "jpeg"))
-            }));
+            paths.extend(list(&folder, &is_image)?.into_iter().map(|(path, _)| path));
         }
         if paths.is_empty() { Err(Error::NoFiles) } else { Ok(ImageFolder { classes, paths }) }
     }
@@ -98,6 +98,11 @@ impl RecordReader for Images {
         };
         Ok(Some(decode().map_err(|problem| BadRecord::new(0, 0, problem))).into_iter())
     }
+}
+
+fn is_image(path: &Path) -> bool {
+    let extension = path.extension().map(|extension| extension.to_string_lossy().to_ascii_lowercase());
+    extension.is_some_and(|extension| matches!(extension.as_str(), "png" | "jpg" | "jpeg"))
 }
 
 fn class_of(path: &Path) -> String {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
@@ -68,7 +69,7 @@ fn read(reader: impl Read, failure: &Failure, file: &FileShard, sender: &Sender<
     let mut archive = tar::Archive::new(ToEnd { reader, is_at_end: false });
     let mut samples = Samples { file, sender, begun: None, record: 0 };
     let mut offset = 0;
-    let outcome = (|| -> io::Result<bool> {
+    let entries = || -> io::Result<bool> {
         for entry in archive.entries()? {
             let mut entry = entry?;
             offset = entry.raw_header_position();
@@ -77,7 +78,11 @@ fn read(reader: impl Read, failure: &Failure, file: &FileShard, sender: &Sender<
             }
         }
         Ok(true)
-    })();
+    };
+    // A thread that is gone looks like the end of the archive.
+    let outcome = catch_unwind(AssertUnwindSafe(entries)).unwrap_or_else(|_| {
+        Err(io::Error::other("reading it panicked, which was printed where it happened; write the archive again"))
+    });
     let outcome = outcome.and_then(|is_wanted| match archive.into_inner().is_at_end && is_wanted {
         false => Ok(is_wanted),
         // An archive is read up to the first block of its end mark, and no further.
@@ -188,4 +193,30 @@ fn key_and_extension(path: &str) -> Option<(&str, &str)> {
     let base = path.rfind('/').map_or(0, |slash| slash + 1);
     let dot = path[base..].find('.').filter(|dot| *dot > 0)?;
     Some((&path[..base + dot], &path[base + dot + 1..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Panics;
+
+    impl Read for Panics {
+        fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+            panic!("a test")
+        }
+    }
+
+    #[test]
+    fn a_panic_is_not_the_end_of_the_archive() {
+        let mut builder = tar::Builder::new(Vec::new());
+        let mut header = tar::Header::new_gnu();
+        header.set_size(600);
+        builder.append_data(&mut header, "a.cls", &[1; 600][..]).unwrap();
+        let begun = builder.into_inner().unwrap();
+        let (sender, samples) = bounded(8);
+        read(begun[..1024].chain(Panics), &Failure::default(), &FileShard::whole("a.tar"), &sender);
+        let bad = samples.recv().unwrap().unwrap_err().of("a.tar".as_ref()).to_string();
+        assert!(bad.starts_with("a.tar, record 0 at byte 0: reading it panicked"), "{bad}");
+    }
 }

@@ -215,6 +215,37 @@ fn a_row_with_too_few_fields_is_named_or_left_out() {
 }
 
 #[test]
+fn a_quote_that_is_not_closed_is_named_in_every_part() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rows.csv");
+    let rows: String = (0..5000).map(|row| format!("{row},\"{row}\"\n")).collect();
+    for (ahead, rest, quote) in [("", "5000,\"5000\n5001,5001\n", 5), ("", "5000,5000\n\"5001", 10), (&rows, "1,\"", 2)]
+    {
+        let text = format!("x,y\n{ahead}{rest}");
+        fs::write(&path, &text).unwrap();
+        let expected = format!("the quote at byte {} is not closed", text.len() - rest.len() + quote);
+        for part in 0..3 {
+            let file = FileShard::part(&path, part, 3);
+            let mut read: Vec<_> = Csv::<(String, String)>::new().open(&file).unwrap().collect();
+            let bad = read.pop().unwrap().unwrap_err();
+            assert!(bad.problem.contains(&expected), "{}", bad.problem);
+            assert!(read.iter().all(Result::is_ok));
+        }
+        let data = Csv::<(String, String)>::new().quoting(false);
+        assert!(
+            all(&Dataset::from_files([&path]).read(data, ReadOptions::default())).is_ok() != rest.ends_with("5001")
+        );
+    }
+    fs::write(&path, "x,\"y\n1,2\n").unwrap();
+    let data = Dataset::from_files([&path]).read(Csv::<(i32, i32)>::new(), ReadOptions::default());
+    let text = all(&data).unwrap_err().to_string();
+    assert!(text.contains("rows.csv: the quote at byte 2 is not closed"), "{text}");
+    // A quote that only the end of the file follows is closed.
+    fs::write(&path, "x,y\n\"1\",\"2\"").unwrap();
+    assert_eq!(all(&data).unwrap(), [(1, 2)]);
+}
+
+#[test]
 fn an_unreadable_file_among_many_is_named_or_left_out() {
     let folder = tempfile::tempdir().unwrap();
     let paths = ["a", "missing", "b"].map(|name| folder.path().join(name));
@@ -253,6 +284,11 @@ fn pictures_have_one_size_and_their_folders_class() {
         image.save(folder.path().join(class).join("1.png")).unwrap();
     }
     fs::write(folder.path().join("rose/broken.jpg"), b"no picture").unwrap();
+    // Links to nothing that are neither pictures nor classes.
+    #[cfg(unix)]
+    for link in ["notes.txt", "rose/notes.txt", "rose/README"] {
+        std::os::unix::fs::symlink("/nowhere/at/all", folder.path().join(link)).unwrap();
+    }
     let images = ImageFolder::open(folder.path()).unwrap();
     assert_eq!(images.classes(), ["daisy", "rose"]);
     let (skipped, options) = skipping();

@@ -49,8 +49,13 @@ fn record_files_in_gzip_zlib_and_zstd_have_their_records_in_all_parts() {
         assert_eq!(records_of(&path).unwrap().len(), 0);
     }
     // Two members, as `cat a.gz b.gz` writes them.
-    fs::write(&path, [gzip(&bytes[..100]), gzip(&bytes[100..])].concat()).unwrap();
-    assert!(whole_and_parts(&path, TfRecords) == expected);
+    for pack in [gzip as Pack, zlib] {
+        fs::write(&path, [pack(&bytes[..100]), pack(b""), pack(&bytes[100..])].concat()).unwrap();
+        assert!(whole_and_parts(&path, TfRecords) == expected);
+        fs::write(&path, [&pack(&bytes)[..], b"what is no stream"].concat()).unwrap();
+        let text = records_of(&path).unwrap_err().to_string();
+        assert!(text.contains("data are damaged"), "{text}");
+    }
     for (compression, magic) in [(Compression::Gzip, 0x1f), (Compression::Zlib, 0x78), (Compression::None, 8)] {
         let mut writer = TfRecordWriter::compressed(fs::File::create(&path).unwrap(), compression);
         for record in &expected.0 {
