@@ -10,7 +10,7 @@ use burn::tensor::Device;
 use distribute_optim::Trainable;
 use distribute_optim::backend::{Parameters, Tape, Variable, check_and_share, compare, is_short};
 use distribute_strategy::{Recoverable, ReplicaArgs, ReplicaContext, Strategy, counted};
-use distribute_types::{FNV64, fnv1a_64};
+use distribute_types::{ErrorClass, FNV64, fnv1a_64};
 use distribute_values::{PerReplica, TensorStorage};
 
 use crate::backend::{SEED_STEP, device_of, drawn_seed};
@@ -42,7 +42,8 @@ pub trait BurnStrategy {
     /// [`Indivisible`](distribute_optim::Error::Indivisible) or
     /// [`SplitDiffers`](distribute_optim::Error::SplitDiffers) if a parameter of a tensor-parallel layer cannot be
     /// split among the ranks of a tensor group; [`Error::DrawnByRanks`] if the strategy has tensor groups and the model
-    /// has dropout; [`Error::Collective`] if a worker is missing or fails.
+    /// has dropout; [`Error::Collective`] if a worker is missing or fails, with the reason of the one that cannot build
+    /// the model.
     fn scope<M: Module + Sync + 'static>(&self, build: impl FnMut(&Device) -> M) -> Result<Model<M>>;
 
     /// Runs `body` once on each replica as [`run_with`](Strategy::run_with) does, for a step whose results are tensors.
@@ -114,7 +115,7 @@ impl BurnStrategy for Strategy {
 
     fn scope<M: Module + Sync + 'static>(&self, mut build: impl FnMut(&Device) -> M) -> Result<Model<M>> {
         let ranks = self.tensor_parallel();
-        self.within(|| {
+        let built = self.within(|| {
             let replicas = self.num_local_replicas();
             let mut models = Vec::with_capacity(replicas);
             for local in 0..replicas {
@@ -171,7 +172,17 @@ impl BurnStrategy for Strategy {
                 #[cfg(feature = "pjrt")]
                 programs: crate::pjrt::Programs::default(),
             })
-        })
+        });
+        told(self, built)
+    }
+}
+
+/// Reports a failure of this worker to the others, which wait for its variables.
+fn told<M>(strategy: &Strategy, built: Result<M>) -> Result<M> {
+    match built {
+        // All workers have it.
+        Err(Error::Optim(distribute_optim::Error::ModelDiffers { .. })) => built,
+        built => strategy.report_failure_as(built, ErrorClass::failure_kind),
     }
 }
 
@@ -507,3 +518,6 @@ impl<'a, M: Sync> ReplicaArgs for &'a Model<M> {
         counted(self.replicas.iter().collect(), replicas)
     }
 }
+
+#[cfg(test)]
+mod tests;

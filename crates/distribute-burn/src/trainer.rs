@@ -111,7 +111,7 @@ impl<M: Module + Sync + 'static, X: Inputs, Y: Targets, const D: usize> Trainer<
         loss: impl Loss<D, Y> + 'static,
         metrics: Metrics,
     ) -> Result<Self> {
-        let optimizer = optimizer(&model)?;
+        let optimizer = strategy.report_failure_as(optimizer(&model), ErrorClass::failure_kind)?;
         let (forward, loss) = (Box::new(forward), Box::new(loss));
         Ok(Trainer { strategy: strategy.clone(), model, forward, optimizer, loss, metrics, passes: AtomicU64::new(0) })
     }

@@ -8,6 +8,7 @@ use candle_nn::VarBuilder;
 use distribute_optim::Trainable;
 use distribute_optim::backend::{Parameters, Tape};
 use distribute_strategy::{Recoverable, ReplicaArgs, Strategy, counted};
+use distribute_types::ErrorClass;
 use parking_lot::Mutex;
 
 use crate::device::candle_device;
@@ -30,7 +31,7 @@ pub trait CandleStrategy {
     ///
     /// # Errors
     /// [`Error::Optim`] with [`ModelDiffers`](distribute_optim::Error::ModelDiffers) if workers build different models,
-    /// and [`Error::Candle`] if `build` fails.
+    /// and [`Error::Candle`] if `build` fails; if it fails on one worker, the others get an error with its reason.
     fn scope<M>(&self, build: impl FnMut(VarBuilder<'static>) -> candle_core::Result<M>) -> Result<Model<M>> {
         self.scope_seeded(0, build)
     }
@@ -107,7 +108,7 @@ impl CandleStrategy for Strategy {
         mut build: impl FnMut(VarBuilder<'static>) -> candle_core::Result<M>,
     ) -> Result<Model<M>> {
         self.declare("seed of initial values", options.seed);
-        self.within(|| {
+        let built = self.within(|| {
             let tapes: Vec<Arc<Tape<Tensor>>> = (0..self.num_local_replicas()).map(|_| Tape::new()).collect();
             let registry: Arc<Mutex<Registry>> = Arc::default();
             let blocks = self.sharding().map(|_| Arc::new(Blocks::new(tapes.len())));
@@ -142,7 +143,17 @@ impl CandleStrategy for Strategy {
             let held: Arc<dyn Any + Send + Sync> = Arc::new((statistics, blocks.clone()));
             let parameters = Arc::new(Parameters::new(self, variables, tapes, Some(held)));
             Ok(Model { replicas, parameters, blocks, streams })
-        })
+        });
+        told(self, built)
+    }
+}
+
+/// Reports a failure of this worker to the others, which wait for its variables.
+fn told<M>(strategy: &Strategy, built: Result<M>) -> Result<M> {
+    match built {
+        // All workers have it.
+        Err(Error::Optim(distribute_optim::Error::ModelDiffers { .. })) => built,
+        built => strategy.report_failure_as(built, ErrorClass::failure_kind),
     }
 }
 
@@ -272,3 +283,6 @@ impl<'a, M: Sync> ReplicaArgs for &'a Model<M> {
 pub(crate) fn is_statistic(name: &str) -> bool {
     ["running_mean", "running_var"].iter().any(|statistic| name.ends_with(statistic))
 }
+
+#[cfg(test)]
+mod tests;

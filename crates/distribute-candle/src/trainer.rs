@@ -111,7 +111,7 @@ impl<M: ModuleT + Sync> Trainer<M> {
         optimizer: impl FnOnce(&Model<M>) -> Result<Optimizer>,
         measures: Arc<Measures>,
     ) -> Result<Trainer<M>> {
-        let optimizer = optimizer(&model)?;
+        let optimizer = strategy.report_failure_as(optimizer(&model), ErrorClass::failure_kind)?;
         Ok(Trainer {
             strategy: strategy.clone(),
             model,

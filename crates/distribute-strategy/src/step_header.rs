@@ -71,7 +71,7 @@ impl StepHeader {
 pub(crate) struct StepAgreement {
     state: Arc<Mutex<State>>,
     asked: [Arc<AtomicBool>; REQUESTS],
-    /// Whether all agreed in the last step to leave.
+    /// Whether all agreed to leave, in the last step or in one whose requests have not been taken yet.
     leaving: AtomicBool,
 }
 
@@ -120,7 +120,6 @@ impl StepAgreement {
     /// Records the sums of all processes' headers.
     pub(crate) fn agree(&self, sums: StepHeader) {
         let mut state = self.lock();
-        self.leaving.store(sums.requests[Request::Leave as usize] > 0, Ordering::Relaxed);
         state.agreed = state.flag.as_ref().map(|(token, _)| (*token, sums.more_data));
         let carried = state.carried;
         state.leaves |= carried[Request::Leave as usize];
@@ -133,6 +132,9 @@ impl StepAgreement {
                 agreed.own |= carried;
             }
         }
+        // Several steps may be made before the requests are taken.
+        let leaves = state.requests[Request::Leave as usize].processes > 0;
+        self.leaving.store(leaves, Ordering::Relaxed);
     }
 
     /// Forgets what steps have agreed on and no caller has taken, and makes this process's part of it again: the
@@ -210,6 +212,20 @@ mod tests {
         for request in [Request::Save, Request::Leave, Request::End] {
             assert_eq!(step.take_requests(request), Requests::default());
         }
+    }
+
+    #[test]
+    fn all_leave_after_any_of_the_steps_that_were_made_before_requests_are_taken() {
+        let step = StepAgreement::default();
+        step.asked(Request::Leave).store(true, Ordering::Relaxed);
+        for _ in 0..2 {
+            step.agree(step.header([0; 2]));
+            assert!(step.all_leave());
+        }
+        assert_eq!(step.take_requests(Request::Leave), Requests { processes: 1, own: true });
+        assert!(step.all_leave());
+        step.agree(step.header([0; 2]));
+        assert!(!step.all_leave());
     }
 
     #[test]

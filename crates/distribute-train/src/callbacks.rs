@@ -19,6 +19,7 @@ mod model_checkpoint;
 mod profile;
 #[cfg(feature = "prometheus")]
 mod prometheus;
+mod settings;
 mod state;
 #[cfg(feature = "status")]
 mod status_page;
@@ -200,17 +201,26 @@ impl Training<'_> {
 #[expect(unused_variables, reason = "the names say what a callback gets")]
 pub trait Callback: Send {
     /// Returns the name by which [`fit`](crate::trainer::fit()) compares [collective](Callback::is_collective)
-    /// callbacks. Default: the name of its type.
+    /// callbacks, and finds the [state](Callback::state) of each callback in a checkpoint. Default: the name of its
+    /// type.
     fn name(&self) -> &'static str {
         std::any::type_name::<Self>()
     }
 
     /// Returns whether this callback makes calls that every worker must make: those of [`Training::run`],
     /// [`Training::snapshot`], and the strategy's operations over replicas. All workers must have the same callbacks of
-    /// this kind in the same order, which [`fit`](crate::trainer::fit()) compares before the first step; others may be
-    /// added on some workers only. Default: false.
+    /// this kind in the same order, with the same [`settings`](Callback::settings), which
+    /// [`fit`](crate::trainer::fit()) compares before the first step; others may be added on some workers only.
+    /// Default: false.
     fn is_collective(&self) -> bool {
         false
+    }
+
+    /// Returns the settings that must be equal on all workers, which [`fit`](crate::trainer::fit()) compares if the
+    /// callback is [collective](Callback::is_collective): the name, and what decides when it makes collective calls.
+    /// Default: the [`name`](Callback::name).
+    fn settings(&self) -> String {
+        self.name().to_owned()
     }
 
     /// Called before the first step.
@@ -222,9 +232,10 @@ pub trait Callback: Send {
     }
 
     /// Called when training resumes from a checkpoint, after [`set_state`](Callback::set_state) of all callbacks and
-    /// before any `epoch_begin`. It is not called where the checkpoint was saved with another number of callbacks: all
-    /// callbacks begin anew then, with a warning. A process that joins an elastic job gets
-    /// [`members_changed`](Callback::members_changed) instead.
+    /// before any `epoch_begin`; also of a callback that the checkpoint does not have, which begins anew. It is not
+    /// called where an earlier version saved the checkpoint with another number of callbacks: all of them begin anew
+    /// then, with a warning. A process that joins an elastic job gets [`members_changed`](Callback::members_changed)
+    /// instead.
     ///
     /// # Errors
     /// An error ends the training.
@@ -284,18 +295,20 @@ pub trait Callback: Send {
         Ok(())
     }
 
-    /// Returns the state to keep in checkpoints, so that a restarted program resumes as if it had not been stopped.
+    /// Returns the state to keep in checkpoints, so that a restarted program resumes as if it had not been stopped. The
+    /// chief's is kept, and every worker gets it.
     fn state(&self) -> Value {
         Value::Null
     }
 
-    /// Restores the state. A state of another callback, as it is given if the callbacks of a restarted program are
-    /// others or in another order, must be ignored: let a state name its callback.
+    /// Restores the state: that of the callback with the same [`name`](Callback::name) in the checkpoint, or, of
+    /// several with that name, the one at the same place among them. A state of another callback must be ignored, as it
+    /// is given from a checkpoint of an earlier version, which has no names, if the callbacks are others or in another
+    /// order: let a state name its callback.
     fn set_state(&mut self, state: &Value) {}
 }
 
-/// A callback that is there or not, such as one that depends on the environment. Without it nothing is done, and
-/// checkpoints keep its place among the callbacks.
+/// A callback that is there or not, such as one that depends on the environment. Without it nothing is done.
 impl<C: Callback> Callback for Option<C> {
     fn name(&self) -> &'static str {
         self.as_ref().map_or("None", |callback| callback.name())
@@ -303,6 +316,10 @@ impl<C: Callback> Callback for Option<C> {
 
     fn is_collective(&self) -> bool {
         self.as_ref().is_some_and(|callback| callback.is_collective())
+    }
+
+    fn settings(&self) -> String {
+        self.as_ref().map_or_else(|| self.name().to_owned(), |callback| callback.settings())
     }
 
     fn train_begin(&mut self, training: &mut Training<'_>) -> Result<()> {

@@ -542,8 +542,10 @@ impl Error {
             Error::Values(error) => error.class(),
             Error::Part(error) => Classified::class_of(&**error),
             Error::File { source, .. } => crate::objects::class(source).unwrap_or(Class::PERMANENT),
+            // Of this process alone, also in an elastic job: the others train on without it.
+            Error::DiskHangs { .. } => Class::new(Scope::Caller, FailureKind::Retryable),
             // The worker that has the error ends with its class; for the others it is lost.
-            Error::NoNewCheckpoint { .. } | Error::DiskHangs { .. } | Error::ChiefsDisk(_) | Error::OnWorker { .. } => {
+            Error::NoNewCheckpoint { .. } | Error::ChiefsDisk(_) | Error::OnWorker { .. } => {
                 Class::new(Scope::Cluster, FailureKind::Retryable)
             }
             #[cfg(feature = "kubeflow")]

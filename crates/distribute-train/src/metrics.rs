@@ -241,7 +241,7 @@ impl Metrics {
     /// # Errors
     /// [`Error::Metric`] for a name that is taken; [`Named`] gives a metric another one.
     pub fn check_names(&self) -> Result<()> {
-        let names: Vec<String> = self.metrics.iter().map(|metric| metric.name()).collect();
+        let names = self.names();
         for (at, name) in names.iter().enumerate() {
             let of_training = name.strip_prefix("val_").unwrap_or(name);
             let is_of_validation =
@@ -259,6 +259,11 @@ impl Metrics {
             return Err(Error::Metric { metric: name.clone(), problem });
         }
         Ok(())
+    }
+
+    /// Returns the names of the metrics, in their order.
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.metrics.iter().map(|metric| metric.name()).collect()
     }
 
     /// Returns whether the metric of this name [should rise](Metric::rises); `None` if that is unknown, or there is no

@@ -115,7 +115,7 @@ impl RunConfig {
     }
 
     /// Makes all workers save and stop after the same step when one of them is told to stop; training then returns
-    /// [`Preempted`](distribute_train::Error::Preempted).
+    /// [`Preempted`](distribute_train::Error::Preempted). All workers must call this, or none.
     pub fn stop_on(self, config: TerminationConfig) -> RunConfig {
         RunConfig { termination: Some(config), ..self }
     }
@@ -132,7 +132,7 @@ impl RunConfig {
     }
 
     /// Declares the settings that must be equal on all workers: those that decide which steps all of them report and
-    /// save together.
+    /// save together, and whether they stop together.
     pub(super) fn declare(&self, strategy: &Strategy) {
         let saving = match self.saving() {
             Saving::Steps(steps) => steps.to_string(),
@@ -142,6 +142,7 @@ impl RunConfig {
         strategy.declare("save_checkpoints_steps", saving);
         strategy.declare("save_summary_steps", self.save_summary_steps);
         strategy.declare("log_step_count_steps", self.log_step_count_steps);
+        strategy.declare("stop_on", if self.termination.is_some() { "yes" } else { "no" });
     }
 
     pub(super) fn saving(&self) -> Saving {

@@ -9,7 +9,9 @@ use distribute_candle::Model;
 use distribute_input::{BoxError, Dataset, Features, InputOptions};
 use distribute_strategy::Strategy;
 use distribute_train::checkpoint::Snapshot;
+use distribute_train::from_chief;
 use distribute_train::tensorboard::EventWriter;
+use distribute_types::ErrorClass;
 use distribute_values::PerReplica;
 
 use super::spec::{Measure, Sums};
@@ -90,8 +92,17 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
     /// Evaluates a checkpoint; returns what was read from it, and the scores.
     pub(super) fn evaluated(&self, spec: &EvalSpec<'_>, checkpoint: Option<&Path>) -> Result<(Snapshot, Scores)> {
         let strategy = self.eval_strategy()?;
+        told(&strategy, self.evaluated_under(&strategy, spec, checkpoint))
+    }
+
+    fn evaluated_under(
+        &self,
+        strategy: &Strategy,
+        spec: &EvalSpec<'_>,
+        checkpoint: Option<&Path>,
+    ) -> Result<(Snapshot, Scores)> {
         let data = strategy.distribute_dataset(&(spec.input)().map_err(Error::InputFunction)?)?;
-        let (model, snapshot) = self.restored(&strategy, Mode::Eval, checkpoint)?;
+        let (model, snapshot) = self.restored(strategy, Mode::Eval, checkpoint)?;
         let mut totals: Option<Totals> = None;
         for batch in data.iter().take(spec.steps.unwrap_or(usize::MAX)) {
             let of_step = strategy.run_with((&model, batch?), |context, (model, (features, labels))| {
@@ -104,13 +115,13 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
             totals = Some(Totals::with(totals, of_step)?);
         }
         let totals = totals.ok_or(Error::NoExamples { what: "evaluate" })?;
-        let whole = distribute_train::trainer::sums_of_all(&strategy, &totals.replicas)?;
+        let whole = distribute_train::trainer::sums_of_all(strategy, &totals.replicas)?;
         let loss = if whole[1] == 0.0 { 0.0 } else { whole[0] / whole[1] };
         let mut scores: Scores = Measure::results(&totals.measures, &whole[2..]).into_iter().collect();
         scores.insert("loss".to_owned(), loss);
-        if self.config.is_chief() && strategy.is_chief() {
-            self.write(spec, snapshot.step(), &scores)?;
-        }
+        let writes = self.config.is_chief() && strategy.is_chief();
+        let written = if writes { self.write(spec, snapshot.step(), &scores) } else { Ok(()) };
+        from_chief(strategy, written)?;
         scores.insert("global_step".to_owned(), snapshot.step() as f64);
         Ok((snapshot, scores))
     }
@@ -128,11 +139,19 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
     /// `Estimator.predict`.
     pub fn predict(&self, input: impl Fn() -> Result<Dataset<Features>, BoxError>) -> Result<BTreeMap<String, Tensor>> {
         let strategy = self.eval_strategy()?;
+        told(&strategy, self.predicted(&strategy, &input))
+    }
+
+    fn predicted(
+        &self,
+        strategy: &Strategy,
+        input: &dyn Fn() -> Result<Dataset<Features>, BoxError>,
+    ) -> Result<BTreeMap<String, Tensor>> {
         // All workers read the data together, so that rows are given to replicas in order, and outputs are returned in
         // it.
         let options = InputOptions::default().deterministic(true);
         let data = strategy.distribute_dataset_with(&input().map_err(Error::InputFunction)?, options)?;
-        let (model, _) = self.restored(&strategy, Mode::Predict, None)?;
+        let (model, _) = self.restored(strategy, Mode::Predict, None)?;
         let mut parts: BTreeMap<String, Vec<Tensor>> = BTreeMap::new();
         for batch in &data {
             let of_step = strategy.run_with((&model, batch?), |_, (model, features)| {
@@ -172,6 +191,15 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
             events.scalar(name, step, *value)?;
         }
         Ok(events.flush()?)
+    }
+}
+
+/// Reports a failure of this worker to the others, which would wait for it in their next step.
+fn told<R>(strategy: &Strategy, outcome: Result<R>) -> Result<R> {
+    match outcome {
+        // All workers have these, and may continue together.
+        Err(Error::NoCheckpoint { .. } | Error::NoExamples { .. } | Error::Train(_)) => outcome,
+        outcome => strategy.report_failure_as(outcome, Error::failure_kind),
     }
 }
 

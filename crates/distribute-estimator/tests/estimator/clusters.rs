@@ -282,11 +282,12 @@ fn settings_that_differ_between_workers_are_named_in_the_first_step() {
     type Change = fn(RunConfig) -> RunConfig;
     let folder = tempfile::tempdir().unwrap();
     let labels = Column::from(prices());
-    let others: [(&str, u64, Change); 4] = [
+    let others: [(&str, u64, Change); 5] = [
         ("train, until: MaxSteps(9)", 9, |config| config),
         ("save_checkpoints_steps: 3", 5, |config| config.save_checkpoints_steps(3)),
         ("save_summary_steps: 2", 5, |config| config.save_summary_steps(2)),
         ("log_step_count_steps: 4", 5, |config| config.log_step_count_steps(4)),
+        ("stop_on: yes", 5, |config| config.stop_on(TerminationConfig::default().signals(Vec::new()))),
     ];
     for (line, steps, other) in others {
         let address = distribute_testkit::Ports::reserve(1).unwrap().addresses().remove(0);
@@ -304,4 +305,50 @@ fn settings_that_differ_between_workers_are_named_in_the_first_step() {
             assert!(told.contains(line), "{line}: {told}");
         }
     }
+}
+
+#[test]
+fn a_worker_that_cannot_evaluate_or_predict_tells_the_others() {
+    type Call = fn(&Estimator<CannedModel>, bool) -> Result<()>;
+    let folder = tempfile::tempdir().unwrap();
+    let alone = LinearRegressor::new(&columns()).build(adam(0.05), RunConfig::new(folder.path())).unwrap();
+    alone.train(forever(&Column::from(prices())), Until::MaxSteps(2)).unwrap();
+    // The events of this evaluation cannot be written.
+    std::fs::write(folder.path().join("eval_full"), []).unwrap();
+    let calls: [(&str, u32, Call); 4] = [
+        ("the disk is gone", 1, |regressor, fails| regressor.evaluate(&EvalSpec::new(|| given(fails))).map(drop)),
+        ("the disk is gone", 0, |regressor, fails| {
+            let newest = regressor.latest_checkpoint()?.unwrap();
+            regressor.evaluate_checkpoint(&EvalSpec::new(|| given(fails)), newest).map(drop)
+        }),
+        ("the disk is gone", 1, |regressor, fails| {
+            regressor.predict(|| Ok(given(fails)?.map(|(features, _)| Ok(features)))).map(drop)
+        }),
+        ("eval_full", 0, |regressor, _| regressor.evaluate(&EvalSpec::new(|| given(false)).name("full")).map(drop)),
+    ];
+    for (words, failing, call) in calls {
+        let address = distribute_testkit::Ports::reserve(1).unwrap().addresses().remove(0);
+        let work = &|rank: u32| {
+            let membership = distribute_cluster::Membership::new(rank, 2, address.clone()).unwrap();
+            let strategy = MultiWorkerMirroredStrategy::builder().membership(membership).build().unwrap();
+            let config = RunConfig::new(folder.path()).train_distribute(&strategy);
+            let regressor = LinearRegressor::new(&columns()).build(adam(0.05), config).unwrap();
+            let outcome = call(&regressor, rank == failing).map_err(|error| error.to_string());
+            // The strategy lives until all have their result, so that nothing but a report can end the others' wait.
+            (outcome, regressor, strategy)
+        };
+        let began = std::time::Instant::now();
+        let all = std::thread::scope(|scope| {
+            [0, 1].map(|rank| scope.spawn(move || work(rank))).map(|worker| worker.join().unwrap())
+        });
+        for (outcome, ..) in &all {
+            assert!(outcome.as_ref().is_err_and(|error| error.contains(words)), "{words}: {outcome:?}");
+        }
+        assert!(began.elapsed() < Duration::from_secs(20), "{words}: {:?}", began.elapsed());
+    }
+}
+
+/// Returns the data, or an error.
+fn given(fails: bool) -> std::result::Result<Examples, BoxError> {
+    if fails { Err("the disk is gone".into()) } else { Ok(batches(Column::from(prices()))) }
 }

@@ -66,6 +66,11 @@ impl Best {
         self
     }
 
+    /// Returns the settings that decide which epochs are the best.
+    pub(super) fn settings(&self) -> Vec<String> {
+        self.watch.settings()
+    }
+
     /// Finds whether the value should rise, if the program has not set it.
     pub(super) fn settle(&mut self, training: &Training<'_>) -> Result<()> {
         self.watch.settle(training)

@@ -83,6 +83,10 @@ impl LearningRateSchedule {
 const ROUNDING: f64 = 1e-12;
 
 impl Callback for LearningRateSchedule {
+    fn name(&self) -> &'static str {
+        SCHEDULE
+    }
+
     fn epoch_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
         let epoch = u64::from(training.epoch);
         if self.by_step {
@@ -206,6 +210,10 @@ impl ScaleByReplicas {
 }
 
 impl Callback for ScaleByReplicas {
+    fn name(&self) -> &'static str {
+        SCALE
+    }
+
     fn train_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
         let why = "the number of replicas of an elastic job changes, and its global batch does not; set the rate in \
                    members_changed";
@@ -308,6 +316,10 @@ impl ReduceLrOnPlateau {
 }
 
 impl Callback for ReduceLrOnPlateau {
+    fn name(&self) -> &'static str {
+        PLATEAU
+    }
+
     fn train_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
         let refused =
             |setting, given, expected| Err(Error::CallbackSetting { callback: PLATEAU, setting, given, expected });

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::best::Best;
 use super::steps::Steps;
-use super::{Callback, Occasion, Training};
+use super::{Callback, Occasion, Training, settings};
 use crate::checkpoint::CheckpointManager;
 use crate::{Error, Result};
 
@@ -129,6 +129,15 @@ impl Callback for ModelCheckpoint {
         true
     }
 
+    fn settings(&self) -> String {
+        let every = match self.every {
+            Some(Every::Steps(steps)) => Some(format!("every_steps {}", steps.count())),
+            Some(Every::Epochs(epochs)) if epochs > 1 => Some(format!("every_epochs {epochs}")),
+            _ => None,
+        };
+        settings::of(NAME, self.best.iter().flat_map(Best::settings).chain(every))
+    }
+
     fn train_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
         let Some(best) = &mut self.best else {
             let why = "only ModelCheckpoint::best compares values; call it, or leave rises out";
@@ -248,6 +257,12 @@ impl Callback for BackupAndRestore {
         true
     }
 
+    fn settings(&self) -> String {
+        let every = self.every.map(|every| format!("every_steps {}", every.count()));
+        let keeps = (!self.removes).then(|| "keep_at_end".to_owned());
+        settings::of(self.name(), every.into_iter().chain(keeps))
+    }
+
     fn train_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
         if let Some(step) = training.run.restore(&mut self.checkpoints)? {
             if let Some(every) = &mut self.every {
@@ -278,7 +293,9 @@ impl Callback for BackupAndRestore {
     }
 
     fn train_end(&mut self, training: &mut Training<'_>) -> Result<()> {
-        self.checkpoints.finish_everywhere(training.strategy)?;
-        if self.removes && training.is_chief() { self.checkpoints.remove_backups() } else { Ok(()) }
+        match self.removes {
+            true => self.checkpoints.remove_backups(training.strategy),
+            false => self.checkpoints.finish_everywhere(training.strategy),
+        }
     }
 }

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::watch::Watch;
-use super::{Callback, Training, refuse_elastic};
+use super::{Callback, Training, refuse_elastic, settings};
 use crate::checkpoint::Snapshot;
 use crate::{Error, Result};
 
@@ -98,6 +98,11 @@ impl Callback for EarlyStopping {
     fn is_collective(&self) -> bool {
         // The model of the best epoch is that of all.
         self.restores
+    }
+
+    fn settings(&self) -> String {
+        let start = (self.start_from_epoch > 0).then(|| format!("start_from_epoch {}", self.start_from_epoch));
+        settings::of(NAME, self.watch.settings().into_iter().chain(start))
     }
 
     fn train_begin(&mut self, training: &mut Training<'_>) -> Result<()> {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use super::steps::Steps;
-use super::{Callback, Training};
+use super::{Callback, Training, settings};
 use crate::Result;
 use crate::checkpoint::bounded;
 use crate::tensorboard::EventWriter;
@@ -88,6 +88,11 @@ impl Callback for TensorBoard {
 
     fn is_collective(&self) -> bool {
         self.histograms > 0
+    }
+
+    fn settings(&self) -> String {
+        let histograms = (self.histograms > 0).then(|| format!("histograms {}", self.histograms));
+        settings::of(self.name(), histograms)
     }
 
     fn epoch_begin(&mut self, training: &mut Training<'_>) -> Result<()> {

@@ -74,6 +74,13 @@ impl Watch {
         Ok(value)
     }
 
+    /// Returns the settings that decide which values are improvements; without `rises` if the program has not set it.
+    pub(super) fn settings(&self) -> Vec<String> {
+        let rises = self.rises.map(|rises| format!("rises {rises}"));
+        let delta = (self.min_delta != 0.0).then(|| format!("min_delta {}", self.min_delta));
+        [Some(self.monitor.clone()), rises, delta].into_iter().flatten().collect()
+    }
+
     /// Records a value and returns whether it is the best so far.
     pub(super) fn is_best(&mut self, value: f64) -> bool {
         let best = self.seen.best.is_none_or(|best| self.is_better(value, best)) && !value.is_nan();

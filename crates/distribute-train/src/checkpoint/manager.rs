@@ -252,7 +252,8 @@ impl CheckpointManager {
     /// gone, for example because a disk has been unmounted, the save fails with [`Error::FolderGone`].
     ///
     /// # Errors
-    /// - [`Error::Part`] if a part cannot be read, and [`Error::State`] if `program` cannot be written as JSON.
+    /// - [`Error::Part`] if a part cannot be read, and [`Error::State`] if `program` cannot be written as JSON; on the
+    ///   other workers [`Error::Chief`] or [`Error::OnWorker`].
     /// - [`Error::PutTwice`] if two parts have tensors or values of one name, such as two models whose variables have
     ///   equal names; nothing is written.
     /// - On every worker, the error of writing the previous checkpoint; under a strategy that shards, also that of
@@ -273,23 +274,12 @@ impl CheckpointManager {
             self.finish_everywhere(strategy)?;
             snapshot.sink = Some(self.sink(strategy, step, run).boxed());
         }
-        for part in parts {
-            part.prepare(strategy).map_err(of_part)?;
-        }
-        for part in parts {
-            part.save(strategy, &mut snapshot).map_err(of_part)?;
-        }
-        snapshot.put_state(PROGRAM, program)?;
-        let once = snapshot.check_put_once();
+        let filled = fill(strategy, &mut snapshot, parts, program);
         if let Some(sink) = snapshot.sink.take() {
-            let mut sink = (*sink).into_inner();
-            if let Err(error) = once {
-                sink.fail(error);
-            }
-            self.writing = sink.end(strategy, snapshot.state)?;
+            self.writing = (*sink).into_inner().end(strategy, filled.map(|()| snapshot.state))?;
             return Ok(());
         }
-        everywhere(strategy, once.map(|()| self.writing.take()))?;
+        everywhere(strategy, filled.map(|()| self.writing.take()))?;
         if strategy.is_chief() {
             self.write(snapshot, run)?;
         }
@@ -365,25 +355,35 @@ impl CheckpointManager {
     /// # Errors
     /// [`Error::File`] or [`Error::DiskHangs`] if they cannot be removed, and the error of writing the last checkpoint.
     pub fn remove(&mut self) -> Result<()> {
-        self.remove_of(self.run, false)
-    }
-
-    /// Removes this run's backups; checkpoints that others keep in the same folder stay.
-    pub(crate) fn remove_backups(&mut self) -> Result<()> {
-        if self.run.is_some() { self.remove_of(self.run, true) } else { self.finish() }
-    }
-
-    fn remove_of(&mut self, run: Option<RunId>, backups: bool) -> Result<()> {
         self.finish()?;
-        let was_claimed = self.claimed.take().is_some();
-        self.alone("removing the checkpoints of", move |disk, root| {
+        let remove = self.remover(false);
+        self.alone("removing the checkpoints of", remove)
+    }
+
+    /// Removes this run's backups, once the last one is written; checkpoints that others keep in the same folder stay.
+    /// Every worker must call this.
+    pub(crate) fn remove_backups(&mut self, strategy: &Strategy) -> Result<()> {
+        self.finish_everywhere(strategy)?;
+        if self.run.is_none() {
+            return Ok(());
+        }
+        let (root, remove) = (self.root.clone(), self.remover(true));
+        let task = self.on_chief(strategy, "removing the backups", move |disk| remove(disk, &root));
+        everywhere(strategy, task).map(drop)
+    }
+
+    /// Returns the work that removes the run's backups, or all of its checkpoints. The folder is then to be claimed
+    /// again.
+    fn remover(&mut self, backups: bool) -> impl FnOnce(&Disk, &Path) -> Result<()> + Send + use<> {
+        let (run, was_claimed) = (self.run, self.claimed.take().is_some());
+        move |disk, root| {
             exclusively(disk, root, || {
                 if was_claimed && disk.exists(root)? {
                     folder::check_writer(disk, root)?;
                 }
                 folder::remove_all(disk, root, run, backups)
             })
-        })
+        }
     }
 
     /// Waits on every worker until the chief has written the last checkpoint. Afterwards each of them can read it, or
@@ -463,6 +463,23 @@ impl CheckpointManager {
         let survey = self.alone("opening the newest checkpoint of", open)?;
         Ok(survey.map(|survey| inflow::alone(survey, &self.disk, self.write_timeout).into()))
     }
+}
+
+/// Adds all parts and the program's own state to a snapshot. The other workers do not know this worker's error yet.
+fn fill(
+    strategy: &Strategy,
+    snapshot: &mut Snapshot,
+    parts: &[&dyn Checkpointed],
+    program: &impl Serialize,
+) -> Result<()> {
+    for part in parts {
+        part.prepare(strategy).map_err(of_part)?;
+    }
+    for part in parts {
+        part.save(strategy, snapshot).map_err(of_part)?;
+    }
+    snapshot.put_state(PROGRAM, program)?;
+    snapshot.check_put_once()
 }
 
 /// A checkpoint in a folder.

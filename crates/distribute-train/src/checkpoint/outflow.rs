@@ -148,8 +148,22 @@ impl Sink {
         outcome
     }
 
-    /// Ends with the state. Every worker calls this. Returns the rest of the writer's work on the chief.
-    pub(super) fn end(mut self, strategy: &Strategy, state: BTreeMap<String, Value>) -> Result<Option<Task<()>>> {
+    /// Ends with the state, or with this worker's error, which all workers get. Every worker calls this. Returns the
+    /// rest of the writer's work on the chief.
+    pub(super) fn end(
+        mut self,
+        strategy: &Strategy,
+        outcome: Result<BTreeMap<String, Value>>,
+    ) -> Result<Option<Task<()>>> {
+        let state = match outcome {
+            Ok(state) => state,
+            // All know it already.
+            Err(error) if self.told.is_some() => return Err(error),
+            Err(error) => {
+                self.fail(error);
+                BTreeMap::new()
+            }
+        };
         self.settle(strategy)?;
         if let Some(pieces) = self.pieces.take() {
             // This fails only if the writer has failed meanwhile, which its task tells.

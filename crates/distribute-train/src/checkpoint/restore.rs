@@ -14,7 +14,7 @@ use super::run::RunId;
 use super::survey::Survey;
 use super::task::everywhere;
 use super::{CheckpointManager, Checkpointed, Snapshot, folder, read};
-use crate::chief::{bytes_from_chief, from_chief};
+use crate::chief::{agreed, bytes_from_chief, from_chief};
 use crate::objects;
 use crate::{Error, Result};
 
@@ -46,8 +46,9 @@ impl CheckpointManager {
     /// # Errors
     /// [`Error::Damaged`] if the checkpoint is not whole, [`Error::Format`] for another version, [`Error::File`] or
     /// [`Error::DiskHangs`] if it cannot be read; [`Error::Part`] if it does not fit a part; [`Error::LoadOrder`] if
-    /// workers read tensors in different orders under a strategy that shards; [`Error::Chief`] or
-    /// [`Error::ChiefsDisk`] on the other workers; [`Error::Collective`] if a worker is missing or fails.
+    /// workers read tensors in different orders under a strategy that shards; [`Error::Chief`],
+    /// [`Error::ChiefsDisk`] or [`Error::OnWorker`] on the other workers; [`Error::Collective`] if a worker is missing
+    /// or fails.
     pub fn restore_from(
         &self,
         strategy: &Strategy,
@@ -134,7 +135,8 @@ impl CheckpointManager {
         if let Some(source) = &snapshot.source {
             source.close();
         }
-        outcome.map(|()| Some(snapshot))
+        // A worker that has loaded its own must not train on without the one that has not.
+        agreed(strategy, outcome).map(|()| Some(snapshot))
     }
 
     /// Returns a snapshot whose tensors are read when they are asked for.

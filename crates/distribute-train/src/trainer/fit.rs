@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 use distribute_input::InputPosition;
 use distribute_strategy::{DistributedDataset, DistributedIterator, Request};
 use distribute_values::PerReplica;
-use serde_json::Value;
 
 use super::{
     BATCH_SIZE, Batching, Fit, Trainee, TrainingData, by_replica, evaluate_distributed, results, sums, sums_of_all,
@@ -22,9 +21,11 @@ mod backup;
 mod preempted;
 mod settings;
 mod standing;
+mod states;
 
 use settings::Settings;
 use standing::{Standing, Whole};
+use states::states;
 
 /// A training run in progress.
 struct Session<'a, T: Trainee> {
@@ -68,9 +69,10 @@ struct Session<'a, T: Trainee> {
 /// Trains, and returns the losses and metrics of each epoch, including those of an earlier run that this one resumes.
 /// Passes over the data are numbered over all calls for one trainer, so each shuffles anew.
 ///
-/// Epochs, steps, validation, class weights, collective callbacks and whether there is
-/// [`stop_on`](Fit::stop_on) are compared before a checkpoint is restored: if they differ between
-/// workers, all of them fail. A process that joins an elastic job with other settings fails alone.
+/// Epochs, steps, validation, class weights, the names of metrics, collective callbacks with their
+/// [`settings`](Callback::settings), and whether there is [`stop_on`](Fit::stop_on) are compared before a checkpoint is
+/// restored: if they differ between workers, all of them fail. A process that joins an elastic job with other settings
+/// fails alone.
 ///
 /// Every worker must call this. An error on one of them reaches the others in their next step, if the caller reports it
 /// with [`Strategy::report_failure_as`](distribute_strategy::Strategy::report_failure_as).
@@ -106,7 +108,7 @@ pub fn fit<T: Trainee>(
         Some(validation) => Some(validation.distribute(strategy, unshuffled)?.0),
         None => None,
     };
-    let settings = Settings::of(&fit);
+    let settings = Settings::of(&fit, trainer.metrics());
     settings.declare(strategy);
     let class_weights = std::mem::take(&mut fit.class_weights);
     let mut session = Session {
@@ -205,7 +207,8 @@ impl<T: Trainee> Session<'_, T> {
     /// Continues with the members of a generation; `stands` if this process has trained before.
     fn continue_with(&mut self, joined: Joined<Whole>, stands: bool, course: &mut Course<T>) -> Result<(), T::Error> {
         let has_adopted = joined.adopted.is_some();
-        if let Some(Whole { standing, steps, examples, run, stop, commits, settings }) = joined.adopted {
+        if let Some(whole) = joined.adopted {
+            let Whole { standing, steps, examples, run, stop, commits, settings, learning_rate } = whole;
             if !stands && let Err(error) = self.settings.check(self.trainer.strategy(), &settings) {
                 // The others train on.
                 self.leaves = true;
@@ -219,6 +222,10 @@ impl<T: Trainee> Session<'_, T> {
             }
             self.after = (standing.pass, standing.position.clone());
             (self.standing, self.steps, self.examples, self.run, self.stop) = (standing, steps, examples, run, stop);
+            // A process that lacks no step keeps its optimizer, whose rate may be that of before the end of an epoch.
+            if let Some(rate) = learning_rate {
+                self.trainer.set_learning_rate(rate);
+            }
         }
         self.batches = None;
         (self.standing.pass, self.standing.position) = self.after.clone();
@@ -240,8 +247,9 @@ impl<T: Trainee> Session<'_, T> {
         let (steps, examples, run, stop, commits) = (*steps, *examples, *run, stop.clone(), *commits);
         let mut standing = self.standing.clone();
         (standing.pass, standing.position) = self.after.clone();
-        standing.callbacks = callbacks.iter().map(|callback| callback.state()).collect();
-        Whole { standing, steps, examples, run, stop, commits, settings: self.settings.lines() }
+        standing.keep_states(callbacks);
+        let (settings, learning_rate) = (self.settings.lines(), Some(self.trainer.learning_rate()));
+        Whole { standing, steps, examples, run, stop, commits, settings, learning_rate }
     }
 
     /// Trains until all epochs are over, or a callback ends it.
@@ -287,7 +295,7 @@ impl<T: Trainee> Session<'_, T> {
                 }
             }
             self.standing.all_steps = true;
-            let before = (callbacks.iter().map(|callback| callback.state()).collect(), trainer.learning_rate());
+            let before = (states(callbacks), trainer.learning_rate());
             let validated = validation.as_ref().filter(|_| is_validated).map(|validation| Validated {
                 data: validation,
                 steps: fit.validation_steps,
@@ -366,12 +374,6 @@ impl<T: Trainee> Session<'_, T> {
         self.sums = zeros(self.trainer);
     }
 
-    /// Gives callbacks the states, and the optimizer the learning rate, of before the end of the epoch.
-    fn take_back(&mut self, callbacks: &mut [Box<dyn Callback>], (states, rate): (Vec<Value>, f64)) {
-        callbacks.iter_mut().zip(&states).for_each(|(callback, state)| callback.set_state(state));
-        self.trainer.set_learning_rate(rate);
-    }
-
     fn last_values(&self) -> Vec<(String, f64)> {
         self.standing.history.epochs.last().map(|(_, values)| values.clone()).unwrap_or_default()
     }
@@ -419,20 +421,6 @@ pub(super) fn add(sums: &mut [Vec<f64>], of_step: PerReplica<Vec<f64>>) {
 }
 
 impl<T: Trainee> Session<'_, T> {
-    /// Restores the callbacks' state from a checkpoint. Returns whether there is one.
-    fn give_states(&mut self, callbacks: &mut [Box<dyn Callback>]) -> bool {
-        let states = std::mem::take(&mut self.standing.callbacks);
-        if !states.is_empty() && states.len() != callbacks.len() {
-            let (saved, given) = (states.len(), callbacks.len());
-            distribute_notice::warn!(
-                "the checkpoint has {saved} callbacks, and fit was given {given}: they begin anew"
-            );
-            return false;
-        }
-        callbacks.iter_mut().zip(&states).for_each(|(callback, state)| callback.set_state(state));
-        !states.is_empty()
-    }
-
     fn begin_epoch(&mut self, epoch: u32) {
         (self.epoch, self.without_training) = (epoch, false);
         let strategy = self.trainer.strategy();
@@ -598,7 +586,7 @@ impl<T: Trainee> Session<'_, T> {
         values: &[(String, f64)],
         occasion: Occasion,
     ) -> Result<()> {
-        self.standing.callbacks = callbacks.iter().map(|callback| callback.state()).collect();
+        self.standing.keep_states(callbacks);
         let mut saved = false;
         self.tell(callbacks, values, |callback, training| {
             saved |= callback.save(training, occasion)?;

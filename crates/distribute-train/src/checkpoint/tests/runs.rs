@@ -208,7 +208,7 @@ fn managers_of_one_process_share_a_folder() {
     // In which order the two managers have written is open.
     there.sort_unstable();
     assert!([vec![4, 6], vec![4, 5, 6]].contains(&there), "{there:?}");
-    backups.remove_backups().unwrap();
+    backups.remove_backups(&strategy()).unwrap();
     // Checkpoints that are both stay.
     assert_eq!(steps(folder.path()), [6, 4]);
     assert_eq!(fs::read_to_string(folder.path().join("latest")).unwrap(), "step-00000006\n");

@@ -1,11 +1,14 @@
 //! Several models, optimizers and averages in one checkpoint.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use distribute_cluster::Membership;
 use distribute_device::DType;
 use distribute_optim::backend::{LibraryOptimizer, Reduced, Variable};
 use distribute_optim::{Adam, Ema, HostError, HostLoss, HostModel, Optimizer, OptimizerState, Sgd, Trainable};
-use distribute_strategy::FullyShardedStrategy;
+use distribute_strategy::{CommunicationOptions, FullyShardedStrategy, MultiWorkerMirroredStrategy};
+use distribute_testkit::Ports;
 use parking_lot::Mutex;
 
 use super::sharded::two_workers;
@@ -198,6 +201,103 @@ fn all_workers_get_the_error_of_a_name_that_the_chief_has_put_twice() {
     let errors = two_workers(|_, strategy| saved_in(folder.path(), strategy, &[&TwiceOnChief]).unwrap_err());
     assert!(matches!(errors[0], Error::PutTwice { .. }), "{}", errors[0]);
     assert!(matches!(errors[1], Error::Chief(_)), "{}", errors[1]);
+}
+
+/// Fails in one call on one worker.
+struct FailsIn(&'static str, bool);
+
+impl FailsIn {
+    fn check(&self, call: &str) -> Result<(), BoxError> {
+        if self.1 && self.0 == call { Err(format!("no ink to {call}").into()) } else { Ok(()) }
+    }
+}
+
+impl Checkpointed for FailsIn {
+    fn prepare(&self, _: &Strategy) -> Result<(), BoxError> {
+        self.check("prepare")
+    }
+
+    fn save(&self, _: &Strategy, _: &mut Snapshot) -> Result<(), BoxError> {
+        self.check("save")
+    }
+
+    fn load(&self, _: &Strategy, _: &Snapshot) -> Result<(), BoxError> {
+        self.check("load")
+    }
+}
+
+/// Runs two workers whose models are whole.
+fn two_mirrored<T: Send>(work: impl Fn(u32, &Strategy) -> T + Sync) -> [T; 2] {
+    let address = format!("127.0.0.1:{}", Ports::reserve(1).unwrap().release()[0]);
+    let worker = &|rank: u32| {
+        let strategy = MultiWorkerMirroredStrategy::builder()
+            .membership(Membership::new(rank, 2, &address).unwrap())
+            .communication(CommunicationOptions::default().timeout(Duration::from_secs(10)))
+            .build()
+            .unwrap();
+        work(rank, &strategy)
+    };
+    std::thread::scope(|scope| {
+        [0, 1].map(|rank| scope.spawn(move || worker(rank))).map(|worker| worker.join().unwrap())
+    })
+}
+
+#[test]
+fn a_part_that_fails_on_one_worker_is_an_error_of_all_and_they_continue_together() {
+    let work = |failing: u32, rank: u32, strategy: &Strategy, folder: &Path| {
+        let mut told = Vec::new();
+        let parts = |call| FailsIn(call, rank == failing);
+        let mut manager = CheckpointManager::new(folder);
+        manager.save(strategy, 1, &[&parts("")], &1).unwrap();
+        manager.finish_everywhere(strategy).unwrap();
+        for call in ["prepare", "save"] {
+            told.push(manager.save(strategy, 2, &[&parts(call)], &2).map_err(|error| error.to_string()));
+        }
+        let newest = folder.join("step-00000001");
+        let load = parts("load");
+        told.push(manager.restore_newest(strategy, &[&load]).map(drop).map_err(|error| error.to_string()));
+        told.push(manager.restore_from(strategy, &newest, &[&load]).map(drop).map_err(|error| error.to_string()));
+        // No worker waits in an operation of its own.
+        manager.save(strategy, 3, &[&parts("")], &3).unwrap();
+        manager.finish_everywhere(strategy).unwrap();
+        told
+    };
+    for (failing, whose) in [(0, "on the chief: "), (1, "on worker:1: ")] {
+        let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let mirrored = two_mirrored(|rank, strategy| work(failing, rank, strategy, folders[0].path()));
+        let in_parts = two_workers(|rank, strategy| work(failing, rank, strategy, folders[1].path()));
+        for told in [mirrored, in_parts] {
+            for (rank, told) in (0..).zip(told) {
+                for (call, outcome) in ["prepare", "save", "load", "load"].iter().zip(told) {
+                    let prefix = if rank == failing { "" } else { whose };
+                    let expected = format!("no ink to {call}");
+                    let error = outcome.unwrap_err();
+                    assert!(error.starts_with(prefix) && error.ends_with(&expected), "{rank}: {error}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn backups_that_cannot_be_removed_are_an_error_of_all_workers() {
+    let folder = tempfile::tempdir().unwrap();
+    let faults = Faults::default();
+    let errors = two_mirrored(|rank, strategy| {
+        let mut manager = CheckpointManager::new(folder.path()).of_backups();
+        if rank == 0 {
+            manager = manager.with_disk(Disk::with(&faults));
+        }
+        manager.save(strategy, 1, &[], &1).unwrap();
+        manager.finish_everywhere(strategy).unwrap();
+        if rank == 0 {
+            faults.set(Fault::Fails(1));
+        }
+        manager.remove_backups(strategy).unwrap_err().to_string()
+    });
+    faults.set(Fault::None);
+    assert!(errors[0].contains("injected"), "{errors:?}");
+    assert_eq!(errors[1], format!("on the chief: {}", errors[0]));
 }
 
 #[test]

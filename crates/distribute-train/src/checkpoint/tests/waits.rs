@@ -26,6 +26,8 @@ fn a_disk_that_hangs_is_an_error_that_says_what_is_being_written() {
     {
         assert!(text.contains(words), "{words}: {text}");
     }
+    // Its own disk, so the members of an elastic job train on without it.
+    assert_eq!((error.exit_code(), crate::elastic::is_of_members(&error)), (138, false));
     // Dropping it does not wait for the same disk again.
     drop(training);
     assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());

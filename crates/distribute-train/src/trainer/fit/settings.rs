@@ -6,16 +6,18 @@ use distribute_types::ErrorClass;
 
 use super::Fit;
 use crate::Result;
+use crate::metrics::Metrics;
 
 /// The settings, as names and values.
 pub(super) struct Settings(Vec<(&'static str, String)>);
 
 impl Settings {
-    pub(super) fn of<B, E>(fit: &Fit<B, E>) -> Settings {
+    pub(super) fn of<B, E>(fit: &Fit<B, E>, metrics: &Metrics) -> Settings {
         let or = |number: Option<u64>, default: &str| number.map_or(default.to_owned(), |number| number.to_string());
         let yes = |is: bool| if is { "yes" } else { "no" }.to_owned();
-        let collective = fit.callbacks.iter().filter(|callback| callback.is_collective());
-        let collective: Vec<&str> = collective.map(|callback| callback.name()).collect();
+        let collective = || fit.callbacks.iter().filter(|callback| callback.is_collective());
+        let names: Vec<&str> = collective().map(|callback| callback.name()).collect();
+        let settings: Vec<String> = collective().map(|callback| callback.settings()).collect();
         Settings(vec![
             ("fit, epochs", fit.epochs.to_string()),
             ("fit, steps_per_epoch", or(fit.steps_per_epoch, "those of a pass")),
@@ -24,7 +26,9 @@ impl Settings {
             ("fit, validation", yes(fit.validation.is_some())),
             ("fit, validation_steps", or(fit.validation_steps.map(|steps| steps as u64), "all")),
             ("fit, validation_every", fit.validation_every.to_string()),
-            ("fit, collective callbacks", format!("[{}]", collective.join(", "))),
+            ("fit, metrics", format!("[{}]", metrics.names().join(", "))),
+            ("fit, collective callbacks", format!("[{}]", names.join(", "))),
+            ("fit, settings of callbacks", format!("[{}]", settings.join(", "))),
             ("fit, stop_on", yes(fit.termination.is_some())),
         ])
     }

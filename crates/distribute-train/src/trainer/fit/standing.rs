@@ -21,7 +21,11 @@ pub(super) struct Standing {
     #[serde(deserialize_with = "numbers")]
     pub(super) sums: Vec<f64>,
     pub(super) history: History,
+    /// The states of callbacks.
     pub(super) callbacks: Vec<Value>,
+    /// The names of these callbacks; empty from earlier versions.
+    #[serde(default)]
+    pub(super) callback_names: Vec<String>,
     /// The reason why training ended before the last epoch.
     pub(super) ended: Option<String>,
     /// Whether all steps of the current epoch have been made.
@@ -44,6 +48,9 @@ pub(super) struct Whole {
     /// The settings that a process that joins must have too, one in each line; empty from earlier versions.
     #[serde(default)]
     pub(super) settings: Vec<String>,
+    /// The optimizer's learning rate; `None` from earlier versions.
+    #[serde(default)]
+    pub(super) learning_rate: Option<f64>,
 }
 
 impl elastic::Standing for Whole {

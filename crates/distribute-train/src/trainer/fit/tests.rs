@@ -8,6 +8,7 @@ use distribute_input::{Array, Dataset};
 use distribute_strategy::{CommunicationOptions, MirroredStrategy, MultiWorkerMirroredStrategy, Strategy};
 use distribute_testkit::{Job, Ports};
 use distribute_types::ErrorClass;
+use serde_json::Value;
 
 use super::*;
 use crate::BoxError;
@@ -26,6 +27,7 @@ struct Toy {
     losses: Vec<f64>,
     calls: AtomicUsize,
     pause: Duration,
+    rate: Mutex<f64>,
 }
 
 struct Nothing;
@@ -43,7 +45,8 @@ impl Checkpointed for Nothing {
 impl Toy {
     fn new(strategy: Strategy) -> Toy {
         let (passes, calls, pause) = (AtomicU64::new(0), AtomicUsize::new(0), Duration::ZERO);
-        Toy { strategy, nothing: Nothing, metrics: Metrics::new(), passes, losses: Vec::new(), calls, pause }
+        let (metrics, losses, rate) = (Metrics::new(), Vec::new(), Mutex::new(0.1));
+        Toy { strategy, nothing: Nothing, metrics, passes, losses, calls, pause, rate }
     }
 
     /// A toy of one replica, whose steps have these losses.
@@ -69,10 +72,12 @@ impl Trainee for Toy {
     }
 
     fn learning_rate(&self) -> f64 {
-        0.1
+        *self.rate.lock().unwrap()
     }
 
-    fn set_learning_rate(&self, _: f64) {}
+    fn set_learning_rate(&self, rate: f64) {
+        *self.rate.lock().unwrap() = rate;
+    }
 
     fn num_parameters(&self) -> usize {
         0
@@ -212,38 +217,74 @@ fn an_epoch_whose_sums_are_lost_has_no_loss_and_is_not_the_best() {
     assert_eq!(kept(&best), ["step-00000008"]);
 }
 
+/// Returns the strategy of one of two workers.
+fn one_of_two(rank: u32, address: &str) -> Strategy {
+    MultiWorkerMirroredStrategy::builder()
+        .membership(Membership::new(rank, 2, address).unwrap())
+        .communication(CommunicationOptions::default().timeout(Duration::from_secs(10)))
+        .build()
+        .unwrap()
+}
+
 #[test]
 fn settings_that_differ_between_workers_are_named_in_the_first_step() {
     type Settings = Fit<Array<i64>, Error>;
     type Change = fn(Settings) -> Settings;
     let base = || Fit::epochs(2).validation(&Numbers(4));
-    let others: [(&str, Change); 9] = [
-        ("collective callbacks: [ModelCheckpoint]", |fit| fit.callback(ModelCheckpoint::new("never-made"))),
-        ("stop_on: yes", |fit| fit.stop_on(TerminationConfig::default().signals(Vec::new()))),
-        ("class_weights: [1.0, 2.0]", |fit| fit.class_weights([1.0, 2.0])),
-        ("epochs: 3", |fit| Fit { epochs: 3, ..fit }),
-        ("steps_per_epoch: 2", |fit| fit.steps_per_epoch(2)),
-        ("steps_per_execution: 2", |fit| fit.steps_per_execution(2)),
-        ("validation: no", |fit| Fit { validation: None, ..fit }),
-        ("validation_steps: 1", |fit| fit.validation_steps(1)),
-        ("validation_every: 2", |fit| fit.validation_every(2)),
+    let same: Change = |fit| fit;
+    let others: [(&str, Change, Change); 12] = [
+        ("collective callbacks: [ModelCheckpoint]", same, |fit| fit.callback(ModelCheckpoint::new("never-made"))),
+        ("stop_on: yes", same, |fit| fit.stop_on(TerminationConfig::default().signals(Vec::new()))),
+        ("class_weights: [1.0, 2.0]", same, |fit| fit.class_weights([1.0, 2.0])),
+        ("epochs: 3", same, |fit| Fit { epochs: 3, ..fit }),
+        ("steps_per_epoch: 2", same, |fit| fit.steps_per_epoch(2)),
+        ("steps_per_execution: 2", same, |fit| fit.steps_per_execution(2)),
+        ("validation: no", same, |fit| Fit { validation: None, ..fit }),
+        ("validation_steps: 1", same, |fit| fit.validation_steps(1)),
+        ("validation_every: 2", same, |fit| fit.validation_every(2)),
+        (
+            "settings of callbacks: [BackupAndRestore(every_steps 2)]",
+            |fit| fit.callback(BackupAndRestore::new("never-made")),
+            |fit| fit.callback(BackupAndRestore::new("never-made").every_steps(2)),
+        ),
+        (
+            "settings of callbacks: [ModelCheckpoint(loss, rises false)]",
+            |fit| fit.callback(ModelCheckpoint::new("never-made").every_epochs(3)),
+            |fit| fit.callback(ModelCheckpoint::new("never-made").best("loss").rises(false)),
+        ),
+        (
+            "settings of callbacks: [EarlyStopping(loss, min_delta 0.5, start_from_epoch 2)]",
+            |fit| fit.callback(EarlyStopping::new("loss").restore_best()),
+            |fit| fit.callback(EarlyStopping::new("loss").min_delta(0.5).start_from_epoch(2).restore_best()),
+        ),
     ];
-    for (line, other) in others {
+    for (line, first, other) in others {
         let address = format!("127.0.0.1:{}", Ports::reserve(1).unwrap().release()[0]);
         let train = &|rank: u32| {
-            let strategy = MultiWorkerMirroredStrategy::builder()
-                .membership(Membership::new(rank, 2, &address).unwrap())
-                .communication(CommunicationOptions::default().timeout(Duration::from_secs(30)))
-                .build()
-                .unwrap();
-            let settings = if rank == 0 { base() } else { other(base()) };
-            fit(&Toy::new(strategy), &Numbers(8), settings).unwrap_err().to_string()
+            let settings = if rank == 0 { first(base()) } else { other(base()) };
+            fit(&Toy::new(one_of_two(rank, &address)), &Numbers(8), settings).unwrap_err().to_string()
         };
         let told = std::thread::scope(|scope| [0, 1].map(|rank| scope.spawn(move || train(rank))).map(|t| t.join()));
         for told in told {
             let told = told.unwrap();
             assert!(told.contains(&format!("fit, {line}")), "{line}: {told}");
         }
+    }
+}
+
+#[test]
+fn metrics_of_other_names_on_one_worker_are_not_added_up() {
+    let address = format!("127.0.0.1:{}", Ports::reserve(1).unwrap().release()[0]);
+    let train = &|rank: u32| {
+        let metrics = Metrics::new().with(Mean);
+        let metrics = if rank == 0 { metrics } else { Metrics::new().with(Named::new("median", Mean)) };
+        let toy = Toy { metrics, ..Toy::new(one_of_two(rank, &address)) };
+        fit(&toy, &Numbers(8), Fit::epochs(1)).unwrap_err().to_string()
+    };
+    let told = std::thread::scope(|scope| [0, 1].map(|rank| scope.spawn(move || train(rank))).map(|t| t.join()));
+    for told in told {
+        let told = told.unwrap();
+        assert!(told.contains("fit, metrics: [mean] on") && told.contains("fit, metrics: [median] on"), "{told}");
     }
 }
 
@@ -272,17 +313,137 @@ fn callbacks_without_collective_calls_may_be_those_of_one_worker() {
 }
 
 #[test]
+fn a_job_resumes_of_whose_workers_one_has_more_callbacks() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = |name: &str| folder.path().join(name);
+    let job = |fails: bool| {
+        let address = format!("127.0.0.1:{}", Ports::reserve(1).unwrap().release()[0]);
+        let train = &|rank: u32| {
+            let (mut settings, calls) = (Fit::epochs(3), Arc::default());
+            if rank == 0 {
+                settings = settings.callback(CsvLogger::new(place("history.csv")));
+            }
+            let settings = settings
+                .callback(Calls(Arc::clone(&calls)))
+                .callback(ModelCheckpoint::new(place("best")).best("loss"))
+                .callback(BackupAndRestore::new(place("backup")).every_steps(1))
+                .callback(fails.then_some(Fails { step: 6, at_end: false }));
+            let outcome = fit(&Toy::new(one_of_two(rank, &address)), &Numbers(8), settings);
+            let first: Vec<&str> = calls.lock().unwrap().iter().take(3).copied().collect();
+            (outcome.map(|history| history.epochs.len()).map_err(|error| error.to_string()), first)
+        };
+        std::thread::scope(|scope| {
+            [0, 1].map(|rank| scope.spawn(move || train(rank))).map(|worker| worker.join().unwrap())
+        })
+    };
+    for (outcome, _) in job(true) {
+        assert!(outcome.as_ref().is_err_and(|error| error.contains("the power is off")), "{outcome:?}");
+    }
+    for (outcome, first) in job(false) {
+        assert_eq!((outcome, first), (Ok(3), vec!["set_state", "resumed", "epoch_begin"]));
+    }
+    assert_eq!(std::fs::read_to_string(place("history.csv")).unwrap().lines().count(), 4);
+}
+
+/// Keeps a number in checkpoints.
+struct Keeps(&'static str, u64, Arc<Mutex<Vec<Value>>>);
+
+impl Callback for Keeps {
+    fn name(&self) -> &'static str {
+        self.0
+    }
+
+    fn state(&self) -> Value {
+        self.1.into()
+    }
+
+    fn set_state(&mut self, state: &Value) {
+        self.2.lock().unwrap().push(state.clone());
+    }
+}
+
+#[test]
+fn callbacks_get_the_states_of_their_names_and_those_of_earlier_versions_in_their_order() {
+    let given = |states: &[(&str, u64)], with_names: bool, callbacks: &[&'static str]| {
+        let (toy, told) = (Toy::of_losses(&[]), Arc::default());
+        let keeps = |(name, state): (&'static str, u64)| -> Box<dyn Callback> {
+            Box::new(Keeps(name, state, Arc::clone(&told)))
+        };
+        let mut session = session(&toy);
+        session.standing.callbacks = states.iter().map(|(_, state)| (*state).into()).collect();
+        if with_names {
+            session.standing.callback_names = states.iter().map(|(name, _)| (*name).to_owned()).collect();
+        }
+        let mut callbacks: Vec<Box<dyn Callback>> = callbacks.iter().map(|name| keeps((*name, 0))).collect();
+        let resumes = session.give_states(&mut callbacks);
+        let told: Vec<u64> = told.lock().unwrap().iter().filter_map(Value::as_u64).collect();
+        (resumes, told)
+    };
+    let saved = [("a", 1), ("b", 2), ("a", 3)];
+    assert_eq!(given(&saved, true, &["b", "a", "a"]), (true, vec![2, 1, 3]));
+    assert_eq!(given(&saved, true, &["a", "c"]), (true, vec![1]));
+    assert_eq!(given(&saved, true, &[]), (true, vec![]));
+    assert_eq!(given(&saved, false, &["b", "a", "a"]), (true, vec![1, 2, 3]));
+    assert_eq!(given(&saved, false, &["a", "c"]), (false, vec![]));
+    assert_eq!(given(&[], true, &["a"]), (false, vec![]));
+}
+
+/// Returns a session that has not begun.
+fn session(toy: &Toy) -> Session<'_, Toy> {
+    let batching = Batching { batch_size: 2, is_set: false, shuffle: false };
+    let (data, batch_size) = Numbers(8).distribute(&toy.strategy, batching).unwrap();
+    Session {
+        trainer: toy,
+        data,
+        batch_size,
+        class_weights: Vec::new(),
+        settings: Settings::of(&Fit::<Array<i64>, Error>::epochs(1), &toy.metrics),
+        batches: None,
+        after: (0, None),
+        commits: 0,
+        standing: Standing::default(),
+        joins: false,
+        leaves: false,
+        departures: Departures::default(),
+        saved: None,
+        epoch: 0,
+        epochs: 1,
+        steps_per_epoch: None,
+        steps: 0,
+        examples: 0,
+        sums: zeros(toy),
+        stop: None,
+        without_validation: false,
+        without_training: false,
+        run: None,
+    }
+}
+
+#[test]
+fn a_member_that_lacks_the_end_of_an_epoch_gets_its_learning_rate() {
+    let toy = Toy::of_losses(&[]);
+    let further = Toy { rate: Mutex::new(0.07), ..Toy::of_losses(&[]) };
+    let whole = serde_json::to_string(&session(&further).whole(&[])).unwrap();
+    let adopted: Whole = serde_json::from_str(&whole).unwrap();
+    let mut course =
+        Course { validation: None, preemption: None, progress: None, is_memory_told: false, fit: Fit::epochs(1) };
+    let mut mine = session(&toy);
+    let joined = |adopted| Joined { generation: 2, members: 2, adopted: Some(adopted), begins: false };
+    mine.continue_with(joined(adopted.clone()), true, &mut course).unwrap();
+    assert_eq!(toy.learning_rate(), 0.07);
+    // Members of an earlier version do not tell it.
+    mine.continue_with(joined(Whole { learning_rate: None, ..adopted }), true, &mut course).unwrap();
+    assert_eq!(toy.learning_rate(), 0.07);
+}
+
+#[test]
 fn settings_that_differ_are_named_where_one_worker_has_no_step_left() {
     let folder = tempfile::tempdir().unwrap();
     let backup = || BackupAndRestore::new(folder.path()).keep_at_end();
     fit(&Toy::of_losses(&[]), &Numbers(4), Fit::epochs(2).callback(backup())).unwrap();
     let address = format!("127.0.0.1:{}", Ports::reserve(1).unwrap().release()[0]);
     let train = &|rank: u32| {
-        let strategy = MultiWorkerMirroredStrategy::builder()
-            .membership(Membership::new(rank, 2, &address).unwrap())
-            .communication(CommunicationOptions::default().timeout(Duration::from_secs(10)))
-            .build()
-            .unwrap();
+        let strategy = one_of_two(rank, &address);
         let outcome = fit(&Toy::new(strategy), &Numbers(4), Fit::epochs(2 + rank).callback(backup()));
         outcome.unwrap_err().to_string()
     };
