@@ -182,6 +182,7 @@ impl DeviceExchange<Candle> for Gpus {
         let GpuStep { gpu, updater, group, context, step } = step;
         step.wait(&group)?;
         context.group().all_reduce(&mut flags, ReduceOp::Sum)?;
+        flags.iter().enumerate().filter(|(_, came)| **came == 0).try_for_each(|(index, _)| step.discard(index))?;
         let gradients = step.finish(&*gpu.stream)?;
         let gradients = gradients.into_iter().filter(|(index, _)| flags[*index] > 0).collect();
         let timeout = context.group().options().timeout;

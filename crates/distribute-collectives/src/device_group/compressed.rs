@@ -1,5 +1,6 @@
 //! Buckets in a GPU's memory that are sent in 16 bits.
 
+use std::ops::Range;
 use std::sync::Mutex;
 
 use distribute_device::{DType, Device, DeviceBuffer, Stream};
@@ -46,6 +47,16 @@ impl Short {
         if std::mem::take(&mut state.begun) {
             state.current = 1 - state.current;
         }
+    }
+
+    /// Restores the errors of some bytes of the bucket from before the last step, in the stream's order.
+    pub(super) fn discard(&self, stream: &dyn Stream, bytes: Range<usize>) -> distribute_device::Result<()> {
+        let state = lock(&self.state);
+        if !state.begun {
+            return Ok(());
+        }
+        let [now, before] = [state.current, 1 - state.current].map(|index| self.errors[index].slice(bytes.clone()));
+        stream.copy(&before?, &now?)
     }
 
     /// Rounds `values` and the errors of earlier steps together, lets `reduce` reduce the rounded values in place, and

@@ -243,6 +243,20 @@ impl FusedDeviceStep {
         done.wait(Instant::now() + self.fused.timeout).map_err(failed)
     }
 
+    /// Restores the rounding error of a tensor from before this step, because the rank does not use its sum: see
+    /// [`FusedAllReduce::discard`](crate::FusedAllReduce::discard). Call it after [`wait`](FusedDeviceStep::wait), on
+    /// every rank or on none.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if a device operation fails.
+    pub fn discard(&self, index: usize) -> Result<()> {
+        let Some((bucket, place)) = self.fused.plan.position(index) else { return Ok(()) };
+        let Packed { places, short: Some(short), .. } = &self.fused.buckets[bucket] else { return Ok(()) };
+        let (tensor, start) = (&self.fused.plan.tensors[index], places[place]);
+        let bytes = start..start + tensor.len() * tensor.dtype.size_bytes();
+        short.discard(&*self.stream, bytes).map_err(plain)
+    }
+
     /// Returns the reduced tensors with their indices, in ascending order. They are parts of the buckets and can be
     /// used by work that `stream` is given from now on, until a tensor of the next step is pushed after that work.
     ///

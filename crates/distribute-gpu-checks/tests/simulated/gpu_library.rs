@@ -276,6 +276,7 @@ impl DeviceExchange<OnGpu> for Buckets {
         let Step { gpu, updater, context, group, step } = step;
         step.wait(&group)?;
         context.group().all_reduce(&mut flags, ReduceOp::Sum)?;
+        flags.iter().enumerate().filter(|(_, came)| **came == 0).try_for_each(|(index, _)| step.discard(index))?;
         let gradients = step.finish(&*gpu.stream)?.into_iter().filter(|(index, _)| flags[*index] > 0).collect();
         Ok((Sum { updater, gradients }, flags))
     }
