@@ -1,4 +1,5 @@
 use std::cell::Cell;
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use burn::nn::{Linear, LinearConfig};
@@ -14,6 +15,7 @@ use crate::{MeanSquaredError, Sgd, Trainer};
 /// Runs two workers, whose strategies live until both have returned, and returns their errors.
 fn errors_of_two(work: impl Fn(u32, &Strategy) -> Result<()> + Sync) -> [String; 2] {
     let address = format!("127.0.0.1:{}", Ports::reserve(1).unwrap().release()[0]);
+    let built = &Barrier::new(2);
     let worker = &|rank: u32| {
         let strategy = MultiWorkerMirroredStrategy::builder()
             .devices(["CPU:0", "CPU:1"])
@@ -21,6 +23,8 @@ fn errors_of_two(work: impl Fn(u32, &Strategy) -> Result<()> + Sync) -> [String;
             .communication(CommunicationOptions::default().timeout(Duration::from_secs(60)))
             .build()
             .unwrap();
+        // One that fails sooner would end the building of the other strategy.
+        built.wait();
         (work(rank, &strategy).unwrap_err().to_string(), strategy)
     };
     let began = Instant::now();

@@ -328,9 +328,12 @@ fn a_worker_that_cannot_evaluate_or_predict_tells_the_others() {
     ];
     for (words, failing, call) in calls {
         let address = distribute_testkit::Ports::reserve(1).unwrap().addresses().remove(0);
+        let built = std::sync::Barrier::new(2);
         let work = &|rank: u32| {
             let membership = distribute_cluster::Membership::new(rank, 2, address.clone()).unwrap();
             let strategy = MultiWorkerMirroredStrategy::builder().membership(membership).build().unwrap();
+            // One that fails sooner would end the building of the other strategy.
+            built.wait();
             let config = RunConfig::new(folder.path()).train_distribute(&strategy);
             let regressor = LinearRegressor::new(&columns()).build(adam(0.05), config).unwrap();
             let outcome = call(&regressor, rank == failing).map_err(|error| error.to_string());
