@@ -142,6 +142,8 @@ fn line<'a>(printed: &'a str, begin: &str) -> &'a str {
 
 #[test]
 fn a_trainer_trains_on_without_its_chief_and_with_processes_that_join() {
+    /// A loss, a join and a departure.
+    const CHANGES: u64 = 3;
     let folder = tempfile::tempdir().unwrap();
     let mut job = workers(folder.path()).tasks(3).start().unwrap();
     (0..3).for_each(|rank| drop(job.wait_for_line(rank, " of 3", DEADLINE).unwrap()));
@@ -163,7 +165,10 @@ fn a_trainer_trains_on_without_its_chief_and_with_processes_that_join() {
     let mut made = BTreeSet::new();
     for worker in [&killed, &left, &stayed, &new] {
         let steps: Vec<u64> = worker.stdout.lines().filter_map(|line| line.strip_prefix("step ")).map(first).collect();
-        assert!(steps.windows(2).all(|pair| pair[0] + 1 == pair[1]), "{steps:?}");
+        // A member whose step failed when members changed, and which others have made, gets their values, and its
+        // callbacks are not called.
+        let missed: u64 = steps.windows(2).map(|pair| pair[1].checked_sub(pair[0] + 1).unwrap()).sum();
+        assert!(missed <= CHANGES, "{steps:?}");
         made.extend(steps);
     }
     assert_eq!(made, (1..=STEPS * u64::from(EPOCHS)).collect());
