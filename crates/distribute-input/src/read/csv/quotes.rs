@@ -53,7 +53,7 @@ impl Quotes {
         let skipped = if self.seen == 0 && bytes.starts_with(MARK) { MARK.len() } else { 0 };
         let text = &bytes[skipped..];
         let start = self.seen + skipped as u64;
-        for (at, _) in text.iter().enumerate().filter(|(_, byte)| **byte == b'"') {
+        for at in memchr::memchr_iter(b'"', text) {
             let byte = start + at as u64;
             let before = at.checked_sub(1).map_or(self.last, |before| Some(text[before]));
             let is_first = before.is_none_or(|before| before == self.delimiter || before == b'\n' || before == b'\r');
