@@ -245,7 +245,7 @@ fn exchange(
         for out in outgoing.iter_mut() {
             let Some(peer) = &mut peers[out.to] else { continue };
             progress |= peer.outbox.send(&mut out.parts);
-            done &= out.parts.is_empty() && peer.outbox.unsent() == 0;
+            done &= peer.has_taken(out);
         }
         for from in incoming.iter_mut() {
             let Some(peer) = &mut peers[from.from] else { continue };
@@ -276,8 +276,7 @@ fn exchange(
         let idle = now - *idle_since.get_or_insert(now);
         lost = outgoing.iter().find_map(|out| {
             let peer = peers[out.to].as_ref()?;
-            let is_sent = out.parts.is_empty() && peer.outbox.unsent() == 0;
-            if is_sent { None } else { peer.refusal(out.to, idle) }
+            if peer.has_taken(out) { None } else { peer.refusal(out.to, idle) }
         });
         if lost.is_some() {
             continue;
@@ -307,6 +306,11 @@ fn check_control(peers: &[Option<Peer>]) -> Result<(), TransportError> {
 }
 
 impl Peer {
+    /// Returns whether the socket has taken all that is to be sent.
+    fn has_taken(&self, out: &Outgoing<'_>) -> bool {
+        out.parts.is_empty() && self.outbox.unsent() == 0
+    }
+
     /// Hands over what has arrived.
     fn receive(&mut self, from: &mut Incoming<'_>) -> Result<bool, TransportError> {
         let mut progress = false;
