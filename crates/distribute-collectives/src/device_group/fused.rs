@@ -1,5 +1,6 @@
 //! Fused all-reduce of tensors in device memory.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -7,7 +8,7 @@ use distribute_device::{DType, Device, DeviceBuffer, Stream};
 
 use super::compressed::Short;
 use super::{DeviceGroup, backends, device_error};
-use crate::fusion::BucketPlan;
+use crate::fusion::{BucketPlan, FusedTensor};
 use crate::sync::lock;
 use crate::{Compression, Error, ReduceOp, Result};
 
@@ -69,6 +70,14 @@ struct Packed {
     places: Vec<usize>,
     /// Set if the bucket is sent in 16 bits.
     short: Option<Short>,
+}
+
+impl Packed {
+    /// Returns where the member at a position is in the bucket's memory.
+    fn bytes(&self, place: usize, tensor: &FusedTensor) -> Range<usize> {
+        let start = self.places[place];
+        start..start + tensor.len() * tensor.dtype.size_bytes()
+    }
 }
 
 impl FusedDeviceAllReduce {
@@ -251,10 +260,9 @@ impl FusedDeviceStep {
     /// [`Error::Device`] if a device operation fails.
     pub fn discard(&self, index: usize) -> Result<()> {
         let Some((bucket, place)) = self.fused.plan.position(index) else { return Ok(()) };
-        let Packed { places, short: Some(short), .. } = &self.fused.buckets[bucket] else { return Ok(()) };
-        let (tensor, start) = (&self.fused.plan.tensors[index], places[place]);
-        let bytes = start..start + tensor.len() * tensor.dtype.size_bytes();
-        short.discard(&*self.stream, bytes).map_err(plain)
+        let packed = &self.fused.buckets[bucket];
+        let Some(short) = &packed.short else { return Ok(()) };
+        short.discard(&*self.stream, packed.bytes(place, &self.fused.plan.tensors[index])).map_err(plain)
     }
 
     /// Returns the reduced tensors with their indices, in ascending order. They are parts of the buckets and can be
@@ -273,9 +281,8 @@ impl FusedDeviceStep {
         planned
             .filter_map(|index| fused.plan.position(index).map(|position| (index, position)))
             .map(|(index, (bucket, place))| {
-                let Packed { memory, places, .. } = &fused.buckets[bucket];
-                let (tensor, start) = (&fused.plan.tensors[index], places[place]);
-                let part = memory.slice(start..start + tensor.len() * tensor.dtype.size_bytes());
+                let packed = &fused.buckets[bucket];
+                let part = packed.memory.slice(packed.bytes(place, &fused.plan.tensors[index]));
                 Ok((index, part.map_err(plain)?))
             })
             .collect()
