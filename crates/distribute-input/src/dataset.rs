@@ -95,6 +95,14 @@ pub(crate) struct Facts {
     pub(crate) seeds: Vec<u64>,
     /// The stages that choose and order elements, and memory budgets, in pipeline order.
     pub(crate) stages: Vec<String>,
+    /// The lengths of the sources in memory, in pipeline order.
+    pub(crate) lengths: Vec<usize>,
+    /// The most rows of a record, if an option of a reader sets it and the elements are such records.
+    pub(crate) record_rows: Option<usize>,
+    /// Whether other elements may follow a batch that is shorter than the others.
+    pub(crate) uneven: bool,
+    /// Whether the order may change with the number of the pass.
+    pub(crate) varies: bool,
     /// The number of stages that hold elements and take part in a memory budget.
     pub(crate) buffers: usize,
 }
@@ -353,8 +361,36 @@ impl Facts {
             sources: Vec::new(),
             seeds: Vec::new(),
             stages: Vec::new(),
+            lengths: if let Cardinality::Known(length) = cardinality { vec![length] } else { Vec::new() },
+            record_rows: None,
+            uneven: false,
+            varies: false,
             buffers: 0,
         }
+    }
+
+    /// Returns the properties of the elements of two datasets, which `stage` pairs or appends. It names the stages of
+    /// each, and the sizes of their batches unless they are equal.
+    fn joined(stage: &str, one: Facts, other: Facts) -> Facts {
+        let is_alike = (one.batch_size(), one.record_rows) == (other.batch_size(), other.record_rows);
+        let part = |facts: &Facts| {
+            let size = facts.element_rows().filter(|_| !is_alike);
+            let size = size.map_or_else(String::new, |size| format!(" of batches of {size}"));
+            format!("[{}]{size}", facts.stages.join(", "))
+        };
+        let is_plain = is_alike && one.stages.is_empty() && other.stages.is_empty();
+        let stages = if is_plain { Vec::new() } else { vec![format!("{stage} {} and {}", part(&one), part(&other))] };
+        let mut facts = Facts::of(Cardinality::Unknown);
+        facts.batched = one.batched_as(&other);
+        facts.record_rows = one.record_rows.filter(|_| is_alike);
+        facts.note(one.error.or(other.error));
+        facts.sources = [one.sources, other.sources].concat();
+        facts.seeds = [one.seeds, other.seeds].concat();
+        facts.lengths = [one.lengths, other.lengths].concat();
+        facts.uneven = one.uneven || other.uneven;
+        facts.varies = one.varies || other.varies;
+        facts.buffers = one.buffers + other.buffers;
+        Facts { stages, ..facts }
     }
 
     /// Returns the size of the last `batch`, if any.
@@ -391,10 +427,15 @@ impl Facts {
         (one.size == other.size).then_some(Batched { size: one.size, exact: one.exact || other.exact, join })
     }
 
+    /// Returns the most rows of an element, if elements are batches of a known size.
+    fn element_rows(&self) -> Option<usize> {
+        self.batch_size().or(self.record_rows)
+    }
+
     /// Records a stage that chooses or orders elements. If those are batches, it moves rows by the batch, and the order
     /// of the rows depends on the size.
-    fn stage(&mut self, stage: impl fmt::Display) {
-        self.stages.push(match self.batch_size() {
+    pub(crate) fn stage(&mut self, stage: impl fmt::Display) {
+        self.stages.push(match self.element_rows() {
             Some(size) => format!("{stage} of batches of {size}"),
             None => stage.to_string(),
         });
@@ -402,10 +443,38 @@ impl Facts {
 
     /// Records that batches, if the elements are any, become elements as a whole.
     fn no_rows(&mut self, stage: &str) {
-        if self.batched.is_some() {
+        if self.element_rows().is_some() {
             self.stage(stage);
         }
-        self.batched = None;
+        self.single();
+    }
+
+    /// Notes that elements are no longer batches of a known size.
+    fn single(&mut self) {
+        (self.batched, self.record_rows, self.uneven) = (None, None, false);
+    }
+
+    /// Returns the size of batches if elements are counted and not rows, and batches of other sizes would have other
+    /// rows: those of readers, and those that may be short in the middle of a pass.
+    pub(crate) fn counted_rows(&self) -> Option<usize> {
+        self.record_rows.or(self.batch_size().filter(|_| self.uneven))
+    }
+
+    /// Describes where the sources in memory end, for a stage whose order depends on it.
+    fn ends(&self) -> String {
+        let lengths: Vec<String> = self.lengths.iter().map(usize::to_string).collect();
+        if lengths.is_empty() { String::new() } else { format!(" of {}", lengths.join(" and ")) }
+    }
+
+    /// Records that other elements follow the end of these, where the sources or exact batches determine it.
+    fn followed(&mut self) {
+        self.uneven = true;
+        let end = format!("end{}", self.ends());
+        match self.exact_size() {
+            Some(_) => self.stage(end),
+            None if self.lengths.is_empty() => {}
+            None => self.stages.push(end),
+        }
     }
 
     /// Records a stage after which other rows follow those that exact batches have dropped.
@@ -417,7 +486,7 @@ impl Facts {
 
     /// Records a stage that repeats the order of one pass, if the order changes with the pass.
     fn keeps_order(&mut self, stage: &str) {
-        if !self.seeds.is_empty() {
+        if self.varies {
             self.stages.push(stage.to_owned());
         }
     }

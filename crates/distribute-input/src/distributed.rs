@@ -345,10 +345,10 @@ impl<T: Send + 'static> WorkerDataset<T> {
     /// The part of the pass that was seen before is read again, unless the tensors are in memory.
     ///
     /// # Errors
-    /// [`Error::Position`] if the rows have another order: files were added, renamed or removed, or a seed of a shuffle
-    /// or a stage has changed. Also if an input function chose the data, and the number of workers or what a step takes
-    /// has changed, or if only one of both datasets is of an input function. At the beginning of a pass all of this may
-    /// change.
+    /// [`Error::Position`] if the rows have another order: files were added, renamed or removed, or a stage, a seed of
+    /// a shuffle or an option of a reader has changed. Also if an input function chose the data, and the number of
+    /// workers or what a step takes has changed, or if only one of both datasets is of an input function. At the
+    /// beginning of a pass all of this may change.
     pub fn iter_from(&self, position: &InputPosition) -> Result<WorkerIterator<T>> {
         let lanes = position.lanes_of(self.topology(), self.unequal_data)?;
         position.check(self.read_mode, self.taken, &self.plan)?;
@@ -365,7 +365,9 @@ impl<T: Send + 'static> WorkerDataset<T> {
         let only_full = self.unequal_data == UnequalData::Drop && is_decided_here;
         let Start { epoch, steps: before, read_mode, lanes, .. } = start;
         let (taken, order) = (self.taken, self.plan.order());
-        WorkerIterator::new(steps, InputPosition { epoch, steps: before, read_mode, lanes, taken, order }, only_full)
+        let orders = self.plan.own_order().map(str::to_owned).into_iter().collect();
+        let position = InputPosition { epoch, steps: before, read_mode, lanes, taken, order, orders };
+        WorkerIterator::new(steps, position, only_full)
     }
 
     /// Returns whether passes of all workers that continue from this position, also that of a dataset which was read

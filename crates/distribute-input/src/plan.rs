@@ -37,6 +37,8 @@ pub struct DataPlan {
     stages: Vec<String>,
     /// The files, the numbers of splits and the data that those are of; empty if each worker may have data of its own.
     sources: Vec<String>,
+    /// What the order of this worker's elements depends on, if each worker may have data of its own.
+    own_order: Option<String>,
 }
 
 /// How the data are divided between replicas.
@@ -50,7 +52,17 @@ pub(crate) enum Division {
 
 impl DataPlan {
     pub(crate) fn new(topology: Topology, division: Division, steps: Cardinality) -> DataPlan {
-        DataPlan { topology, division, steps, seeds: Vec::new(), stages: Vec::new(), sources: Vec::new() }
+        let (seeds, stages, sources) = (Vec::new(), Vec::new(), Vec::new());
+        DataPlan { topology, division, steps, seeds, stages, sources, own_order: None }
+    }
+
+    /// Adds the order of the datasets that an input function has made.
+    pub(crate) fn with_datasets<'a>(self, all: impl Iterator<Item = &'a Facts>) -> DataPlan {
+        let order = |facts: &Facts| match facts.counted_rows() {
+            Some(rows) => format!("{} of batches of {rows}", own_order(facts)),
+            None => own_order(facts),
+        };
+        DataPlan { own_order: Some(all.map(order).collect::<Vec<_>>().join(" | ")), ..self }
     }
 
     /// Adds the sources of a dataset, its seeds and its stages.
@@ -59,11 +71,11 @@ impl DataPlan {
     /// [`Error::External`](crate::Error::External) if a source does not know its name.
     pub(crate) fn with_sources(self, facts: &Facts) -> Result<DataPlan> {
         let Facts { seeds, stages, sources, .. } = facts.clone();
-        let sources = match self.has_common_data() {
-            true => sources.iter().map(Source::name).collect::<Result<_>>()?,
-            false => Vec::new(),
+        let (sources, own_order) = match self.has_common_data() {
+            true => (sources.iter().map(Source::name).collect::<Result<_>>()?, None),
+            false => (Vec::new(), Some(own_order(facts))),
         };
-        Ok(DataPlan { seeds, stages, sources, ..self })
+        Ok(DataPlan { seeds, stages, sources, own_order, ..self })
     }
 
     /// Returns the named settings that must be equal on all workers for the plan to hold; empty if each worker chooses
@@ -103,10 +115,12 @@ impl DataPlan {
     /// Describes what the order of the rows depends on, as far as a dataset knows it; `None` if each worker may have
     /// data of its own.
     pub(crate) fn order(&self) -> Option<String> {
-        self.has_common_data().then(|| {
-            let (sources, stages) = (self.sources.join(", "), self.stages.join(", "));
-            format!("{sources}; seeds {:?}; stages [{stages}]", self.seeds)
-        })
+        self.has_common_data().then(|| described(&self.sources, &self.seeds, &self.stages))
+    }
+
+    /// Describes what the order of this worker's elements depends on, if each worker may have data of its own.
+    pub(crate) fn own_order(&self) -> Option<&str> {
+        self.own_order.as_deref()
     }
 
     /// Returns whether all workers read parts of the same data. Without a share each may have sources of its own.
@@ -238,6 +252,18 @@ impl fmt::Display for DataPlan {
             }
         }
     }
+}
+
+/// Describes what the order of the elements depends on in data of one worker. Sources are not asked for their names,
+/// since each worker may have others.
+fn own_order(facts: &Facts) -> String {
+    let named = facts.sources.iter().filter(|source| matches!(source, Source::Named(_)));
+    let sources: Vec<String> = named.flat_map(Source::name).collect();
+    described(&sources, &facts.seeds, &facts.stages)
+}
+
+fn described(sources: &[String], seeds: &[u64], stages: &[String]) -> String {
+    format!("{}; seeds {seeds:?}; stages [{}]", sources.join(", "), stages.join(", "))
 }
 
 /// The largest number of files listed for each worker.

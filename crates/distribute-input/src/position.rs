@@ -38,6 +38,9 @@ pub struct InputPosition {
     /// of their own, and in positions of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) order: Option<String>,
+    /// The same of each worker, if workers may have data of their own. Positions of older versions have none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) orders: Vec<String>,
 }
 
 /// The data of an input function that one step of a worker takes.
@@ -147,7 +150,10 @@ impl InputPosition {
             match all.read_mode {
                 ReadMode::Walk if other.lanes != all.lanes => return refuse("workers have not walked equally far"),
                 ReadMode::Walk => {}
-                ReadMode::Lanes | ReadMode::Function => all.lanes.extend(other.lanes),
+                ReadMode::Lanes | ReadMode::Function => {
+                    all.lanes.extend(other.lanes);
+                    all.orders.extend(other.orders);
+                }
             }
         }
         Ok(all)
@@ -171,13 +177,18 @@ impl InputPosition {
             let (saved, now) = (of_function(self.read_mode), of_function(read_mode));
             return refuse(format!("it is one {saved}, and the data is that {now}; distribute it as before"));
         }
-        if let (Some(saved), Some(now)) = (&self.order, plan.order())
-            && *saved != now
-        {
-            return refuse(format!(
-                "it counts rows in the order of <{saved}>, and the data has that of <{now}>: others would be skipped \
-                 than were seen; read the files, seeds and stages that it was saved with"
-            ));
+        let topology = plan.topology();
+        let own = self.orders.get(topology.worker()).filter(|_| self.orders.len() == topology.workers());
+        let own = own.map(String::as_str);
+        for (saved, now) in [(self.order.as_deref(), plan.order().as_deref()), (own, plan.own_order())] {
+            if let (Some(saved), Some(now)) = (saved, now)
+                && saved != now
+            {
+                return refuse(format!(
+                    "it counts rows in the order of <{saved}>, and the data has that of <{now}>: others would be \
+                     skipped than were seen; read the files, seeds and stages that it was saved with"
+                ));
+            }
         }
         match (self.taken, taken) {
             (Some(saved), Some(now)) if !saved.is_as_much_as(now) => {

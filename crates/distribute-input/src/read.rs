@@ -123,6 +123,18 @@ pub trait RecordReader: Send + Sync + 'static {
     /// # Errors
     /// The operating system's error if the file cannot be opened.
     fn open(&self, file: &FileShard) -> io::Result<Self::Records>;
+
+    /// Names the options that determine which records a file has: a pass is not resumed with other ones, and workers
+    /// compare them. Options with their default values need no name, and a reader without options has none.
+    fn settings(&self) -> Option<String> {
+        None
+    }
+
+    /// Returns the most rows of a record, if records are batches of rows and an option sets their size: a pass in which
+    /// such records were chosen or ordered is not resumed with another size.
+    fn rows_per_record(&self) -> Option<usize> {
+        None
+    }
 }
 
 /// A record that cannot be read. A reader continues after it if it can, and ends otherwise.
@@ -276,12 +288,22 @@ impl Dataset<FileShard> {
     pub fn read<R: RecordReader>(self, reader: R, options: ReadOptions) -> Dataset<R::Record> {
         let reader = Arc::new(reader);
         let ReadOptions { cycle, block, bad_records, cache } = options;
-        self.interleaved(cycle, block, move |file| {
+        let (settings, record_rows) = (reader.settings(), reader.rows_per_record());
+        // Files read one after the other have their rows in one order, unless bad batches of them are left out.
+        let is_in_order = cycle == 1 && matches!(bad_records, BadRecords::Fail);
+        let mut dataset = self.interleaved(cycle, block, move |file| {
             let (reader, bad_records, cache) = (Arc::clone(&reader), bad_records.clone(), cache.clone());
             let open: Opener<R::Record> =
                 Arc::new(move |_| records(&*reader, &file, bad_records.clone(), cache.as_ref()));
             Ok(Dataset::of_opener(open))
-        })
+        });
+        let facts = &mut dataset.facts;
+        facts.stages.extend(settings);
+        facts.record_rows = record_rows;
+        if record_rows.is_some() && !is_in_order {
+            facts.stage("records");
+        }
+        dataset
     }
 }
 

@@ -52,8 +52,9 @@ impl<T: Send + 'static> Dataset<T> {
         F: Fn(T) -> Result<Dataset<U>, BoxError> + Send + Sync + 'static,
     {
         let mut dataset = self.interleaved(cycle, block, function);
-        // The datasets of the function may have stages of their own.
+        // The datasets of the function may have stages of their own, and orders that change with the pass.
         dataset.facts.buffers += 1;
+        dataset.facts.varies = true;
         dataset
     }
 
@@ -67,7 +68,7 @@ impl<T: Send + 'static> Dataset<T> {
         facts.positive("interleave", "cycle", cycle);
         facts.positive("interleave", "block", block);
         facts.stage(format_args!("interleave {cycle} {block}"));
-        facts.batched = None;
+        facts.single();
         let (open, function) = (self.open, Arc::new(function));
         let open: Opener<U> = Arc::new(move |pass| {
             let (function, outer) = (Arc::clone(&function), pass.clone());
@@ -99,7 +100,7 @@ impl<T: Send + 'static> Dataset<T> {
     {
         let mut facts = Facts { cardinality: Cardinality::Unknown, prefetch: 0, ..self.facts };
         facts.follows_dropped("unbatch");
-        facts.batched = None;
+        facts.single();
         let open = self.open;
         let open: Opener<T> = Arc::new(move |pass: Pass| {
             let rows = |batch: Result<T>| -> Items<T> {

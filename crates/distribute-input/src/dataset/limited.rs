@@ -42,7 +42,8 @@ impl<T: Send + 'static> Dataset<T> {
         facts.positive("memory_budget", "number of bytes", bytes);
         // A distribution would otherwise read as far ahead again as a prefetch at the end of the pipeline.
         facts.prefetch = 0;
-        facts.stages.push(format!("memory_budget {bytes}"));
+        // The order of a shuffle depends on its share.
+        facts.stages.push(format!("memory_budget {bytes} of {} stages", facts.buffers));
         let stages = std::mem::take(&mut facts.buffers).max(1);
         let sizes = uncounted().into_iter().fold(sizes, Sizes::without);
         let budget = Arc::new(Budget::new(bytes / stages, sizes));

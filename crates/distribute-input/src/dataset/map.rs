@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Batched, Cardinality, Dataset, Facts, Items, Joining, Opener, Shares};
+use super::{Cardinality, Dataset, Facts, Items, Opener, Shares};
 use crate::{Array, BoxError, Error};
 
 impl<T: Send + 'static> Dataset<T> {
@@ -67,34 +67,23 @@ impl<T: Send + 'static> Dataset<T> {
                 Err(error) => Some(Err(error)),
             })) as Items<(T, U)>
         });
-        let mut facts = Facts::of(self.facts.cardinality.shorter(other.facts.cardinality));
-        facts.batched =
-            self.facts.batched_as(&other.facts).map(|batched| Batched { join: Joining::Unknown, ..batched });
-        facts.buffers = self.facts.buffers + other.facts.buffers;
-        facts.sources = [self.facts.sources, other.facts.sources].concat();
-        facts.seeds = [self.facts.seeds, other.facts.seeds].concat();
-        facts.stages = [self.facts.stages, other.facts.stages].concat();
-        facts.note(self.facts.error.or(other.facts.error));
-        Dataset::new(open, facts)
+        let cardinality = self.facts.cardinality.shorter(other.facts.cardinality);
+        let facts = Facts::joined("zip", self.facts, other.facts).mapped();
+        Dataset::new(open, Facts { cardinality, ..facts })
     }
 
     /// Appends the elements of another dataset.
     pub fn concatenate(mut self, other: Dataset<T>) -> Dataset<T> {
-        self.facts.follows_dropped("concatenate");
+        self.facts.followed();
         let (first, second) = (self.open, other.open);
         let open: Opener<T> = Arc::new(move |pass| {
             let second = Arc::clone(&second);
             Box::new(first(pass.clone()).chain(std::iter::once_with(move || second(pass)).flatten())) as Items<T>
         });
-        let mut facts = Facts::of(self.facts.cardinality.sum(other.facts.cardinality));
-        facts.batched = self.facts.batched_as(&other.facts);
-        facts.note(self.facts.error.or(other.facts.error));
-        facts.buffers = self.facts.buffers + other.facts.buffers;
-        facts.sources = [self.facts.sources, other.facts.sources].concat();
-        facts.seeds = [self.facts.seeds, other.facts.seeds].concat();
-        facts.stages = [self.facts.stages, other.facts.stages].concat();
-        facts.shares = self.facts.shares.both(other.facts.shares);
-        Dataset::new(open, facts)
+        let cardinality = self.facts.cardinality.sum(other.facts.cardinality);
+        let shares = self.facts.shares.clone().both(other.facts.shares.clone());
+        let facts = Facts::joined("concatenate", self.facts, other.facts);
+        Dataset::new(open, Facts { cardinality, shares, ..facts })
     }
 
     /// Pairs each element with its index, from 0.

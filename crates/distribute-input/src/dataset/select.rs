@@ -52,6 +52,7 @@ impl<T: Send + 'static> Dataset<T> {
     pub fn shuffle(mut self, buffer_size: usize, seed: u64) -> Dataset<T> {
         self.facts.positive("shuffle", "buffer size", buffer_size);
         self.facts.seeds.push(seed);
+        self.facts.varies = true;
         self.select(Selection::Shuffle { buffer_size, seed, each_pass: true })
     }
 
@@ -113,9 +114,16 @@ impl<T: Send + 'static> Dataset<T> {
                 facts.stage(format_args!("{selection} of {count}"))
             }
             // Batches of any size keep the order of the rows, unless some are dropped at the end of each repetition.
-            (Selection::Repeat(_), _) if facts.exact_size().is_none() => facts.stages.push(selection.to_string()),
+            (Selection::Repeat(_), _) if facts.exact_size().is_none() => {
+                facts.stages.push(format!("{selection}{}", facts.ends()));
+            }
+            (Selection::Repeat(_) | Selection::Shuffle { .. }, _) => {
+                let ends = facts.ends();
+                facts.stage(format_args!("{selection}{ends}"));
+            }
             _ => facts.stage(selection),
         }
+        facts.uneven |= matches!(selection, Selection::Repeat(_));
         facts.cardinality = selection.cardinality(facts.cardinality);
         // Moving row numbers would bypass the thread of a preceding prefetch.
         let prefetched = std::mem::take(&mut facts.prefetch) > 0;

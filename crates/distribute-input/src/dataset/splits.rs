@@ -48,8 +48,10 @@ impl Dataset<Split> {
     /// ```
     pub fn from_splits(count: usize) -> Dataset<Split> {
         let mut facts = Facts::of(Cardinality::Unknown);
-        facts.sources.push(Source::Named(format!("{count} splits")));
+        // "Dealt in turn" refuses positions of older versions, where each share had the same part of all that remain.
+        facts.sources.push(Source::Named(format!("{count} splits dealt in turn")));
         facts.shares = Shares::Splits(vec![count]);
+        facts.varies = true;
         facts.positive("from_splits", "count", count);
         let open: Opener<Split> = Arc::new(move |pass: Pass| {
             let epoch = pass.number();
@@ -75,7 +77,7 @@ impl Dataset<Split> {
     /// let read = |split: Split| Ok(Dataset::range(0..9).shard(split.count, split.index));
     /// let data = Dataset::from_splits(3).named_by(|| Ok("digits".to_owned())).flat_map(read).batch(2);
     /// let data = distribute_dataset(&data, Topology::new(3, 0, 1)?, InputOptions::default())?;
-    /// assert!(data.plan().settings().contains(&("sources", "3 splits, digits".to_owned())));
+    /// assert!(data.plan().settings().contains(&("sources", "3 splits dealt in turn, digits".to_owned())));
     /// # Ok::<(), distribute_input::Error>(())
     /// ```
     pub fn named_by<F>(mut self, name: F) -> Dataset<Split>
@@ -175,12 +177,13 @@ impl std::fmt::Display for Shares {
 }
 
 /// Returns the splits of one share, each with its part and the number of parts: whole splits in round-robin order, then
-/// its part of each remaining split.
+/// its part of each remaining split. The parts are dealt in turn, so that what is left of splits whose elements are not
+/// a multiple of the shares is spread over them.
 fn deal(splits: usize, share: Share) -> impl Iterator<Item = (usize, usize, usize)> + Send {
     let count = share.count.max(1);
     let whole = splits / count * count;
     let dealt = (share.index.min(whole)..whole).step_by(count).map(|split| (split, 0, 1));
-    dealt.chain((whole..splits).map(move |split| (split, share.index, count)))
+    dealt.chain((whole..splits).map(move |split| (split, share.index.wrapping_add(split - whole) % count, count)))
 }
 
 #[cfg(test)]
@@ -218,6 +221,9 @@ mod tests {
         assert_eq!(dealt(5, 2, 0), [(0, 0, 1), (2, 0, 1), (4, 0, 2)]);
         assert_eq!(dealt(5, 2, 1), [(1, 0, 1), (3, 0, 1), (4, 1, 2)]);
         assert_eq!(dealt(1, 3, 2), [(0, 2, 3)]);
+        // The first element of each of three splits is another share's.
+        let firsts = |index| dealt(3, 4, index).into_iter().filter(|(_, part, _)| *part == 0).count();
+        assert_eq!([0, 1, 2, 3].map(firsts), [1, 0, 1, 1]);
         assert_eq!(dealt(3, 1, 0).len(), 3);
     }
 
@@ -229,7 +235,7 @@ mod tests {
                 let topology = Topology::new(workers, worker, 1).unwrap();
                 let data = distribute_dataset(&by_splits(40, 4).batch(workers), topology, InputOptions::default());
                 let data = data.unwrap();
-                assert!(data.plan().settings().contains(&("sources", "4 splits".to_owned())));
+                assert!(data.plan().settings().contains(&("sources", "4 splits dealt in turn".to_owned())));
                 for step in data.iter_epoch(1) {
                     step.unwrap().iter().for_each(|part| all.extend_from_slice(part.as_slice()));
                 }

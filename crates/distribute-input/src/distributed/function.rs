@@ -77,6 +77,8 @@ where
     let taken = Taken { pipelines: made.len() as u64, batches: per_step as u64, rows };
     let cardinality = made.iter().map(|dataset| dataset.facts.cardinality.map(|elements| elements.div_ceil(per_step)));
     let cardinality = of_steps(cardinality.reduce(Cardinality::longer).unwrap_or(Cardinality::Unknown), options);
+    let plan = DataPlan::new(topology, Division::PerWorker { batch }, cardinality)
+        .with_datasets(made.iter().map(|dataset| &dataset.facts));
     let firsts: Vec<Opener<T>> = made.iter().map(|dataset| Arc::clone(&dataset.open)).collect();
     let Operations { slice, rows, .. } = Operations::of::<L>();
     let chunks: Vec<Opener<Vec<T>>> = made.into_iter().map(|dataset| chunked(dataset.open, per_step, false)).collect();
@@ -125,7 +127,7 @@ where
         lanes: vec![Lane::of(Some(share))],
         cardinality,
         depth: Depth::new(options.per_replica_buffer_size),
-        plan: DataPlan::new(topology, Division::PerWorker { batch }, cardinality),
+        plan,
         unequal_data: options.unequal_data,
         passes: Arc::default(),
         stand_ins: false,

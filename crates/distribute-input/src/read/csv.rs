@@ -121,6 +121,21 @@ impl<T: DeserializeOwned + Send + 'static> RecordReader for Csv<T> {
         let (row, of) = (csv::ByteRecord::new(), PhantomData);
         Ok(CsvRecords { file: file.clone(), reader, failure, headers, row, record: 0, ended: false, of })
     }
+
+    fn settings(&self) -> Option<String> {
+        let Csv { has_headers, delimiter, quoting, of: _ } = self;
+        let mut settings = Vec::new();
+        if !has_headers {
+            settings.push("without headers".to_owned());
+        }
+        if *delimiter != b',' {
+            settings.push(format!("delimiter {:?}", char::from(*delimiter)));
+        }
+        if !quoting {
+            settings.push("without quoting".to_owned());
+        }
+        (!settings.is_empty()).then(|| format!("csv {}", settings.join(" ")))
+    }
 }
 
 impl<T: DeserializeOwned> Iterator for CsvRecords<T> {

@@ -100,6 +100,10 @@ impl RecordReader for Parquet {
         let reader = builder.with_batch_size(self.batch_size).with_offset(start).with_limit(end - start).build();
         Ok(ParquetRecords { reader: reader.map_err(io::Error::other)?, failure, row: start as u64, ended: false })
     }
+
+    fn rows_per_record(&self) -> Option<usize> {
+        Some(self.batch_size)
+    }
 }
 
 /// Returns which parts of the schema the columns consist of.
