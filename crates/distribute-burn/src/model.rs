@@ -10,6 +10,7 @@ use burn::tensor::Device;
 use distribute_optim::Trainable;
 use distribute_optim::backend::{Parameters, Tape, Variable, check_and_share, compare, is_short};
 use distribute_strategy::{Recoverable, ReplicaArgs, ReplicaContext, Strategy, counted};
+use distribute_train::from_chief;
 use distribute_types::{ErrorClass, FNV64, fnv1a_64};
 use distribute_values::{PerReplica, TensorStorage};
 
@@ -334,7 +335,9 @@ impl<M: Module + Sync + 'static> Model<M> {
     /// # Errors
     /// [`Error::Optim`] with [`Apart`](distribute_optim::Error::Apart) if replicas have made steps of their own since
     /// their variables were equal, or [`Torn`](distribute_optim::Error::Torn) if a failed step has left no whole
-    /// variables; [`Error::Collective`] if weights are sharded and a process is missing or fails.
+    /// variables. If weights are in parts, these errors of one process are errors of all: the others have its message,
+    /// as [`Error::Train`] with [`Chief`](distribute_train::Error::Chief) or
+    /// [`OnWorker`](distribute_train::Error::OnWorker); [`Error::Collective`] if a process is missing or fails.
     ///
     /// # Examples
     /// ```
@@ -350,9 +353,14 @@ impl<M: Module + Sync + 'static> Model<M> {
     /// # Ok::<(), Error>(())
     /// ```
     pub fn to_module(&self, strategy: &Strategy) -> Result<M> {
-        self.parameters.check_equal()?;
         let mut wholes = HashMap::new();
         let in_parts = |variable: &Variable<Burn>| variable.layout().is_some() || variable.tensor_split().is_some();
+        let equal = self.parameters.check_equal().map_err(Error::from);
+        match self.variables().iter().any(in_parts) {
+            // Workers that find nothing wrong do not wait for the parts of one that does.
+            true => from_chief(strategy, equal)?,
+            false => equal?,
+        }
         for (index, variable) in self.variables().iter().enumerate().filter(|(_, variable)| in_parts(variable)) {
             wholes.insert(index, variable.whole(strategy)?.flex());
         }
@@ -367,7 +375,7 @@ impl<M: Module + Sync + 'static> Model<M> {
     }
 
     /// Copies the values of a module, such as a pretrained one that burn has loaded, to all replicas. Values of another
-    /// type are converted. Every process calls this with the same values.
+    /// type are converted. Every process calls this with the same values, which [`audit`](Model::audit) compares.
     ///
     /// # Errors
     /// [`Error::ReplicasDiffer`] if the module has other parameters; [`Error::Range`] if one has values that the

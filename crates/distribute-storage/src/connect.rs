@@ -12,6 +12,7 @@ use object_store::memory::InMemory;
 use object_store::{BackoffConfig, ObjectStore, RetryConfig};
 use parking_lot::Mutex;
 
+use crate::client::Connector;
 use crate::{Error, Result, environment};
 
 /// A bucket, container or other store.
@@ -21,6 +22,8 @@ pub(crate) struct Store {
     pub(crate) objects: Arc<dyn ObjectStore>,
     /// How long a request that fails for the moment is repeated.
     pub(crate) retry: Duration,
+    /// The most bytes of an object that the store copies itself.
+    pub(crate) most_copied: u64,
 }
 
 impl Store {
@@ -61,12 +64,13 @@ impl Store {
             }
         };
         let objects = objects.map_err(|error| Error::settings(&url, &error, variables))?;
-        Ok(Store { url, objects, retry })
+        let most_copied = if scheme == "s3" { S3_COPY_BYTES } else { u64::MAX };
+        Ok(Store { url, objects, retry, most_copied })
     }
 }
 
 fn amazon(bucket: &str, retry: Duration, variables: &[(String, String)]) -> object_store::Result<Arc<dyn ObjectStore>> {
-    let mut builder = AmazonS3Builder::new().with_client_options(client());
+    let mut builder = AmazonS3Builder::new().with_client_options(client()).with_http_connector(Connector);
     for (key, value) in named(variables, "AWS_") {
         if let Ok(key) = key.parse() {
             builder = builder.with_config(key, value);
@@ -76,7 +80,7 @@ fn amazon(bucket: &str, retry: Duration, variables: &[(String, String)]) -> obje
 }
 
 fn google(bucket: &str, retry: Duration, variables: &[(String, String)]) -> object_store::Result<Arc<dyn ObjectStore>> {
-    let mut builder = GoogleCloudStorageBuilder::new().with_client_options(client());
+    let mut builder = GoogleCloudStorageBuilder::new().with_client_options(client()).with_http_connector(Connector);
     if let Some((_, path)) = variables.iter().find(|(name, _)| name == "SERVICE_ACCOUNT") {
         builder = builder.with_config(GoogleConfigKey::ServiceAccount, path);
     }
@@ -93,7 +97,7 @@ fn azure(
     retry: Duration,
     variables: &[(String, String)],
 ) -> object_store::Result<Arc<dyn ObjectStore>> {
-    let mut builder = MicrosoftAzureBuilder::new().with_client_options(client());
+    let mut builder = MicrosoftAzureBuilder::new().with_client_options(client()).with_http_connector(Connector);
     for (key, value) in named(variables, "AZURE_") {
         if let Ok(key) = key.parse() {
             builder = builder.with_config(key, value);
@@ -117,6 +121,9 @@ fn client() -> ClientOptions {
 
 /// The limit of one request: a part of 16 MiB at 1 Mbit/s.
 const REQUEST: Duration = Duration::from_secs(130);
+
+/// The limit of S3's `CopyObject`.
+const S3_COPY_BYTES: u64 = 5 << 30;
 
 pub(crate) fn retries(limit: Duration) -> RetryConfig {
     let backoff = BackoffConfig { init_backoff: FIRST_PAUSE, max_backoff: LONGEST_PAUSE, base: 2.0 };

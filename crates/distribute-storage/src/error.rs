@@ -9,6 +9,8 @@ use std::time::Duration;
 use distribute_types::{Class, ErrorClass, FailureKind, Scope};
 use object_store::client::{HttpError, HttpErrorKind};
 
+use crate::client::NotImplemented;
+
 /// The result of this crate's operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -175,7 +177,9 @@ distribute_types::debug_is_display!(Error);
 impl ErrorClass for Error {
     fn class(&self) -> Class {
         match self {
-            Error::Connection { .. } | Error::Slow { .. } => Class::new(Scope::Cluster, FailureKind::Retryable),
+            Error::Connection { .. } | Error::Slow { .. } | Error::Truncated { .. } => {
+                Class::new(Scope::Cluster, FailureKind::Retryable)
+            }
             Error::Url { .. }
             | Error::Settings { .. }
             | Error::Retry { .. }
@@ -248,6 +252,8 @@ impl Error {
             (None, Some(code)) => code.clone(),
             (None, None) => otherwise.to_owned(),
         };
+        let unsupported =
+            || Error::Answer { url: url.clone(), action, problem: "that it does not support this".to_owned() };
         match error {
             Of::Unauthenticated { .. } => {
                 credential(format!("the store does not accept the credential ({})", answer("401")))
@@ -256,6 +262,8 @@ impl Error {
             Of::NotFound { .. } => Error::NotFound { url },
             Of::AlreadyExists { .. } => Error::Exists { url },
             Of::Precondition { .. } | Of::NotModified { .. } => Error::Changed { url },
+            Of::NotImplemented { .. } | Of::NotSupported { .. } => unsupported(),
+            _ if causes(error).any(|cause| cause.is::<NotImplemented>()) => unsupported(),
             _ if http.is_some() => {
                 let problem = http.unwrap_or_default();
                 Error::Connection { url, action, problem, tried }
@@ -264,9 +272,6 @@ impl Error {
                 Error::Connection { url, action, problem: format!("the store answers {}", answer("an error")), tried }
             }
             Of::InvalidPath { .. } => Error::Url { url, problem: "its name is not valid for an object; rename it" },
-            Of::NotImplemented { .. } | Of::NotSupported { .. } => {
-                Error::Answer { url, action, problem: "that it does not support this".to_owned() }
-            }
             _ if text.contains("redirect") => {
                 Error::Answer { url, action, problem: "a redirection, as for another region".to_owned() }
             }
@@ -275,19 +280,16 @@ impl Error {
     }
 }
 
+/// Returns an error and its causes, from the outside in.
+fn causes<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
+    std::iter::successors(Some(error), |&error| error.source())
+}
+
 /// Describes a failure of a connection by its innermost cause; `None` if the error is another one.
 fn http(error: &object_store::Error) -> Option<String> {
-    let mut cause: Option<&(dyn StdError + 'static)> = Some(error);
-    let mut kind = None;
-    let mut innermost = String::new();
-    while let Some(error) = cause {
-        if let Some(http) = error.downcast_ref::<HttpError>() {
-            kind = Some(http.kind());
-        }
-        innermost = error.to_string();
-        cause = error.source();
-    }
-    let kind = match kind? {
+    let http = causes(error).filter_map(|cause| cause.downcast_ref::<HttpError>()).last()?;
+    let innermost = causes(error).last().map(ToString::to_string).unwrap_or_default();
+    let kind = match http.kind() {
         HttpErrorKind::Connect => "no connection",
         HttpErrorKind::Timeout => "no answer in time",
         _ => "the connection was cut",

@@ -28,10 +28,13 @@
 //! - Errors and `Debug` name URLs, codes and remedies, never a credential.
 
 mod cache;
+mod client;
 mod connect;
 mod environment;
 mod error;
 mod location;
+#[cfg(test)]
+mod odd;
 mod place;
 mod reader;
 mod runtime;

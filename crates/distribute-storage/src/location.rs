@@ -13,6 +13,7 @@ use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt
 
 use crate::connect::{FIRST_PAUSE, LONGEST_PAUSE, Store};
 use crate::runtime::{self, Pending};
+use crate::upload::PART_BYTES;
 use crate::{Error, Result};
 
 /// An object of a store, or a folder: all objects whose names begin with its own and a slash. Cheap to clone.
@@ -125,9 +126,13 @@ impl Location {
     /// Reads a range of one version of the object.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; [`Error::Changed`] if the object has another version; [`Error::Truncated`].
+    /// [`Error::NotFound`]; [`Error::Changed`] if the object has another version; [`Error::TooLarge`] if this version
+    /// ends before the range; [`Error::Truncated`].
     pub fn read_range(&self, range: Range<u64>, version: &Meta) -> Result<Bytes> {
-        self.start_range(range, version)?.wait()
+        if range.end > version.bytes || range.start > range.end {
+            return Err(Error::TooLarge { url: self.url(), bytes: range.end, most: version.bytes });
+        }
+        if range.is_empty() { Ok(Bytes::new()) } else { self.start_range(range, version)?.wait() }
     }
 
     pub(crate) fn start_range(&self, range: Range<u64>, version: &Meta) -> Result<Pending<Bytes>> {
@@ -149,25 +154,35 @@ impl Location {
         self.put(PutMode::Overwrite, &bytes.into())
     }
 
-    /// Writes a new object: of several processes that do so at the same time, one succeeds. If the store does not
-    /// support this (some that speak S3's protocol), it is looked at first, and two may succeed.
+    /// Writes a new object: of several processes that do so at the same time, one succeeds. With a store that does not
+    /// support this (some that speak S3's protocol), two may; an object that existed before is left as it is.
     ///
     /// # Errors
     /// [`Error::Exists`] if there is an object of this name with another content.
     pub fn create(&self, bytes: impl Into<Bytes>) -> Result<()> {
         let bytes = bytes.into();
+        // Some stores overlook the condition of a request to write, and others refuse it.
+        let denied = match self.meta() {
+            Ok(Some(_)) => return self.check_created(&bytes),
+            Ok(None) => None,
+            // A credential may be allowed to write and not to look.
+            Err(denied @ Error::Denied { .. }) => Some(denied),
+            Err(error) => return Err(error),
+        };
         match self.put(PutMode::Create, &bytes) {
-            // The answer to an earlier attempt may have been lost.
-            Err(Error::Exists { url }) => match self.read(bytes.len() as u64) {
-                Ok(found) if found == bytes => Ok(()),
-                Ok(_) | Err(Error::TooLarge { .. }) => Err(Error::Exists { url }),
-                Err(error) => Err(error),
-            },
-            Err(Error::Answer { .. }) => match self.meta()? {
-                Some(_) => Err(Error::Exists { url: self.url() }),
-                None => self.write(bytes),
-            },
+            Err(Error::Exists { .. }) => self.check_created(&bytes),
+            Err(Error::Answer { .. }) => denied.map_or_else(|| self.write(bytes), Err),
             outcome => outcome,
+        }
+    }
+
+    /// Checks that an object that exists is the one that was to be created: the answer to an earlier attempt may have
+    /// been lost.
+    fn check_created(&self, bytes: &Bytes) -> Result<()> {
+        match self.read(bytes.len() as u64) {
+            Ok(found) if found == bytes => Ok(()),
+            Ok(_) | Err(Error::TooLarge { .. }) => Err(Error::Exists { url: self.url() }),
+            Err(error) => Err(error),
         }
     }
 
@@ -183,13 +198,28 @@ impl Location {
         self.start("writing", put)?.wait()
     }
 
-    /// Copies the object within its store, replacing one at `to`. Stores limit the size: 5 GiB on S3.
+    /// Copies the object within its store, replacing one at `to`. One that is too large for the store's own copy (5 GiB
+    /// on S3) is read and written in parts.
     ///
     /// # Errors
     /// [`Error::NotFound`]; [`Error::Url`] if `to` is in another store.
     pub fn copy(&self, to: &Location) -> Result<()> {
+        self.copy_with_progress(to, || ())
+    }
+
+    /// Copies the object like [`Location::copy`]; `progress` is called after each part of one that is copied in parts.
+    ///
+    /// # Errors
+    /// The errors of [`Location::copy`].
+    pub fn copy_with_progress(&self, to: &Location, progress: impl FnMut()) -> Result<()> {
         if to.store.url != self.store.url {
             return Err(Error::Url { url: to.url(), problem: "an object is only copied within its own store" });
+        }
+        if self.store.most_copied < u64::MAX {
+            let version = self.meta()?.ok_or_else(|| Error::NotFound { url: self.url() })?;
+            if version.bytes > self.store.most_copied {
+                return self.copy_parts(&version, to, progress);
+            }
         }
         let to = to.path.clone();
         let copy = move |objects: Objects, from: Path| {
@@ -197,6 +227,16 @@ impl Location {
             async move { objects.copy(&from, &to).await }
         };
         self.request("copying", copy)?.wait()
+    }
+
+    fn copy_parts(&self, version: &Meta, to: &Location, mut progress: impl FnMut()) -> Result<()> {
+        let mut upload = to.upload()?;
+        for start in (0..version.bytes).step_by(PART_BYTES) {
+            let end = version.bytes.min(start + PART_BYTES as u64);
+            upload.push(self.read_range(start..end, version)?)?;
+            progress();
+        }
+        upload.finish()
     }
 
     /// Removes the object; removing one that does not exist succeeds.

@@ -92,19 +92,29 @@ impl Upload {
         while !self.under_way.is_empty() {
             self.wait_for_one()?;
         }
+        let before = match self.location.meta() {
+            // A credential may be allowed to write and not to look.
+            Err(Error::Denied { .. }) => None,
+            looked => looked?,
+        };
         let Some(mut parts) = self.parts.take() else { return Ok(()) };
-        let before = self.location.meta()?;
-        match self.location.once("completing", async move { parts.complete().await })?.wait() {
-            // The answer may have been lost. The store's client asks again then, and a store that has completed the
-            // upload may know no upload of this name.
-            Err(error) if error.is_retryable() || matches!(error, Error::NotFound { .. }) => {
-                match self.location.meta()? {
-                    Some(now) if before.as_ref() != Some(&now) && now.bytes == self.bytes => Ok(()),
-                    _ => Err(error),
-                }
-            }
-            outcome => outcome.map(drop),
+        let complete = async move { Ok((parts.complete().await, parts)) };
+        let (outcome, parts) = self.location.once("completing", complete)?.wait()?;
+        let Err(error) = outcome.map_err(|error| self.location.asked("completing").error(&error)) else {
+            return Ok(());
+        };
+        // The answer may have been lost. The store's client asks again then, and a store that has completed the upload
+        // may know no upload of this name.
+        if (error.is_retryable() || matches!(error, Error::NotFound { .. }))
+            && let Ok(Some(now)) = self.location.meta()
+            && before.as_ref() != Some(&now)
+            && now.bytes == self.bytes
+        {
+            return Ok(());
         }
+        // They are removed with this upload.
+        self.parts = Some(parts);
+        Err(error)
     }
 
     fn wait_for_one(&mut self) -> Result<()> {
@@ -128,10 +138,14 @@ impl Drop for Upload {
 #[cfg(test)]
 mod tests {
     use std::pin::Pin;
+    use std::sync::Arc;
+    use std::sync::atomic::Ordering;
+    use std::time::{Duration, Instant};
 
     use object_store::{PutPayload, PutResult, UploadPart};
 
     use super::*;
+    use crate::odd::Odd;
 
     type Answer<'a, T> = Pin<Box<dyn Future<Output = object_store::Result<T>> + Send + 'a>>;
 
@@ -183,6 +197,19 @@ mod tests {
                 false => assert!(matches!(outcome, Err(Error::NotFound { .. }))),
             }
         }
+    }
+
+    #[test]
+    fn an_upload_that_the_store_does_not_complete_is_given_up() {
+        let store = Arc::new(Odd { completes_none: true, ..Odd::default() });
+        let mut upload = store.at("a", u64::MAX).upload().unwrap();
+        upload.push("content").unwrap();
+        assert!(matches!(upload.finish(), Err(Error::Denied { .. })));
+        let until = Instant::now() + Duration::from_secs(10);
+        while store.given_up.load(Ordering::SeqCst) == 0 && Instant::now() < until {
+            std::thread::yield_now();
+        }
+        assert_eq!(store.given_up.load(Ordering::SeqCst), 1);
     }
 
     #[test]

@@ -61,7 +61,7 @@ fn one_of_several_writers_creates_an_object_also_if_answers_are_lost() {
         place.create("one").unwrap();
         assert!(matches!(place.create("two"), Err(Error::Exists { .. })));
         assert_eq!(place.read(10).unwrap(), "one");
-        // The server has created the object, and its answer does not arrive.
+        // The first answer does not arrive.
         let place = Location::open("s3://bucket/lost").unwrap();
         relay.set(RelayFault::CutAnswers { after_bytes: 20, times: 1 });
         place.create("mine").unwrap();

@@ -83,7 +83,8 @@ pub trait Run {
     /// [`RunId`](crate::checkpoint::RunId).
     ///
     /// # Errors
-    /// The errors of [`CheckpointManager::claim`].
+    /// [`Error::SharedFolder`] if another manager keeps checkpoints there for this training; the errors of
+    /// [`CheckpointManager::claim`].
     fn claim(&mut self, checkpoints: &mut CheckpointManager) -> Result<()>;
 
     /// Saves everything that is needed to resume the training, for its run.

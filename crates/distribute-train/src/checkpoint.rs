@@ -59,6 +59,7 @@ mod draft;
 mod ema;
 mod export;
 mod folder;
+mod folders;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod inflow;
@@ -84,6 +85,7 @@ mod write;
 
 pub use abandoned::Abandoned;
 pub use export::write_safetensors;
+pub(crate) use folders::Folders;
 pub(crate) use manager::Held;
 pub use manager::{CheckpointManager, Checkpointed};
 pub use pieces::{PutBytes, TensorPieces};

@@ -46,6 +46,18 @@ pub enum Error {
         /// The numbers that it may be.
         expected: &'static str,
     },
+    /// Two callbacks of one training run keep their checkpoints in one folder.
+    #[cfg(feature = "checkpoint")]
+    #[error(
+        "two callbacks keep their checkpoints in {}, the newest {} and the newest {}, and would remove each other's; \
+         give each a folder of its own", folder.display(), keep[0], keep[1]
+    )]
+    SharedFolder {
+        /// The folder.
+        folder: PathBuf,
+        /// The number of checkpoints that each of them keeps.
+        keep: [usize; 2],
+    },
     /// Something was asked for that an elastic job cannot do.
     #[cfg(feature = "checkpoint")]
     #[error("{what} does not go with an elastic strategy: {why}")]

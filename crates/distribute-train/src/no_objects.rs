@@ -80,7 +80,7 @@ impl Object {
         match *self {}
     }
 
-    pub(crate) fn copy(&self, _: &Object) -> io::Result<()> {
+    pub(crate) fn copy(&self, _: &Object, _: impl FnMut()) -> io::Result<()> {
         match *self {}
     }
 

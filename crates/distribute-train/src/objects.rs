@@ -109,8 +109,9 @@ impl Object {
         Ok(Upload(self.0.upload()?))
     }
 
-    pub(crate) fn copy(&self, to: &Object) -> io::Result<()> {
-        Ok(self.0.copy(&to.0)?)
+    /// Copies the object; `progress` is called after each part of a large one.
+    pub(crate) fn copy(&self, to: &Object, progress: impl FnMut()) -> io::Result<()> {
+        Ok(self.0.copy_with_progress(&to.0, progress)?)
     }
 
     pub(crate) fn delete(&self) -> io::Result<()> {

@@ -220,8 +220,18 @@ impl PreemptionHandler {
     /// Returns whether this process itself was told to stop, or its watcher has panicked. In an elastic job it then
     /// leaves the others by [`Strategy::leave_job`].
     pub fn is_told(&self) -> bool {
-        let is_watcher_over = |watching: &Watching| watching.has_event() || watching.problem().is_some();
-        self.signalled.load(Ordering::Relaxed) || self.watching.as_ref().is_some_and(is_watcher_over)
+        self.has_event() || self.watching.as_ref().is_some_and(|watching| watching.problem().is_some())
+    }
+
+    /// Returns whether this process was told to stop, by a signal or an event.
+    pub(crate) fn has_event(&self) -> bool {
+        self.signalled.load(Ordering::Relaxed) || self.watching.as_ref().is_some_and(Watching::has_event)
+    }
+
+    /// Returns whether this process was told to stop and its grace period, if it has one, is about to be over.
+    pub(crate) fn has_to_end(&self) -> bool {
+        let (period, now) = (self.config.grace_period, Instant::now());
+        self.has_event() && now + period / 20 >= *self.grace.lock().ends.get_or_insert(now + period)
     }
 }
 

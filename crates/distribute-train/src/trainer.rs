@@ -17,9 +17,11 @@ use crate::{BoxError, Result};
 
 mod fit;
 mod options;
+mod settings;
 
 pub use fit::fit;
 pub use options::{BATCH_SIZE, Fit, Settings};
+pub use settings::compare_settings;
 
 /// A model with an optimizer, a loss and metrics that a training loop can drive.
 pub trait Trainee: Sync {
@@ -193,23 +195,32 @@ pub fn sums_of_all(strategy: &Strategy, replicas: &[Vec<f64>]) -> Result<Vec<f64
     Ok(whole.to_elements::<f64>()?)
 }
 
+/// Adds the sums of a step to the accumulated ones.
+fn add(sums: &mut [Vec<f64>], of_step: PerReplica<Vec<f64>>) {
+    for (sums, more) in sums.iter_mut().zip(of_step.into_values()) {
+        sums.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+    }
+}
+
 /// Computes the mean loss and the metrics from the [`sums`] of all replicas, and returns them with their names.
 pub fn results(metrics: &Metrics, sums: &[f64]) -> Vec<(String, f64)> {
     let loss = if sums[1] == 0.0 { 0.0 } else { sums[0] / sums[1] };
     [("loss".to_owned(), loss)].into_iter().chain(metrics.results(&sums[LOSS_SUMS..])).collect()
 }
 
-/// Evaluates a model on data. Returns the loss and the metrics, in that order.
+/// Evaluates a model on data. Returns the loss and the metrics, in that order. Every worker must call this, with the
+/// same metrics, whose names are compared.
 ///
 /// # Errors
 /// [`Error::NoExamples`](crate::Error::NoExamples) if the data have none; [`Error::Metric`](crate::Error::Metric) if
-/// metrics have equal names; the library's error if the model fails or the
-/// data cannot be read, and the strategy's if a replica is missing or fails.
+/// metrics have equal names; the library's error if the model fails or the data cannot be read, and the strategy's if
+/// the names of metrics differ between workers, or a replica is missing or fails.
 pub fn evaluate<T: Trainee>(
     trainer: &T,
     data: &dyn TrainingData<T::Examples, T::Error>,
 ) -> Result<Vec<(String, f64)>, T::Error> {
     trainer.metrics().check_names()?;
+    compare_settings(trainer.strategy(), &[format!("evaluate, metrics: [{}]", trainer.metrics().names().join(", "))])?;
     trainer.synchronize()?;
     let batching = Batching { batch_size: BATCH_SIZE, is_set: false, shuffle: false };
     evaluate_distributed(trainer, &data.distribute(trainer.strategy(), batching)?.0, None, 0)
@@ -235,7 +246,7 @@ fn evaluate_distributed<T: Trainee>(
 ) -> Result<Vec<(String, f64)>, T::Error> {
     let mut all = vec![sums(trainer.metrics()); trainer.strategy().num_local_replicas()];
     for batch in data.iter_epoch(pass).take(steps.unwrap_or(usize::MAX)) {
-        fit::add(&mut all, trainer.evaluate_on(batch?)?);
+        add(&mut all, trainer.evaluate_on(batch?)?);
     }
     let whole = sums_of_all(trainer.strategy(), &all)?;
     if whole[1] == 0.0 {

@@ -11,6 +11,7 @@ use distribute_strategy::Strategy;
 use distribute_train::checkpoint::Snapshot;
 use distribute_train::from_chief;
 use distribute_train::tensorboard::EventWriter;
+use distribute_train::trainer::compare_settings;
 use distribute_types::ErrorClass;
 use distribute_values::PerReplica;
 
@@ -67,13 +68,14 @@ struct Totals {
 impl<M: EstimatorModel + Sync> Estimator<M> {
     /// Computes the loss and the metrics of the newest checkpoint, and writes them to `model_dir/eval` for TensorBoard.
     ///
-    /// They are means over all examples, independent of batch boundaries. Every worker must call this.
+    /// They are means over all examples, independent of batch boundaries. Every worker must call this, with the same
+    /// [`steps`](EvalSpec::steps) and metrics of the same names, which are compared.
     ///
     /// # Errors
     /// [`Error::NoCheckpoint`] if nothing was trained, [`Error::NoExamples`] if the dataset is empty,
     /// [`Error::InputFunction`] and [`Error::Input`] if the data cannot be read, [`Error::Spec`] if the model's outputs
-    /// do not fit, [`Error::Model`], [`Error::Candle`], [`Error::Strategy`] and [`Error::Values`] if the forward pass
-    /// or a collective fails.
+    /// do not fit, [`Error::Train`] if workers differ in what is compared, [`Error::Model`], [`Error::Candle`],
+    /// [`Error::Strategy`] and [`Error::Values`] if the forward pass or a collective fails.
     ///
     /// # Source
     /// `Estimator.evaluate`.
@@ -102,6 +104,8 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
         checkpoint: Option<&Path>,
     ) -> Result<(Snapshot, Scores)> {
         let data = strategy.distribute_dataset(&(spec.input)().map_err(Error::InputFunction)?)?;
+        let steps = spec.steps.map_or_else(|| "all".to_owned(), |steps| steps.to_string());
+        compare_settings(strategy, &[format!("evaluate, steps: {steps}")])?;
         let (model, snapshot) = self.restored(strategy, Mode::Eval, checkpoint)?;
         let mut totals: Option<Totals> = None;
         for batch in data.iter().take(spec.steps.unwrap_or(usize::MAX)) {
@@ -115,6 +119,7 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
             totals = Some(Totals::with(totals, of_step)?);
         }
         let totals = totals.ok_or(Error::NoExamples { what: "evaluate" })?;
+        compare_settings(strategy, &[format!("evaluate, metrics: [{}]", names(&totals.measures).join(", "))])?;
         let whole = distribute_train::trainer::sums_of_all(strategy, &totals.replicas)?;
         let loss = if whole[1] == 0.0 { 0.0 } else { whole[0] / whole[1] };
         let mut scores: Scores = Measure::results(&totals.measures, &whole[2..]).into_iter().collect();
@@ -127,13 +132,13 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
     }
 
     /// Returns predictions by name, with one row per element of a batched dataset, in order. Every worker must call
-    /// this.
+    /// this, with predictions of the same names, which are compared.
     ///
     /// # Errors
     /// [`Error::NoCheckpoint`] if nothing was trained, [`Error::NoExamples`] if the dataset is empty,
     /// [`Error::InputFunction`] and [`Error::Input`] if the data cannot be read, [`Error::Spec`] if the model's outputs
-    /// do not fit, [`Error::Model`], [`Error::Candle`], [`Error::Strategy`] and [`Error::Values`] if the forward pass
-    /// or a collective fails.
+    /// do not fit, [`Error::Train`] if workers differ in what is compared, [`Error::Model`], [`Error::Candle`],
+    /// [`Error::Strategy`] and [`Error::Values`] if the forward pass or a collective fails.
     ///
     /// # Source
     /// `Estimator.predict`.
@@ -153,12 +158,26 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
         let data = strategy.distribute_dataset_with(&input().map_err(Error::InputFunction)?, options)?;
         let (model, _) = self.restored(strategy, Mode::Predict, None)?;
         let mut parts: BTreeMap<String, Vec<Tensor>> = BTreeMap::new();
+        let mut names: Option<Vec<String>> = None;
         for batch in &data {
             let of_step = strategy.run_with((&model, batch?), |_, (model, features)| {
                 model.spec(&features, None, Mode::Predict)?.into_predictions()
             })?;
             let examples: Vec<bool> = (0..of_step.len()).map(|local| of_step.has_examples(local)).collect();
-            for (name, values) in by_name(of_step.into_values())? {
+            let named = by_name(of_step.into_values())?;
+            let of_batch: Vec<String> = named.iter().map(|(name, _)| name.clone()).collect();
+            match &names {
+                Some(names) if *names != of_batch => {
+                    let problem = "its predictions differ from batch to batch; give the same for every one".to_owned();
+                    return Err(Error::Spec { mode: Mode::Predict, problem });
+                }
+                Some(_) => {}
+                None => {
+                    compare_settings(strategy, &[format!("predict, names: [{}]", of_batch.join(", "))])?;
+                    names = Some(of_batch);
+                }
+            }
+            for (name, values) in named {
                 let values = PerReplica::new(values).with_examples(&examples);
                 parts.entry(name).or_default().push(strategy.gather(&values, 0)?);
             }
@@ -206,22 +225,24 @@ fn told<R>(strategy: &Strategy, outcome: Result<R>) -> Result<R> {
 impl Totals {
     /// Adds the sums of another step.
     fn with(totals: Option<Totals>, of_step: PerReplica<Sums>) -> Result<Totals> {
-        let mut measures = Vec::new();
-        let mut replicas = Vec::with_capacity(of_step.values().len());
-        for sums in of_step.into_values() {
-            measures = sums.measures;
-            replicas.push(sums.sums);
-        }
-        let Some(mut totals) = totals else { return Ok(Totals { replicas, measures }) };
-        for (sums, more) in totals.replicas.iter_mut().zip(replicas) {
-            if sums.len() != more.len() {
+        let of_step = of_step.into_values();
+        let mut totals = totals.unwrap_or_else(|| Totals {
+            replicas: of_step.iter().map(|sums| vec![0.0; sums.sums.len()]).collect(),
+            measures: of_step.first().map(|sums| sums.measures.clone()).unwrap_or_default(),
+        });
+        for (all, Sums { sums, measures }) in totals.replicas.iter_mut().zip(of_step) {
+            if all.len() != sums.len() || names(&totals.measures) != names(&measures) {
                 let problem = "its metrics differ from batch to batch; give the same for every one".to_owned();
                 return Err(Error::Spec { mode: Mode::Eval, problem });
             }
-            sums.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+            all.iter_mut().zip(sums).for_each(|(sum, more)| *sum += more);
         }
         Ok(totals)
     }
+}
+
+fn names(measures: &[Measure]) -> Vec<&str> {
+    measures.iter().map(Measure::name).collect()
 }
 
 /// Collects each prediction's values over the replicas.

@@ -221,6 +221,10 @@ impl EstimatorSpec {
 }
 
 impl Measure {
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Computes the metrics by name from the sums of all replicas.
     pub(super) fn results(measures: &[Measure], sums: &[f64]) -> Vec<(String, f64)> {
         let mut rest = sums;

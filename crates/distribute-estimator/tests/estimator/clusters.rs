@@ -57,6 +57,24 @@ fn an_evaluator_follows_until_the_last_checkpoint() {
 }
 
 #[test]
+fn an_evaluator_that_starts_after_the_end_evaluates_the_last_checkpoint_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let labels = Column::from(prices());
+    let regressor = || {
+        let config = RunConfig::new(folder.path()).save_checkpoints_steps(4);
+        LinearRegressor::new(&columns()).build(adam(0.05), config).unwrap()
+    };
+    let (train, eval) = (TrainSpec::new(forever(&labels)).max_steps(10), EvalSpec::new(once(&labels)));
+    let run = |task: &str| train_and_evaluate_as(&resolver(task), &regressor(), &train, &eval).unwrap();
+    assert!(run(CHIEF).is_none());
+    let began = std::time::Instant::now();
+    assert_eq!(run(EVALUATOR).unwrap()["global_step"], 10.0);
+    // Neither the delay of two minutes before evaluations, nor the hour for a further checkpoint, is waited for.
+    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+    assert_eq!(std::fs::read_dir(folder.path().join("eval")).unwrap().count(), 1);
+}
+
+#[test]
 fn an_evaluator_does_not_take_the_end_of_an_earlier_job_as_its_own() {
     let folder = tempfile::tempdir().unwrap();
     let labels = Column::from(prices());
@@ -348,6 +366,58 @@ fn a_worker_that_cannot_evaluate_or_predict_tells_the_others() {
             assert!(outcome.as_ref().is_err_and(|error| error.contains(words)), "{words}: {outcome:?}");
         }
         assert!(began.elapsed() < Duration::from_secs(20), "{words}: {:?}", began.elapsed());
+    }
+}
+
+/// A model whose only metric and prediction have names that differ between workers.
+struct Called(&'static str, Tensor);
+
+impl EstimatorModel for Called {
+    fn spec(&self, features: &Features, labels: Option<&Labels>, _: Mode) -> Result<EstimatorSpec> {
+        let values = self.1.broadcast_as(features.examples())?;
+        let spec = EstimatorSpec::new().prediction(self.0, &values);
+        Ok(match labels {
+            Some(_) => spec.loss(&values).metric(self.0, Mean, &values, &values),
+            None => spec,
+        })
+    }
+}
+
+#[test]
+fn names_and_steps_that_differ_between_workers_are_refused_in_evaluations_and_predictions() {
+    type Call = fn(&Estimator<Called>, u32) -> Result<()>;
+    let folder = tempfile::tempdir().unwrap();
+    let build = |name: &'static str, config: RunConfig| {
+        let model_fn = move |_: Mode, vb: VarBuilder<'static>| Ok(Called(name, vb.get(1, "weight")?));
+        Estimator::new(model_fn, |model| Sgd::new(0.1).build(model), config).unwrap()
+    };
+    build("mean", RunConfig::new(folder.path())).train(|| given(false), Until::Steps(1)).unwrap();
+    let calls: [(&str, &str, Call); 3] = [
+        ("median", "evaluate, metrics: [median] on", |estimator, _| {
+            estimator.evaluate(&EvalSpec::new(|| given(false))).map(drop)
+        }),
+        ("median", "predict, names: [median] on", |estimator, _| {
+            estimator.predict(|| Ok(given(false)?.map(|(features, _)| Ok(features)))).map(drop)
+        }),
+        ("mean", "evaluate, steps: 2 on", |estimator, rank| {
+            estimator.evaluate(&EvalSpec::new(|| given(false)).steps(rank as usize + 1)).map(drop)
+        }),
+    ];
+    for (of_second, words, call) in calls {
+        let address = distribute_testkit::Ports::reserve(1).unwrap().addresses().remove(0);
+        let work = &|rank: u32| {
+            let membership = distribute_cluster::Membership::new(rank, 2, address.clone()).unwrap();
+            let strategy = MultiWorkerMirroredStrategy::builder().membership(membership).build().unwrap();
+            let name = if rank == 0 { "mean" } else { of_second };
+            let estimator = build(name, RunConfig::new(folder.path()).train_distribute(&strategy));
+            call(&estimator, rank).map_err(|error| error.to_string())
+        };
+        let all = std::thread::scope(|scope| {
+            [0, 1].map(|rank| scope.spawn(move || work(rank))).map(|worker| worker.join().unwrap())
+        });
+        for outcome in all {
+            assert!(outcome.as_ref().is_err_and(|error| error.contains(words)), "{words}: {outcome:?}");
+        }
     }
 }
 

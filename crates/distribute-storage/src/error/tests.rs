@@ -2,24 +2,30 @@
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
+use std::sync::Arc;
 use std::thread;
+use std::time::Instant;
 
 use super::*;
 use crate::Location;
 
-/// Asks a server that gives one answer to everything.
-fn asked<T>(answer: &'static str, ask: impl FnOnce(&Location) -> Result<T>) -> Error {
+/// Returns an object of a server that answers requests by their text; `retry` is the limit of repeating, in seconds.
+fn served(retry: &str, answer: impl Fn(&str) -> &'static str + Send + Sync + 'static) -> Location {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
+    let answer = Arc::new(answer);
     thread::spawn(move || {
         for stream in listener.incoming().take(64) {
             let Ok(mut stream) = stream else { return };
+            let answer = Arc::clone(&answer);
             thread::spawn(move || {
                 // The request ends where nothing more comes.
                 stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
-                let mut request = [0; 4096];
-                while let Ok(1..) = stream.read(&mut request) {}
-                drop(stream.write_all(answer.as_bytes()));
+                let (mut request, mut piece) = (Vec::new(), [0; 4096]);
+                while let Ok(got @ 1..) = stream.read(&mut piece) {
+                    request.extend_from_slice(&piece[..got]);
+                }
+                drop(stream.write_all(answer(&String::from_utf8_lossy(&request)).as_bytes()));
             });
         }
     });
@@ -28,10 +34,15 @@ fn asked<T>(answer: &'static str, ask: impl FnOnce(&Location) -> Result<T>) -> E
         ("AWS_ALLOW_HTTP", "true".to_owned()),
         ("AWS_ACCESS_KEY_ID", "AKIAHUNTER2".to_owned()),
         ("AWS_SECRET_ACCESS_KEY", "hunter2secret".to_owned()),
-        ("DISTRIBUTE_STORAGE_RETRY", "0".to_owned()),
+        ("DISTRIBUTE_STORAGE_RETRY", retry.to_owned()),
     ];
     let variables: Vec<(String, String)> = variables.map(|(name, value)| (name.to_owned(), value)).into();
-    match ask(&Location::with("s3://bucket/run/a", &variables).unwrap()) {
+    Location::with("s3://bucket/run/a", &variables).unwrap()
+}
+
+/// Asks a server that gives one answer to everything.
+fn asked<T>(answer: &'static str, ask: impl FnOnce(&Location) -> Result<T>) -> Error {
+    match ask(&served("0", move |_| answer)) {
         Ok(_) => panic!("an error was expected"),
         Err(error) => error,
     }
@@ -80,6 +91,30 @@ fn a_read_only_credential_is_told_from_a_wrong_one() {
     let denied = answer!("403 Forbidden", "<Error><Code>AccessDenied</Code></Error>");
     let text = asked(denied, |place| place.write("x")).to_string();
     assert!(text.contains("writing") && text.contains("may only read"), "{text}");
+}
+
+#[test]
+fn an_answer_that_something_is_not_implemented_is_final_at_once() {
+    let answer = answer!("501 Not Implemented", "<Error><Code>NotImplemented</Code></Error>");
+    let began = Instant::now();
+    let place = served("180", move |_| answer);
+    for error in [place.read(100).unwrap_err(), place.write("x").unwrap_err()] {
+        assert!(matches!(error, Error::Answer { .. }) && !error.is_retryable(), "{error}");
+        assert!(error.to_string().contains("does not support"), "{error}");
+    }
+    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+}
+
+#[test]
+fn an_object_is_created_where_conditions_are_not_implemented() {
+    let began = Instant::now();
+    let place = served("180", |request| match request.to_lowercase() {
+        request if request.starts_with("head") => answer!("404 Not Found", ""),
+        request if request.contains("if-none-match") => answer!("501 Not Implemented", ""),
+        _ => "HTTP/1.1 200 OK\r\nETag: \"1\"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
+    });
+    place.create("x").unwrap();
+    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
 }
 
 #[test]

@@ -1,6 +1,9 @@
 //! Names, listings and conditional writes, in the memory of the process.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use super::*;
+use crate::odd::Odd;
 
 fn at(path: &str) -> Location {
     Location::open(&format!("memory://location/{path}")).unwrap()
@@ -81,7 +84,7 @@ fn objects_are_read_copied_and_removed_within_limits() {
     assert!(matches!(place.read(9), Err(Error::TooLarge { bytes: 10, most: 9, .. })));
     let version = place.meta().unwrap().unwrap();
     assert_eq!(place.read_range(2..5, &version).unwrap(), "234");
-    assert!(matches!(place.read_range(8..12, &version), Err(Error::Truncated { got: 2, expected: 4, .. })));
+    assert!(matches!(place.read_range(8..12, &version), Err(Error::TooLarge { bytes: 12, most: 10, .. })));
     place.copy(&at("one/b")).unwrap();
     assert_eq!(at("one/b").read(10).unwrap(), "0123456789");
     assert!(matches!(place.copy(&Location::open("memory://elsewhere/b").unwrap()), Err(Error::Url { .. })));
@@ -107,4 +110,52 @@ fn neither_debug_nor_the_error_of_a_setting_shows_a_credential() {
     let given = variables(&[("AWS_ALLOW_HTTP", "perhaps")]);
     let text = Location::with("s3://bucket/a", &given).unwrap_err().to_string();
     assert!(text.contains("perhaps") && text.contains("s3://bucket"), "{text}");
+}
+
+#[test]
+fn an_object_is_not_written_over_in_a_store_that_overlooks_conditions() {
+    let store = Arc::new(Odd { overlooks_conditions: true, ..Odd::default() });
+    let place = store.at("a", u64::MAX);
+    place.create("first").unwrap();
+    assert!(matches!(place.create("other"), Err(Error::Exists { .. })));
+    assert!(matches!(place.create("shorter one"), Err(Error::Exists { .. })));
+    place.create("first").unwrap();
+    assert_eq!(place.read(10).unwrap(), "first");
+}
+
+#[test]
+fn a_credential_that_may_only_write_creates_and_uploads() {
+    let store = Arc::new(Odd { is_write_only: true, ..Odd::default() });
+    store.at("created", u64::MAX).create("first").unwrap();
+    let mut upload = store.at("uploaded", u64::MAX).upload().unwrap();
+    upload.push("content").unwrap();
+    upload.finish().unwrap();
+    let names: Vec<String> = store.at("", u64::MAX).list().unwrap().into_iter().map(|entry| entry.name).collect();
+    assert_eq!(names, ["created", "uploaded"]);
+}
+
+#[test]
+fn an_answer_that_is_short_once_is_asked_for_again() {
+    let store = Arc::new(Odd { short: AtomicUsize::new(1), ..Odd::default() });
+    let place = store.at("a", u64::MAX);
+    place.write("0123456789").unwrap();
+    assert_eq!(place.read(10).unwrap(), "0123456789");
+    store.short.store(1, Ordering::SeqCst);
+    let version = place.meta().unwrap().unwrap();
+    assert_eq!(place.read_range(2..5, &version).unwrap(), "234");
+    assert_eq!(store.short.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn an_object_too_large_for_the_stores_own_copy_is_copied_in_parts() {
+    let store = Arc::new(Odd { most_copied: Some(1000), ..Odd::default() });
+    let bytes: Vec<u8> = (0..PART_BYTES + 5).map(|at| (at % 251) as u8).collect();
+    let (from, to, mut parts) = (store.at("from", 1000), store.at("to", 1000), 0);
+    from.write(bytes.clone()).unwrap();
+    from.copy_with_progress(&to, || parts += 1).unwrap();
+    assert!(to.read(1 << 30).unwrap() == bytes && parts == 2);
+    from.write(vec![7; 1000]).unwrap();
+    from.copy_with_progress(&to, || parts += 1).unwrap();
+    assert_eq!((to.read(1000).unwrap().as_ref(), parts), (&[7; 1000][..], 2));
+    assert!(matches!(store.at("none", 1000).copy(&to), Err(Error::NotFound { .. })));
 }

@@ -16,7 +16,8 @@ use crate::{Error, Result};
 /// It does not restore; [`BackupAndRestore`] does, from the same folder or another, and the checkpoints that this
 /// callback then saves belong to the restored run. A training run that starts anew in a folder with another run's
 /// checkpoints ends before its first step with [`Error::OtherRun`](crate::Error::OtherRun), unless
-/// [`set_aside_other_runs`](ModelCheckpoint::set_aside_other_runs) is set.
+/// [`set_aside_other_runs`](ModelCheckpoint::set_aside_other_runs) is set. Two of these callbacks with one folder end
+/// the training before its first step with [`Error::SharedFolder`]: each would remove the other's checkpoints.
 ///
 /// # Examples
 /// ```

@@ -24,6 +24,8 @@ pub struct EarlyStopping {
     restores: bool,
     /// The model of the best epoch that this process has seen, and its value.
     kept: Option<(f64, Snapshot)>,
+    /// The best value of the checkpoint from which training resumed: the model with it is gone.
+    before: Option<f64>,
 }
 
 impl EarlyStopping {
@@ -33,7 +35,7 @@ impl EarlyStopping {
     /// For others, call [`rises`](EarlyStopping::rises); without it, training ends before the first step with
     /// [`Error::Direction`].
     pub fn new(monitor: &str) -> EarlyStopping {
-        EarlyStopping { watch: Watch::new(monitor), start_from_epoch: 0, restores: false, kept: None }
+        EarlyStopping { watch: Watch::new(monitor), start_from_epoch: 0, restores: false, kept: None, before: None }
     }
 
     /// Sets the number of epochs in a row without improvement after which training ends, though never after the first
@@ -68,7 +70,7 @@ impl EarlyStopping {
     }
 
     /// Restores the model of the best epoch at the end, also if none has passed the baseline; after a restart, the best
-    /// one since then.
+    /// one since then, with a warning if one before was better, whose model is gone.
     ///
     /// Each process keeps it in memory; under a strategy that shards, the chief keeps the whole, and each process gets
     /// it in the end. [`ModelCheckpoint::best`](crate::callbacks::ModelCheckpoint::best) needs no such memory.
@@ -84,6 +86,16 @@ impl EarlyStopping {
     fn is_to_keep(&self, value: f64) -> bool {
         let is_better = |(best, _): &(f64, Snapshot)| self.watch.is_better(value, *best);
         self.restores && !value.is_nan() && self.kept.as_ref().is_none_or(is_better)
+    }
+
+    /// Returns the value of the best epoch if its model is gone with the process that has seen it.
+    pub(super) fn lost(&self) -> Option<f64> {
+        let is_gone = |best: &f64| match &self.kept {
+            Some((value, _)) => self.watch.is_better(*best, *value),
+            // No epoch has ended since: the model is the best one if the last epoch was.
+            None => self.watch.seen.waited > 0,
+        };
+        self.before.filter(|_| self.restores).filter(is_gone)
     }
 }
 
@@ -129,6 +141,16 @@ impl Callback for EarlyStopping {
     }
 
     fn train_end(&mut self, training: &mut Training<'_>) -> Result<()> {
+        if let Some(best) = self.lost().filter(|_| training.is_chief()) {
+            let (monitor, since) = (&self.watch.monitor, self.kept.as_ref().map(|(value, _)| value));
+            let last = "that of the last epoch".to_owned();
+            let now = since.map_or(last, |value| format!("the best one since then, with {value}"));
+            distribute_notice::warn!(
+                "EarlyStopping cannot restore the best model, with {monitor} of {best}: its epoch was before a \
+                 restart, and it was in memory alone; the model is now {now}. ModelCheckpoint::best keeps it over \
+                 restarts"
+            );
+        }
         match self.kept.take() {
             Some((_, best)) => {
                 let best = best.of_chief(training.strategy)?;
@@ -143,7 +165,9 @@ impl Callback for EarlyStopping {
     }
 
     fn set_state(&mut self, state: &Value) {
+        let baseline = self.watch.seen.best;
         self.watch.set_state(NAME, state);
+        self.before = self.watch.seen.best.filter(|best| Some(*best) != baseline);
     }
 }
 

@@ -179,6 +179,28 @@ fn stopping_goes_on_counting_after_a_restart_and_restores_the_best() {
 }
 
 #[test]
+fn a_best_model_that_is_gone_with_a_restart_is_known_at_the_end() {
+    let lost = |mut stopping: EarlyStopping, (best, waited): (f64, u32), values: &[f64]| {
+        stopping.set_state(&serde_json::json!({ "monitor": "val_loss", "best": best, "waited": waited }));
+        let mut toy = Toy::new();
+        for value in values {
+            toy.epoch += 1;
+            toy.show(&[("val_loss", *value)], |training| stopping.epoch_end(training)).unwrap();
+        }
+        stopping.lost()
+    };
+    let new = || EarlyStopping::new("val_loss").patience(3).restore_best();
+    assert_eq!(lost(new(), (0.3, 0), &[0.4, 0.35]), Some(0.3));
+    // The epochs were over, and the last one was not the best, or was.
+    assert_eq!(lost(new(), (0.3, 1), &[]), Some(0.3));
+    assert_eq!(lost(new(), (0.3, 0), &[]), None);
+    assert_eq!(lost(new(), (0.3, 0), &[0.4, 0.2]), None);
+    assert_eq!(lost(EarlyStopping::new("val_loss").patience(3), (0.3, 0), &[0.4]), None);
+    // No epoch has passed the baseline.
+    assert_eq!(lost(new().baseline(0.1), (0.1, 1), &[0.4]), None);
+}
+
+#[test]
 fn numbers_that_a_callback_cannot_use_are_refused_before_the_first_step() {
     let plateau = || ReduceLrOnPlateau::new("loss");
     let stopping = || EarlyStopping::new("loss");

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::io::{self, Read, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -87,6 +88,12 @@ impl Disk {
     #[cfg(test)]
     pub(super) fn of(files: Arc<dyn FileSystem>) -> Disk {
         Disk { files, ..Disk::default() }
+    }
+
+    /// Starts a thread for work on the disk.
+    pub(super) fn spawn(&self, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+        self.faults.spawn()?;
+        thread::Builder::new().name("checkpoint".to_owned()).spawn(work)
     }
 
     /// Returns the operation in progress, such as `writing model.safetensors`, and how long it has taken so far.
@@ -221,7 +228,7 @@ impl Disk {
         for name in names {
             let (from, to) = (from.join(&name), to.join(&name));
             self.named("copying to", &to, || match (objects::of(&from)?, objects::of(&to)?) {
-                (Some(from), Some(to)) => from.copy(&to),
+                (Some(object), Some(other)) => object.copy(&other, || self.begin("copying to", &to)),
                 _ => Err(io::ErrorKind::Unsupported.into()),
             })?;
         }
@@ -233,7 +240,7 @@ impl Disk {
         let (Some(object), Some(other)) = (self.object(from)?, self.object(to)?) else {
             return self.named("renaming to", to, || self.files.rename(from, to));
         };
-        self.named("copying to", to, || object.copy(&other))?;
+        self.named("copying to", to, || object.copy(&other, || self.begin("copying to", to)))?;
         self.remove_file(from)
     }
 

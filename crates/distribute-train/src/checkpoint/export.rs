@@ -1,14 +1,17 @@
 //! Safetensors files outside of checkpoints, written one tensor after another.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::hash::{BuildHasher, RandomState};
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use distribute_device::DType;
 use distribute_strategy::Strategy;
 use distribute_values::TensorStorage;
 
+use super::disk::Disk;
 use super::tensor_file::{Described, header};
 use crate::chief::agreed;
 use crate::{Error, Result};
@@ -88,8 +91,9 @@ impl Unfinished {
     fn create(path: &Path, header: &[u8]) -> Result<Unfinished> {
         let mut place = path.as_os_str().to_owned();
         // Random, since processes of several containers that share the folder may have the same number.
-        place.push(format!(".tmp-{:016x}", RandomState::new().hash_one(path)));
+        place.push(format!("{TEMPORARY}{:016x}", RandomState::new().hash_one(path)));
         let place = PathBuf::from(place);
+        remove_left(path);
         let wrong = |source| Error::File { path: path.to_owned(), source };
         let file = File::create(&place).map_err(wrong)?;
         let mut this = Unfinished { file, place, path: path.to_owned(), is_finished: false };
@@ -110,16 +114,11 @@ impl Unfinished {
     }
 
     fn finish(mut self) -> Result<()> {
-        self.publish().map_err(|source| Error::File { path: self.path.clone(), source })
-    }
-
-    fn publish(&mut self) -> io::Result<()> {
-        self.file.sync_all()?;
-        fs::rename(&self.place, &self.path)?;
+        let renamed = self.file.sync_all().and_then(|()| fs::rename(&self.place, &self.path));
+        renamed.map_err(|source| Error::File { path: self.path.clone(), source })?;
         self.is_finished = true;
         // The new name is durable only when its folder is synced too.
-        let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+        Disk::default().sync_folder(folder_of(&self.path))
     }
 }
 
@@ -131,6 +130,31 @@ impl Drop for Unfinished {
     }
 }
 
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Removes the temporary files of a path that killed processes have left; another process may be writing a newer one.
+fn remove_left(path: &Path) {
+    let Some(name) = path.file_name().and_then(OsStr::to_str) else { return };
+    for entry in fs::read_dir(folder_of(path)).into_iter().flatten().flatten() {
+        let other = entry.file_name();
+        let number = other.to_str().and_then(|other| other.strip_prefix(name)?.strip_prefix(TEMPORARY));
+        let is_own = number.is_some_and(|number| number.len() == 16 && u64::from_str_radix(number, 16).is_ok());
+        let age = || entry.metadata().ok()?.modified().ok()?.elapsed().ok();
+        if is_own && age().is_some_and(|age| age >= LEFT_AFTER) {
+            // It does no harm but for its room.
+            drop(fs::remove_file(entry.path()));
+        }
+    }
+}
+
+/// Precedes a number in the name of a temporary file.
+const TEMPORARY: &str = ".tmp-";
+
+/// A temporary file that has not been written for so long is not written any more.
+const LEFT_AFTER: Duration = Duration::from_secs(24 * 3600);
+
 /// Returns the error of a tensor that is not what was announced.
 fn unlike(path: &Path, described: &Described<'_>, now: &str) -> Error {
     let Described { name, dtype, shape, .. } = described;
@@ -140,7 +164,7 @@ fn unlike(path: &Path, described: &Described<'_>, now: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
+    use std::time::{Instant, SystemTime};
 
     use distribute_strategy::FullyShardedStrategy;
     use distribute_values::{Host, HostTensor};
@@ -176,5 +200,23 @@ mod tests {
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
         assert_eq!(fs::read(&begun).unwrap(), b"begun");
         assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    }
+
+    #[test]
+    fn what_killed_processes_have_left_is_removed_after_a_day() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = |name: &str| folder.path().join(name);
+        let names =
+            ["file.tmp-0123456789abcdef", "file.tmp-00000000000000ff", "file.tmp-notes", "other.tmp-0123456789abcdef"];
+        for name in names {
+            let left = File::create(place(name)).unwrap();
+            let hours = if name == names[1] { 23 } else { 25 };
+            left.set_modified(SystemTime::now() - Duration::from_secs(hours * 3600)).unwrap();
+        }
+        let strategy = Strategy::default_strategy().unwrap();
+        let value = |_| Ok(Some(HostTensor::scalar(0.5f32)));
+        write_safetensors::<Host, _, Error>(&strategy, &place("file"), &[("a", DType::F32, vec![])], value).unwrap();
+        assert_eq!(names.map(|name| place(name).exists()), [false, true, true, true]);
+        assert!(place("file").exists());
     }
 }

@@ -225,8 +225,8 @@ impl Open {
             Task::start(&self.disk, what, self.patience, move |disk| survey.read(disk, &group, &name, range))
         });
         let read = match &self.strategy {
-            Some(strategy) => everywhere(strategy, task.transpose())?,
-            None => task.transpose()?.map(Task::wait).transpose()?,
+            Some(strategy) => everywhere(strategy, Ok(task))?,
+            None => task.map(Task::wait).transpose()?,
         };
         let bytes = match read {
             Some(bytes) => bytes,

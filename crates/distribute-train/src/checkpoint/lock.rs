@@ -80,9 +80,14 @@ pub(super) fn exclusively<T>(disk: &Disk, root: &Path, work: impl FnOnce() -> Re
     Turn::take(root).work(disk, work)
 }
 
+/// Returns the name by which a folder is told from others.
+pub(super) fn absolute(root: &Path) -> PathBuf {
+    std::path::absolute(root).unwrap_or_else(|_| root.to_owned())
+}
+
 fn place_of(root: &Path) -> Arc<Mutex<Turns>> {
     static PLACES: LazyLock<Mutex<HashMap<PathBuf, Arc<Mutex<Turns>>>>> = LazyLock::new(Mutex::default);
-    let root = std::path::absolute(root).unwrap_or_else(|_| root.to_owned());
+    let root = absolute(root);
     let mut places = PLACES.lock();
     // Those without a turn are dropped.
     places.retain(|_, place| Arc::strong_count(place) > 1);

@@ -1,6 +1,7 @@
 //! Writing, keeping and restoring checkpoints.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use distribute_strategy::Strategy;
@@ -87,7 +88,9 @@ pub trait Checkpointed {
 #[derive(Debug)]
 pub struct CheckpointManager {
     pub(super) root: PathBuf,
-    keep: usize,
+    /// Tells this manager from others.
+    pub(super) identity: Arc<()>,
+    pub(super) keep: usize,
     keep_every: Option<Duration>,
     /// When this manager was created, from which the first interval of a run counts.
     begun: SystemTime,
@@ -96,7 +99,7 @@ pub struct CheckpointManager {
     pub(super) write_timeout: Duration,
     sets_aside: bool,
     /// Whether the checkpoints are to be removed at the end of the training.
-    backup: bool,
+    pub(super) backup: bool,
     /// The run, once it is known: the same on all workers.
     run: Option<RunId>,
     /// The strategy's [changes](Strategy::changes) when its processes found that the folder belongs to the run.
@@ -131,6 +134,7 @@ impl CheckpointManager {
     pub fn new(root: impl Into<PathBuf>) -> CheckpointManager {
         CheckpointManager {
             root: objects::resolved(root.into()),
+            identity: Arc::default(),
             keep: 5,
             keep_every: None,
             begun: SystemTime::now(),
@@ -223,13 +227,18 @@ impl CheckpointManager {
     /// cannot be read or written; [`Error::Chief`] or [`Error::ChiefsDisk`] on the other workers; [`Error::Collective`]
     /// if a worker is missing or fails.
     pub fn claim(&mut self, strategy: &Strategy) -> Result<RunId> {
+        self.claim_if(strategy, Ok(()))
+    }
+
+    /// Claims the folder like [`claim`](CheckpointManager::claim), or returns an error of this worker on every worker.
+    pub(super) fn claim_if(&mut self, strategy: &Strategy, allowed: Result<()>) -> Result<RunId> {
         let changes = strategy.changes();
-        if let Some(run) = self.run.filter(|_| self.claimed == Some(changes)) {
+        if let Some(run) = self.run.filter(|_| self.claimed == Some(changes) && allowed.is_ok()) {
             return Ok(run);
         }
         let (root, run, sets_aside) = (self.root.clone(), self.run, self.sets_aside);
         let work = move |disk: &Disk| exclusively(disk, &root, || folder::claim(disk, &root, run, sets_aside));
-        let task = self.on_chief(strategy, "making the folder this run's", work);
+        let task = allowed.map(|()| self.on_chief(strategy, "making the folder this run's", work));
         let claimed = everywhere(strategy, task)?;
         // The other workers learn it from the chief.
         let run = from_chief(strategy, Ok::<_, Error>(claimed.or(run)))?.ok_or_else(|| Error::Damaged {
@@ -281,19 +290,18 @@ impl CheckpointManager {
         }
         everywhere(strategy, filled.map(|()| self.writing.take()))?;
         if strategy.is_chief() {
-            self.write(snapshot, run)?;
+            self.write(snapshot, run);
         }
         Ok(())
     }
 
-    fn write(&mut self, snapshot: Snapshot, run: RunId) -> Result<()> {
+    fn write(&mut self, snapshot: Snapshot, run: RunId) {
         let (options, keep) = self.settings(run, MAX_FILE_BYTES);
         let (root, turn) = (self.root.clone(), Turn::take(&self.root));
         let what = named(snapshot.step);
         let save = move |disk: &Disk| write::save(disk, &root, &snapshot, &options, &keep).map(drop);
         let work = move |disk: &Disk| turn.work(disk, || save(disk));
-        self.writing = Some(Task::start(&self.disk, what, self.write_timeout, work)?);
-        Ok(())
+        self.writing = Some(Task::start(&self.disk, what, self.write_timeout, work));
     }
 
     /// Starts to write a checkpoint whose tensors come one by one; workers other than the chief drop theirs.
@@ -324,10 +332,9 @@ impl CheckpointManager {
         strategy: &Strategy,
         what: &str,
         work: impl FnOnce(&Disk) -> Result<T> + Send + 'static,
-    ) -> Result<Option<Task<T>>> {
+    ) -> Option<Task<T>> {
         let what = format!("{what} ({})", self.root.display());
-        let start = || Task::start(&self.disk, what, self.write_timeout, work);
-        if strategy.is_chief() { start().map(Some) } else { Ok(None) }
+        strategy.is_chief().then(|| Task::start(&self.disk, what, self.write_timeout, work))
     }
 
     /// Works on the disk in this process alone, as long as the disk makes progress.
@@ -337,7 +344,7 @@ impl CheckpointManager {
         work: impl FnOnce(&Disk, &Path) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let (what, root) = (format!("{what} {}", self.root.display()), self.root.clone());
-        Task::start(&self.disk, what, self.write_timeout, move |disk| work(disk, &root))?.wait()
+        Task::start(&self.disk, what, self.write_timeout, move |disk| work(disk, &root)).wait()
     }
 
     /// Waits until the last checkpoint is written.
@@ -369,7 +376,7 @@ impl CheckpointManager {
         }
         let (root, remove) = (self.root.clone(), self.remover(true));
         let task = self.on_chief(strategy, "removing the backups", move |disk| remove(disk, &root));
-        everywhere(strategy, task).map(drop)
+        everywhere(strategy, Ok(task)).map(drop)
     }
 
     /// Returns the work that removes the run's backups, or all of its checkpoints. The folder is then to be claimed
@@ -413,7 +420,7 @@ impl CheckpointManager {
             Ok(held.collect::<Vec<Held>>())
         };
         let task = self.on_chief(strategy, "listing the checkpoints", list);
-        let held = everywhere(strategy, task)?;
+        let held = everywhere(strategy, Ok(task))?;
         from_chief(strategy, Ok(held.unwrap_or_default()))
     }
 

@@ -93,7 +93,11 @@ impl<L: TensorLibrary> Checkpointed for Optimizer<L> {
             Some(saved) => (Some(saved), false),
             None => (snapshot.get_state::<Saved>(OPTIMIZER)?, true),
         };
-        if let Some(of) = saved.as_ref().and_then(|saved| saved.variable.as_ref()).filter(|of| *of != key) {
+        let Some(Saved { state, variable }) = saved else {
+            let problem = "the checkpoint has no optimizer".to_owned();
+            return Err(Error::Restore { name: OPTIMIZER.to_owned(), problem }.into());
+        };
+        if let Some(of) = variable.filter(|of| of != key) {
             let problem = format!("the checkpoint has that of a model with {of:?}, and none of one with {key:?}");
             return Err(Error::Restore { name: OPTIMIZER.to_owned(), problem }.into());
         }
@@ -107,9 +111,7 @@ impl<L: TensorLibrary> Checkpointed for Optimizer<L> {
             }
             None => {}
         }
-        if let Some(Saved { state, .. }) = saved {
-            self.set_state(&state);
-        }
+        self.set_state(&state);
         Ok(())
     }
 }

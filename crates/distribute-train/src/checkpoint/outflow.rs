@@ -85,10 +85,8 @@ impl Sink {
         let inlet = Inlet { pieces: receiver, taken: send };
         let mut sink = Sink::default();
         sink.most_bytes = most_bytes;
-        match Task::start(disk, what, patience, move |disk| work(disk, &inlet)) {
-            Ok(task) => (sink.pieces, sink.taken, sink.task) = (Some(pieces), Some(taken), Some(task)),
-            Err(error) => sink.fail(error),
-        }
+        let task = Task::start(disk, what, patience, move |disk| work(disk, &inlet));
+        (sink.pieces, sink.taken, sink.task) = (Some(pieces), Some(taken), Some(task));
         sink
     }
 

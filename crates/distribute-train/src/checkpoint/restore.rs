@@ -58,7 +58,7 @@ impl CheckpointManager {
         let path = objects::resolved(checkpoint.to_owned());
         let read = reader(strategy, parts);
         let task = self.on_chief(strategy, "reading a checkpoint", move |disk| read(disk, &path));
-        let found = everywhere(strategy, task)?;
+        let found = everywhere(strategy, Ok(task))?;
         // The chief has read it, or all workers have got its error.
         self.loaded(strategy, found, parts)?.ok_or_else(|| Error::Damaged {
             path: checkpoint.to_owned(),
@@ -76,7 +76,7 @@ impl CheckpointManager {
         let (root, read) = (self.root.clone(), reader(strategy, parts));
         let work = move |disk: &Disk| Ok(folder::newest(disk, &root, |path| read(disk, path))?.0);
         let task = self.on_chief(strategy, "reading the newest checkpoint", work);
-        self.loaded(strategy, everywhere(strategy, task)?.flatten(), parts)
+        self.loaded(strategy, everywhere(strategy, Ok(task))?.flatten(), parts)
     }
 
     /// Restores all parts from the newest whole checkpoint, and returns its step and the program's own state; `None` if
@@ -101,7 +101,7 @@ impl CheckpointManager {
             Ok(Restored { found, run, damaged })
         };
         let task = self.on_chief(strategy, "restoring the newest checkpoint", work);
-        let restored = everywhere(strategy, task)?;
+        let restored = everywhere(strategy, Ok(task))?;
         let Restored { found, run, damaged } = restored.unwrap_or_default();
         let snapshot = self.loaded(strategy, found, parts)?;
         self.damaged = damaged;

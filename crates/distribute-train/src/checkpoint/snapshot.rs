@@ -73,7 +73,7 @@ impl Snapshot {
     pub fn read(folder: impl AsRef<Path>) -> Result<Snapshot> {
         let path = objects::resolved(folder.as_ref().to_owned());
         let what = format!("reading {}", path.display());
-        Task::start(&Disk::default(), what, TIMEOUT, move |disk| read::read(disk, &path))?.wait()
+        Task::start(&Disk::default(), what, TIMEOUT, move |disk| read::read(disk, &path)).wait()
     }
 
     /// Returns the chief's snapshot on every worker, under a strategy that shards: the others have only those variables

@@ -19,30 +19,37 @@ pub(super) struct Task<T> {
     what: String,
     disk: Disk,
     outcome: Receiver<Result<T>>,
-    thread: JoinHandle<()>,
+    /// `None` if it could not be started.
+    thread: Option<JoinHandle<()>>,
     /// The longest time that one operation on the disk may take.
     patience: Duration,
 }
 
 impl<T: Send + 'static> Task<T> {
-    /// Starts `work`; `what` is the name that errors give it, as in "`what` is not done".
+    /// Starts `work`; `what` is the name that errors give it, as in "`what` is not done". If no thread can be started,
+    /// the work has failed, which every worker learns as any other failure of it.
     pub(super) fn start(
         disk: &Disk,
         what: String,
         patience: Duration,
         work: impl FnOnce(&Disk) -> Result<T> + Send + 'static,
-    ) -> Result<Task<T>> {
+    ) -> Task<T> {
         let (send, outcome) = mpsc::sync_channel(1);
         let disk = disk.afresh();
-        let of_work = disk.clone();
+        let (of_work, failed) = (disk.clone(), send.clone());
         let run = move || {
             // This fails only if no thread waits any more.
             drop(send.send(work(&of_work)));
         };
-        let thread = std::thread::Builder::new().name("checkpoint".to_owned()).spawn(run);
-        let thread =
-            thread.map_err(|error| Error::Part(format!("{what}: no thread can be started: {error}").into()))?;
-        Ok(Task { what, disk, outcome, thread, patience })
+        let thread = match disk.spawn(run) {
+            Ok(thread) => Some(thread),
+            Err(error) => {
+                let problem = format!("{what}: no thread can be started ({error}); look at the limit of threads");
+                drop(failed.send(Err(Error::Part(problem.into()))));
+                None
+            }
+        };
+        Task { what, disk, outcome, thread, patience }
     }
 
     /// Returns an error if the operation in progress has taken too long.
@@ -86,7 +93,7 @@ impl<T: Send + 'static> Awaited for Task<T> {
             match self.outcome.recv_timeout(left.min(LOOK)) {
                 Ok(outcome) => {
                     // The thread has nothing left to do.
-                    drop(self.thread.join());
+                    drop(self.thread.map(JoinHandle::join));
                     return Ok(outcome);
                 }
                 Err(RecvTimeoutError::Disconnected) => {
@@ -170,7 +177,7 @@ pub(crate) fn bounded<T: Send + 'static>(
         disk.begin(verb, &place);
         work()
     };
-    Task::start(&Disk::default(), path.display().to_string(), TIMEOUT, run)?.wait()
+    Task::start(&Disk::default(), path.display().to_string(), TIMEOUT, run).wait()
 }
 
 /// The default limit of one operation on a disk.

@@ -97,7 +97,7 @@ impl CheckpointWatch {
     pub fn look(&mut self) -> Result<Option<FoundCheckpoint>> {
         let (root, what) = (self.root.clone(), format!("listing {}", self.root.display()));
         let list = move |disk: &Disk| folder::list(disk, &root);
-        let found = Task::start(&Disk::default(), what, TIMEOUT, list)?.wait()?;
+        let found = Task::start(&Disk::default(), what, TIMEOUT, list).wait()?;
         folder::run_of(&self.root, &found)?;
         let newest = found.into_iter().find_map(FoundCheckpoint::of);
         if let Some(found) = newest
@@ -234,7 +234,7 @@ fn warn_if_there(path: &Path, error: &Error) {
     let looked = Task::start(&Disk::default(), format!("looking for {}", path.display()), TIMEOUT, move |disk| {
         disk.is_published(&place)
     });
-    if looked.and_then(Task::wait).unwrap_or(true) {
+    if Task::wait(looked).unwrap_or(true) {
         tracing::warn!("{error}; waiting for the next checkpoint");
     }
 }

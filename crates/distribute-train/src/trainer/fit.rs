@@ -4,28 +4,29 @@ use std::sync::atomic::Ordering;
 
 use distribute_input::InputPosition;
 use distribute_strategy::{DistributedDataset, DistributedIterator, Request};
-use distribute_values::PerReplica;
 
-use super::{
-    BATCH_SIZE, Batching, Fit, Trainee, TrainingData, by_replica, evaluate_distributed, results, sums, sums_of_all,
-};
-use crate::callbacks::{Callback, Occasion, Training};
-use crate::checkpoint::RunId;
+use super::{BATCH_SIZE, Batching, Fit, Trainee, TrainingData, evaluate_distributed, results, sums_of_all};
+use crate::callbacks::{Callback, Occasion};
+use crate::checkpoint::{Folders, RunId};
 use crate::elastic::{self, Joined};
 use crate::history::History;
 use crate::preemption::{Departures, End, PreemptionHandler};
 use crate::progress::{self, Activity, Form, Progress};
 use crate::{Error, Result};
 
+mod agreement;
 mod backup;
+mod hooks;
 mod preempted;
 mod settings;
 mod standing;
 mod states;
+mod steps;
 
 use settings::Settings;
 use standing::{Standing, Whole};
 use states::states;
+use steps::zeros;
 
 /// A training run in progress.
 struct Session<'a, T: Trainee> {
@@ -64,6 +65,7 @@ struct Session<'a, T: Trainee> {
     without_training: bool,
     /// The run to which all checkpoints of this training run belong, once it is known.
     run: Option<RunId>,
+    folders: Folders,
 }
 
 /// Trains, and returns the losses and metrics of each epoch, including those of an earlier run that this one resumes.
@@ -135,6 +137,7 @@ pub fn fit<T: Trainee>(
         without_validation: false,
         without_training: false,
         run: None,
+        folders: Folders::default(),
     };
     let mut course = Course { validation, preemption: None, progress: None, is_memory_told: false, fit };
     if strategy.elastic().is_none() {
@@ -321,7 +324,14 @@ impl<T: Trainee> Session<'_, T> {
             }
         }
         let last = self.last_values();
+        self.heed_at_end(preemption.as_ref(), callbacks, &last)?;
         self.tell(callbacks, &last, |callback, training| callback.train_end(training))?;
+        if preemption.as_ref().is_some_and(PreemptionHandler::has_event) {
+            distribute_notice::warn!(
+                "this process was told to stop at the end of its training, which is complete: fit returns as usual, \
+                 and the program continues until it ends or is told again"
+            );
+        }
         Ok(())
     }
 
@@ -406,197 +416,6 @@ fn show<T: Trainee>(trainer: &T, title: Option<&str>, epochs: u32, steps_per_epo
         ..progress::Options::of(strategy)
     };
     if title.is_some() { Progress::from_env(options) } else { Progress::new(options, Form::Off) }
-}
-
-/// Returns zeros for the sums of each local replica.
-fn zeros<T: Trainee>(trainer: &T) -> Vec<Vec<f64>> {
-    vec![sums(trainer.metrics()); trainer.strategy().num_local_replicas()]
-}
-
-/// Adds the sums of a step to the accumulated ones.
-pub(super) fn add(sums: &mut [Vec<f64>], of_step: PerReplica<Vec<f64>>) {
-    for (sums, more) in sums.iter_mut().zip(of_step.into_values()) {
-        sums.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
-    }
-}
-
-impl<T: Trainee> Session<'_, T> {
-    fn begin_epoch(&mut self, epoch: u32) {
-        (self.epoch, self.without_training) = (epoch, false);
-        let strategy = self.trainer.strategy();
-        if strategy.is_chief() {
-            // The sums saved before a restart are counted on one replica only, on all of its ranks.
-            for of_rank in self.sums.iter_mut().take(strategy.tensor_parallel()) {
-                of_rank.iter_mut().zip(&self.standing.sums).for_each(|(sum, before)| *sum += before);
-            }
-        }
-        self.standing.sums.clear();
-    }
-
-    /// Runs the next steps of the epoch. Returns whether there were any.
-    fn execute(&mut self, steps_per_epoch: Option<u64>, at_once: usize) -> Result<bool, T::Error> {
-        let (mut batches, mut positions) = (Vec::new(), Vec::new());
-        let is_elastic = self.trainer.strategy().elastic().is_some();
-        // Whether this call has started the pass, and no batch has been read from it yet.
-        let mut is_new = false;
-        while batches.len() < at_once
-            && steps_per_epoch.is_none_or(|steps| self.standing.steps + (batches.len() as u64) < steps)
-        {
-            let pass = match &mut self.batches {
-                Some(pass) => pass,
-                none => {
-                    is_new = self.standing.position.is_none();
-                    let pass = match self.standing.position.take() {
-                        Some(position) => self.data.iter_from(&position)?,
-                        // The pass is chosen by its number, so that a resumed run reads the same data.
-                        None => self.data.iter_epoch(self.standing.pass),
-                    };
-                    none.insert(pass)
-                }
-            };
-            match pass.next() {
-                Some(batch) => {
-                    batches.push(batch?);
-                    is_new = false;
-                    if is_elastic {
-                        positions.push((self.standing.pass, Some(DistributedIterator::position(pass)?)));
-                    }
-                }
-                // The pass ends with the epoch, after the last steps have run; it may have to be saved before that.
-                None if steps_per_epoch.is_none() && !batches.is_empty() => break,
-                None => {
-                    self.batches = None;
-                    self.standing.pass += 1;
-                    if batches.is_empty() {
-                        self.after = (self.standing.pass, None);
-                    }
-                    match steps_per_epoch {
-                        None => break,
-                        Some(_) if is_new => return Err(Error::NoExamples { what: "train on" }.into()),
-                        Some(_) => {}
-                    }
-                }
-            }
-        }
-        let count = batches.len() as u64;
-        if count > 0 {
-            let strategy = self.trainer.strategy();
-            let (batches, before) = (by_replica(batches, strategy.num_local_replicas()), strategy.commits());
-            let outcome = self.trainer.train_on(batches, self.batch_size, &self.class_weights);
-            let made = match outcome {
-                Ok(_) => count,
-                // Steps that were made before another failed count, except in the sums.
-                Err(_) => strategy.commits().saturating_sub(before).min(count),
-            };
-            self.commits = strategy.commits();
-            self.steps += made;
-            self.standing.steps += made;
-            self.examples += made * self.batch_size as u64;
-            if let Some(after) =
-                usize::try_from(made).ok().and_then(|made| positions.into_iter().take(made).next_back())
-            {
-                self.after = after;
-            }
-            add(&mut self.sums, outcome?);
-        }
-        Ok(count > 0)
-    }
-
-    /// Ends training after this epoch, because a worker requests it.
-    fn end(&mut self) {
-        self.stop.get_or_insert_with(|| "another worker asked for it".to_owned());
-    }
-
-    /// Returns the mean loss of this process's replicas.
-    fn loss_so_far(&self) -> f64 {
-        let sums = self.sums.iter().fold((0.0, 0.0), |(loss, count), sums| (loss + sums[0], count + sums[1]));
-        sums.0 / f64::max(sums.1, 1.0)
-    }
-
-    /// Adds the sums of steps that are still under way.
-    fn settle(&mut self) -> Result<()> {
-        add(&mut self.sums, self.trainer.settle().map_err(Error::Part)?);
-        Ok(())
-    }
-
-    /// Makes the decisions of callbacks at the end of an epoch the same everywhere: any worker can end training, and
-    /// the chief sets the learning rate.
-    fn agree(&mut self) -> Result<()> {
-        let (trainer, strategy) = (self.trainer, self.trainer.strategy());
-        if strategy.topology().workers() == 1 {
-            return Ok(());
-        }
-        let mut of_replicas = vec![vec![0.0; 2]; strategy.num_local_replicas()];
-        // One replica of each worker; all of its ranks, if it has several.
-        for of_rank in of_replicas.iter_mut().take(strategy.tensor_parallel()) {
-            of_rank[0] = f64::from(u8::from(self.stop.is_some()));
-            of_rank[1] = if strategy.is_chief() { trainer.learning_rate() } else { 0.0 };
-        }
-        let agreed = sums_of_all(strategy, &of_replicas)?;
-        if agreed[0] > 0.0 {
-            self.end();
-        }
-        trainer.set_learning_rate(agreed[1]);
-        Ok(())
-    }
-
-    /// Calls the callbacks.
-    fn tell(
-        &mut self,
-        callbacks: &mut [Box<dyn Callback>],
-        values: &[(String, f64)],
-        mut hook: impl FnMut(&mut dyn Callback, &mut Training<'_>) -> Result<()>,
-    ) -> Result<()> {
-        let (trainer, strategy) = (self.trainer, self.trainer.strategy());
-        let mut stop = self.stop.take();
-        for callback in callbacks {
-            let before = trainer.learning_rate();
-            let mut learning_rate = before;
-            let mut training = Training {
-                epoch: self.epoch,
-                epochs: self.epochs,
-                steps_per_epoch: self.steps_per_epoch,
-                step: self.steps,
-                examples: self.examples,
-                values,
-                without_validation: self.without_validation,
-                without_training: self.without_training,
-                learning_rate: &mut learning_rate,
-                stop: &mut stop,
-                strategy,
-                run: self,
-            };
-            if let Err(error) = hook(callback.as_mut(), &mut training) {
-                self.stop = stop;
-                return Err(error);
-            }
-            // A callback may have restored a checkpoint, which has set the learning rate too.
-            if learning_rate.to_bits() != before.to_bits() {
-                trainer.set_learning_rate(learning_rate);
-            }
-        }
-        self.stop = stop;
-        Ok(())
-    }
-
-    /// Calls the callbacks that save, and notes whether one has.
-    fn save(
-        &mut self,
-        callbacks: &mut [Box<dyn Callback>],
-        values: &[(String, f64)],
-        occasion: Occasion,
-    ) -> Result<()> {
-        self.standing.keep_states(callbacks);
-        let mut saved = false;
-        self.tell(callbacks, values, |callback, training| {
-            saved |= callback.save(training, occasion)?;
-            Ok(())
-        })?;
-        if saved {
-            self.saved = Some(self.steps);
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]

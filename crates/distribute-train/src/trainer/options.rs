@@ -132,6 +132,12 @@ impl<B, E> Fit<B, E> {
     /// checkpoints. [`fit`](super::fit) then returns [`Preempted`](crate::Error::Preempted), or
     /// [`Unsaved`](crate::Error::Unsaved) if no callback has saved. All workers must call this, or none.
     ///
+    /// If one is told after the last step, and a callback such as
+    /// [`BackupAndRestore`](crate::callbacks::BackupAndRestore) saves at the request, [`fit`](super::fit) returns
+    /// [`Preempted`](crate::Error::Preempted) too, before [`train_end`](Callback::train_end): started again, it finds
+    /// all epochs done. Without such a callback, or once [`train_end`](Callback::train_end) is called, it ends as
+    /// usual, with a warning.
+    ///
     /// A process of an elastic job leaves the others instead, which have its state:
     /// [`Left`](crate::Error::Left). If fewer than the job's smallest number would remain, all save before.
     pub fn stop_on(mut self, config: TerminationConfig) -> Fit<B, E> {

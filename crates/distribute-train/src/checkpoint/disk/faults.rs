@@ -23,6 +23,7 @@ struct State {
     /// The number of operations so far.
     count: usize,
     no_exchange: bool,
+    no_threads: bool,
     hanging: bool,
     /// The operations so far, for the message of a failing test.
     log: Vec<String>,
@@ -52,6 +53,11 @@ impl Faults {
     /// Simulates a file system that cannot exchange names.
     pub(in super::super) fn without_exchange(&self) {
         self.0.state.lock().no_exchange = true;
+    }
+
+    /// Simulates a system that starts no more threads.
+    pub(in super::super) fn without_threads(&self) {
+        self.0.state.lock().no_threads = true;
     }
 
     pub(in super::super) fn count(&self) -> usize {
@@ -94,6 +100,11 @@ impl Faults {
     pub(super) fn torn<'a>(&self, part: &'a [u8]) -> Option<&'a [u8]> {
         let state = self.0.state.lock();
         (state.fault == Fault::Killed(state.count + 1)).then(|| &part[..part.len() / 2])
+    }
+
+    pub(super) fn spawn(&self) -> io::Result<()> {
+        let no_threads = self.0.state.lock().no_threads;
+        if no_threads { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
     }
 
     pub(super) fn exchange(&self) -> io::Result<()> {

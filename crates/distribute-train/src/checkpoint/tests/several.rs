@@ -341,3 +341,36 @@ fn averages_continue_as_without_the_interruption() {
         assert_eq!(wholes(&to, &again), wholes(&from, &ema));
     }
 }
+
+#[test]
+fn a_writer_that_cannot_be_started_is_an_error_of_all_workers() {
+    let work = |rank: u32, strategy: &Strategy, folder: &Path| {
+        let (faults, mut manager) = (Faults::default(), CheckpointManager::new(folder));
+        if rank == 0 {
+            manager = manager.with_disk(Disk::with(&faults));
+        }
+        manager.claim(strategy).unwrap();
+        faults.without_threads();
+        let saved = manager.save(strategy, 1, &[&FailsIn("", false)], &1);
+        saved.and_then(|()| manager.finish_everywhere(strategy)).unwrap_err().to_string()
+    };
+    let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let mirrored = two_mirrored(|rank, strategy| work(rank, strategy, folders[0].path()));
+    let in_parts = two_workers(|rank, strategy| work(rank, strategy, folders[1].path()));
+    for [chief, other] in [mirrored, in_parts] {
+        assert!(chief.contains("step 1: no thread can be started"), "{chief}");
+        assert_eq!(other, format!("on the chief: {chief}"));
+    }
+}
+
+#[test]
+fn an_optimizer_without_slots_is_not_restored_from_a_checkpoint_without_one() {
+    let (folder, strategy) = (tempfile::tempdir().unwrap(), mirrored());
+    let net = Net::new(&strategy, "a", 0.5);
+    let sgd = Sgd::new(0.1).build(&net.0).unwrap();
+    saved_in(folder.path(), &strategy, &[&net]).unwrap();
+    let error = restored_from(folder.path(), &strategy, &[&net, &sgd]).unwrap_err().to_string();
+    assert!(error.contains("the checkpoint has no optimizer"), "{error}");
+    saved_in(&folder.path().join("with it"), &strategy, &[&net, &sgd]).unwrap();
+    restored_from(&folder.path().join("with it"), &strategy, &[&net, &sgd]).unwrap();
+}

@@ -52,7 +52,7 @@ impl<T: Trainee> Run for Session<'_, T> {
             // The others have claimed the folder; all do again before the next checkpoint.
             return Ok(());
         }
-        self.run = Some(checkpoints.claim(self.trainer.strategy())?);
+        self.run = Some(self.folders.claim(self.trainer.strategy(), checkpoints)?);
         Ok(())
     }
 

@@ -1,5 +1,7 @@
 //! How a training run ends when a worker is told to stop.
 
+use distribute_strategy::Request;
+
 use super::{End, Session};
 use crate::callbacks::{Callback, Occasion};
 use crate::preemption::{Departure, PreemptionHandler};
@@ -25,6 +27,29 @@ impl<T: Trainee> Session<'_, T> {
             return Ok(());
         }
         self.save(callbacks, values, Occasion::Leaving)?;
+        Err(preemption.end(self.steps, self.saved_end()))
+    }
+
+    /// Saves and returns an error if a worker was told to stop after its last step: started again, the program finds
+    /// all epochs done. Without a callback that saves at the request the training ends as usual, since the program
+    /// would train again. Every worker calls this, after the last epoch.
+    pub(super) fn heed_at_end(
+        &mut self,
+        preemption: Option<&PreemptionHandler>,
+        callbacks: &mut [Box<dyn Callback>],
+        values: &[(String, f64)],
+    ) -> Result<()> {
+        let strategy = self.trainer.strategy();
+        // The members of an elastic job end together.
+        let Some(preemption) = preemption.filter(|_| strategy.elastic().is_none()) else { return Ok(()) };
+        if !self.is_on_any(preemption.has_to_end())? {
+            return Ok(());
+        }
+        let saved = self.save(callbacks, values, Occasion::Leaving)?;
+        if !self.is_on_any(saved)? {
+            return Ok(());
+        }
+        strategy.cancel_request(Request::Leave);
         Err(preemption.end(self.steps, self.saved_end()))
     }
 

@@ -1,12 +1,11 @@
 //! Settings of a training run that must be equal on all workers.
 
-use distribute_collectives::first_difference;
 use distribute_strategy::Strategy;
-use distribute_types::ErrorClass;
 
 use super::Fit;
 use crate::Result;
 use crate::metrics::Metrics;
+use crate::trainer::compare_settings;
 
 /// The settings, as names and values.
 pub(super) struct Settings(Vec<(&'static str, String)>);
@@ -46,16 +45,9 @@ impl Settings {
     /// Compares the settings of all workers. Every worker calls this.
     ///
     /// # Errors
-    /// [`SettingsDiffer`](distribute_strategy::Error::SettingsDiffer) names the first setting that differs;
-    /// [`Error::Strategy`](crate::Error::Strategy) if a worker is missing or fails.
+    /// The errors of [`compare_settings`] occur in the same cases.
     pub(super) fn compare(&self, strategy: &Strategy) -> Result<()> {
-        let groups = strategy.groups();
-        let found = first_difference(&groups, &self.lines()).map_err(distribute_strategy::Error::from)?;
-        let (Some(found), Some(first)) = (found, groups.first()) else { return Ok(()) };
-        let error = distribute_strategy::Error::of_difference(first, found);
-        // A worker that has not read all answers yet ends with the same error.
-        groups.iter().for_each(|group| group.abort(&error.to_string(), error.failure_kind()));
-        Err(error.into())
+        compare_settings(strategy, &self.lines())
     }
 
     /// Compares the settings with those of the members of an elastic job, from which this process has its state.

@@ -8,15 +8,19 @@ use distribute_input::{Array, Dataset};
 use distribute_strategy::{CommunicationOptions, MirroredStrategy, MultiWorkerMirroredStrategy, Strategy};
 use distribute_testkit::{Job, Ports};
 use distribute_types::ErrorClass;
+use distribute_values::PerReplica;
 use serde_json::Value;
 
 use super::*;
 use crate::BoxError;
-use crate::callbacks::{BackupAndRestore, CsvLogger, EarlyStopping, ModelCheckpoint, TerminateOnNan};
+use crate::callbacks::{BackupAndRestore, CsvLogger, EarlyStopping, ModelCheckpoint, TerminateOnNan, Training};
 use crate::checkpoint::{CheckpointManager, Checkpointed, Snapshot};
 use crate::metrics::{Mean, MeanSquaredError, Metrics, Named, Precision};
 use crate::preemption::TerminationConfig;
-use crate::trainer::{Part, evaluate};
+use crate::trainer::{Part, evaluate, sums};
+
+mod shared_folders;
+mod told_at_the_end;
 
 /// A model without variables. The loss of an example is its number, or that of the call if there is a list.
 struct Toy {
@@ -274,17 +278,23 @@ fn settings_that_differ_between_workers_are_named_in_the_first_step() {
 
 #[test]
 fn metrics_of_other_names_on_one_worker_are_not_added_up() {
-    let address = format!("127.0.0.1:{}", Ports::reserve(1).unwrap().release()[0]);
-    let train = &|rank: u32| {
-        let metrics = Metrics::new().with(Mean);
-        let metrics = if rank == 0 { metrics } else { Metrics::new().with(Named::new("median", Mean)) };
-        let toy = Toy { metrics, ..Toy::new(one_of_two(rank, &address)) };
-        fit(&toy, &Numbers(8), Fit::epochs(1)).unwrap_err().to_string()
-    };
-    let told = std::thread::scope(|scope| [0, 1].map(|rank| scope.spawn(move || train(rank))).map(|t| t.join()));
-    for told in told {
-        let told = told.unwrap();
-        assert!(told.contains("fit, metrics: [mean] on") && told.contains("fit, metrics: [median] on"), "{told}");
+    type Call = fn(&Toy) -> Option<Error>;
+    let calls: [(&str, Call); 2] = [
+        ("fit", |toy| fit(toy, &Numbers(8), Fit::epochs(1)).err()),
+        ("evaluate", |toy| evaluate(toy, &Numbers(8)).err()),
+    ];
+    for (name, call) in calls {
+        let address = format!("127.0.0.1:{}", Ports::reserve(1).unwrap().release()[0]);
+        let told = &|rank: u32| {
+            let metrics = Metrics::new().with(Mean);
+            let metrics = if rank == 0 { metrics } else { Metrics::new().with(Named::new("median", Mean)) };
+            call(&Toy { metrics, ..Toy::new(one_of_two(rank, &address)) }).unwrap().to_string()
+        };
+        let told = std::thread::scope(|scope| [0, 1].map(|rank| scope.spawn(move || told(rank))).map(|t| t.join()));
+        for told in told.map(Result::unwrap) {
+            let line = |metric: &str| format!("{name}, metrics: [{metric}] on");
+            assert!(told.contains(&line("mean")) && told.contains(&line("median")), "{told}");
+        }
     }
 }
 
@@ -416,6 +426,7 @@ fn session(toy: &Toy) -> Session<'_, Toy> {
         without_validation: false,
         without_training: false,
         run: None,
+        folders: Folders::default(),
     }
 }
 
