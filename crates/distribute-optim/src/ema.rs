@@ -102,13 +102,15 @@ impl<L: TensorLibrary> Ema<L> {
     /// second call, the values back. Training continues from what the variables have. Call outside `run`.
     ///
     /// # Errors
-    /// The library's error if a variable cannot be read or written.
+    /// On the first call [`Error::Torn`] or [`Error::Apart`] if replicas do not have equal variables, of which one
+    /// would replace all others on the second call; the library's error if a variable cannot be read or written.
     pub fn swap(&mut self, model: &impl Trainable<Library = L>) -> Result<(), L::Error> {
         let variables = model.parameters().variables();
         let (given, held) = match &self.held {
             // The values are kept until all variables are restored.
             Some(values) => (values.clone(), None),
             None => {
+                model.parameters().check_equal()?;
                 let values = |(variable, average): (&Variable<L>, &Variable<L>)| {
                     let values = variable.components().iter().zip(average.components());
                     values.map(|(value, _)| L::detach(value).copied()).collect()

@@ -304,18 +304,26 @@ impl ReplicaContext {
         self.recovery.keep(self.local, state)
     }
 
+    /// Checks that this process may make a step. For authors of optimizers, to be called before a step changes
+    /// anything; [`commit`](ReplicaContext::commit) would refuse it after that.
+    ///
+    /// # Errors
+    /// [`Error::NotBegun`] in the groups of a [generation](crate::Gathering) in which the process has not begun;
+    /// [`Error::NotJoined`] if the process is one of several of an elastic job, and has joined none of them.
+    pub fn check_ready(&self) -> Result<()> {
+        match self.strategy.replicas().has_begun() {
+            true => self.strategy.check_joined(),
+            false => Err(Error::NotBegun),
+        }
+    }
+
     /// Makes this replica's changes so far final. For authors of optimizers, to be called when a step is certain to
     /// succeed on all replicas of this process.
     ///
     /// # Errors
-    /// [`Error::NotNoted`] if the state cannot be read; [`Error::NotBegun`] in the groups of a
-    /// [generation](crate::Gathering) in which the process has not begun; [`Error::NotJoined`] if the process is one of
-    /// several of an elastic job, and has joined none of them.
+    /// [`Error::NotNoted`] if the state cannot be read, and the errors of [`check_ready`](ReplicaContext::check_ready).
     pub fn commit(&self) -> Result<()> {
-        if !self.strategy.replicas().has_begun() {
-            return Err(Error::NotBegun);
-        }
-        self.strategy.check_joined()?;
+        self.check_ready()?;
         self.recovery.commit(self.local)?;
         self.strategy.replicas().count_commit(self.local);
         Ok(())

@@ -40,6 +40,14 @@ pub use outer::OuterNesterov;
 /// calls `Optimizer::synchronize` before it evaluates. This costs a sum of all variables, so evaluate and save rarely,
 /// or after outer steps. Reductions that overlap with inner steps when the model is saved are made a second time.
 ///
+/// # Between outer steps
+/// Workers hear of each other when they synchronize. A signal to one of them (`PreemptionHandler`, `stop_on`) is acted
+/// on up to `inner_steps / fragments` steps later; a grace period that is shorter than these steps ends before. In one
+/// process the next step is enough.
+///
+/// Workers that read data of their own may have unequal amounts, so they agree before each step whether there is one,
+/// by a sum of one number. With a dataset that all workers read, of whose batches each keeps its rows, they do not.
+///
 /// # Cost
 /// Per outer step and parameter, each of n replicas sends 8 (n - 1) / n bytes with [`Wire::F32`] (an all-reduce), and
 /// 2.03 (n - 1) / n bytes with [`Wire::Int8`] (an all-to-all and an all-gather, of a byte per value and four per block
@@ -249,17 +257,18 @@ impl DilocoStrategy {
                     }
                 }
                 Turn::Finish(fragment) => {
-                    let reduction = match in_flight.take(fragment) {
-                        Some(reduction) => reduction,
+                    let (reduction, has_begun) = match in_flight.take(fragment) {
+                        Some(reduction) => (reduction, true),
                         // It was dropped, on all replicas.
                         None => {
                             let (lens, changes) = self.noted_changes(replica, fragments[fragment].clone())?;
-                            Reduction::start(group, self.wire, &lens, changes)?
+                            (Reduction::start(group, self.wire, &lens, changes)?, false)
                         }
                     };
                     let reduced = reduction.finish(group)?;
-                    // Nothing was noted, for instance before a checkpoint of other settings was restored.
-                    if reduced.means.iter().any(|mean| *mean != 0.0) {
+                    // Without a reduction in progress, zeros tell that nothing was noted, for instance before a
+                    // checkpoint of other settings was restored.
+                    if has_begun || reduced.means.iter().any(|mean| *mean != 0.0) {
                         self.outer_step(replica, fragments[fragment].clone(), &reduced)?;
                     }
                 }

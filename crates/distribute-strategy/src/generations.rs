@@ -5,10 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use distribute_cluster::Error::{Outdated, Stopped};
-use distribute_cluster::{Coordination, MemberStates};
+use distribute_cluster::{Coordination, MemberStates, Missing};
+use parking_lot::Mutex;
 
 use crate::elastic::{Elastic, Met, lost};
 use crate::{Error, Result, Strategy};
+
+mod variables;
+
+use variables::Values;
+pub(crate) use variables::Variables;
 
 /// Members that have met and told each other how new their states are. Until [`form`](Gathering::form), each of them
 /// computes by itself, and none of them may make a step before it [begins](Gathering::begin).
@@ -16,6 +22,8 @@ pub struct Gathering<'a> {
     strategy: &'a Strategy,
     coordination: Arc<Coordination>,
     states: MemberStates,
+    /// The values of the source's variables, if this process lacks them.
+    received: Mutex<Values>,
 }
 
 impl Gathering<'_> {
@@ -32,21 +40,43 @@ impl Gathering<'_> {
     /// Forms the groups of all members. Every member calls this. Optimizers make no step in them before the process
     /// [begins](Gathering::begin).
     ///
+    /// If a member lacks something, the values of [variables](Strategy::variable) travel from the
+    /// [source](MemberStates::source) too, except the parts that replicas have of on-read sums.
+    ///
     /// # Errors
     /// [`Error::Collective`] if a member is missing or fails; then ask for the
-    /// [next generation](Strategy::next_generation).
+    /// [next generation](Strategy::next_generation). [`Error::Values`] if a variable cannot be read.
     pub fn form(&self) -> Result<()> {
-        self.elastic()?.held().meet(&self.states, self.strategy.commits());
-        self.strategy.replicas().join(self.coordination.clone())
+        let (replicas, states) = (self.strategy.replicas(), &self.states);
+        self.elastic()?.held().meet(states, self.strategy.commits());
+        let travels = states.most_missing() > Missing::Nothing;
+        let own = match travels && states.rank() == states.source() {
+            true => replicas.variables.values(&replicas.groups())?,
+            false => Values::default(),
+        };
+        replicas.join(self.coordination.clone())?;
+        if travels {
+            let root = states.source() * replicas.topology().replicas_per_worker();
+            let lacks = states.missing(states.rank()) > Missing::Nothing;
+            *self.received.lock() = own.broadcast(&replicas.groups(), root, lacks)?;
+        }
+        Ok(())
     }
 
     /// Notes that this process has the state that the generation begins with, its own or that of the
-    /// [source](MemberStates::source), so that from now on its steps belong to the job.
+    /// [source](MemberStates::source), so that from now on its steps belong to the job. Its [variables] get the values
+    /// that [`form`](Gathering::form) has received.
+    ///
+    /// [variables]: Strategy::variable
     ///
     /// # Errors
     /// [`Error::Cluster`] if the generation is over; then ask for the [next one](Strategy::next_generation).
+    /// [`Error::Elastic`] if a variable of the source has another shape or type here, and [`Error::Values`] if one
+    /// cannot be written.
     pub fn begin(self) -> Result<()> {
         let elastic = self.elastic()?;
+        let received = std::mem::take(&mut *self.received.lock());
+        self.strategy.replicas().variables.restore(&self.strategy.groups(), received)?;
         elastic.held().take(&self.states, self.strategy.commits());
         elastic.begin_training(self.number())?;
         self.strategy.replicas().begin();
@@ -138,7 +168,10 @@ impl Strategy {
                     std::thread::sleep(RETURN);
                     attempt += 1;
                 }
-                states => return Ok(Gathering { strategy: self, coordination, states: states? }),
+                states => {
+                    let (states, received) = (states?, Mutex::default());
+                    return Ok(Gathering { strategy: self, coordination, states, received });
+                }
             }
         }
     }

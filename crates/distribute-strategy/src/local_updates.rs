@@ -107,7 +107,8 @@ pub trait LocalUpdates: Send + Sync {
     /// Returns whether every step is followed by the mean of all replicas' variables, and by nothing else. An optimizer
     /// whose update is a multiple of the gradient (SGD without momentum and without clipping) then sums the gradients
     /// of all replicas before its update, as under other strategies. The mean of such updates is the update by the mean
-    /// of the gradients; the sum of gradients rounds once where updates round on each replica. Default: `false`.
+    /// of the gradients; the sum of gradients rounds once where updates round on each replica. Slots have their initial
+    /// values in each checkpoint then, such as those that the variables have. Default: `false`.
     fn averages_every_step(&self) -> bool {
         false
     }

@@ -9,6 +9,7 @@ use distribute_device::{Device, DeviceKind, DeviceSpec, Devices};
 use parking_lot::{Mutex, RwLock};
 
 use crate::elastic::Elastic;
+use crate::generations::Variables;
 use crate::mesh::Mesh;
 use crate::replica_threads::ReplicaThreads;
 use crate::running::Running;
@@ -33,6 +34,8 @@ pub struct Replicas {
     pub(crate) running: Running,
     /// The states that every run saves; see [`Strategy::recover`](crate::Strategy::recover).
     pub(crate) watched: Mutex<Vec<Weak<dyn Recoverable>>>,
+    /// The variables that processes take over from others.
+    pub(crate) variables: Variables,
     groups: Arc<RwLock<Arc<Vec<ProcessGroup>>>>,
     /// See [`ReplicaContext::graph_group`](crate::ReplicaContext::graph_group); one per replica, made when first used.
     graph_groups: Mutex<Vec<Option<Arc<ProcessGroup>>>>,
@@ -137,6 +140,7 @@ impl Replicas {
             threads,
             running: Running::default(),
             watched: Mutex::default(),
+            variables: Variables::default(),
             groups,
             graph_groups,
             tensor_groups,

@@ -201,6 +201,9 @@ impl Strategy {
     /// of them, so it must not depend on the worker. An on-read variable has one component per replica under every
     /// strategy. A failed run's writes to it are undone.
     ///
+    /// A process that joins an elastic job takes over the values by the variables' names, if it has created them
+    /// before. Parts of on-read sums, and on-read variables without aggregation, stay with their replicas.
+    ///
     /// # Errors
     /// [`Error::Context`] inside a replica; [`Error::Values`] if the options do not fit, such as a mean of integers, if
     /// workers create different variables, or if a worker is missing or fails.
@@ -229,12 +232,12 @@ impl Strategy {
         if self.shares_variables() && options.synchronization == Synchronization::OnWrite {
             let component = initial.copied()?;
             let variable = DistributedVariable::shared(name, component, groups.len(), options)?;
-            return Ok(self.watching(variable.undoable()));
+            return Ok(self.watching(variable));
         }
         let components = (0..groups.len()).map(|_| initial.copied()).collect::<Result<Vec<T>, _>>()?;
         let variable = DistributedVariable::new(name, components, options)?;
         variable.share_initial(&groups)?;
-        Ok(self.watching(variable.undoable()))
+        Ok(self.watching(variable))
     }
 
     /// Saves this state at the beginning of every run, for as long as it has another owner. For state that changes
@@ -244,13 +247,18 @@ impl Strategy {
         self.replicas().watch(state);
     }
 
-    /// Makes failed runs undo what replicas wrote to a variable.
-    fn watching<T>(&self, variable: DistributedVariable<T>) -> DistributedVariable<T> {
-        if let Some(undo) = variable.undo() {
-            let undo: Arc<dyn Recoverable> = undo.clone();
-            self.recover(Arc::downgrade(&undo));
+    /// Makes failed runs undo what replicas wrote to a variable, and processes that join an elastic job take over its
+    /// value.
+    fn watching<L, T: TensorStorage<L>>(&self, variable: DistributedVariable<T>) -> DistributedVariable<T> {
+        let watched = variable.clone().undoable();
+        if let Some(undo) = watched.undo() {
+            let recoverable: Arc<dyn Recoverable> = undo.clone();
+            self.recover(Arc::downgrade(&recoverable));
+            if self.elastic().is_some() {
+                self.replicas().variables.add(undo, variable);
+            }
         }
-        variable
+        watched
     }
 
     /// Runs `body` for each component of a variable in this process, in its [`CallContext::Update`]: a write there

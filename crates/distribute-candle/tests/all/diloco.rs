@@ -14,6 +14,7 @@ use distribute_strategy::{
 };
 use distribute_testkit::Ports;
 use distribute_train::callbacks::{BackupAndRestore, Callback, Training};
+use distribute_train::checkpoint::{Checkpointed, Snapshot};
 use distribute_train::metrics::Metrics;
 
 fn mirrored(replicas: usize) -> Strategy {
@@ -208,6 +209,46 @@ fn in_two<T: Send>(worker: impl Fn(u32) -> T + Sync) -> [T; 2] {
         let workers = [0, 1].map(|rank| scope.spawn(move || worker(rank)));
         workers.map(|worker| worker.join().unwrap())
     })
+}
+
+#[test]
+fn values_of_16_bits_that_are_loaded_are_those_that_are_saved_next() {
+    let strategy = DilocoStrategy::builder().inner_steps(100).over(mirrored(2)).unwrap();
+    let build = |value: f64| {
+        let options = ScopeOptions::default().dtype(DType::F16);
+        strategy.scope_with(options, |vb| vb.get_with_hints(2, "w", candle_nn::Init::Const(value))).unwrap()
+    };
+    let loaded = {
+        let mut snapshot = Snapshot::new(0);
+        build(3.0).save(&strategy, &mut snapshot).unwrap();
+        snapshot
+    };
+    let copies = |model: &Model<Tensor>| {
+        let of = |it: &Tensor| it.to_dtype(DType::F32).unwrap().to_vec1::<f32>().unwrap();
+        model.variables()[0].components().iter().map(of).collect::<Vec<_>>()
+    };
+    let outer = |optimizer: &distribute_candle::Optimizer| {
+        let slots = optimizer.local_slots(&strategy).unwrap().into_iter().map(elements);
+        slots.into_iter().find(|(name, _)| name == "w/outer").unwrap().1
+    };
+    let model = build(1.0);
+    let optimizer = Sgd::new(0.5).momentum(0.5).build(&model).unwrap();
+    let run = strategy.run_with((&model, &optimizer), |context, (w, optimizer)| {
+        optimizer.minimize(context, &(w.to_dtype(DType::F32)? * (1.0 + context.replica_id() as f64))?.sum_all()?)
+    });
+    run.unwrap();
+    let apart = copies(&model);
+    assert_ne!(apart[0], apart[1]);
+    // The optimizer's state is still apart.
+    model.load(&strategy, &loaded).unwrap();
+    optimizer.synchronize_to_save(&strategy).unwrap();
+    assert_eq!(copies(&model), [[3.0; 2]; 2]);
+    assert_eq!(outer(&optimizer), [3.0; 2]);
+    // Before the first step.
+    let model = build(1.0);
+    let optimizer = Sgd::new(0.5).build(&model).unwrap();
+    model.load(&strategy, &loaded).unwrap();
+    assert_eq!(outer(&optimizer), [3.0; 2]);
 }
 
 #[test]

@@ -3,18 +3,22 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use candle_core::{Device, Module, Tensor};
 use candle_nn::linear;
 use distribute_candle::{Adam, Error, Fit, MeanSquaredError, Trainer};
+use distribute_cluster::{Authority, FileRegister, Membership};
 use distribute_input::{Dataset, InputContext};
-use distribute_strategy::MultiWorkerMirroredStrategy;
+use distribute_optim::{HostError, HostLoss, HostModel};
+use distribute_strategy::{MultiWorkerMirroredStrategy, Strategy};
 use distribute_testkit::{Job, JobBuilder, Ports, Signal};
 use distribute_train::callbacks::{BackupAndRestore, Callback, CsvLogger, EarlyStopping, Training};
 use distribute_train::metrics::Metrics;
 use distribute_train::preemption::TerminationConfig;
 use distribute_types::ErrorClass;
+use distribute_values::HostTensor;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -235,6 +239,69 @@ fn members_of_which_too_few_remain_save_and_wait_until_a_signal() {
         assert_eq!((outcome.code, last_step(&outcome.stdout)), (Some(143), last), "{outcome:?}");
         assert!(outcome.stdout.contains(&format!("after step {last}, which is saved")), "{outcome:?}");
     }
+}
+
+/// Returns the elastic strategy of one of a number of processes, whose members are decided in a folder, and a model.
+fn alone(processes: u32, folder: &Path) -> (Strategy, HostModel) {
+    let mut membership = Membership::new(0, processes, "127.0.0.1:1").unwrap();
+    membership.advertised_host = Some("127.0.0.1".to_owned());
+    let register = Authority::Register(Arc::new(FileRegister::new(folder, &membership.job_id()).unwrap()));
+    let builder = MultiWorkerMirroredStrategy::builder().elastic(1..=2).devices(["CPU:0"]);
+    let strategy = builder.membership(membership).generations(register).build().unwrap();
+    let model = HostModel::new(&strategy, [("w", HostTensor::new(&[1], vec![0.5]).unwrap())]).unwrap();
+    (strategy, model)
+}
+
+fn slope(gradient: f32) -> HostLoss {
+    HostLoss(vec![Some(HostTensor::new(&[1], vec![gradient]).unwrap())])
+}
+
+#[test]
+fn a_step_before_others_are_joined_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (strategy, model) = alone(2, folder.path());
+    let optimizer = distribute_optim::Sgd::new(0.5).momentum(0.9).build(&model).unwrap();
+    let step = || strategy.run_with(&optimizer, |context, optimizer| optimizer.minimize(context, &slope(1.0)));
+    let refused = step().unwrap_err();
+    assert!(matches!(refused, HostError::Strategy(distribute_strategy::Error::NotJoined { .. })), "{refused}");
+    assert_eq!(model.values().unwrap(), [[0.5]]);
+    let gathering = strategy.next_generation(None).unwrap();
+    gathering.form().unwrap();
+    let refused = step().unwrap_err();
+    assert!(matches!(refused, HostError::Strategy(distribute_strategy::Error::NotBegun)), "{refused}");
+    assert_eq!((model.values().unwrap(), strategy.commits()), (vec![vec![0.5]], 0));
+    gathering.begin().unwrap();
+    step().unwrap();
+    assert_eq!(model.values().unwrap(), [[0.0]]);
+    strategy.leave_job().unwrap();
+}
+
+#[test]
+fn gradients_from_before_a_change_of_members_are_not_in_the_next_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let (strategy, model) = alone(1, folder.path());
+    let optimizer = distribute_optim::Sgd::new(0.5).build(&model).unwrap();
+    let accumulate = |gradient: f32| {
+        let run = strategy.run_with(&optimizer, |context, optimizer| optimizer.accumulate(context, &slope(gradient)));
+        run.map(drop).unwrap();
+    };
+    let step = || {
+        let run = strategy.run_with(&optimizer, |context, optimizer| optimizer.minimize(context, &slope(0.0)));
+        run.map(drop).unwrap();
+        model.values().unwrap().remove(0).remove(0)
+    };
+    let gathering = strategy.next_generation(None).unwrap();
+    gathering.form().unwrap();
+    gathering.begin().unwrap();
+    accumulate(1.0);
+    accumulate(2.0);
+    assert_eq!(step(), 0.5 - 0.5 * 3.0);
+    accumulate(4.0);
+    strategy.leave_job().unwrap();
+    // The examples since the last step are those of others now, or come again.
+    accumulate(8.0);
+    accumulate(16.0);
+    assert_eq!(step(), -1.0 - 0.5 * 24.0);
 }
 
 #[test]

@@ -176,7 +176,11 @@ impl<L: TensorLibrary> Optimizer<L> {
         backward: impl FnOnce(Option<Scaling>, Sink<L::Tensor>) -> Result<(), L::Error>,
     ) -> Result<(), L::Error> {
         self.watch(context)?;
-        let scaling = self.states.each[local].lock().standing.scaling;
+        let scaling = {
+            let mut state = self.states.each[local].lock();
+            state.follow(context.strategy().changes());
+            state.standing.scaling
+        };
         let fired = self.record(context, local, |sink| backward(scaling, sink))?;
         let mut accumulated = self.states.each[local].lock().standing.accumulated.clone();
         for (index, gradient) in fired {

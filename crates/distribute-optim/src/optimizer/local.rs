@@ -224,6 +224,8 @@ impl<L: TensorLibrary> Optimizer<L> {
             context.check_settings(header, settings.digest(), || settings.lines())?;
             context.agree_on_step(header);
         }
+        // Values that were written into the model since the last step are synchronized, not older copies in f32.
+        self.renew_masters(local)?;
         self.prepare_local_slots(updates, local)?;
         let extent = updates.synchronize_for(occasion, &Synchronizing { optimizer: self, context, local })?;
         match (occasion, extent) {

@@ -74,17 +74,19 @@ impl<L: TensorLibrary> Optimizer<L> {
     }
 
     /// Creates a replica's slots if there are none yet, from those of a checkpoint or from initial values; also if
-    /// values have been loaded into the model since they were created.
+    /// values have been loaded into the model since they were created. Where each step is that of summed gradients,
+    /// slots are not part of it, so they always have the initial values.
     pub(super) fn prepare_local_slots(&self, updates: &dyn LocalUpdates, local: usize) -> Result<(), L::Error> {
         let wanted = &self.parameters.local_slots;
         let loads = self.parameters.loads();
         let restored = {
             let state = self.states.each[local].lock();
-            let is_fresh = state.local.values.is_some() && state.local.loads == loads;
+            let is_initial = updates.averages_every_step() && self.is_linear();
+            let is_fresh = state.local.values.is_some() && state.local.loads == loads && !is_initial;
             if wanted.is_empty() || (is_fresh && state.local.restored.is_none()) {
                 return Ok(());
             }
-            state.local.restored.clone().unwrap_or_default()
+            state.local.restored.clone().filter(|_| !is_initial).unwrap_or_default()
         };
         updates.check_variables(&self.local_variables(local)?)?;
         let mut values = Vec::new();
@@ -110,6 +112,7 @@ impl<L: TensorLibrary> Optimizer<L> {
     /// The library's error if a variable cannot be read, and the strategy's if it does not accept one.
     pub fn local_slots(&self, strategy: &Strategy) -> Result<Vec<(String, HostTensor<f32>)>, L::Error> {
         let Some(updates) = strategy.extended().local_updates() else { return Ok(Vec::new()) };
+        self.renew_masters(0)?;
         self.prepare_local_slots(updates, 0)?;
         let mut state = self.states.each[0].lock();
         let mut all = Vec::new();

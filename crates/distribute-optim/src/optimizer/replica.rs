@@ -76,6 +76,9 @@ impl<L: TensorLibrary> ReplicaOptimizer<'_, L> {
     ///
     /// It does not communicate, so it may be called conditionally, and a different number of times on each replica.
     ///
+    /// After a change of members of an elastic job, the gradients since the last step are dropped on all of them, whose
+    /// examples are divided anew: begin again with the first part after that step.
+    ///
     /// # Errors
     /// The library's error if backward fails, and [`Error::Combination`] in a step that is compiled.
     ///

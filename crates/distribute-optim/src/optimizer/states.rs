@@ -362,10 +362,13 @@ impl<L: TensorLibrary> ReplicaState<L> {
         }
     }
 
-    /// Drops what was created for other processes, if the strategy has changed since.
+    /// Drops what was created for other processes, if the strategy has changed since, and gradients that were
+    /// accumulated meanwhile: the examples since the last step are divided anew, and make theirs again.
     pub(super) fn follow(&mut self, changes: u64) {
         if std::mem::replace(&mut self.changes, changes) != changes {
             (self.fused, self.on_device, self.has_failed_streams) = (None, None, false);
+            self.standing.accumulated.clear();
+            self.noted.accumulated.clear();
         }
     }
 

@@ -136,8 +136,10 @@ impl<L: TensorLibrary> Optimizer<L> {
         if self.parameters.elastic && outcome.is_err() && is_cut_off() { Ok(()) } else { outcome }
     }
 
-    /// Registers the state, so that a failed run reverts what steps change.
+    /// Registers the state, so that a failed run reverts what steps change. Returns an error before anything changes if
+    /// a step could not be committed.
     pub(super) fn watch(&self, context: &ReplicaContext) -> Result<(), L::Error> {
+        context.check_ready()?;
         self.states.check()?;
         self.check_learning_rate()?;
         context.check_weighed()?;

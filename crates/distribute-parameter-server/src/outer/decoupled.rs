@@ -28,7 +28,9 @@ use super::island::Island;
 /// A server makes an outer step of a fragment when changes of [`quorum`] islands have arrived, and then [`grace`] has
 /// passed or all islands that attend have sent theirs. The gradient of the [outer
 /// optimizer](distribute_strategy::OuterNesterov) is the mean of the islands' changes, weighted by their examples.
-/// Changes that an island sends twice before an outer step are added, examples too.
+/// Changes that an island sends twice before an outer step are added, examples too. If its process was replaced
+/// meanwhile, those of the later process count alone, with a warning of the server: it has begun with the outer
+/// parameters again.
 ///
 /// Changes that begin at an earlier outer step count in the next one, unless that is more than [`staleness`] outer
 /// steps ago: then they are refused, with a warning and a count on both sides, and the island continues from the newest

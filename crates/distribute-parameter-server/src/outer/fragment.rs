@@ -169,7 +169,15 @@ impl OuterFragment {
                 earlier.examples = earlier.examples.saturating_add(examples);
                 earlier.steps = steps;
             }
-            None => drop(self.round.insert(island, Contribution { changes, examples, steps, process })),
+            None => {
+                let replaced = self.round.insert(island, Contribution { changes, examples, steps, process });
+                if let Some(Contribution { examples, .. }) = replaced {
+                    tracing::warn!(
+                        "{island} has another process since it sent changes by {examples} examples, which do not \
+                         count: the next outer step has those of the new process"
+                    );
+                }
+            }
         }
         if self.quorum_at.is_none() && self.round.len() >= rules.quorum {
             self.quorum_at = Some(now);

@@ -296,6 +296,27 @@ fn an_average_needs_equal_copies() {
 }
 
 #[test]
+fn averages_take_the_place_of_equal_copies_only() {
+    let strategy = local(2, 4, How::Mean);
+    let model = model(&strategy);
+    let optimizer = momentum(&model);
+    let mut ema = Ema::new(&model, 0.5).unwrap();
+    train(&strategy, &optimizer, 0).unwrap();
+    let apart = copies(&model, 2);
+    assert_ne!(apart[0], apart[1]);
+    let told = ema.swap(&model).unwrap_err();
+    assert!(matches!(told, HostError::Optim(crate::Error::Apart)), "{told}");
+    assert_eq!(copies(&model, 2), apart);
+    ema.check_not_swapped().unwrap();
+    optimizer.synchronize(&strategy).unwrap();
+    let equal = copies(&model, 2);
+    ema.swap(&model).unwrap();
+    assert_ne!(copies(&model, 2), equal);
+    ema.swap(&model).unwrap();
+    assert_eq!(copies(&model, 2), equal);
+}
+
+#[test]
 fn settings_that_cannot_act_are_refused() {
     let strategy = local(2, 2, How::Mean);
     let model = model(&strategy);

@@ -103,6 +103,28 @@ fn one_step_apart_with_a_plain_mean_is_a_sum_of_gradients_bit_for_bit() {
 }
 
 #[test]
+fn outer_parameters_of_summed_gradients_are_the_variables_in_each_checkpoint() {
+    let strategy = diloco(2, every(1).outer(MEAN));
+    let model = model(&strategy);
+    let optimizer = Sgd::new(0.3).build(&model).unwrap();
+    let saved = || {
+        optimizer.synchronize_to_save(&strategy).unwrap();
+        let slots = optimizer.local_slots(&strategy).unwrap().into_iter();
+        slots.map(|(name, slot)| (name, slot.to_elements().unwrap())).collect::<HashMap<String, Vec<f32>>>()
+    };
+    let expected =
+        || HashMap::from([("w/outer", 0), ("b/outer", 1)].map(|(n, at)| (n.to_owned(), copies(&model, at).remove(0))));
+    let first = saved();
+    assert!(first == expected(), "before the first step");
+    train(&strategy, &optimizer, 0).unwrap();
+    assert!(first != expected() && saved() == expected(), "after a step");
+    // Those of an older checkpoint are not saved again either.
+    optimizer.set_local_slots(first).unwrap();
+    train(&strategy, &optimizer, 1).unwrap();
+    assert!(saved() == expected(), "after older ones were restored");
+}
+
+#[test]
 fn outer_steps_are_those_of_the_paper() {
     let outer = OuterNesterov { learning_rate: 0.7, momentum: 0.9 };
     for replicas in [1, 2, 4] {

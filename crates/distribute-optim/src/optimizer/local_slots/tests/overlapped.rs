@@ -69,6 +69,26 @@ fn outer_steps_come_later_and_are_mixed() {
 }
 
 #[test]
+fn a_round_without_any_change_is_an_outer_step_too() {
+    let momenta = |overlap: u64, steps: usize| {
+        let builder = if overlap > 0 { every(2).overlap(overlap).mixing(0.0) } else { every(2) };
+        let strategy = diloco(2, builder);
+        let model = model(&strategy);
+        let optimizer = Sgd::new(0.3).build(&model).unwrap();
+        for step in 0..steps {
+            optimizer.set_learning_rate(if step < 2 { 0.3 } else { 0.0 });
+            train(&strategy, &optimizer, step).unwrap();
+        }
+        let of = |replica: usize| slots(&optimizer, replica).into_iter().map(|slots| slots[..2].to_vec());
+        [0, 1].map(|replica| of(replica).collect::<Vec<_>>())
+    };
+    // The second outer step is made after four steps, or one later.
+    let expected = momenta(0, 4);
+    assert!(expected != momenta(0, 2), "the second outer step has no effect");
+    assert!(momenta(1, 5) == expected, "the second outer step is missing");
+}
+
+#[test]
 fn a_failed_run_amid_a_reduction_changes_no_bit() {
     for wire in [Wire::F32, Wire::Int8] {
         let strategy = overlapped(3, wire, 3);
