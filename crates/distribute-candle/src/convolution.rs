@@ -192,7 +192,7 @@ pub fn max_pool2d(x: &Tensor, window: impl ToUsize2) -> Result<Tensor> {
 ///
 /// # Errors
 /// [`candle_core::Error`] if `x` has other than four axes, or is smaller than a window, or the stride is 0. Outside of
-/// host memory, and for 16-bit types, backward fails if windows overlap or have gaps.
+/// host memory, and for 16-bit types, backward fails if windows overlap.
 pub fn max_pool2d_with_stride(x: &Tensor, window: impl ToUsize2, stride: impl ToUsize2) -> Result<Tensor> {
     let (images, channels, height, width) = x.dims4()?;
     let (window, stride) = (window.to_usize2(), stride.to_usize2());
@@ -204,14 +204,17 @@ pub fn max_pool2d_with_stride(x: &Tensor, window: impl ToUsize2, stride: impl To
     if is_fused(x) {
         return apply([&x.contiguous()?], Pool(pooling));
     }
-    if window != stride {
+    if window.0 > stride.0 || window.1 > stride.1 {
         return x.max_pool2d_with_stride(window, stride);
     }
     let [rows, columns] = pooling.output_size();
-    let x = x.narrow(2, 0, rows * window.0)?.narrow(3, 0, columns * window.1)?;
-    let windows = x.contiguous()?.reshape(vec![images, channels, rows, window.0, columns, window.1])?;
-    let windows = windows.transpose(3, 4)?.contiguous()?;
+    let x = cut(&cut(x, 2, rows * stride.0)?, 3, columns * stride.1)?;
+    let windows = x.contiguous()?.reshape(vec![images, channels, rows, stride.0, columns, stride.1])?;
+    let windows = windows.narrow(3, 0, window.0)?.narrow(5, 0, window.1)?.transpose(3, 4)?.contiguous()?;
     let windows = windows.reshape((images, channels, rows, columns, window.0 * window.1))?;
+    if window == (1, 1) {
+        return windows.squeeze(D::Minus1);
+    }
     // The gradient of candle's maximum would reach all elements that are equally large, and its maximum pass NaN over.
     let detached = windows.detach();
     let invalid = detached.ne(&detached)?.to_dtype(DType::F32)?;
@@ -219,6 +222,14 @@ pub fn max_pool2d_with_stride(x: &Tensor, window: impl ToUsize2, stride: impl To
     let valid = invalid.max_keepdim(D::Minus1)?.broadcast_as(invalid.shape())?.eq(0.0)?;
     let largest = valid.where_cond(&detached, &invalid.to_dtype(detached.dtype())?)?.argmax_keepdim(D::Minus1)?;
     windows.gather(&largest, D::Minus1)?.squeeze(D::Minus1)
+}
+
+/// Returns the first elements of an axis, and zeros where there are fewer.
+fn cut(x: &Tensor, axis: usize, len: usize) -> Result<Tensor> {
+    match len.checked_sub(x.dim(axis)?) {
+        Some(missing) => x.pad_with_zeros(axis, 0, missing),
+        None => x.narrow(axis, 0, len),
+    }
 }
 
 impl Module for Conv2d {

@@ -37,7 +37,7 @@ pub struct DataPlan {
     stages: Vec<String>,
     /// The files, the numbers of splits and the data that those are of; empty if each worker may have data of its own.
     sources: Vec<String>,
-    /// What the order of this worker's elements depends on, if each worker may have data of its own.
+    /// The text that the order of this worker's elements depends on, if each worker may have data of its own.
     own_order: Option<String>,
 }
 

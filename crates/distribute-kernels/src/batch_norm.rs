@@ -1,7 +1,7 @@
 //! Batch normalisation, in the parts between which replicas exchange sums.
 
 use distribute_rows::relu::rectified;
-use distribute_rows::{Blocks, Float, compiled, simd, sum, sum_of_pairs};
+use distribute_rows::{Blocks, Float, compiled, simd, sum, sums_of_pairs};
 
 use crate::parallel::{check, mapped};
 
@@ -57,6 +57,16 @@ pub struct Slope<T> {
     pub of_deviation: T,
     /// The term that is added.
     pub constant: T,
+}
+
+/// The scale and the shift of each channel of a result that was rectified, by which a pass over the input finds the
+/// elements that are 0: their gradients count as 0.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rectified<'a, T> {
+    /// As `forward_relu` had them.
+    pub scales: &'a [T],
+    /// As `forward_relu` had them.
+    pub shifts: &'a [T],
 }
 
 impl Batch {
@@ -162,24 +172,51 @@ impl Batch {
 
     /// Returns the sums, over each channel, of the gradient of the result and of its products with deviations.
     ///
+    /// The gradient is that of [`forward`](Self::forward)'s result or, with `rectified`, of that of
+    /// [`forward_relu`](Self::forward_relu) without a shortcut.
+    ///
     /// # Shapes
-    /// `x` and `gradient`: the batch. `centres` has an element for each channel.
-    pub fn sums<T: Compiled>(&self, x: &[T], centres: &[Centre<T>], gradient: &[T]) -> Vec<[f64; 2]> {
-        T::sums(self, x, centres, gradient)
+    /// `x` and `gradient`: the batch. `centres` has an element for each channel, as the parts of `rectified` have.
+    pub fn sums<T: Compiled>(
+        &self,
+        x: &[T],
+        centres: &[Centre<T>],
+        gradient: &[T],
+        rectified: Option<Rectified<'_, T>>,
+    ) -> Vec<[f64; 2]> {
+        T::sums(self, x, centres, gradient, rectified)
     }
 
-    fn sums_generic<T: Float>(&self, x: &[T], centres: &[Centre<T>], gradient: &[T]) -> Vec<[f64; 2]> {
-        self.check("the input", x);
+    fn sums_generic<T: Float>(
+        &self,
+        x: &[T],
+        centres: &[Centre<T>],
+        gradient: &[T],
+        rectified: Option<Rectified<'_, T>>,
+    ) -> Vec<[f64; 2]> {
         self.check("the gradient", gradient);
-        check("the centres", centres.len(), self.channels);
+        self.check_backward(x, centres, rectified);
         self.each_channel(
             #[inline(always)]
             |channel| {
-                let centre = centres[channel];
+                let (centre, rectified) = (centres[channel], rectified.map(|of| of.channel(channel)));
                 let [mut of_gradient, mut of_product] = [0.0; 2];
+                let mut passed = Vec::new();
                 for (x, gradient) in self.planes(x, channel).zip(self.planes(gradient, channel)) {
-                    let product = sum_of_pairs(x, gradient, |x, gradient| centre.deviation(x) * gradient);
-                    of_gradient += sum(gradient, |gradient| gradient).into();
+                    let gradient = match rectified {
+                        None => gradient,
+                        Some(of) => {
+                            // A condition within the sums would keep compilers from vectors.
+                            passed.resize(self.size, T::default());
+                            for (out, (x, gradient)) in passed.iter_mut().zip(x.iter().zip(gradient)) {
+                                *out = of.passed(centre.deviation(*x), *gradient);
+                            }
+                            &passed
+                        }
+                    };
+                    let [sum, product] =
+                        sums_of_pairs(x, gradient, |x, gradient| [gradient, centre.deviation(x) * gradient]);
+                    of_gradient += sum.into();
                     of_product += product.into();
                 }
                 [of_gradient, of_product]
@@ -189,10 +226,19 @@ impl Batch {
 
     /// Computes the gradient of the input.
     ///
+    /// The gradient of the result is as [`sums`](Self::sums) has it.
+    ///
     /// # Shapes
     /// `x`, `gradient` and the gradient of `x`: the batch. The others have an element for each channel.
-    pub fn backward<T: Compiled>(&self, x: &[T], centres: &[Centre<T>], gradient: &[T], slopes: &[Slope<T>]) -> Vec<T> {
-        T::backward(self, x, centres, gradient, slopes)
+    pub fn backward<T: Compiled>(
+        &self,
+        x: &[T],
+        centres: &[Centre<T>],
+        gradient: &[T],
+        slopes: &[Slope<T>],
+        rectified: Option<Rectified<'_, T>>,
+    ) -> Vec<T> {
+        T::backward(self, x, centres, gradient, slopes, rectified)
     }
 
     fn backward_generic<T: Float>(
@@ -201,19 +247,26 @@ impl Batch {
         centres: &[Centre<T>],
         gradient: &[T],
         slopes: &[Slope<T>],
+        rectified: Option<Rectified<'_, T>>,
     ) -> Vec<T> {
-        self.check("the input", x);
         self.check("the gradient", gradient);
-        check("the centres", centres.len(), self.channels);
+        self.check_backward(x, centres, rectified);
         check("the slopes", slopes.len(), self.channels);
         self.each_plane(
             #[inline(always)]
             |at, out| {
                 let channel = at % self.channels;
                 let (centre, Slope { of_gradient, of_deviation, constant }) = (centres[channel], slopes[channel]);
-                let elements = x[at * self.size..].iter().zip(&gradient[at * self.size..]);
-                for (out, (x, gradient)) in out.iter_mut().zip(elements) {
-                    *out = *gradient * of_gradient + centre.deviation(*x) * of_deviation + constant;
+                let elements = out.iter_mut().zip(x[at * self.size..].iter().zip(&gradient[at * self.size..]));
+                match rectified.map(|of| of.channel(channel)) {
+                    None => elements.for_each(|(out, (x, gradient))| {
+                        *out = *gradient * of_gradient + centre.deviation(*x) * of_deviation + constant;
+                    }),
+                    Some(of) => elements.for_each(|(out, (x, gradient))| {
+                        let deviation = centre.deviation(*x);
+                        let gradient = of.passed(deviation, *gradient);
+                        *out = gradient * of_gradient + deviation * of_deviation + constant;
+                    }),
                 }
             },
         )
@@ -257,8 +310,40 @@ impl Batch {
         check("the shifts", shifts.len(), self.channels);
     }
 
+    fn check_backward<T>(&self, x: &[T], centres: &[Centre<T>], rectified: Option<Rectified<'_, T>>) {
+        self.check("the input", x);
+        check("the centres", centres.len(), self.channels);
+        if let Some(Rectified { scales, shifts }) = rectified {
+            check("the scales", scales.len(), self.channels);
+            check("the shifts", shifts.len(), self.channels);
+        }
+    }
+
     fn check<T>(&self, what: &str, x: &[T]) {
         check(what, x.len(), self.examples * self.channels * self.size);
+    }
+}
+
+/// The scale and the shift of one channel that was rectified.
+#[derive(Clone, Copy)]
+struct RectifiedChannel<T> {
+    scale: T,
+    shift: T,
+}
+
+impl<T: Float> Rectified<'_, T> {
+    #[inline(always)]
+    fn channel(self, channel: usize) -> RectifiedChannel<T> {
+        RectifiedChannel { scale: self.scales[channel], shift: self.shifts[channel] }
+    }
+}
+
+impl<T: Float> RectifiedChannel<T> {
+    /// Returns the gradient that passes an element whose deviation this is: computed as forward did, its result is 0 or
+    /// not in the same places, and NaN where it was.
+    #[inline(always)]
+    fn passed(self, deviation: T, gradient: T) -> T {
+        if rectified(deviation * self.scale + self.shift) == T::default() { T::default() } else { gradient }
     }
 }
 
@@ -298,6 +383,7 @@ compiled! {
         x: &[Self],
         centres: &[Centre<Self>],
         gradient: &[Self],
+        rectified: Option<Rectified<'_, Self>>,
     ) -> Vec<[f64; 2]> = Batch::sums_generic;
     fn backward(
         of: &Batch,
@@ -305,5 +391,6 @@ compiled! {
         centres: &[Centre<Self>],
         gradient: &[Self],
         slopes: &[Slope<Self>],
+        rectified: Option<Rectified<'_, Self>>,
     ) -> Vec<Self> = Batch::backward_generic;
 }

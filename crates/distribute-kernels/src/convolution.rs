@@ -241,7 +241,7 @@ impl Convolution {
         let Sizes { image, result, plane, depth, .. } = sizes;
         let of_group = self.filters / self.groups;
         let product = product_for(images);
-        sum_of_parts(self.filters * depth, images, |images, sum| {
+        sum_of_parts(self.filters * depth, images, 1, |images, sum| {
             let mut columns = Vec::new();
             for at in images {
                 let (x, gradient) = (&x[at * image..][..image], &gradient[at * result..][..result]);
@@ -270,7 +270,7 @@ impl Convolution {
     fn backward_bias_generic<T: Float>(&self, gradient: &[T]) -> Vec<T> {
         let (Sizes { result, plane, .. }, filters) = (self.sizes(), self.filters);
         let images = self.images("the gradient", gradient.len(), result);
-        sum_of_parts(filters, images, |images, sums| {
+        sum_of_parts(filters, images, 1, |images, sums| {
             simd(
                 #[inline(always)]
                 || {

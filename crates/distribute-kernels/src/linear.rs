@@ -81,7 +81,7 @@ impl Linear {
 
     fn backward_bias_generic<T: Float>(&self, gradient: &[T]) -> Vec<T> {
         let rows = self.rows("the gradient", gradient.len(), self.outputs);
-        sum_of_parts(self.outputs, rows, |rows, sum| {
+        sum_of_parts(self.outputs, rows, 1, |rows, sum| {
             for row in rows {
                 add(sum, &gradient[row * self.outputs..][..self.outputs]);
             }

@@ -1,17 +1,21 @@
 //! Division of work among threads.
 
+use std::ops::Range;
+
 use distribute_rows::{Float, simd};
 
-/// The number of parts of a sum over a batch, whatever the number of threads.
+/// The most parts of a sum over a batch, whatever the number of threads.
 const PARTS: usize = 16;
 
-/// Returns the sum of `len` elements of what `f` adds to zeros for a range of `count` items, in parts.
+/// Returns the sum of `len` elements of what `f` adds to zeros for a range of `count` items, in parts of `least` items
+/// or more.
 pub(crate) fn sum_of_parts<T: Float>(
     len: usize,
     count: usize,
-    f: impl Fn(std::ops::Range<usize>, &mut [T]) + Sync,
+    least: usize,
+    f: impl Fn(Range<usize>, &mut [T]) + Sync,
 ) -> Vec<T> {
-    let size = count.div_ceil(PARTS).max(1);
+    let size = count.div_ceil(PARTS).max(least).max(1);
     let part = |at: usize| {
         let mut sum = vec![T::default(); len];
         f(at * size..count.min((at + 1) * size), &mut sum);

@@ -157,18 +157,31 @@ pub fn sum<T: Float>(row: &[T], f: impl Fn(T) -> T) -> T {
 /// Returns the sum of a function of each two elements at the same position.
 #[inline(always)]
 pub fn sum_of_pairs<T: Float>(one: &[T], other: &[T], f: impl Fn(T, T) -> T) -> T {
-    let mut lanes = [T::default(); LANES];
+    let [sum] = sums_of_pairs(one, other, |x, y| [f(x, y)]);
+    sum
+}
+
+/// Returns the sums of functions of each two elements at the same position, each as [`sum_of_pairs`] has it.
+#[inline(always)]
+pub fn sums_of_pairs<T: Float, const N: usize>(one: &[T], other: &[T], f: impl Fn(T, T) -> [T; N]) -> [T; N] {
+    let mut lanes = [[T::default(); LANES]; N];
     let (ones, others) = (one.chunks_exact(LANES), other.chunks_exact(LANES));
     let rest = ones.remainder().iter().zip(others.remainder());
     for (ones, others) in ones.zip(others) {
-        for ((lane, x), y) in lanes.iter_mut().zip(ones).zip(others) {
-            *lane += f(*x, *y);
+        for (lane, (x, y)) in ones.iter().zip(others).enumerate() {
+            let terms = f(*x, *y);
+            for at in 0..N {
+                lanes[at][lane] += terms[at];
+            }
         }
     }
-    for (lane, (x, y)) in lanes.iter_mut().zip(rest) {
-        *lane += f(*x, *y);
+    for (lane, (x, y)) in rest.enumerate() {
+        let terms = f(*x, *y);
+        for at in 0..N {
+            lanes[at][lane] += terms[at];
+        }
     }
-    of_lanes(lanes, |one, other| one + other)
+    lanes.map(|lanes| of_lanes(lanes, |one, other| one + other))
 }
 
 /// Returns the greatest element; NaN does not count. -∞ if there is none.

@@ -41,7 +41,7 @@ pub mod relu;
 pub mod softmax;
 
 pub use blocks::Blocks;
-pub use float::{Float, greatest, sum, sum_of_pairs};
+pub use float::{Float, greatest, sum, sum_of_pairs, sums_of_pairs};
 pub use parallel::simd;
 
 // The examples of the README are tests of the crate.

@@ -12,7 +12,7 @@ use candle_nn::VarBuilder;
 use clap::Parser;
 use conv::Conv;
 use distribute::Error;
-use distribute::candle::{Fit, Linear, Model, SparseCategoricalCrossentropy, linear};
+use distribute::candle::{Fit, Linear, Model, SparseCategoricalCrossentropy, linear, max_pool2d_with_stride};
 use distribute::prelude::*;
 use distribute::train::callbacks::LearningRateSchedule;
 use distribute::train::metrics::{Accuracy, Metrics};
@@ -86,9 +86,7 @@ impl ModuleT for Block {
 /// Returns every second row and column, and as many channels of zeros as there are channels: the paper's shortcut
 /// without parameters, its option A.
 fn narrowed(x: &Tensor) -> CandleResult<Tensor> {
-    let (count, channels, rows, columns) = x.dims4()?;
-    let pairs = x.reshape((count, channels, rows / 2, 2, columns / 2, 2))?;
-    pairs.narrow(3, 0, 1)?.narrow(5, 0, 1)?.squeeze(5)?.squeeze(3)?.pad_with_zeros(1, 0, channels)
+    max_pool2d_with_stride(x, 1, 2)?.pad_with_zeros(1, 0, x.dim(1)?)
 }
 
 /// A residual network for small pictures, which does not depend on distribution.

@@ -1,7 +1,7 @@
 //! Batch normalisation in host memory.
 
 use candle_core::{CpuStorage, DType, Device, Result, Shape, Tensor};
-use distribute_kernels::batch_norm::{Batch as Kernel, Centre, Moments as OfChannel, Slope};
+use distribute_kernels::batch_norm::{Batch as Kernel, Centre, Moments as OfChannel, Rectified, Slope};
 use distribute_rows::Float;
 
 use super::Batch;
@@ -29,7 +29,7 @@ impl Weighted for Fused {
         _: &Tensor,
         gradient: &Tensor,
     ) -> Result<[Option<Tensor>; 3]> {
-        by_type!(x.dtype(), changes(&self.0, x, weight, gradient))
+        by_type!(x.dtype(), changes(&self.0, x, weight, gradient, None))
     }
 }
 
@@ -60,18 +60,25 @@ pub(super) fn weighted_scales<T: Element>(of: &Batch, weight: &[T]) -> Result<Ve
     Ok(scales.iter().zip(weight).map(|(scale, weight)| element::<T>(*scale) * *weight).collect())
 }
 
-/// Returns the gradients of the input, the weight and the bias.
+/// Returns the gradients of the input, the weight and the bias. With `rectified`, the bias, the gradient is that of the
+/// rectified result.
 pub(super) fn changes<T: Element>(
     batch: &Batch,
     x: &Tensor,
     weight: &Tensor,
     gradient: &Tensor,
+    rectified: Option<&Tensor>,
 ) -> Result<[Option<Tensor>; 3]> {
     let shape = shape_of(x.dims());
     let (centres, scales) = (centres::<T>(batch)?, batch.scales.to_vec1::<f64>()?);
+    let rectified = match rectified {
+        Some(bias) => Some((weighted_scales(batch, &weight.to_vec1::<T>()?)?, bias.to_vec1::<T>()?)),
+        None => None,
+    };
+    let rectified = rectified.as_ref().map(|(scales, shifts)| Rectified { scales, shifts });
     // A row that stands in for missing examples has no gradients.
     let sums = match batch.counts {
-        true => with([x, gradient], |[x, gradient]: [&[T]; 2]| shape.sums(x, &centres, gradient))?,
+        true => with([x, gradient], |[x, gradient]: [&[T]; 2]| shape.sums(x, &centres, gradient, rectified))?,
         false => vec![[0.0; 2]; scales.len()],
     };
     let of_bias: Vec<T> = sums.iter().map(|[of_gradient, _]| element(*of_gradient)).collect();
@@ -100,7 +107,8 @@ pub(super) fn changes<T: Element>(
                 constant: element(-shift),
             })
             .collect();
-        let change = with([x, gradient], |[x, gradient]: [&[T]; 2]| shape.backward(x, &centres, gradient, &slopes))?;
+        let change =
+            with([x, gradient], |[x, gradient]: [&[T]; 2]| shape.backward(x, &centres, gradient, &slopes, rectified))?;
         tensor(change, x)?
     } else {
         x.zeros_like()?

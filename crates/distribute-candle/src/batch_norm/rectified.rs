@@ -49,7 +49,7 @@ impl Weighted for Rectified {
         &self,
         x: &Tensor,
         affine: &Tensor,
-        _: Option<&Tensor>,
+        shortcut: Option<&Tensor>,
         y: &Tensor,
         gradient: &Tensor,
     ) -> Result<[Option<Tensor>; 3]> {
@@ -57,8 +57,13 @@ impl Weighted for Rectified {
             tensor(with([y, gradient], |[elements, gradient]: [&[T]; 2]| relu::backward(elements, gradient))?, y)
         }
         let weight = affine.get(0)?;
-        let gradient = by_type!(y.dtype(), passed(y, gradient))?;
-        let [of_x, of_weight, of_bias] = by_type!(x.dtype(), changes(&self.0, x, &weight, &gradient))?;
+        // Without a shortcut nothing else needs the gradient of what was rectified, which costs a pass over memory.
+        let (gradient, rectified) = match shortcut {
+            Some(_) => (by_type!(y.dtype(), passed(y, gradient))?, None),
+            None => (gradient.clone(), Some(affine.get(1)?)),
+        };
+        let changes = by_type!(x.dtype(), changes(&self.0, x, &weight, &gradient, rectified.as_ref()))?;
+        let [of_x, of_weight, of_bias] = changes;
         let of_affine = match (of_weight, of_bias) {
             (Some(of_weight), Some(of_bias)) => Some(Tensor::stack(&[of_weight, of_bias], 0)?),
             _ => None,

@@ -189,6 +189,24 @@ fn the_largest_element_of_a_window_gets_its_gradient() {
 }
 
 #[test]
+fn windows_may_have_gaps() {
+    // Bf16 has eight bits: these numbers are the same in both types.
+    let x = Tensor::from_vec((0..84).map(|at| (at * 37 % 84) as f32).collect(), (1, 2, 6, 7), &Device::Cpu).unwrap();
+    for (window, stride) in [((1, 1), (2, 2)), ((2, 1), (3, 4)), ((2, 2), (5, 3))] {
+        let of = |dtype: DType| {
+            let x = Var::from_tensor(&x.to_dtype(dtype).unwrap()).unwrap();
+            let y = max_pool2d_with_stride(&x, window, stride).unwrap();
+            let gradients = (&y * &y).unwrap().sum_all().unwrap().backward().unwrap();
+            [y, gradients.get(&x).unwrap().clone()].map(|tensor| tensor.to_dtype(DType::F32).unwrap())
+        };
+        let (short, long) = (of(DType::BF16), of(DType::F32));
+        assert_close(&short, &long, 0.0);
+        let changed = long[1].ne(0.0).unwrap().to_dtype(DType::F32).unwrap().sum_all().unwrap();
+        assert!(changed.to_scalar::<f32>().unwrap() >= long[0].elem_count() as f32 - 1.0);
+    }
+}
+
+#[test]
 fn rectified_units_are_candles() {
     compare(&[numbers(&[40, 50], 1)], |x| relu(&x[0]), |x| x[0].relu());
     // But NaN stays, and 0 has no gradient, in 16 bits as in 32.

@@ -6,7 +6,7 @@ use distribute_rows::Float;
 use pulp::NullaryFnOnce;
 
 use super::Convolution;
-use super::padded::{Frame, Padded};
+use super::padded::{COPY, Frame, Padded};
 use super::vectors::{dispatch, lanes};
 use crate::parallel::sum_of_parts;
 
@@ -23,7 +23,9 @@ pub(crate) struct WeightGradient<'a, T> {
     x: &'a [T],
     gradient: &'a [T],
     padded: Padded,
-    /// Where the first element under the kernel is, for each place of a band.
+    /// How many images are summed up at once.
+    together: usize,
+    /// Where the first element under the kernel is in the copies, for each place of a band of these images.
     places: Vec<usize>,
 }
 
@@ -35,8 +37,10 @@ impl<'a, T: Float> WeightGradient<'a, T> {
     pub(crate) fn new(of: &Convolution, x: &'a [T], gradient: &'a [T]) -> WeightGradient<'a, T> {
         let (frame, channels) = (of.geometry(), of.channels / of.groups);
         let padded = Padded::new(frame, channels, 1);
-        let (rows, width) = (padded.bands().next().unwrap_or_default(), frame.output[1]);
-        let places = (0..rows.len() * width).map(|at| padded.start(at / width) + at % width).collect();
+        let [height, width] = frame.output;
+        let (rows, copy) = (padded.bands().next().unwrap_or_default().len(), channels * padded.plane);
+        let together = if rows == height { together(height * width, copy) } else { 1 };
+        let places = places(together, copy, rows * width, |at| padded.start(at / width) + at % width);
         WeightGradient {
             frame,
             groups: of.groups,
@@ -45,6 +49,7 @@ impl<'a, T: Float> WeightGradient<'a, T> {
             x,
             gradient,
             padded,
+            together,
             places,
         }
     }
@@ -63,7 +68,8 @@ impl<T: Float> OfWeight<T> for WeightGradient<'_, T> {
         let elements = chunks::<ELEMENTS>(depth, offset);
         let of_block = elements.len() * ELEMENTS;
         let in_group = self.filters.div_ceil(VECTORS * LANES) * of_block * VECTORS * LANES;
-        let sums = sum_of_parts(self.groups * in_group, self.x.len() / image, |images, sums| {
+        let len = self.groups * in_group;
+        let sums = sum_of_parts(len, self.x.len() / image, self.together, |images, sums| {
             let elements = &elements;
             dispatch::<T, LANES>(Part::<T, LANES, VECTORS, ELEMENTS> { of: self, elements, images, sums });
         });
@@ -138,28 +144,56 @@ impl<T: Float, const LANES: usize, const VECTORS: usize, const ELEMENTS: usize> 
         let Part { of, elements, images, sums } = self;
         let Frame { size, output: [height, width], .. } = of.frame;
         let (input, plane) = (of.channels * size[0] * size[1], height * width);
-        let mut copy = vec![T::default(); of.channels * of.padded.plane];
+        let copy_len = of.channels * of.padded.plane;
+        let mut copies = vec![T::default(); of.together * copy_len];
         let mut turned = [[[T::default(); LANES]; VECTORS]; RUN];
-        for group in images.start * of.groups..images.end * of.groups {
-            let x = &of.x[group * input..][..input];
-            let gradient = &of.gradient[group * of.filters * plane..][..of.filters * plane];
-            let in_group = sums.len() / of.groups;
-            let sums = &mut sums[group % of.groups * in_group..][..in_group];
-            for rows in of.padded.bands() {
-                of.padded.fill(x, &rows, &mut copy);
-                for (run, places) in of.places[..rows.len() * width].chunks(RUN).enumerate() {
-                    let start = rows.start * width + run * RUN;
-                    let blocks = gradient.chunks(VECTORS * LANES * plane);
-                    let of_block = elements.len() * ELEMENTS * VECTORS * LANES;
-                    for (gradient, sums) in blocks.zip(sums.chunks_exact_mut(of_block)) {
-                        let turned = &mut turned[..places.len()];
-                        turn(&gradient[start..], plane, turned);
-                        add(&copy, elements, places, turned, sums);
+        let of_block = elements.len() * ELEMENTS * VECTORS * LANES;
+        for (group, sums) in sums.chunks_exact_mut(sums.len() / of.groups).enumerate() {
+            for images in sets(&images, of.together) {
+                for rows in of.padded.bands() {
+                    for (image, copy) in images.clone().zip(copies.chunks_exact_mut(copy_len)) {
+                        of.padded.fill(&of.x[(image * of.groups + group) * input..][..input], &rows, copy);
+                    }
+                    let places = &of.places[..images.len() * rows.len() * width];
+                    for (run, places) in places.chunks(RUN).enumerate() {
+                        let (first, turned) = (rows.start * width + run * RUN, &mut turned[..places.len()]);
+                        for (block, sums) in sums.chunks_exact_mut(of_block).enumerate() {
+                            // All places of each image, or some of one.
+                            let parts = turned.chunks_exact_mut(places.len() / images.len());
+                            for (image, turned) in images.clone().zip(parts) {
+                                let filters = (image * of.groups + group) * of.filters;
+                                let block = (filters + block * VECTORS * LANES) * plane;
+                                let gradient = &of.gradient[block..(filters + of.filters) * plane];
+                                turn(&gradient[first..], plane, turned);
+                            }
+                            add(&copies, elements, places, turned, sums);
+                        }
                     }
                 }
             }
         }
     }
+}
+
+/// Returns how many images of `places` places are summed up at once. If it is more than one, a cache holds their copies
+/// of `copy` elements, and the sums are read and written less often.
+pub(super) fn together(places: usize, copy: usize) -> usize {
+    (RUN / places).min(COPIES * COPY / copy).max(1)
+}
+
+/// The most elements of copies of several images, in multiples of those of one.
+const COPIES: usize = 2;
+
+/// Returns where the places of several images are in their copies.
+pub(super) fn places(images: usize, copy: usize, count: usize, of_image: impl Fn(usize) -> usize) -> Vec<usize> {
+    (0..images * count).map(|at| at / count * copy + of_image(at % count)).collect()
+}
+
+/// Divides images into sets.
+#[inline(always)]
+pub(super) fn sets(images: &Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+    let end = images.end;
+    images.clone().step_by(size).map(move |first| first..end.min(first + size))
 }
 
 /// Copies the beginning of a block's planes such that the numbers of a place are next to each other.

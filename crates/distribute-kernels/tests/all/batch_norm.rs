@@ -1,7 +1,7 @@
 //! Batch normalisation.
 
 use distribute_kernels::Float;
-use distribute_kernels::batch_norm::{Batch, Centre, Moments, Slope};
+use distribute_kernels::batch_norm::{Batch, Centre, Moments, Rectified, Slope};
 
 use super::*;
 
@@ -72,7 +72,7 @@ impl Case {
         let rectified: Vec<f64> = sums.map(|(x, shortcut)| (x + shortcut).max(0.0)).collect();
         assert_close("the rectified sum", &out, &rectified, tolerance);
 
-        let sums = batch.sums(&x, &centres, &gradient);
+        let sums = batch.sums(&x, &centres, &gradient, None);
         let expected = |f: &dyn Fn(usize) -> f64| -> Vec<f64> {
             (0..batch.channels).map(|channel| self.of_channel(channel).map(f).sum()).collect()
         };
@@ -85,10 +85,37 @@ impl Case {
             Slope { of_gradient, of_deviation, constant }
         };
         let slopes: Vec<Slope<T>> = (0..batch.channels).map(slope).collect();
-        let out = batch.backward(&x, &centres, &gradient, &slopes);
+        let out = batch.backward(&x, &centres, &gradient, &slopes, None);
         let change = |at: usize| self.gradient[at] * factor(0, at) + centred[at] * factor(1, at) + factor(2, at);
         assert_close("the change", &out, &(0..x.len()).map(change).collect::<Vec<f64>>(), tolerance);
+
+        // What was rectified has the gradient that passes where the result is not 0, bit for bit.
+        let (scales, shifts) = (part(0), part(1));
+        let y = batch.forward_relu(&x, &centres, &scales, &shifts, None);
+        let zero = T::default();
+        let passed = y.iter().zip(&gradient).map(|(y, gradient)| if *y == zero { zero } else { *gradient });
+        let passed: Vec<T> = passed.collect();
+        let rectified = Some(Rectified { scales: &scales, shifts: &shifts });
+        let sums = batch.sums(&x, &centres, &gradient, rectified);
+        for (got, expected) in sums.iter().zip(batch.sums(&x, &centres, &passed, None)) {
+            assert_close("the rectified sums", got, &expected, tolerance);
+        }
+        let bits = |x: Vec<T>| x.into_iter().map(|x| x.into().to_bits()).collect::<Vec<u64>>();
+        let got = batch.backward(&x, &centres, &gradient, &slopes, rectified);
+        assert_eq!(bits(got), bits(batch.backward(&x, &centres, &passed, &slopes, None)), "the rectified change");
     }
+}
+
+#[test]
+fn gradients_pass_where_the_result_is_not_zero() {
+    let batch = Batch { examples: 1, channels: 1, size: 5 };
+    let (x, centres, gradient) = ([f64::NAN, 0.0, -0.0, 1.0, -1.0], [Centre::default()], [1.0, 2.0, 4.0, 8.0, 16.0]);
+    let rectified = Some(Rectified { scales: &[2.0], shifts: &[0.0] });
+    let slope = Slope { of_gradient: 1.0, of_deviation: 0.0, constant: 0.0 };
+    let change = batch.backward(&x, &centres, &gradient, &[slope], rectified);
+    assert!(change[0].is_nan());
+    assert_eq!(change[1..], [0.0, 0.0, 8.0, 0.0]);
+    assert_eq!(batch.sums(&x, &centres, &gradient, rectified)[0][0], 9.0);
 }
 
 proptest! {
@@ -117,7 +144,7 @@ fn a_large_mean_loses_no_precision() {
 fn nothing_has_no_moments() {
     let batch = Batch { examples: 0, channels: 2, size: 3 };
     assert_eq!(batch.moments::<f32>(&[]), [Moments::default(); 2]);
-    assert_eq!(batch.sums::<f32>(&[], &[Centre::default(); 2], &[]), [[0.0; 2]; 2]);
+    assert_eq!(batch.sums::<f32>(&[], &[Centre::default(); 2], &[], None), [[0.0; 2]; 2]);
     assert!(batch.forward::<f32>(&[], &[Centre::default(); 2], &[0.0; 2], &[0.0; 2]).is_empty());
 }
 

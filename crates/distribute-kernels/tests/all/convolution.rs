@@ -139,6 +139,13 @@ fn kernels_of_3_by_3_are_transformed() {
 }
 
 #[test]
+fn small_images_are_summed_up_together() {
+    // Parts of a batch are longer than what is summed up at once, 64 images or 21, which does not divide them.
+    compare(&Convolution { groups: 2, ..padded(8, 6, [3, 2]) }, 1100, true);
+    compare(&padded(5, 20, [4, 4]), 200, true);
+}
+
+#[test]
 fn results_do_not_depend_on_the_number_of_threads() {
     let of = Convolution { groups: 2, ..padded(8, 12, [15, 17]) };
     for images in [1, 2, 33] {

@@ -9,7 +9,7 @@ use super::{ELEMENTS, ROWS, TAPS, Tall};
 use crate::convolution::Convolution;
 use crate::convolution::padded::Frame;
 use crate::convolution::vectors::dispatch;
-use crate::convolution::weight::{Numbers, OfWeight, RUN, add, chunks, of_filter, turn};
+use crate::convolution::weight::{Numbers, OfWeight, RUN, add, chunks, of_filter, places, sets, together, turn};
 use crate::parallel::sum_of_parts;
 
 /// The gradient of a weight of 3 × 3 for a stride of 1. Tiles of 4 rows and a column of the result take part in each
@@ -28,7 +28,9 @@ pub(crate) struct WinogradGradient<'a, T> {
     x: &'a [T],
     gradient: &'a [T],
     tall: Tall,
-    /// Where a tile is in a transformed copy, for each tile of a band.
+    /// How many images are summed up at once.
+    together: usize,
+    /// Where a tile is in the transformed copies, for each tile of a band of these images.
     places: Vec<usize>,
 }
 
@@ -38,8 +40,10 @@ impl<'a, T: Float> WinogradGradient<'a, T> {
         let (frame, groups) = (of.geometry(), of.groups);
         let [channels, filters] = [of.channels, of.filters].map(|count| count / groups);
         let (tall, width) = (Tall::new(frame, channels, 1), frame.output[1]);
-        let places = (0..tall.rows * width).map(|at| at / width * tall.row + at % width).collect();
-        WinogradGradient { frame, groups, channels, filters, x, gradient, tall, places }
+        let (tiles, copy) = (tall.rows * width, channels * tall.plane);
+        let together = if tall.bands().nth(1).is_none() { together(tiles, copy) } else { 1 };
+        let places = places(together, copy, tiles, |at| at / width * tall.row + at % width);
+        WinogradGradient { frame, groups, channels, filters, x, gradient, tall, together, places }
     }
 }
 
@@ -55,7 +59,8 @@ impl<T: Float> OfWeight<T> for WinogradGradient<'_, T> {
         let of_element = elements.len() * SUMS;
         let of_block = ELEMENTS * of_element;
         let in_group = self.filters.div_ceil(VECTORS * LANES) * of_block * VECTORS * LANES;
-        let sums = sum_of_parts(self.groups * in_group, self.x.len() / image, |images, sums| {
+        let len = self.groups * in_group;
+        let sums = sum_of_parts(len, self.x.len() / image, self.together, |images, sums| {
             let elements = &elements;
             dispatch::<T, LANES>(Part::<T, LANES, VECTORS, SUMS> { of: self, elements, images, sums });
         });
@@ -125,32 +130,33 @@ impl<T: Float, const LANES: usize, const VECTORS: usize, const SUMS: usize> Null
         let Part { of, elements, images, sums } = self;
         let Frame { size, output: [height, width], .. } = of.frame;
         let (input, plane) = (of.channels * size[0] * size[1], height * width);
-        let mut copy = vec![T::default(); of.channels * of.tall.plane];
+        let copy_len = of.channels * of.tall.plane;
+        let mut copies = vec![T::default(); of.together * copy_len];
         let mut turned = vec![[[T::default(); LANES]; VECTORS]; ROWS * RUN];
         let mut transformed = vec![[[T::default(); LANES]; VECTORS]; ELEMENTS * RUN];
-        let in_group = sums.len() / of.groups;
-        for group in images.start * of.groups..images.end * of.groups {
-            let x = &of.x[group * input..][..input];
-            let gradient = &of.gradient[group * of.filters * plane..][..of.filters * plane];
-            let sums = &mut sums[group % of.groups * in_group..][..in_group];
-            for rows in of.tall.bands() {
-                of.tall.fill(x, &rows, &mut copy);
-                let places = &of.places[..rows.len() * width];
-                for (run, places) in places.chunks(RUN).enumerate() {
-                    let of_element = elements.len() * SUMS * VECTORS * LANES;
-                    let blocks = gradient.chunks(VECTORS * LANES * plane);
-                    for (gradient, sums) in blocks.zip(sums.chunks_exact_mut(ELEMENTS * of_element)) {
-                        turn_tiles(
-                            gradient,
-                            [height, width],
-                            rows.start * width + run * RUN,
-                            places.len(),
-                            &mut turned,
-                        );
-                        transform_run(&turned, places.len(), &mut transformed);
-                        for (element, sums) in sums.chunks_exact_mut(of_element).enumerate() {
-                            let gradient = &transformed[element * RUN..][..places.len()];
-                            add(&copy[element * of.tall.element..], elements, places, gradient, sums);
+        let of_element = elements.len() * SUMS * VECTORS * LANES;
+        for (group, sums) in sums.chunks_exact_mut(sums.len() / of.groups).enumerate() {
+            for images in sets(&images, of.together) {
+                for rows in of.tall.bands() {
+                    for (image, copy) in images.clone().zip(copies.chunks_exact_mut(copy_len)) {
+                        of.tall.fill(&of.x[(image * of.groups + group) * input..][..input], &rows, copy);
+                    }
+                    let places = &of.places[..images.len() * rows.len() * width];
+                    for (run, places) in places.chunks(RUN).enumerate() {
+                        // All tiles of each image, or some of one.
+                        let (first, count) = (rows.start * width + run * RUN, places.len() / images.len());
+                        for (block, sums) in sums.chunks_exact_mut(ELEMENTS * of_element).enumerate() {
+                            for (at, image) in images.clone().enumerate() {
+                                let filters = (image * of.groups + group) * of.filters;
+                                let block = (filters + block * VECTORS * LANES) * plane;
+                                let gradient = &of.gradient[block..(filters + of.filters) * plane];
+                                turn_tiles(gradient, [height, width], first, &mut turned[at * count..], count);
+                            }
+                            transform_run(&turned, places.len(), &mut transformed);
+                            for (element, sums) in sums.chunks_exact_mut(of_element).enumerate() {
+                                let gradient = &transformed[element * RUN..][..places.len()];
+                                add(&copies[element * of.tall.element..], elements, places, gradient, sums);
+                            }
                         }
                     }
                 }
@@ -159,15 +165,15 @@ impl<T: Float, const LANES: usize, const VECTORS: usize, const SUMS: usize> Null
     }
 }
 
-/// Copies the gradient of some tiles such that the numbers of all filters are next to each other: by row of the tile,
-/// and tile.
+/// Copies the gradient of `count` tiles such that the numbers of all filters are next to each other: by row of the
+/// tile, and tile.
 #[inline(always)]
 fn turn_tiles<T: Float, const LANES: usize, const VECTORS: usize>(
     gradient: &[T],
     [height, width]: [usize; 2],
     first: usize,
-    count: usize,
     out: &mut [Numbers<T, LANES, VECTORS>],
+    count: usize,
 ) {
     let mut at = 0;
     while at < count {

@@ -29,6 +29,8 @@ pub(crate) trait Layers {
     /// Normalises in training, adds a shortcut if there is one, and applies a ReLU.
     fn norm_relu(norm: &Self::BatchNorm, x: &Tensor, shortcut: Option<&Tensor>) -> CandleResult<Tensor>;
     fn max_pool(x: &Tensor) -> CandleResult<Tensor>;
+    /// Returns every second row and column.
+    fn every_second(x: &Tensor) -> CandleResult<Tensor>;
     fn relu(x: &Tensor) -> CandleResult<Tensor>;
     fn add(x: &Tensor, y: &Tensor) -> CandleResult<Tensor>;
     /// Computes a linear layer, and GELU of it.
@@ -80,6 +82,12 @@ impl Layers for Plain {
 
     fn max_pool(x: &Tensor) -> CandleResult<Tensor> {
         x.max_pool2d(2)
+    }
+
+    fn every_second(x: &Tensor) -> CandleResult<Tensor> {
+        let (count, channels, rows, columns) = x.dims4()?;
+        let pairs = x.reshape((count, channels, rows / 2, 2, columns / 2, 2))?;
+        pairs.narrow(3, 0, 1)?.narrow(5, 0, 1)?.squeeze(5)?.squeeze(3)
     }
 
     fn relu(x: &Tensor) -> CandleResult<Tensor> {
@@ -143,6 +151,10 @@ impl Layers for Ours {
 
     fn max_pool(x: &Tensor) -> CandleResult<Tensor> {
         ours::max_pool2d(x, 2)
+    }
+
+    fn every_second(x: &Tensor) -> CandleResult<Tensor> {
+        ours::max_pool2d_with_stride(x, 1, 2)
     }
 
     fn relu(x: &Tensor) -> CandleResult<Tensor> {
