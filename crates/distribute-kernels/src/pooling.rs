@@ -1,5 +1,7 @@
 //! Pooling of images.
 
+use std::ops::Range;
+
 use distribute_rows::{Blocks, Float, compiled, simd};
 
 use crate::parallel::check;
@@ -13,24 +15,6 @@ pub struct Pooling {
     pub window: [usize; 2],
     /// Distance between windows, vertically and horizontally.
     pub stride: [usize; 2],
-}
-
-/// Runs a block for runs of 8 elements from `$at` to `$end`, and for shorter ones at the end; `$lanes` is the number of
-/// a run's elements, a constant, so that compilers make SIMD instructions of loops over them.
-macro_rules! by_lanes {
-    ($at:ident, $end:expr, $lanes:ident => $body:block) => {
-        by_lanes!($at, $end, $lanes, 8 => $body);
-        by_lanes!($at, $end, $lanes, 4 => $body);
-        by_lanes!($at, $end, $lanes, 2 => $body);
-        by_lanes!($at, $end, $lanes, 1 => $body);
-    };
-    ($at:ident, $end:expr, $lanes:ident, $count:literal => $body:block) => {
-        while $end - $at >= $count {
-            const $lanes: usize = $count;
-            $body
-            $at += $count;
-        }
-    };
 }
 
 impl Pooling {
@@ -56,18 +40,20 @@ impl Pooling {
     }
 
     fn forward_generic<T: Float>(&self, x: &[T]) -> Vec<T> {
-        let (pairs, Images { count, from, to, width }) = (self.is_of_pairs(), self.images(x.len()));
-        Blocks { count: count * to, size: BLOCK * to, cost: BLOCK * from }.results(|block, out| {
+        let (pairs, Images { count, from, to, width }) = (self.pairs(), self.images(x.len()));
+        let images = (BLOCK / from).max(1);
+        let blocks = Blocks { count: count * to, size: images * to, cost: images * from };
+        let write = |room: &mut Vec<T>, block: usize, out: &mut [T]| {
             simd(
                 #[inline(always)]
                 || {
-                    let images = out.chunks_exact_mut(to).zip(x[block * BLOCK * from..].chunks_exact(from));
-                    for (out, x) in images {
+                    let all = out.chunks_exact_mut(to).zip(x[block * images * from..].chunks_exact(from));
+                    for (out, x) in all {
+                        if let Some(pairs) = pairs {
+                            pairs.forward(x, out, room);
+                            continue;
+                        }
                         for (row, out) in out.chunks_exact_mut(width).enumerate() {
-                            if pairs {
-                                self.forward_pairs(&x[row * 2 * self.size[1]..], out);
-                                continue;
-                            }
                             for (column, out) in out.iter_mut().enumerate() {
                                 *out = x[self.place(x, row, column)];
                             }
@@ -75,7 +61,8 @@ impl Pooling {
                     }
                 },
             );
-        })
+        };
+        blocks.computed(Vec::new, write).0
     }
 
     /// Computes the gradient of the input: a window's gradient is that of its largest element, the first of equal ones.
@@ -88,23 +75,24 @@ impl Pooling {
     }
 
     fn backward_generic<T: Float>(&self, x: &[T], gradient: &[T]) -> Vec<T> {
-        let (pairs, Images { count, from, to, width }) = (self.is_of_pairs(), self.images(x.len()));
+        let (pairs, Images { count, from, to, width }) = (self.pairs(), self.images(x.len()));
         check("the gradient", gradient.len(), count * to);
-        Blocks { count: x.len(), size: BLOCK * from, cost: BLOCK * from }.results(|block, out| {
+        let images = (BLOCK / from).max(1);
+        let blocks = Blocks { count: x.len(), size: images * from, cost: images * from };
+        let write = |room: &mut Vec<T>, block: usize, out: &mut [T]| {
             simd(
                 #[inline(always)]
                 || {
-                    let images = out.chunks_exact_mut(from).zip(x[block * BLOCK * from..].chunks_exact(from));
-                    for ((out, x), gradient) in images.zip(gradient[block * BLOCK * to..].chunks_exact(to)) {
-                        if !pairs || self.size.iter().any(|size| !size.is_multiple_of(2)) {
+                    let all = out.chunks_exact_mut(from).zip(x[block * images * from..].chunks_exact(from));
+                    for ((out, x), gradient) in all.zip(gradient[block * images * to..].chunks_exact(to)) {
+                        if pairs.is_none() || 4 * to < from {
                             out.fill(T::default());
                         }
+                        if let Some(pairs) = pairs {
+                            pairs.backward(x, gradient, out, room);
+                            continue;
+                        }
                         for (row, gradient) in gradient.chunks_exact(width).enumerate() {
-                            if pairs {
-                                let at = row * 2 * self.size[1];
-                                self.backward_pairs(&x[at..], gradient, &mut out[at..]);
-                                continue;
-                            }
                             for (column, gradient) in gradient.iter().enumerate() {
                                 out[self.place(x, row, column)] += *gradient;
                             }
@@ -112,66 +100,14 @@ impl Pooling {
                     }
                 },
             );
-        })
+        };
+        blocks.computed(Vec::new, write).0
     }
 
-    /// Returns whether windows are of two by two elements and do not overlap.
-    fn is_of_pairs(&self) -> bool {
-        self.window == [2, 2] && self.stride == [2, 2]
-    }
-
-    /// Computes a row of windows of two by two.
-    #[inline(always)]
-    fn forward_pairs<T: Float>(&self, x: &[T], out: &mut [T]) {
-        let mut at = 0;
-        by_lanes!(at, out.len(), LANES => {
-            let [a, b, c, d] = self.windows::<T, LANES>(x, at);
-            let out = &mut out[at..][..LANES];
-            for lane in 0..LANES {
-                out[lane] = larger(larger(a[lane], b[lane]), larger(c[lane], d[lane]));
-            }
-        });
-    }
-
-    /// Computes the gradient of a row of windows of two by two.
-    #[inline(always)]
-    fn backward_pairs<T: Float>(&self, x: &[T], gradient: &[T], out: &mut [T]) {
-        let (out_above, out_below) = out.split_at_mut(self.size[1]);
-        let mut at = 0;
-        by_lanes!(at, gradient.len(), LANES => {
-            let [a, b, c, d] = self.windows::<T, LANES>(x, at);
-            let gradient = &gradient[at..][..LANES];
-            let mut changes = [[T::default(); LANES]; 4];
-            for lane in 0..LANES {
-                let (a, b, c, d) = (a[lane], b[lane], c[lane], d[lane]);
-                let (right_above, right_below) = (beats(b, a), beats(d, c));
-                let is_below = beats(larger(c, d), larger(a, b));
-                let only_if = |is: bool| if is { gradient[lane] } else { T::default() };
-                changes[0][lane] = only_if(!is_below & !right_above);
-                changes[1][lane] = only_if(!is_below & right_above);
-                changes[2][lane] = only_if(is_below & !right_below);
-                changes[3][lane] = only_if(is_below & right_below);
-            }
-            let (above, below) = (&mut out_above[2 * at..][..2 * LANES], &mut out_below[2 * at..][..2 * LANES]);
-            for lane in 0..LANES {
-                (above[2 * lane], above[2 * lane + 1]) = (changes[0][lane], changes[1][lane]);
-                (below[2 * lane], below[2 * lane + 1]) = (changes[2][lane], changes[3][lane]);
-            }
-        });
-    }
-
-    /// Returns the elements of some windows of two by two in a row, from the one at `at` on: those above, left and
-    /// right, and those below.
-    #[inline(always)]
-    fn windows<T: Float, const LANES: usize>(&self, x: &[T], at: usize) -> [[T; LANES]; 4] {
-        let (above, below) = x[..2 * self.size[1]].split_at(self.size[1]);
-        let (above, below) = (&above[2 * at..][..2 * LANES], &below[2 * at..][..2 * LANES]);
-        let mut windows = [[T::default(); LANES]; 4];
-        for lane in 0..LANES {
-            (windows[0][lane], windows[1][lane]) = (above[2 * lane], above[2 * lane + 1]);
-            (windows[2][lane], windows[3][lane]) = (below[2 * lane], below[2 * lane + 1]);
-        }
-        windows
+    /// Returns the images' rows, if windows are of two by two elements and do not overlap.
+    fn pairs(&self) -> Option<Pairs> {
+        let of_pairs = self.window == [2, 2] && self.stride == [2, 2];
+        of_pairs.then(|| Pairs { row: self.size[1], width: self.output_size()[1] })
     }
 
     /// Returns the place of a window's largest element in an image.
@@ -198,6 +134,90 @@ impl Pooling {
     }
 }
 
+/// Windows of two by two: first the larger one of each pair of neighbours in a row is found, by loops over all rows
+/// at once, and then the larger one of two rows.
+#[derive(Clone, Copy)]
+struct Pairs {
+    /// The elements of a row of an image.
+    row: usize,
+    /// The windows of a row.
+    width: usize,
+}
+
+impl Pairs {
+    #[inline(always)]
+    fn forward<T: Float>(self, x: &[T], out: &mut [T], room: &mut Vec<T>) {
+        let band = self.band();
+        for (x, out) in x.chunks(2 * band * self.row).zip(out.chunks_mut(band * self.width)) {
+            self.fill(x, out.len(), room);
+            for (out, rows) in out.chunks_exact_mut(self.width).zip(room.chunks_exact(2 * self.width)) {
+                let (above, below) = rows.split_at(self.width);
+                for (out, (above, below)) in out.iter_mut().zip(above.iter().zip(below)) {
+                    *out = larger(*above, *below);
+                }
+            }
+        }
+    }
+
+    /// Writes the gradient of all elements that are in a window.
+    #[inline(always)]
+    fn backward<T: Float>(self, x: &[T], gradient: &[T], out: &mut [T], room: &mut Vec<T>) {
+        let (band, zero) = (self.band(), T::default());
+        let images = x.chunks(2 * band * self.row).zip(out.chunks_mut(2 * band * self.row));
+        for ((x, out), gradient) in images.zip(gradient.chunks(band * self.width)) {
+            self.fill(x, gradient.len(), room);
+            // The gradient of each pair takes the place of its larger element.
+            for (rows, gradient) in room.chunks_exact_mut(2 * self.width).zip(gradient.chunks_exact(self.width)) {
+                let (above, below) = rows.split_at_mut(self.width);
+                for ((above, below), gradient) in above.iter_mut().zip(below).zip(gradient) {
+                    let is_below = beats(*below, *above);
+                    *above = if is_below { zero } else { *gradient };
+                    *below = if is_below { *gradient } else { zero };
+                }
+            }
+            for (elements, pairs) in self.runs(gradient.len()) {
+                let pairs = x[elements.clone()].as_chunks::<2>().0.iter().zip(&room[pairs]);
+                for (out, ([left, right], gradient)) in out[elements].as_chunks_mut::<2>().0.iter_mut().zip(pairs) {
+                    let is_right = beats(*right, *left);
+                    *out = [if is_right { zero } else { *gradient }, if is_right { *gradient } else { zero }];
+                }
+            }
+        }
+    }
+
+    /// Sets `larger` to the larger element of each pair in the rows of some windows.
+    #[inline(always)]
+    fn fill<T: Float>(self, x: &[T], windows: usize, larger_of: &mut Vec<T>) {
+        larger_of.resize(2 * windows, T::default());
+        for (elements, pairs) in self.runs(windows) {
+            for (out, [left, right]) in larger_of[pairs].iter_mut().zip(x[elements].as_chunks::<2>().0) {
+                *out = larger(*left, *right);
+            }
+        }
+    }
+
+    /// Returns where the elements of the rows of some windows are, and their pairs: all at once, if rows have nothing
+    /// else.
+    #[inline(always)]
+    fn runs(self, windows: usize) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+        let rows = 2 * windows / self.width;
+        let (runs, in_run) = if self.row == 2 * self.width { (1, rows) } else { (rows, 1) };
+        let of = move |run: usize, len: usize| run * len..(run + in_run) * len;
+        (0..runs).map(move |run| {
+            let elements = of(run, self.row);
+            (elements.start..elements.start + in_run * 2 * self.width, of(run, self.width))
+        })
+    }
+
+    /// Returns the number of rows of windows whose pairs a first-level cache holds.
+    fn band(self) -> usize {
+        (BAND / self.width).max(1)
+    }
+}
+
+/// The windows of a band.
+const BAND: usize = 1024;
+
 /// Numbers of images and of their elements.
 struct Images {
     count: usize,
@@ -222,8 +242,8 @@ fn larger<T: Float>(one: T, other: T) -> T {
     if beats(other, one) { other } else { one }
 }
 
-/// The number of images that one thread takes at once.
-const BLOCK: usize = 16;
+/// The elements of the images that are computed at once, which a first-level cache holds.
+const BLOCK: usize = 4 * 1024;
 
 compiled! {
     fn forward(of: &Pooling, x: &[Self]) -> Vec<Self> = Pooling::forward_generic;

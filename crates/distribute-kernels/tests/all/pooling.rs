@@ -4,6 +4,27 @@ use distribute_kernels::pooling::Pooling;
 
 use super::*;
 
+/// Compares with the definition. `coarse` numbers are few, so that many are equal.
+fn compare(pooling: Pooling, images: usize, coarse: bool) {
+    let Pooling { size, window, stride } = pooling;
+    let [height, width] = pooling.output_size();
+    let x: Vec<f64> = numbers(images * size[0] * size[1], 1);
+    let x: Vec<f64> = x.into_iter().map(|x| if coarse { x.round() } else { x }).collect();
+    let gradient = numbers(images * height * width, 2);
+    let (mut y, mut dx) = (vec![0.0; gradient.len()], vec![0.0; x.len()]);
+    for (at, gradient) in gradient.iter().enumerate() {
+        let (image, row, column) = (at / height / width, at / width % height, at % width);
+        let places = (0..window[0])
+            .flat_map(|i| (0..window[1]).map(move |j| (i, j)))
+            .map(|(i, j)| (image * size[0] + row * stride[0] + i) * size[1] + column * stride[1] + j);
+        let place = places.reduce(|best, place| if x[place] > x[best] { place } else { best }).unwrap();
+        y[at] = x[place];
+        dx[place] += gradient;
+    }
+    assert_eq!(pooling.forward(&x), y);
+    assert_close("the gradient", &pooling.backward(&x, &gradient), &dx, 1e-15);
+}
+
 proptest! {
     #![proptest_config(settings())]
 
@@ -17,24 +38,14 @@ proptest! {
         coarse: bool,
     ) {
         let (window, stride) = if pairs { ([2, 2], [2, 2]) } else { (window, stride) };
-        let pooling = Pooling { size, window, stride };
-        let [height, width] = pooling.output_size();
-        let x: Vec<f64> = numbers(images * size[0] * size[1], 1);
-        // Few numbers, so that many are equal.
-        let x: Vec<f64> = x.into_iter().map(|x| if coarse { x.round() } else { x }).collect();
-        let gradient = numbers(images * height * width, 2);
-        let (mut y, mut dx) = (vec![0.0; gradient.len()], vec![0.0; x.len()]);
-        for (at, gradient) in gradient.iter().enumerate() {
-            let (image, row, column) = (at / height / width, at / width % height, at % width);
-            let places = (0..window[0]).flat_map(|i| (0..window[1]).map(move |j| (i, j))).map(|(i, j)| {
-                (image * size[0] + row * stride[0] + i) * size[1] + column * stride[1] + j
-            });
-            let place = places.reduce(|best, place| if x[place] > x[best] { place } else { best }).unwrap();
-            y[at] = x[place];
-            dx[place] += gradient;
-        }
-        prop_assert_eq!(pooling.forward(&x), y);
-        assert_close("the gradient", &pooling.backward(&x, &gradient), &dx, 1e-15);
+        compare(Pooling { size, window, stride }, images, coarse);
+    }
+}
+
+#[test]
+fn large_images_are_divided_into_bands() {
+    for size in [[6, 4100], [7, 2049], [51, 100], [83, 51]] {
+        compare(Pooling { size, window: [2, 2], stride: [2, 2] }, 2, true);
     }
 }
 
