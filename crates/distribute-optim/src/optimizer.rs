@@ -410,8 +410,7 @@ impl<L: TensorLibrary> Optimizer<L> {
     /// not compressed. On GPUs f16 and bf16 are the compressions there are; others are an error of the first step.
     ///
     /// Checkpoints do not keep what was not sent yet: a run that is restored continues without it, so its values differ
-    /// from those of a run that was not interrupted. In an elastic job it is dropped at each change of members, on all
-    /// of them.
+    /// from those of a run that was not interrupted. All members of an elastic job drop it when they change.
     ///
     /// # Errors
     /// [`distribute_collectives::Error::Compression`], in the library's error, if the settings are invalid;

@@ -4,14 +4,12 @@ use super::*;
 
 /// Trains on two workers, and returns the outcomes.
 fn trained(change: impl Fn(Fit<Array<i64>, Error>) -> Fit<Array<i64>, Error> + Sync) -> [Result<()>; 2] {
-    let address = format!("127.0.0.1:{}", Ports::reserve(1).unwrap().release()[0]);
-    let train = &|rank: u32| {
-        let toy = Toy::new(one_of_two(rank, &address));
+    on_two(|rank, address| {
+        let toy = Toy::new(one_of_two(rank, address));
         let outcome = fit(&toy, &Numbers(8), change(Fit::epochs(2))).map(drop);
         assert_eq!(toy.calls.load(Ordering::Relaxed) == 0, outcome.is_err());
         outcome
-    };
-    std::thread::scope(|scope| [0, 1].map(|rank| scope.spawn(move || train(rank))).map(|worker| worker.join().unwrap()))
+    })
 }
 
 #[test]

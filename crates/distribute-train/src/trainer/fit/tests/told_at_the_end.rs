@@ -29,21 +29,19 @@ fn told_in(
     epoch: u32,
     change: impl Fn(Fit<Array<i64>, Error>) -> Fit<Array<i64>, Error> + Sync,
 ) -> [(String, usize); 2] {
-    let address = format!("127.0.0.1:{}", Ports::reserve(1).unwrap().release()[0]);
-    let train = &|rank: u32| {
+    on_two(|rank, address| {
         let told = Arc::new(AtomicBool::new(false));
         let mut config = TerminationConfig::default().signals(Vec::new()).watch_every(Duration::from_millis(10));
         let tells = (rank == 1).then(|| Tells(epoch, Arc::clone(&told)));
         if rank == 1 {
             config = config.watch(move || told.load(Ordering::Relaxed));
         }
-        let toy = Toy::new(one_of_two(rank, &address));
+        let toy = Toy::new(one_of_two(rank, address));
         let outcome = fit(&toy, &Numbers(8), change(Fit::epochs(2).callback(tells).stop_on(config)));
         let outcome =
             outcome.map_or_else(|error| error.to_string(), |history| format!("{} epochs", history.epochs.len()));
         (outcome, toy.calls.load(Ordering::Relaxed))
-    };
-    std::thread::scope(|scope| [0, 1].map(|rank| scope.spawn(move || train(rank))).map(|worker| worker.join().unwrap()))
+    })
 }
 
 #[test]
