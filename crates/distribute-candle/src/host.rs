@@ -26,14 +26,17 @@ impl Rows for f32 {}
 impl Rows for f64 {}
 
 /// Returns the elements of a contiguous tensor in host memory.
-pub(crate) fn elements<'a, T: Element>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [T]> {
+pub(crate) fn elements<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [T]> {
     let (start, end) = layout.contiguous_offsets().ok_or_else(|| Error::Msg("elements are apart".to_owned()))?;
     let all = T::cpu_storage_as_slice(storage)?;
     all.get(start..end).ok_or_else(|| Error::Msg("a tensor is longer than its memory".to_owned()))
 }
 
 /// Calls `f` with the elements of tensors in host memory.
-pub(crate) fn with<T: Element, R, const N: usize>(tensors: [&Tensor; N], f: impl FnOnce([&[T]; N]) -> R) -> Result<R> {
+pub(crate) fn with<T: WithDType, R, const N: usize>(
+    tensors: [&Tensor; N],
+    f: impl FnOnce([&[T]; N]) -> R,
+) -> Result<R> {
     let tensors: Vec<Tensor> = tensors.into_iter().map(Tensor::contiguous).collect::<Result<_>>()?;
     let held: Vec<_> = tensors.iter().map(Tensor::storage_and_layout).collect();
     let mut slices: [&[T]; N] = [&[]; N];
@@ -67,7 +70,7 @@ pub(crate) use by_type;
 /// and put back.
 pub(crate) struct Kept<T>(OnceLock<Tensor>, PhantomData<fn(T)>);
 
-impl<T: Element> Kept<T> {
+impl<T: WithDType> Kept<T> {
     /// Creates the place, which is empty before forward.
     pub(crate) fn none() -> Kept<T> {
         Kept(OnceLock::new(), PhantomData)

@@ -7,16 +7,19 @@ use distribute_rows::{Blocks, Float, compiled, relu, simd, sum};
 use self::direct::Direct;
 use self::filters::{Direction, Filters};
 use self::padded::Frame;
+pub use self::pooled::{OfPooled, Pooled};
 use self::vectors::lanes;
 use self::weight::{OfWeight, WeightGradient};
 use self::winograd::Winograd;
 use self::winograd::gradient::WinogradGradient;
 use crate::parallel::{check, sum_of_parts};
+use crate::pooling::pairs::Pairs;
 use crate::product::{Matrix, Target, parallel_product, product};
 
 mod direct;
 mod filters;
 mod padded;
+mod pooled;
 mod vectors;
 mod weight;
 mod winograd;
@@ -78,12 +81,12 @@ impl Convolution {
 
     /// Computes the result.
     pub fn forward<T: Compiled>(&self, x: &[T], weight: &[T], bias: Option<&[T]>) -> Vec<T> {
-        T::forward(self, None, x, weight, bias, false)
+        T::forward(self, None, x, weight, bias, End::Plain).0
     }
 
     /// Computes the rectified linear unit of the result: 0 in place of elements below; NaN stays.
     pub fn forward_relu<T: Compiled>(&self, x: &[T], weight: &[T], bias: Option<&[T]>) -> Vec<T> {
-        T::forward(self, None, x, weight, bias, true)
+        T::forward(self, None, x, weight, bias, End::Rectified).0
     }
 
     fn forward_generic<T: Float>(
@@ -92,8 +95,8 @@ impl Convolution {
         x: &[T],
         weight: &[T],
         bias: Option<&[T]>,
-        rectified: bool,
-    ) -> Vec<T> {
+        end: End,
+    ) -> (Vec<T>, Vec<u8>) {
         let sizes = self.sizes();
         check("the weight", weight.len(), self.filters * sizes.depth);
         if let Some(bias) = bias {
@@ -103,13 +106,13 @@ impl Convolution {
         let frame = self.geometry();
         let filters = || {
             let mut filters = self.own_filters(images, weight, bias);
-            filters.rectified = rectified;
+            (filters.rectified, filters.pairs) = (end != End::Plain, end.pairs(self));
             filters
         };
         match way.unwrap_or_else(|| self.way::<T>(&frame, images)) {
             Way::Winograd => Winograd::new(frame, filters()).run(x),
             Way::Direct => Direct::new(frame, filters()).run(x),
-            Way::Columns => self.forward_by_columns(images, x, weight, bias, rectified),
+            Way::Columns => self.forward_by_columns(images, x, weight, bias, end),
         }
     }
 
@@ -119,8 +122,8 @@ impl Convolution {
         x: &[T],
         weight: &[T],
         bias: Option<&[T]>,
-        rectified: bool,
-    ) -> Vec<T> {
+        end: End,
+    ) -> (Vec<T>, Vec<u8>) {
         let sizes = self.sizes();
         let Sizes { image, result, plane, depth, .. } = sizes;
         let of_group = self.filters / self.groups;
@@ -140,14 +143,14 @@ impl Convolution {
                     product(out, [of_group, depth, places.len()], Matrix::new(weight, depth), x, T::ONE);
                 }
             }
-            if rectified {
+            if end != End::Plain {
                 simd(
                     #[inline(always)]
                     || out.iter_mut().for_each(|x| *x = relu::rectified(*x)),
                 );
             }
         };
-        blocks.computed(Vec::new, write).0
+        pooled::planes(blocks, end.pairs(self), Vec::new, write)
     }
 
     /// Computes the gradient of the input.
@@ -166,8 +169,8 @@ impl Convolution {
         let frame = self.geometry().reversed().filter(|_| way.is_some() || self.channels > 1);
         let filters = || self.reversed_filters(images, weight);
         match frame.map(|frame| (way.unwrap_or_else(|| self.way::<T>(&frame, images)), frame)) {
-            Some((Way::Winograd, frame)) => Winograd::new(frame, filters()).run(gradient),
-            Some((Way::Direct, frame)) => Direct::new(frame, filters()).run(gradient),
+            Some((Way::Winograd, frame)) => Winograd::new(frame, filters()).run(gradient).0,
+            Some((Way::Direct, frame)) => Direct::new(frame, filters()).run(gradient).0,
             Some((Way::Columns, _)) | None => self.backward_input_by_columns(images, weight, gradient),
         }
     }
@@ -505,6 +508,23 @@ pub enum Way {
     Columns,
 }
 
+/// What follows a convolution in one operation: what tests choose.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    Plain,
+    Rectified,
+    /// Rectified, and pooled by windows of 2 × 2.
+    Pooled,
+}
+
+impl End {
+    /// Returns the windows of a convolution's result.
+    fn pairs(self, of: &Convolution) -> Option<Pairs> {
+        if self == End::Pooled { pooled::pooling(of).pairs() } else { None }
+    }
+}
+
 /// The part of a block of rows that is inside the image.
 struct Inside {
     /// Its elements, with those at the edges of rows that are not inside.
@@ -568,8 +588,8 @@ compiled! {
         x: &[Self],
         weight: &[Self],
         bias: Option<&[Self]>,
-        rectified: bool,
-    ) -> Vec<Self> = Convolution::forward_generic;
+        end: End,
+    ) -> (Vec<Self>, Vec<u8>) = Convolution::forward_generic;
     fn backward_input(
         of: &Convolution,
         way: Option<Way>,
@@ -583,4 +603,5 @@ compiled! {
         gradient: &[Self],
     ) -> Vec<Self> = Convolution::backward_weight_generic;
     fn backward_bias(of: &Convolution, gradient: &[Self]) -> Vec<Self> = Convolution::backward_bias_generic;
+    fn spread(of: &Convolution, places: &[u8], gradient: &[Self]) -> Vec<Self> = pooled::spread;
 }

@@ -13,7 +13,7 @@ use candle_core::{Device, Module, Result as CandleResult, Tensor};
 use candle_nn::VarBuilder;
 use clap::{Parser, ValueEnum};
 use distribute::Error;
-use distribute::candle::{Conv2d, Linear, Model, conv2d, linear, max_pool2d, relu};
+use distribute::candle::{Conv2d, Linear, Model, conv2d, linear, relu};
 use distribute::collectives::Compression;
 use distribute::input::InputPosition;
 use distribute::prelude::*;
@@ -140,8 +140,7 @@ impl Module for Net {
             Net::Mlp { fc1, fc2 } => fc2.forward(&relu(&fc1.forward(x)?)?),
             Net::Cnn { conv1, conv2, fc } => {
                 let x = x.reshape((x.dim(0)?, 1, SIDE, SIDE))?;
-                let x = relu(&max_pool2d(&conv1.forward(&x)?, 2)?)?;
-                let x = relu(&max_pool2d(&conv2.forward(&x)?, 2)?)?;
+                let x = conv2.forward_relu_max_pool(&conv1.forward_relu_max_pool(&x, 2)?, 2)?;
                 fc.forward(&x.flatten_from(1)?)
             }
         }

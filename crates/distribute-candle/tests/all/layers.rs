@@ -120,6 +120,43 @@ fn convolutions_are_candles() {
         let rectified = |x: &[Tensor]| Conv2d::new(x[1].clone(), x.get(2).cloned(), config).forward_relu(&x[0]);
         compare(&given, rectified, |x| theirs(x)?.relu());
         compare(&given[..2], rectified, |x| theirs(x)?.relu());
+        for window in [2, 3] {
+            let ours = |x: &[Tensor]| {
+                Conv2d::new(x[1].clone(), x.get(2).cloned(), config).forward_relu_max_pool(&x[0], window)
+            };
+            compare(&given, ours, |x| pooled(&theirs(x)?.relu()?, window));
+            compare(&given[..2], ours, |x| pooled(&theirs(x)?.relu()?, window));
+        }
+    }
+}
+
+#[test]
+fn a_convolution_that_is_pooled_is_the_three_layers() {
+    for dtype in [DType::F32, DType::F16] {
+        // Some windows have nothing above 0, and some NaN.
+        let x = Var::from_tensor(
+            &Tensor::new(&[[[[-1f32, -2.0, 3.0, 3.0, 1.0], [0.0, -0.5, 3.0, f32::NAN, 1.0]]]], &Device::Cpu)
+                .unwrap()
+                .to_dtype(dtype)
+                .unwrap(),
+        )
+        .unwrap();
+        let layer =
+            Conv2d::new(Tensor::ones((1, 1, 1, 1), dtype, &Device::Cpu).unwrap(), None, Conv2dConfig::default());
+        let bits = |y: &Tensor| {
+            let gradient = y.sum_all().unwrap().backward().unwrap().get(&x).unwrap().clone();
+            [y, &gradient].map(|x| {
+                let numbers = x.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+                numbers.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            })
+        };
+        for window in [(2, 1), (2, 2)] {
+            let one = layer.forward_relu_max_pool(&x, window).unwrap();
+            let three = max_pool2d(&layer.forward_relu(&x).unwrap(), window).unwrap();
+            assert_eq!(bits(&one), bits(&three), "{dtype:?}, {window:?}");
+        }
+        let large = layer.forward_relu_max_pool(&x, 3).unwrap_err().to_string();
+        assert!(large.contains("windows of (3, 3) by (3, 3) do not fit images of (2, 5)"), "{large}");
     }
 }
 

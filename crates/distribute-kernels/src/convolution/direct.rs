@@ -29,8 +29,8 @@ impl<'a, T: Float> Direct<'a, T> {
         Direct { frame, filters, weight }
     }
 
-    /// Computes the results of all images.
-    pub(crate) fn run(&self, x: &[T]) -> Vec<T> {
+    /// Computes the results of all images, and the places of the largest elements if they are pooled.
+    pub(crate) fn run(&self, x: &[T]) -> (Vec<T>, Vec<u8>) {
         match lanes::<T>(self.frame.output[1]) {
             _ if const { size_of::<T>() == 8 } => self.run_by::<4>(x),
             16 => self.run_by::<16>(x),
@@ -38,7 +38,7 @@ impl<'a, T: Float> Direct<'a, T> {
         }
     }
 
-    fn run_by<const LANES: usize>(&self, x: &[T]) -> Vec<T> {
+    fn run_by<const LANES: usize>(&self, x: &[T]) -> (Vec<T>, Vec<u8>) {
         let padded = Padded::new(self.frame, self.filters.channels, LANES);
         let vectors = self.vectors::<LANES>(&padded);
         let state = || (vec![T::default(); self.filters.channels * padded.plane], [[T::default(); LANES]; MOST_SUMS]);

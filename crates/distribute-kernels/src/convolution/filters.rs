@@ -3,6 +3,8 @@
 use distribute_rows::{Blocks, Float};
 
 use super::padded::Frame;
+use super::pooled;
+use crate::pooling::pairs::Pairs;
 
 /// The filters of a convolution, or of its gradient, divided into blocks of as many as a tile has.
 #[derive(Clone, Debug)]
@@ -21,6 +23,8 @@ pub(crate) struct Filters<'a, T> {
     pub(super) bias: Vec<T>,
     /// Whether results below 0 are replaced by 0.
     pub(super) rectified: bool,
+    /// The windows of which only the largest elements are results.
+    pub(super) pairs: Option<Pairs>,
 }
 
 /// The convolution that has the filters.
@@ -53,7 +57,7 @@ impl<'a, T: Float> Filters<'a, T> {
         let threads = rayon::current_num_threads();
         let enough = |parts: &usize| count.is_multiple_of(*parts) && inputs * parts >= threads;
         let part = count / (1..count).find(enough).unwrap_or(count);
-        Filters { weight, direction, channels, count, part, blocks: blocks(part), bias, rectified: false }
+        Filters { weight, direction, channels, count, part, blocks: blocks(part), bias, rectified: false, pairs: None }
     }
 
     /// Packs the filters by part, block, place and filter of the block. `transform` makes `elements` numbers of a
@@ -86,15 +90,16 @@ impl<'a, T: Float> Filters<'a, T> {
         packed
     }
 
-    /// Returns the results of all parts of the filters for all images of `x`, in a frame. `f` gets what `state`
-    /// returns, the channels of a group, the number of the part's first filter and room for the part's planes.
+    /// Returns the results of all parts of the filters for all images of `x`, in a frame, and the places of the largest
+    /// elements if they are pooled. `f` gets what `state` returns, the channels of a group, the number of the part's
+    /// first filter and room for the part's planes.
     pub(super) fn results<S>(
         &self,
         frame: &Frame,
         x: &[T],
         state: impl Fn() -> S + Sync + Send,
         f: impl Fn(&mut S, &[T], usize, &mut [T]) + Sync + Send,
-    ) -> Vec<T> {
+    ) -> (Vec<T>, Vec<u8>) {
         let [input, plane, taps] = [frame.size, frame.output, frame.kernel].map(|[height, width]| height * width);
         let (group, size) = (self.channels * input, self.part * plane);
         let blocks = Blocks { count: x.len() / group * self.count * plane, size, cost: size * self.channels * taps };
@@ -102,7 +107,7 @@ impl<'a, T: Float> Filters<'a, T> {
             let first = part * self.part;
             f(state, &x[first / self.count * group..][..group], first % self.bias.len(), out);
         };
-        blocks.computed(state, write).0
+        pooled::planes(blocks, self.pairs, state, write)
     }
 
     /// Copies the kernel of a filter for a channel of its group.

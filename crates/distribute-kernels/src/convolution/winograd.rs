@@ -37,8 +37,8 @@ impl<'a, T: Float> Winograd<'a, T> {
         Winograd { frame, filters, weight }
     }
 
-    /// Computes the results of all images.
-    pub(crate) fn run(&self, x: &[T]) -> Vec<T> {
+    /// Computes the results of all images, and the places of the largest elements if they are pooled.
+    pub(crate) fn run(&self, x: &[T]) -> (Vec<T>, Vec<u8>) {
         match lanes::<T>(self.frame.output[1]) {
             _ if const { size_of::<T>() == 8 } => self.run_by::<4>(x),
             16 => self.run_by::<16>(x),
@@ -46,7 +46,7 @@ impl<'a, T: Float> Winograd<'a, T> {
         }
     }
 
-    fn run_by<const LANES: usize>(&self, x: &[T]) -> Vec<T> {
+    fn run_by<const LANES: usize>(&self, x: &[T]) -> (Vec<T>, Vec<u8>) {
         let tall = Tall::new(self.frame, self.filters.channels, LANES);
         let vectors = self.vectors::<LANES>(&tall);
         let state = || {

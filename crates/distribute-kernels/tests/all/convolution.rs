@@ -1,7 +1,7 @@
 //! Convolution.
 
 use distribute_kernels::Float;
-use distribute_kernels::convolution::{Compiled, Convolution, Way};
+use distribute_kernels::convolution::{Compiled, Convolution, End, Way};
 
 use super::*;
 
@@ -67,7 +67,7 @@ fn run<T: Float>(
     gradient: &[T],
 ) -> [Vec<T>; 4] {
     [
-        Compiled::forward(of, way, x, weight, bias, false),
+        Compiled::forward(of, way, x, weight, bias, End::Plain).0,
         Compiled::backward_input(of, way, weight, gradient),
         Compiled::backward_weight(of, way, x, gradient),
         of.backward_bias(gradient),

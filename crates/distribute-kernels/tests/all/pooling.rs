@@ -1,6 +1,8 @@
 //! Max-pooling.
 
+use distribute_kernels::convolution::{Convolution, Pooled};
 use distribute_kernels::pooling::Pooling;
+use distribute_rows::relu;
 
 use super::*;
 
@@ -68,4 +70,31 @@ fn nan_is_the_largest() {
 #[should_panic(expected = "windows of [3, 1] by [1, 1] do not fit images of [2, 2]")]
 fn windows_are_inside_of_the_image() {
     Pooling { size: [2, 2], window: [3, 1], stride: [1, 1] }.forward(&[0f32; 4]);
+}
+
+#[test]
+fn a_pooled_convolution_has_the_gradients_of_the_three_operations() {
+    let numbers = |count: usize, factor: usize| -> Vec<f32> {
+        (0..count).map(|at| (at * factor % 101) as f32 / 50.0 - 1.0).collect()
+    };
+    for size in [[9, 11], [28, 28], [14, 15], [2, 3]] {
+        for (channels, filters) in [(1, 8), (3, 5), (16, 16)] {
+            let convolution =
+                Convolution { channels, filters, size, kernel: [3, 3], stride: 1, padding: 1, dilation: 1, groups: 1 };
+            let (x, weight) = (numbers(5 * channels * size[0] * size[1], 37), numbers(filters * channels * 9, 53));
+            let bias = numbers(filters, 11);
+            let of = Pooled::new(convolution);
+            let (y, places) = of.forward(&x, &weight, Some(&bias));
+            let pooling = Pooling { size, window: [2, 2], stride: [2, 2] };
+            let rectified = convolution.forward_relu(&x, &weight, Some(&bias));
+            assert_eq!(y, pooling.forward(&rectified), "{convolution:?}");
+            assert!(y.contains(&0.0) || y.len() < 100, "{convolution:?}: no window is below 0");
+            let gradient = numbers(y.len(), 29);
+            let expected = relu::backward(&rectified, &pooling.backward(&rectified, &gradient));
+            let change = of.backward(&places, &y, &gradient);
+            assert_eq!(change.convolved, expected, "{convolution:?}");
+            let bias = convolution.backward_bias(&expected);
+            assert!(change.bias.iter().zip(&bias).all(|(a, b)| (a - b).abs() < 1e-3), "{:?} {bias:?}", change.bias);
+        }
+    }
 }

@@ -46,7 +46,7 @@ impl<L: Layers> Module for Cnn<L> {
     fn forward(&self, x: &Tensor) -> CandleResult<Tensor> {
         let mut x = x.reshape(((), 1, 28, 28))?;
         for convolution in &self.convolutions {
-            x = L::max_pool(&L::conv_relu(convolution, &x)?)?;
+            x = L::conv_relu_pool(convolution, &x)?;
         }
         self.head.forward(&x.flatten_from(1)?)
     }

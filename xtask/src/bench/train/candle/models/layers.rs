@@ -23,12 +23,11 @@ pub(crate) trait Layers {
     fn conv2d(channels: usize, filters: usize, vb: VarBuilder<'_>) -> CandleResult<Self::Conv2d>;
     /// Creates a convolution of 3 × 3 without bias, which divides height and width by the stride.
     fn strided(channels: usize, filters: usize, stride: usize, vb: VarBuilder<'_>) -> CandleResult<Self::Conv2d>;
-    /// Computes a convolution, and ReLU of it.
-    fn conv_relu(layer: &Self::Conv2d, x: &Tensor) -> CandleResult<Tensor>;
+    /// Computes a convolution, ReLU of it, and the largest elements of windows of 2 × 2.
+    fn conv_relu_pool(layer: &Self::Conv2d, x: &Tensor) -> CandleResult<Tensor>;
     fn batch_norm(channels: usize, vb: VarBuilder<'_>) -> CandleResult<Self::BatchNorm>;
     /// Normalises in training, adds a shortcut if there is one, and applies a ReLU.
     fn norm_relu(norm: &Self::BatchNorm, x: &Tensor, shortcut: Option<&Tensor>) -> CandleResult<Tensor>;
-    fn max_pool(x: &Tensor) -> CandleResult<Tensor>;
     /// Returns every second row and column.
     fn every_second(x: &Tensor) -> CandleResult<Tensor>;
     fn relu(x: &Tensor) -> CandleResult<Tensor>;
@@ -64,8 +63,8 @@ impl Layers for Plain {
         candle_nn::conv2d_no_bias(channels, filters, 3, Conv2dConfig { stride, ..PADDED }, vb)
     }
 
-    fn conv_relu(layer: &candle_nn::Conv2d, x: &Tensor) -> CandleResult<Tensor> {
-        layer.forward(x)?.relu()
+    fn conv_relu_pool(layer: &candle_nn::Conv2d, x: &Tensor) -> CandleResult<Tensor> {
+        layer.forward(x)?.relu()?.max_pool2d(2)
     }
 
     fn batch_norm(channels: usize, vb: VarBuilder<'_>) -> CandleResult<candle_nn::BatchNorm> {
@@ -78,10 +77,6 @@ impl Layers for Plain {
             Some(shortcut) => (normed + shortcut)?.relu(),
             None => normed.relu(),
         }
-    }
-
-    fn max_pool(x: &Tensor) -> CandleResult<Tensor> {
-        x.max_pool2d(2)
     }
 
     fn every_second(x: &Tensor) -> CandleResult<Tensor> {
@@ -137,8 +132,8 @@ impl Layers for Ours {
         ours::conv2d_no_bias(channels, filters, 3, Conv2dConfig { stride, ..PADDED }, vb)
     }
 
-    fn conv_relu(layer: &ours::Conv2d, x: &Tensor) -> CandleResult<Tensor> {
-        layer.forward_relu(x)
+    fn conv_relu_pool(layer: &ours::Conv2d, x: &Tensor) -> CandleResult<Tensor> {
+        layer.forward_relu_max_pool(x, 2)
     }
 
     fn batch_norm(channels: usize, vb: VarBuilder<'_>) -> CandleResult<ours::SyncBatchNorm> {
@@ -147,10 +142,6 @@ impl Layers for Ours {
 
     fn norm_relu(norm: &ours::SyncBatchNorm, x: &Tensor, shortcut: Option<&Tensor>) -> CandleResult<Tensor> {
         norm.forward_relu(x, shortcut, true)
-    }
-
-    fn max_pool(x: &Tensor) -> CandleResult<Tensor> {
-        ours::max_pool2d(x, 2)
     }
 
     fn every_second(x: &Tensor) -> CandleResult<Tensor> {
