@@ -1,5 +1,7 @@
 //! The backend on which models run: burn's Flex, under its automatic differentiation.
 
+use std::sync::Arc;
+
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::strategy::BalancedCheckpointing;
@@ -53,6 +55,17 @@ pub(crate) fn is_whole(tensor: &FlexTensor) -> bool {
 /// Returns a tensor that is contiguous and covers the whole of its buffer: the same one, or a copy.
 pub(crate) fn whole(tensor: FlexTensor) -> FlexTensor {
     if is_whole(&tensor) { tensor } else { tensor.to_contiguous() }
+}
+
+/// Returns whether two tensors have the same elements in memory, in the same order.
+pub(crate) fn is_one(a: &FlexTensor, b: &FlexTensor) -> bool {
+    Arc::ptr_eq(&a.data_arc(), &b.data_arc()) && a.dtype() == b.dtype() && a.layout() == b.layout()
+}
+
+/// Returns whether two tensors are one, or have the same shape, type and bits.
+pub(crate) fn has_same_bits(a: &FlexTensor, b: &FlexTensor) -> bool {
+    let are_alike = || a.dtype() == b.dtype() && a.layout().shape() == b.layout().shape();
+    is_one(a, b) || (are_alike() && whole(a.clone()).bytes() == whole(b.clone()).bytes())
 }
 
 /// Returns a contiguous tensor on the same buffer with another shape of as many elements.

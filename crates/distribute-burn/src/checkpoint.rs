@@ -10,6 +10,7 @@ use distribute_train::checkpoint::{Checkpointed, MODEL, Snapshot};
 use distribute_types::Classified;
 use distribute_values::{Axis, PerReplica, TensorStorage};
 
+use crate::integers::is_integers;
 use crate::{Burn, BurnTensor, Model, Result};
 
 /// Saves every variable once, under its path: parameters unchanged, and the mean over replicas for statistics that
@@ -33,11 +34,20 @@ impl<M: Module + Sync + 'static> Checkpointed for Model<M> {
 
     fn load(&self, _: &Strategy, snapshot: &Snapshot) -> Result<(), BoxError> {
         for variable in self.variables() {
+            if is_integers(variable) && !snapshot.names(MODEL).contains(&variable.name()) {
+                distribute_notice::warn!(
+                    "the checkpoint has no value of {:?}, as those of earlier versions have none of integers and of \
+                     truth values; the model keeps the one with which it was built",
+                    variable.name()
+                );
+                continue;
+            }
             let (like, shape) = (&variable.components()[0], variable.shape());
             let saved = snapshot.get_shaped::<Burn, _>(MODEL, variable.name(), like, &shape)?;
             variable.overwrite(&saved)?;
         }
         self.write_statistics();
+        self.write_integers()?;
         self.parameters().set_torn(false);
         Ok(())
     }

@@ -116,7 +116,9 @@ pub enum Error {
         name: String,
     },
     /// A value does not fit into the type of its variable.
-    #[error("{name:?} has values that {dtype} cannot hold; build the model in f32 or bf16")]
+    #[error(
+        "{name:?} has values that {dtype} cannot hold; build the model in a wider type, such as bf16 in place of f16"
+    )]
     Range {
         /// The variable's path.
         name: String,

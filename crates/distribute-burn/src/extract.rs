@@ -11,13 +11,16 @@ use distribute_strategy::Strategy;
 use distribute_types::with_dtype;
 use distribute_values::TensorStorage;
 
+use crate::backend::{has_same_bits, is_one};
 use crate::hook::{placeholder, replaced};
 use crate::tensor::{flex_of, made};
 use crate::tensor_parallel::Request;
 use crate::visit::Described;
 use crate::{Burn, BurnTensor, Result};
 
-/// The index of each path's variable: several paths have the same one if weights are tied.
+/// The index of each path's variable: several paths have the same one if weights are tied, as clones of a parameter are
+/// that are trained alike and have equal values. A frozen clone, such as the teacher of a student, and a parameter that
+/// was loaded from a record with ids of others, have variables of their own.
 type OfPath = HashMap<String, usize>;
 
 /// Moves the values of a model's parameters into variables, one after another, so that only one whole value of a
@@ -33,6 +36,7 @@ pub(crate) fn extract<M: Module>(
         variables: Vec::new(),
         of_path: HashMap::new(),
         of_id: HashMap::new(),
+        visits: visits(described),
         outcome: Ok(()),
     };
     let model = model.map(&mut extract);
@@ -45,24 +49,78 @@ struct Extract<'a> {
     described: std::slice::Iter<'a, Described>,
     variables: Vec<Variable<Burn>>,
     of_path: OfPath,
-    /// With the split that the first path of the parameter asks for.
-    of_id: HashMap<ParamId, (usize, Option<Request>)>,
+    of_id: HashMap<ParamId, Vec<First>>,
+    /// The number of paths of each id that were not visited yet.
+    visits: HashMap<ParamId, usize>,
     outcome: Result<()>,
+}
+
+/// The first path of a variable.
+struct First {
+    index: usize,
+    /// The split that it asks for.
+    split: Option<Request>,
+    is_trained: bool,
+    /// The value, which further paths of the same id are compared with.
+    value: FlexTensor,
+}
+
+impl First {
+    /// Returns whether another path of the same id is tied to this one. Clones of a layer share a running statistic,
+    /// and so its memory; those of layers that were loaded from equal records do not.
+    fn is_tied(&self, described: &Described, is_trained: bool, value: &FlexTensor) -> bool {
+        match described.is_statistic {
+            true => is_one(&self.value, value),
+            false => self.is_trained == is_trained && has_same_bits(&self.value, value),
+        }
+    }
+}
+
+/// Returns the number of paths of each id.
+fn visits(described: &[Described]) -> HashMap<ParamId, usize> {
+    let mut visits = HashMap::new();
+    for one in described {
+        *visits.entry(one.id).or_default() += 1;
+    }
+    visits
+}
+
+impl Extract<'_> {
+    /// Returns the index of the variable of a path, and whether it is a new one.
+    fn index(
+        &mut self,
+        described: &Described,
+        (split, is_trained): (Option<Request>, bool),
+        value: &FlexTensor,
+    ) -> Result<(usize, bool)> {
+        let firsts = self.of_id.entry(described.id).or_default();
+        let known = firsts.iter().find(|first| first.is_tied(described, is_trained, value));
+        let found = match known {
+            Some(first) if first.split != split => {
+                let name = described.path.clone();
+                return Err(distribute_optim::Error::SplitDiffers { name }.into());
+            }
+            Some(first) => (first.index, false),
+            None => {
+                let index = self.variables.len();
+                firsts.push(First { index, split, is_trained, value: value.clone() });
+                (index, true)
+            }
+        };
+        let left = self.visits.entry(described.id).or_default();
+        *left = left.saturating_sub(1);
+        if *left == 0 {
+            // The values are needed no longer.
+            self.of_id.remove(&described.id);
+        }
+        Ok(found)
+    }
 }
 
 impl ModuleMapper for Extract<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let (true, Some(described)) = (self.outcome.is_ok(), self.described.next()) else { return param };
         let split = described.split.filter(|_| self.strategy.tensor_parallel() > 1);
-        let known = self.of_id.get(&described.id).copied();
-        let (index, of_first) = known.unwrap_or((self.variables.len(), split));
-        if of_first != split {
-            let name = described.path.clone();
-            self.outcome = Err(distribute_optim::Error::SplitDiffers { name }.into());
-            return param;
-        }
-        self.of_path.insert(described.path.clone(), index);
-        self.of_id.insert(described.id, (index, split));
         let (device, value) = (param.lazy_device(), param.base());
         let is_trained = value.is_require_grad();
         let flex = match flex_of(value) {
@@ -73,7 +131,15 @@ impl ModuleMapper for Extract<'_> {
             }
         };
         let (shape, dtype) = (param.lazy_shape(), flex.dtype());
-        if known.is_none() {
+        let (index, is_new) = match self.index(described, (split, is_trained), &flex) {
+            Ok(found) => found,
+            Err(error) => {
+                self.outcome = Err(error);
+                return param;
+            }
+        };
+        self.of_path.insert(described.path.clone(), index);
+        if is_new {
             match variable(self.strategy, described, split, flex, is_trained) {
                 Ok(variable) => self.variables.push(variable),
                 Err(error) => self.outcome = Err(error),

@@ -52,6 +52,7 @@ mod hook;
 // Optimised crates share nothing.
 #[cfg(all(debug_assertions, not(test)))]
 mod instances;
+mod integers;
 mod items;
 #[cfg(feature = "learner")]
 pub mod learner;

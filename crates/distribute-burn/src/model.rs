@@ -17,15 +17,19 @@ use distribute_values::{PerReplica, TensorStorage};
 use crate::backend::{SEED_STEP, device_of, drawn_seed};
 use crate::extract::extract;
 use crate::hook::{Attach, Copy, Uses, UsesOfReplicas, with_whole};
+use crate::integers::{self, Modules};
 use crate::precision::as_type_of;
 use crate::statistics::Statistics;
-use crate::visit::{Described, describe, drawing_layer, read};
+use crate::visit::{check_alike, describe, described_lines, drawing_layer, read};
 use crate::{Burn, BurnTensor, Error, Inputs, Result};
 
 /// Construction of burn models under a strategy.
 pub trait BurnStrategy {
     /// Builds a model once per replica of this process. All replicas get equal initial values: those of the first
-    /// replica, and with several workers the chief's.
+    /// replica, and with several workers the chief's. Parameters of integers and of truth values are frozen variables.
+    ///
+    /// Parameters of equal ids, as clones have, are tied, and one variable, if they are trained alike and have equal
+    /// values. A frozen clone, such as the teacher of a student, is a variable of its own.
     ///
     /// `build` takes the replica's device, on which automatic differentiation is enabled, and returns the model. burn
     /// draws initial values from its device's generator, so [`Device::seed`] makes them reproducible.
@@ -126,15 +130,17 @@ impl BurnStrategy for Strategy {
                 return Err(Error::DrawnByRanks { path, ranks });
             }
             let described = describe(&models[0])?;
+            let lines = described_lines(&described, &models[0]);
             for (replica, model) in models.iter().enumerate().skip(1) {
-                check_alike(&described, &describe(model)?, replica)?;
+                check_alike(&lines, &described_lines(&describe(model)?, model), replica)?;
             }
             // Before values are exchanged; check_and_share also compares their types.
-            let lines: Vec<String> = described.iter().map(ToString::to_string).collect();
             compare::<Burn>(self, &lines)?;
-            let (first, variables, of_path) = extract(self, models.remove(0), &described)?;
+            let (first, mut variables, of_path) = extract(self, models.remove(0), &described)?;
             models.insert(0, first);
+            variables.extend(integers::variables(self, &models[0])?);
             check_and_share(self, &variables)?;
+            let models = integers::with_variables(models, &variables)?;
             draw_apart(self, &models[0])?;
             let trained: Vec<Arc<AtomicBool>> =
                 variables.iter().map(|variable| Arc::new(AtomicBool::new(variable.is_trainable()))).collect();
@@ -149,7 +155,8 @@ impl BurnStrategy for Strategy {
                 model.apply_reparameterization(Attach { copies: &used.collect() })
             });
             let replicas = Arc::new(attached.collect::<Vec<M>>());
-            let statistics = Statistics::of(&replicas, &variables).map(Arc::new);
+            let of_visits: Vec<usize> = described.iter().filter_map(|one| of_path.get(&one.path).copied()).collect();
+            let statistics = Statistics::of(&replicas, &variables, &of_visits).map(Arc::new);
             if let Some(statistics) = &statistics {
                 statistics.write_all();
                 let recoverable: Arc<dyn Recoverable> = statistics.clone();
@@ -162,7 +169,7 @@ impl BurnStrategy for Strategy {
             let held: Arc<dyn Any + Send + Sync> = Arc::new((uses, statistics.clone()));
             let parameters = Arc::new(Parameters::new(self, variables, tapes, Some(held)));
             Ok(Model {
-                replicas,
+                replicas: Modules::new(replicas),
                 parameters,
                 trained,
                 untracked,
@@ -249,18 +256,6 @@ pub(crate) fn id_of(name: &str) -> ParamId {
     ParamId::from(fnv1a_64(FNV64, name.bytes()))
 }
 
-fn check_alike(first: &[Described], other: &[Described], replica: usize) -> Result<()> {
-    let name = |of: Option<&Described>| of.map_or_else(|| "missing".to_owned(), ToString::to_string);
-    let len = first.len().max(other.len());
-    match (0..len).find(|index| name(first.get(*index)) != name(other.get(*index))) {
-        None => Ok(()),
-        Some(index) => {
-            let (first, other) = (name(first.get(index)), name(other.get(index)));
-            Err(Error::ReplicasDiffer { index, first, other, replica })
-        }
-    }
-}
-
 /// A model with one copy per replica of this process.
 ///
 /// Pass a reference to it to `run`; each replica then gets its own copy, a plain module of burn. Its parameters are
@@ -271,7 +266,7 @@ fn check_alike(first: &[Described], other: &[Described], replica: usize) -> Resu
 /// again when backward needs it. Under one with tensor groups, each rank has its slice of the parameters of
 /// tensor-parallel layers. A strategy that does both shards each slice.
 pub struct Model<M> {
-    replicas: Arc<Vec<M>>,
+    replicas: Modules<M>,
     parameters: Arc<Parameters<Burn>>,
     /// Whether a variable gets gradients, by index.
     trained: Vec<Arc<AtomicBool>>,
@@ -309,17 +304,19 @@ impl<M> Trainable for Model<M> {
 }
 
 impl<M: Module + Sync + 'static> Model<M> {
-    /// Returns the copy of one local replica. After training all copies are equal, up to statistics.
+    /// Returns the copy of one local replica. After training all copies are equal, up to statistics. References from
+    /// before a checkpoint or a module with other integers was loaded have the former ones.
     pub fn replica(&self, local: usize) -> Option<&M> {
-        self.replicas.get(local)
+        self.replicas().get(local)
     }
 
     /// Returns the copy of this process's first replica.
     pub fn first(&self) -> &M {
-        &self.replicas[0]
+        &self.replicas()[0]
     }
 
-    /// Returns the variables, in the order in which burn visits the model's parameters.
+    /// Returns the variables, in the order in which burn visits the model's parameters; those of integers and of truth
+    /// values come last.
     pub fn variables(&self) -> &[Variable<Burn>] {
         self.parameters.variables()
     }
@@ -389,7 +386,7 @@ impl<M: Module + Sync + 'static> Model<M> {
                 described.shape = self.variables()[*index].shape();
             }
         }
-        check_alike(&own, &given, 0)?;
+        check_alike(&described_lines(&own, self.first()), &described_lines(&given, module), 0)?;
         let has_16_bits = |variable: &&Variable<Burn>| variable.components()[0].dtype().is_ok_and(is_short);
         if let (Some(variable), true) = (self.variables().iter().find(has_16_bits), self.has_optimizer()) {
             return Err(Error::LoadedLate { name: variable.name().to_owned() });
@@ -400,12 +397,16 @@ impl<M: Module + Sync + 'static> Model<M> {
                 converted.push((variable, as_type_of(variable, &value)?));
             }
         }
+        let own = self.variables().iter().filter(|variable| integers::is_integers(variable));
+        for (variable, (_, value)) in own.zip(integers::read(module)?) {
+            converted.push((variable, integers::as_type_of(variable, &value)?));
+        }
         for (variable, value) in converted {
             variable.overwrite(&value)?;
         }
         self.parameters().note_loaded();
         self.write_statistics();
-        Ok(())
+        self.write_integers()
     }
 
     /// Compares the variables of all replicas in all processes, bit for bit, except running statistics. They are equal
@@ -474,6 +475,14 @@ impl<M: Module + Sync + 'static> Model<M> {
         }
     }
 
+    /// Brings the replicas' modules up to date with the variables of integers and of truth values.
+    pub(crate) fn write_integers(&self) -> Result<()> {
+        if !integers::are_equal(self.first(), self.variables())? {
+            self.replicas.replace(integers::with_variables(self.replicas().to_vec(), self.variables())?);
+        }
+        Ok(())
+    }
+
     /// Returns the index of each parameter's variable, by the parameter's id.
     pub(crate) fn index_of_ids(&self) -> HashMap<u64, usize> {
         self.variables().iter().enumerate().map(|(index, variable)| (id_of(variable.name()).val(), index)).collect()
@@ -502,9 +511,9 @@ impl<M: Module + Sync + 'static> Model<M> {
         let copy = if trains { self.first().valid().train() } else { self.first().valid() };
         let of_variable = |(index, variable): (usize, &Variable<Burn>)| variable.is_statistic().then_some(index);
         let variables: Vec<usize> = self.variables().iter().enumerate().filter_map(of_variable).collect();
-        let ids = self.statistics.as_ref().map_or(&[][..], |statistics| statistics.ids_of_first());
+        let places = self.statistics.as_ref().map(|statistics| statistics.places());
         let of_model =
-            crate::statistics::OfModel { number: self.number, ids, variables: &variables, all: self.variables() };
+            crate::statistics::OfModel { number: self.number, places, variables: &variables, all: self.variables() };
         crate::statistics::record(&copy, of_model);
         let result = run(&copy)?;
         if !trains {
@@ -515,7 +524,7 @@ impl<M: Module + Sync + 'static> Model<M> {
     }
 
     pub(crate) fn replicas(&self) -> &Arc<Vec<M>> {
-        &self.replicas
+        self.replicas.last()
     }
 }
 
@@ -523,7 +532,7 @@ impl<'a, M: Sync> ReplicaArgs for &'a Model<M> {
     type Local = &'a M;
 
     fn split(self, replicas: usize) -> distribute_strategy::Result<Vec<&'a M>> {
-        counted(self.replicas.iter().collect(), replicas)
+        counted(self.replicas.last().iter().collect(), replicas)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Running statistics of a model's layers, which write them during the forward pass.
 
-use std::collections::HashSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
@@ -11,7 +11,6 @@ use distribute_strategy::{Recoverable, RecoveryError};
 use parking_lot::Mutex;
 
 use crate::tensor::{flex_of, refused, tensor_on};
-use crate::visit::describe;
 use crate::{Burn, BurnTensor, Result};
 
 /// The statistics of all replicas of this process, and a snapshot of them for failed runs.
@@ -19,8 +18,7 @@ pub(crate) struct Statistics<M> {
     replicas: Arc<Vec<M>>,
     /// The components by statistic, and by replica.
     components: Vec<Vec<BurnTensor>>,
-    /// Each replica's ids of its statistics.
-    ids: Vec<Vec<ParamId>>,
+    places: Places,
     /// Each replica's snapshots.
     saved: Vec<Mutex<Saved>>,
 }
@@ -35,19 +33,18 @@ struct Saved {
 }
 
 impl<M: Module + Sync + 'static> Statistics<M> {
-    /// Collects the statistics among a model's variables; `None` if it has none.
-    pub(crate) fn of(replicas: &Arc<Vec<M>>, variables: &[Variable<Burn>]) -> Option<Statistics<M>> {
-        let statistics = variables.iter().filter(|variable| variable.is_statistic());
-        let components: Vec<Vec<BurnTensor>> = statistics.map(|variable| variable.components().to_vec()).collect();
-        let ids = |model: &M| {
-            let described = describe(model).unwrap_or_default();
-            // Clones of a layer share their statistics, which are one variable.
-            let mut seen = HashSet::new();
-            let of_statistics = described.into_iter().filter(|one| one.is_statistic && seen.insert(one.id));
-            of_statistics.map(|one| one.id).collect::<Vec<ParamId>>()
-        };
-        let (ids, saved) = (replicas.iter().map(ids).collect(), replicas.iter().map(|_| Mutex::default()).collect());
-        (!components.is_empty()).then(|| Statistics { replicas: replicas.clone(), components, ids, saved })
+    /// Collects the statistics among a model's variables; `None` if it has none. `of_visits` has the index of the
+    /// variable of each floating-point value that burn visits.
+    pub(crate) fn of(
+        replicas: &Arc<Vec<M>>,
+        variables: &[Variable<Burn>],
+        of_visits: &[usize],
+    ) -> Option<Statistics<M>> {
+        let statistics = || (0..variables.len()).filter(|index| variables[*index].is_statistic());
+        let components: Vec<_> = statistics().map(|index| variables[index].components().to_vec()).collect();
+        let places = of_visits.iter().map(|index| statistics().position(|statistic| statistic == *index)).collect();
+        let saved = replicas.iter().map(|_| Mutex::default()).collect();
+        (!components.is_empty()).then(|| Statistics { replicas: replicas.clone(), components, places, saved })
     }
 
     /// Copies the layers' values to the variables.
@@ -68,37 +65,66 @@ impl<M: Module + Sync + 'static> Statistics<M> {
         }
     }
 
-    /// Returns the ids of the first replica's statistics.
     #[cfg(feature = "pjrt")]
-    pub(crate) fn ids_of_first(&self) -> &[ParamId] {
-        &self.ids[0]
+    pub(crate) fn places(&self) -> &Places {
+        &self.places
     }
 
     /// Returns the values of one replica's layers.
     fn values(&self, local: usize) -> distribute_values::Result<Vec<FlexTensor>> {
-        values_of(&self.replicas[local], &self.ids[local])
+        values_of(&self.replicas[local], self.places.next())
     }
 
     fn set(&self, local: usize, values: &[FlexTensor]) {
-        set_values(&self.replicas[local], &self.ids[local], values);
+        set_values(&self.replicas[local], self.places.next(), values);
     }
 }
 
-/// Returns the values of a model's statistics.
-pub(crate) fn values_of<M: Module>(model: &M, ids: &[ParamId]) -> distribute_values::Result<Vec<FlexTensor>> {
+/// The number of each statistic, by the visits of floating-point values, of which the others have none. Clones of a
+/// layer share their statistics, which have one number; layers that were loaded from one record have equal ids, but
+/// statistics of their own.
+#[derive(Debug)]
+pub(crate) struct Places(Vec<Option<usize>>);
+
+impl FromIterator<Option<usize>> for Places {
+    fn from_iter<I: IntoIterator<Item = Option<usize>>>(places: I) -> Places {
+        Places(places.into_iter().collect())
+    }
+}
+
+impl Places {
+    /// Returns a function that is called in each visit of a model.
+    pub(crate) fn next(&self) -> impl Place {
+        let mut places = self.0.iter();
+        move |_| places.next().copied().flatten()
+    }
+}
+
+/// Returns the number of a statistic that is visited.
+pub(crate) trait Place: FnMut(ParamId) -> Option<usize> {}
+
+impl<F: FnMut(ParamId) -> Option<usize>> Place for F {}
+
+/// Finds statistics by their ids.
+#[cfg(feature = "learner")]
+pub(crate) fn by_id(ids: &[ParamId]) -> impl Place {
+    |id| ids.iter().position(|other| *other == id)
+}
+
+/// Returns the values of a model's statistics, in the order of their numbers.
+pub(crate) fn values_of<M: Module>(model: &M, place: impl Place) -> distribute_values::Result<Vec<FlexTensor>> {
     merge_updates(model);
-    let mut values = Values { ids, found: ids.iter().map(|_| None).collect() };
+    let mut values = Values { place, found: BTreeMap::new() };
     model.visit(&mut values);
-    let missing = || refused("read a running statistic", "its layer is missing".to_owned());
-    values.found.into_iter().map(|found| found.unwrap_or_else(|| Err(missing()))).collect()
+    values.found.into_values().collect()
 }
 
 /// Replaces the values of a model's statistics.
-pub(crate) fn set_values<M: Module>(model: &M, ids: &[ParamId], values: &[FlexTensor]) {
+pub(crate) fn set_values<M: Module>(model: &M, place: impl Place, values: &[FlexTensor]) {
     // An update that has not been merged would replace the value later.
     merge_updates(model);
     // The layers share their statistics with the copy that is mapped here.
-    let _ = model.clone().map(&mut Setter { ids, values });
+    let _ = model.clone().map(&mut Setter { place, values });
 }
 
 /// Merges the updates of the last forward passes into the statistics' values, which burn does when it reads them next.
@@ -164,27 +190,27 @@ fn is_finite(value: &FlexTensor) -> distribute_values::Result<bool> {
     Ok(wide.iter().all(|element| element.is_finite()))
 }
 
-struct Values<'a> {
-    ids: &'a [ParamId],
-    found: Vec<Option<distribute_values::Result<FlexTensor>>>,
+struct Values<F> {
+    place: F,
+    found: BTreeMap<usize, distribute_values::Result<FlexTensor>>,
 }
 
-impl ModuleVisitor for Values<'_> {
+impl<F: Place> ModuleVisitor for Values<F> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(index) = self.ids.iter().position(|id| *id == param.id) {
-            self.found[index] = Some(flex_of(param.base()));
+        if let Some(index) = (self.place)(param.id) {
+            self.found.insert(index, flex_of(param.base()));
         }
     }
 }
 
-struct Setter<'a> {
-    ids: &'a [ParamId],
+struct Setter<'a, F> {
+    place: F,
     values: &'a [FlexTensor],
 }
 
-impl ModuleMapper for Setter<'_> {
+impl<F: Place> ModuleMapper for Setter<'_, F> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        match self.ids.iter().position(|id| *id == param.id) {
+        match (self.place)(param.id) {
             Some(index) => {
                 let device = param.lazy_device();
                 param.map(|_| tensor_on(self.values[index].clone(), &device))
@@ -200,7 +226,8 @@ impl ModuleMapper for Setter<'_> {
 pub(crate) struct OfModel<'a> {
     /// The number of the model.
     pub(crate) number: u64,
-    pub(crate) ids: &'a [ParamId],
+    /// `None` if it has no statistics.
+    pub(crate) places: Option<&'a Places>,
     /// The indices of their variables among all.
     pub(crate) variables: &'a [usize],
     pub(crate) all: &'a [Variable<Burn>],
@@ -210,7 +237,7 @@ pub(crate) struct OfModel<'a> {
 #[cfg(feature = "pjrt")]
 pub(crate) fn record<M: Module>(model: &M, statistics: OfModel<'_>) {
     // The layers share their statistics with the copy that is mapped here.
-    let _ = model.clone().map(&mut Recorder { statistics, autodiff: false });
+    statistics.record(model, false);
 }
 
 /// Returns the ids of the statistics in the record, after the model has run.
@@ -218,25 +245,35 @@ pub(crate) fn record<M: Module>(model: &M, statistics: OfModel<'_>) {
 pub(crate) fn recorded<M: Module>(model: &M, statistics: OfModel<'_>) -> Result<Vec<burn_capture::TensorId>> {
     // `train` merges updates, and needs values with automatic differentiation, as updates are; the forward pass needs
     // them without.
-    let _ = model.clone().map(&mut Recorder { statistics, autodiff: true }).train();
-    let ids = statistics.ids;
-    let mut found = Recorded { ids, found: ids.iter().map(|_| None).collect() };
+    let Some((recorded, places)) = statistics.record(model, true).zip(statistics.places) else { return Ok(Vec::new()) };
+    let _ = recorded.train();
+    let mut found = Recorded { place: places.next(), found: BTreeMap::new() };
     model.visit(&mut found);
-    let missing = || crate::Error::from(refused("read a running statistic", "its layer is missing".to_owned()));
-    found.found.into_iter().map(|found| found.unwrap_or_else(|| Err(missing()))).collect()
+    found.found.into_values().collect()
 }
 
 #[cfg(feature = "pjrt")]
-struct Recorder<'a> {
+impl OfModel<'_> {
+    /// Returns a copy that shares its statistics with the model, after they were made tensors of the record; `None` if
+    /// there are none.
+    fn record<M: Module>(self, model: &M, autodiff: bool) -> Option<M> {
+        let place = self.places?.next();
+        Some(model.clone().map(&mut Recorder { statistics: self, place, autodiff }))
+    }
+}
+
+#[cfg(feature = "pjrt")]
+struct Recorder<'a, F> {
     statistics: OfModel<'a>,
+    place: F,
     autodiff: bool,
 }
 
 #[cfg(feature = "pjrt")]
-impl ModuleMapper for Recorder<'_> {
+impl<F: Place> ModuleMapper for Recorder<'_, F> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let OfModel { number, ids, variables, all } = self.statistics;
-        let Some(place) = ids.iter().position(|id| *id == param.id) else { return param };
+        let OfModel { number, variables, all, .. } = self.statistics;
+        let Some(place) = (self.place)(param.id) else { return param };
         let (index, component) = (variables[place], &all[variables[place]].components()[0]);
         match crate::pjrt::traced_parameter((number, index), component, false, self.autodiff) {
             Some(traced) => param.map(|_| traced),
@@ -246,16 +283,16 @@ impl ModuleMapper for Recorder<'_> {
 }
 
 #[cfg(feature = "pjrt")]
-struct Recorded<'a> {
-    ids: &'a [ParamId],
-    found: Vec<Option<Result<burn_capture::TensorId>>>,
+struct Recorded<F> {
+    place: F,
+    found: BTreeMap<usize, Result<burn_capture::TensorId>>,
 }
 
 #[cfg(feature = "pjrt")]
-impl ModuleVisitor for Recorded<'_> {
+impl<F: Place> ModuleVisitor for Recorded<F> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(place) = self.ids.iter().position(|id| *id == param.id) {
-            self.found[place] = Some(crate::pjrt::float_id(param.base()));
+        if let Some(place) = (self.place)(param.id) {
+            self.found.insert(place, crate::pjrt::float_id(param.base()));
         }
     }
 }

@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 
 use crate::tensor::flex_of;
 use crate::tensor_parallel::{Request, announced};
-use crate::{BurnTensor, Error, Result};
+use crate::{BurnTensor, Error, Result, integers};
 
 /// A floating-point parameter, or a running statistic, of a module.
 #[derive(Clone, Debug)]
@@ -67,6 +67,24 @@ pub(crate) fn read<M: Module>(module: &M) -> Result<Vec<BurnTensor>> {
     let mut reader = Reader { values: Ok(Vec::new()) };
     module.visit(&mut reader);
     reader.values
+}
+
+/// Describes all parameters of a module, one per line.
+pub(crate) fn described_lines<M: Module>(described: &[Described], module: &M) -> Vec<String> {
+    described.iter().map(ToString::to_string).chain(integers::describe(module)).collect()
+}
+
+/// Returns an error unless two modules have the same parameters.
+pub(crate) fn check_alike(first: &[String], other: &[String], replica: usize) -> Result<()> {
+    let name = |of: Option<&String>| of.cloned().unwrap_or_else(|| "missing".to_owned());
+    let len = first.len().max(other.len());
+    match (0..len).find(|index| name(first.get(*index)) != name(other.get(*index))) {
+        None => Ok(()),
+        Some(index) => {
+            let (first, other) = (name(first.get(index)), name(other.get(index)));
+            Err(Error::ReplicasDiffer { index, first, other, replica })
+        }
+    }
 }
 
 /// The parameters seen so far.

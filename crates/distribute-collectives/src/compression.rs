@@ -114,6 +114,21 @@ impl Compression {
         }
     }
 
+    /// Checks the number of elements of a bucket, before memory is allocated for them.
+    pub(crate) fn check_bucket(&self, elements: usize) -> Result<()> {
+        match self {
+            Compression::TopK(_) if u32::try_from(elements).is_err() => {
+                let (name, most) = (self.name().to_owned(), u32::MAX);
+                let problem = format!(
+                    "a bucket has {elements} elements, and their places are sent in 32 bits, which is enough for \
+                     {most}; choose a smaller bucket_bytes, and cut tensors of more elements"
+                );
+                Err(Error::Compression { name, problem })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Creates the compressor of a bucket that holds these tensors, whose digest is equal on all ranks.
     pub(crate) fn bucketed(&self, tensors: &[FusedTensor], digest: u32) -> Option<Bucketed> {
         let compressor: Box<dyn Compressor> = match self {

@@ -90,7 +90,7 @@ impl FusedAllReduce {
     /// Plans buckets for tensors that arrive in reverse order, like gradients in backward.
     ///
     /// # Errors
-    /// [`Error::Compression`] if the settings of the compression are invalid.
+    /// The errors of [`with_plan`](FusedAllReduce::with_plan).
     pub fn new(tensors: &[FusedTensor], options: &FusionOptions) -> Result<FusedAllReduce> {
         let order: Vec<usize> = (0..tensors.len()).rev().collect();
         FusedAllReduce::with_plan(BucketPlan::new(tensors, &order, options.bucket_bytes), options)
@@ -100,9 +100,12 @@ impl FusedAllReduce {
     /// order, is [`Error::Mismatch`] in the step.
     ///
     /// # Errors
-    /// [`Error::Compression`] if the settings of the compression are invalid.
+    /// [`Error::Compression`] if the settings of the compression are invalid, or a bucket has too many elements for it.
     pub fn with_plan(plan: BucketPlan, options: &FusionOptions) -> Result<FusedAllReduce> {
         options.compression.check(options.op)?;
+        for bucket in plan.buckets.iter().filter(|bucket| bucket.dtype == DType::F32) {
+            options.compression.check_bucket(bucket.members.iter().map(|index| plan.tensors[*index].len()).sum())?;
+        }
         let compressor = |(index, bucket): (usize, &Bucket)| -> Option<Mutex<Bucketed>> {
             let tensors: Vec<FusedTensor> = bucket.members.iter().map(|index| plan.tensors[*index].clone()).collect();
             let is_compressed = bucket.dtype == DType::F32;

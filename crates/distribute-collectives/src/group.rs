@@ -141,7 +141,8 @@ impl ProcessGroup {
 
     /// Creates the `local_ranks` ranks of this process in a group of several processes that a transport connects.
     ///
-    /// Process p holds the ranks from `p * local_ranks` on; `names` has one name per rank, as errors print it.
+    /// Process p holds the ranks from `p * local_ranks` on; `names` has one name per rank, as errors print it. If there
+    /// is one process only, its ranks form a local group and the transport is dropped.
     ///
     /// # Errors
     /// [`Error::GroupSize`] unless `local_ranks` is between 1 and 256; [`Error::RankOutside`] if the number of `names`
@@ -173,8 +174,9 @@ impl ProcessGroup {
         }
         let local_host = job.as_ref().map(|job| job.rendezvous.local_host());
         let (algorithm, place) = (options.algorithm.clone(), (process, processes));
-        let stage = InterProcess::new(transport, place, algorithm, options.link, local_host);
-        let engine = new_engine(names, process * local_ranks, local_ranks, options, Some(stage));
+        // A stage is made for several processes only: plans of one process divide means before the exchange.
+        let stage = (processes > 1).then(|| InterProcess::new(transport, place, algorithm, options.link, local_host));
+        let engine = new_engine(names, process * local_ranks, local_ranks, options, stage);
         if let Some(job) = job.clone() {
             job.watch(&engine);
         }

@@ -102,6 +102,40 @@ impl Timeout<'_> {
     }
 }
 
+/// Looks at the limits of an exchange while bytes move; one that waits looks at them before it sleeps.
+#[derive(Default)]
+pub(crate) struct Progress {
+    /// Turns since the last look at the clock.
+    turns: u32,
+    /// When control messages were last read.
+    controlled: Option<Instant>,
+}
+
+impl Progress {
+    /// Turns between two looks at the clock. Short messages take fewer.
+    const UNTIMED: u32 = 8;
+
+    /// Counts a turn in which bytes moved. Returns whether it is time to read control messages, which is once in
+    /// [`Timeout::SLICE`], or the error of [`Timeout::next_sleep`].
+    pub(crate) fn turn(&mut self, timeout: &Timeout<'_>) -> Result<bool, TransportError> {
+        // Relaxed: on an interruption nothing but the flag is read.
+        if timeout.interrupted.load(Ordering::Relaxed) {
+            return Err(TransportError::Interrupted);
+        }
+        self.turns = (self.turns + 1) % Progress::UNTIMED;
+        if self.turns != 0 {
+            return Ok(false);
+        }
+        timeout.next_sleep()?;
+        let now = Instant::now();
+        let is_due = now - *self.controlled.get_or_insert(now) >= Timeout::SLICE;
+        if is_due {
+            self.controlled = Some(now);
+        }
+        Ok(is_due)
+    }
+}
+
 /// Why an exchange ended early.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

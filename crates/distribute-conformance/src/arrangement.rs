@@ -88,6 +88,11 @@ impl Arrangement {
         Arrangement::alone("Tpu 8", "tpu 8", Kind::Tpu, 8),
     ];
 
+    /// Returns whether steps are compiled programs, which may refuse what a scenario is about.
+    pub(crate) fn is_compiled(&self) -> bool {
+        matches!(self.kind, Kind::Tpu)
+    }
+
     /// Returns why the strategy cannot be tried here, if it cannot.
     pub(crate) fn missing(&self) -> Option<&'static str> {
         match self.kind {

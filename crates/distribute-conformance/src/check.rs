@@ -13,6 +13,17 @@ pub enum Outcome {
     Failed(String),
 }
 
+/// Returns whether a scenario has passed or failed under some strategy, each given with whether it compiles steps. One
+/// that does may refuse any scenario's promise, and shows nothing by it.
+pub fn is_tried<'a>(outcomes: impl IntoIterator<Item = (bool, &'a Outcome)>) -> bool {
+    let is_told = |(is_compiled, outcome): (bool, &Outcome)| match outcome {
+        Outcome::Passed => !is_compiled,
+        Outcome::NotApplicable(_) => false,
+        Outcome::Failed(_) => true,
+    };
+    outcomes.into_iter().any(is_told)
+}
+
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -16,7 +16,7 @@ mod place;
 mod scenarios;
 mod suite;
 
-pub use check::Outcome;
+pub use check::{Outcome, is_tried};
 pub use scenarios::Case;
 pub use suite::{main, run_within};
 

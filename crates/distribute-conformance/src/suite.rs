@@ -13,7 +13,7 @@ use comfy_table::{Cell, CellAlignment, Table, presets};
 use distribute_testkit::{Job, Ports, skipped};
 
 use crate::arrangement::Arrangement;
-use crate::check::Outcome;
+use crate::check::{Outcome, is_tried};
 use crate::one_replica;
 use crate::scenarios::Case;
 
@@ -70,7 +70,11 @@ pub fn main() -> ExitCode {
     table.set_header([Cell::new("scenario")].into_iter().chain(headings));
     let (mut passed, mut notes) = (0, Vec::new());
     let mut failures = Vec::new();
+    let is_whole = flags.filter.is_none() && flags.strategy.is_none();
     for (Case { name, .. }, outcomes) in cases.iter().zip(run_all(&cases, &arrangements, folder.path())) {
+        if is_whole && !is_tried(arrangements.iter().map(|arrangement| arrangement.is_compiled()).zip(&outcomes)) {
+            failures.push(format!("{name}: it is not applicable under any strategy that compiles nothing"));
+        }
         let mut row = vec![Cell::new(name)];
         for (arrangement, outcome) in arrangements.iter().zip(outcomes) {
             let mark = match outcome {

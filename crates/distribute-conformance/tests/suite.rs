@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use distribute_conformance::{Case, Outcome, run_within};
+use distribute_conformance::{Case, Outcome, is_tried, run_within};
 use distribute_testkit::{Job, show_skips};
 
 /// Longest time of the suite, which takes some two minutes of one core in an optimized build.
@@ -65,6 +65,19 @@ fn processes_must_tell_the_same() {
         assert!(matches!(&outcome, Outcome::Failed(how) if how.contains("and rank 1 `")), "{outcome}");
     }
     assert!(matches!(Outcome::of_all(&[]), Outcome::Failed(_)));
+}
+
+#[test]
+fn a_scenario_that_no_strategy_has_tried_is_noticed() {
+    let (passed, none) = (Outcome::Passed, Outcome::NotApplicable("there is one replica".to_owned()));
+    let failed = Outcome::Failed("how".to_owned());
+    assert!(is_tried([(false, &none), (false, &passed), (true, &none)]));
+    assert!(!is_tried([(false, &none), (true, &none)]));
+    // Others refuse what compiled programs do.
+    assert!(!is_tried([(false, &none), (true, &passed)]));
+    // It is told already.
+    assert!(is_tried([(false, &none), (true, &failed)]));
+    assert!(!is_tried([]));
 }
 
 fn may_be_refused(name: &str, error: &str) -> bool {

@@ -53,16 +53,16 @@ pub enum Error {
         /// The problem.
         problem: String,
     },
-    /// A replica of another model or strategy used the optimizer.
+    /// A replica of another strategy used the optimizer.
     #[error(
-        "the optimizer was built for {built} replicas, but this strategy has {given}; build it for the model of this \
-         strategy"
+        "the model of the optimizer was built for {built}, and this strategy has {given}; build both under the \
+         strategy that trains them"
     )]
     OtherStrategy {
-        /// The number of replicas it was built for.
-        built: usize,
-        /// The number of replicas of the strategy.
-        given: usize,
+        /// The replicas that the model was built for.
+        built: String,
+        /// The replicas of the strategy.
+        given: String,
     },
     /// A variable got its first gradient after the buckets were planned, which ZeRO-1 and the exchange on devices do
     /// not support.

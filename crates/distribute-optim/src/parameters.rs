@@ -1,6 +1,7 @@
 //! The variables of a model, with one component per replica.
 
 use std::any::Any;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -22,6 +23,8 @@ pub struct Parameters<L: TensorLibrary> {
     pub(crate) shared: bool,
     /// Whether all replicas are in this process.
     pub(crate) alone: bool,
+    /// The replicas that the model was built for.
+    counts: ReplicaCounts,
     /// The number of ranks of each tensor group.
     pub(crate) tensor_ranks: usize,
     /// How the strategy shards parameters, if it does.
@@ -43,6 +46,28 @@ pub struct Parameters<L: TensorLibrary> {
     /// An object that must live as long as the model.
     #[expect(dead_code, reason = "held for its owner only")]
     held: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+/// The replicas of a strategy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ReplicaCounts {
+    local: usize,
+    in_sync: usize,
+    workers: usize,
+}
+
+impl ReplicaCounts {
+    fn of(strategy: &Strategy) -> ReplicaCounts {
+        let (local, in_sync) = (strategy.num_local_replicas(), strategy.num_replicas_in_sync());
+        ReplicaCounts { local, in_sync, workers: strategy.topology().workers() }
+    }
+}
+
+impl fmt::Display for ReplicaCounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ReplicaCounts { local, in_sync, workers } = self;
+        write!(f, "{in_sync} replicas in {workers} processes, on {local} devices of this one")
+    }
 }
 
 /// A variable of a model, with one component per local replica.
@@ -194,7 +219,8 @@ impl<L: TensorLibrary> Parameters<L> {
         tapes: Vec<Arc<Tape<L::Tensor>>>,
         held: Option<Arc<dyn Any + Send + Sync>>,
     ) -> Parameters<L> {
-        let (shared, alone) = (strategy.shares_variables(), strategy.topology().workers() == 1);
+        let (shared, counts) = (strategy.shares_variables(), ReplicaCounts::of(strategy));
+        let alone = counts.workers == 1;
         let mut tapes = tapes;
         tapes.resize_with(strategy.num_local_replicas(), Tape::new);
         let (tensor_ranks, sharding) = (strategy.tensor_parallel(), strategy.sharding());
@@ -209,6 +235,7 @@ impl<L: TensorLibrary> Parameters<L> {
             tapes,
             shared,
             alone,
+            counts,
             tensor_ranks,
             sharding,
             torn,
@@ -232,6 +259,14 @@ impl<L: TensorLibrary> Parameters<L> {
     pub fn set_trainable(&mut self, from: bool, chosen: impl Fn(&str) -> bool) -> usize {
         let changeable = self.variables.iter_mut().filter(|variable| !variable.statistic && variable.trainable == from);
         changeable.filter(|variable| chosen(&variable.name)).map(|variable| variable.trainable = !from).count()
+    }
+
+    /// Returns an error unless a strategy has the replicas that the model was built for. Members of an elastic job come
+    /// and go, so that only their own replicas count.
+    pub(crate) fn check_strategy(&self, strategy: &Strategy) -> Result<(), Error> {
+        let (built, given) = (self.counts, ReplicaCounts::of(strategy));
+        let is_same = if self.elastic { built.local == given.local } else { built == given };
+        if is_same { Ok(()) } else { Err(Error::OtherStrategy { built: built.to_string(), given: given.to_string() }) }
     }
 
     /// Returns an error if a failed step has left no replica with whole parameters.

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use bytes::Bytes;
 use distribute_device::{BufferRef, DType, Element, bf16, f16};
 use distribute_rules::Real;
+use distribute_types::{bf16_from_f64, f16_from_f64};
 
 /// Reads elements of type `T` from bytes that hold elements of `dtype`. Elements of type `T` are not copied if their
 /// alignment allows. `None` if the bytes are not a whole number of elements, or `dtype` cannot be converted to `T`.
@@ -61,14 +62,14 @@ pub(crate) fn copy_into(bytes: &[u8], from: DType, target: &mut [u8], to: DType)
 /// Converts floating-point elements to the 16-bit type `wire`; `None` if they are sent unchanged.
 pub(crate) fn to_wire(elements: BufferRef<'_>, wire: Option<DType>) -> Option<(DType, Bytes)> {
     let wire = wire.filter(|wire| elements.dtype().is_float() && *wire != elements.dtype())?;
-    fn convert<T: Float, W: Element>(elements: &[T], narrow: impl Fn(f32) -> W) -> Bytes {
-        to_bytes::<W>(elements.iter().map(|x| narrow(x.to_f32())).collect())
+    fn convert<T: Element, W: Element>(elements: &[T], narrow: impl Fn(T) -> W) -> Bytes {
+        to_bytes::<W>(elements.iter().copied().map(narrow).collect())
     }
     let bytes = match (elements.dtype(), wire) {
         (DType::F32, DType::F16) => convert(elements.as_slice::<f32>().ok()?, f16::from_f32),
         (DType::F32, DType::BF16) => convert(elements.as_slice::<f32>().ok()?, bf16::from_f32),
-        (DType::F64, DType::F16) => convert(elements.as_slice::<f64>().ok()?, f16::from_f32),
-        (DType::F64, DType::BF16) => convert(elements.as_slice::<f64>().ok()?, bf16::from_f32),
+        (DType::F64, DType::F16) => convert(elements.as_slice::<f64>().ok()?, f16_from_f64),
+        (DType::F64, DType::BF16) => convert(elements.as_slice::<f64>().ok()?, bf16_from_f64),
         _ => return None,
     };
     Some((wire, bytes))
@@ -110,26 +111,17 @@ pub(crate) fn rows_to_bytes(rows: impl IntoIterator<Item = u64>) -> Bytes {
 /// The types in which parameters are computed.
 pub(crate) trait Float: Real {
     fn from_f32(x: f32) -> Self;
-    fn to_f32(self) -> f32;
 }
 
 impl Float for f32 {
     fn from_f32(x: f32) -> f32 {
         x
     }
-
-    fn to_f32(self) -> f32 {
-        self
-    }
 }
 
 impl Float for f64 {
     fn from_f32(x: f32) -> f64 {
         x.into()
-    }
-
-    fn to_f32(self) -> f32 {
-        self as f32
     }
 }
 
@@ -155,5 +147,15 @@ mod tests {
             assert_eq!((bytes.len(), target), (4, [1.5, -0.25]));
         }
         assert!(to_wire(BufferRef::from(&[1i64][..]), Some(DType::F16)).is_none());
+    }
+
+    #[test]
+    fn f64_is_rounded_once() {
+        // A little more than half way between two neighbours, of which the lower one is even.
+        for (wire, value, nearest) in [(DType::F16, 2049.0, 2050.0f32), (DType::BF16, 257.0, 258.0)] {
+            let value = [value + f64::powi(2.0, -24)];
+            let (dtype, bytes) = to_wire(BufferRef::from(&value[..]), Some(wire)).unwrap();
+            assert_eq!(*read::<f32>(&bytes, dtype).unwrap(), [nearest], "{wire}");
+        }
     }
 }

@@ -21,19 +21,19 @@ pub fn reduce_examples<M, S: Structure<M>>(
     values: &PerReplica<S>,
     axis: &Axis,
 ) -> Result<S> {
-    let mut counted = None;
-    if op == ReduceOp::Mean && *axis == Axis::None {
+    let (mut counted, axes) = (None, axis.axes());
+    if op == ReduceOp::Mean && axes.is_empty() {
         let with = on_local_ranks(groups, |local, group| {
             group.start().all_reduce(vec![u32::from(values.has_examples(local))], ReduceOp::Sum)
         })?;
         let all = groups.first().map_or(1, ProcessGroup::world_size);
         counted = with.map(|with| with[0].max(1)).filter(|with| *with as usize != all).map(f64::from);
     }
-    let change = |(local, value): (usize, &S)| match (op, axis) {
+    let change = |(local, value): (usize, &S)| match op {
         _ if values.has_examples(local) => S::combine(&[value], &mut Same),
-        (ReduceOp::Mean, Axis::None) => S::combine(&[value], &mut Neutral(ReduceOp::Sum)),
+        ReduceOp::Mean if axes.is_empty() => S::combine(&[value], &mut Neutral(ReduceOp::Sum)),
         // A mean over an axis counts rows.
-        (ReduceOp::Mean, axis) => S::combine(&[value], &mut Without(axis.axes())),
+        ReduceOp::Mean => S::combine(&[value], &mut Without(axes.clone())),
         _ => S::combine(&[value], &mut Neutral(op)),
     };
     let values = values.iter().enumerate().map(change).collect::<Result<Vec<S>>>()?;
@@ -138,6 +138,7 @@ mod tests {
             (ReduceOp::Product, 8.0),
         ] {
             assert_eq!(reduced(op, Axis::None), expected, "{op}");
+            assert_eq!(reduced(op, Axis::Over(Vec::new())), expected, "{op}");
         }
         assert_eq!(reduced(ReduceOp::Sum, Axis::At(0)), 6.0);
         assert_eq!(reduced(ReduceOp::Mean, Axis::At(0)), 3.0);

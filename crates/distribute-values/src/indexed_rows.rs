@@ -89,7 +89,7 @@ pub(crate) fn begin_reduce_rows<L, T: TensorStorage<L>>(
         let problem = format!("{op} has no meaning for rows that some replicas do not have; use Sum or Mean");
         return Err(Error::Rows { problem });
     }
-    if *axis != Axis::None {
+    if !axis.axes().is_empty() {
         return Err(Error::Rows { problem: "they are reduced over replicas alone; give no axis".to_owned() });
     }
     for value in values {
@@ -171,8 +171,10 @@ mod tests {
     fn the_rows_of_each_index_are_added_in_f64() {
         let (indices, sums) = reduced(ReduceOp::Sum, Axis::None).unwrap();
         assert_eq!((&indices[..], &sums[..]), (&[0, 1, 5][..], &[7.0, 8.0, 3.0, 4.0, 1.0, 17.0][..]));
-        let (_, means) = reduced(ReduceOp::Mean, Axis::None).unwrap();
-        assert_eq!(means[..2], [7.0 / 3.0, 8.0 / 3.0]);
+        for axis in [Axis::None, Axis::Over(Vec::new())] {
+            let (_, means) = reduced(ReduceOp::Mean, axis).unwrap();
+            assert_eq!(means[..2], [7.0 / 3.0, 8.0 / 3.0]);
+        }
     }
 
     #[test]

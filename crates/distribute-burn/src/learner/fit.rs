@@ -26,7 +26,7 @@ use super::replica::{Reduction, Replica};
 use super::watch::Meanwhile;
 use super::{DataParallel, start};
 use crate::model::draw_apart;
-use crate::statistics::{set_values, values_of};
+use crate::statistics::{Place, by_id, set_values, values_of};
 use crate::visit::describe;
 use crate::{BurnTensor, Error, Result};
 
@@ -389,22 +389,28 @@ impl<'a, M: LearnerModel> Fit<'a, M> {
             return self.keep_first_statistics();
         }
         let models: Vec<M> = self.replicas.iter().map(|replica| replica.lock().model()).collect();
-        let values = models.iter().map(|model| values_of(model, &self.statistics)).collect::<Result<Vec<_>, _>>()?;
+        let values =
+            models.iter().map(|model| values_of(model, self.of_statistics())).collect::<Result<Vec<_>, _>>()?;
         let mut means = Vec::with_capacity(self.statistics.len());
         for index in 0..self.statistics.len() {
             let of_replicas = values.iter().map(|values| BurnTensor::new(values[index].clone())).collect();
             means.push(self.strategy.reduce(ReduceOp::Mean, &PerReplica::new(of_replicas), Axis::None)?.flex());
         }
         let learners = self.replicas.iter().map(|replica| replica.lock().learner.model());
-        models.into_iter().chain(learners).for_each(|model| set_values(&model, &self.statistics, &means));
+        models.into_iter().chain(learners).for_each(|model| set_values(&model, self.of_statistics(), &means));
         Ok(())
     }
 
     /// Gives the learners' models the running statistics of the first local replica.
     fn keep_first_statistics(&self) -> Result<()> {
         let first = self.replicas[0].lock();
-        set_values(&first.learner.model(), &self.statistics, &values_of(&first.model(), &self.statistics)?);
+        let values = values_of(&first.model(), self.of_statistics())?;
+        set_values(&first.learner.model(), self.of_statistics(), &values);
         Ok(())
+    }
+
+    fn of_statistics(&self) -> impl Place {
+        by_id(&self.statistics)
     }
 }
 

@@ -21,8 +21,8 @@ use distribute_types::with_dtype;
 use super::ids::Ids;
 use super::start::optimizer_state;
 use super::values::{Place, Value, path_of, values};
-use super::watch::{is_same, trained};
-use crate::backend::whole;
+use super::watch::trained;
+use crate::backend::{has_same_bits, whole};
 use crate::optimizer::state::State;
 use crate::tensor::{dtype_of, made};
 use crate::{Error, Result};
@@ -92,7 +92,7 @@ impl Owners {
         let is_other = |(id, visit)| visit > 0 || !(updated.contains(&id) || self.part_of.contains_key(&id));
         let values_before = values(before, is_other)?;
         for (place, (value, _)) in values(after, is_other)? {
-            if values_before.get(&place).is_none_or(|(before, _)| !is_same(before, &value)) {
+            if values_before.get(&place).is_none_or(|(before, _)| !has_same_bits(before, &value)) {
                 return Err(Error::Learner {
                     what: "the step of the optimizer".to_owned(),
                     problem: format!(

@@ -28,7 +28,7 @@ use distribute_strategy::Strategy;
 use distribute_values::TensorStorage;
 use parking_lot::Mutex;
 
-use crate::backend::{DiffTensor, whole};
+use crate::backend::{DiffTensor, has_same_bits};
 use crate::hook::{Parameter, tokens};
 use crate::tensor::{flex_of, node_of, on_device_of};
 use crate::visit::describe;
@@ -336,17 +336,10 @@ impl ModuleVisitor for Compare<'_> {
         let taken = self.index_of.get(&param.id).and_then(|index| self.taken.gradients.get(index));
         let given = self.given.get::<D>(param.id).and_then(|gradient| flex_of(gradient).ok());
         self.are_equal &= match (given, taken) {
-            (Some(given), Some(taken)) => is_same(&given, taken),
+            (Some(given), Some(taken)) => has_same_bits(&given, taken),
             (given, taken) => given.is_none() && taken.is_none(),
         };
     }
-}
-
-/// Returns whether two tensors are one, or have the same bits, as two sums of the same gradients.
-pub(super) fn is_same(a: &FlexTensor, b: &FlexTensor) -> bool {
-    let is_one = Arc::ptr_eq(&a.data_arc(), &b.data_arc()) && a.layout() == b.layout();
-    let are_alike = || a.dtype() == b.dtype() && a.layout().shape() == b.layout().shape();
-    is_one || (are_alike() && whole(a.clone()).bytes() == whole(b.clone()).bytes())
 }
 
 /// Registers gradients for their parameters.

@@ -245,7 +245,7 @@ impl Programs {
         planned: &Planned,
         executable: &Executable,
     ) -> Result<StepOutputs> {
-        check_targets(planned, &inputs.leaves)?;
+        check_indices(planned, &inputs.leaves)?;
         let timeout = pjrt.deadline().saturating_duration_since(Instant::now());
         let optimizer = inputs.optimizer.as_ref();
         optimizer.map_or(Ok(()), ProgramOptimizer::renew_masters)?;
@@ -382,15 +382,9 @@ fn planned_of(
 }
 
 /// Returns an error for the first target that is not a class.
-fn check_targets(planned: &Planned, leaves: &[Vec<Leaf>]) -> Result<()> {
+fn check_indices(planned: &Planned, leaves: &[Vec<Leaf>]) -> Result<()> {
     for check in &planned.checks {
-        for leaf in leaves.iter().map(|leaves| &leaves[check.input]) {
-            let targets = check.targets(leaf)?;
-            let outside = |class: &i64| usize::try_from(*class).map_or(true, |class| class >= check.classes);
-            if let Some(at) = targets.iter().position(outside) {
-                return Err(Error::Class { at, class: targets[at], classes: check.classes });
-            }
-        }
+        leaves.iter().try_for_each(|leaves| check.check(&leaves[check.input]))?;
     }
     Ok(())
 }

@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use burn_backend::ops::IntTensorOps;
 use burn_backend::{DType as BurnType, Slice, TensorData};
 use burn_flex::{Flex, FlexTensor};
-use burn_ir::{BaseOperationIr, CastOpIr, OperationIr, ShapeOpIr, SliceOpIr, TensorId};
+use burn_ir::{
+    BaseOperationIr, CastOpIr, EmbeddingOpIr, ModuleOperationIr, OperationIr, ShapeOpIr, SliceOpIr, TensorId,
+};
 use distribute_burn_hlo::{Lowering, element_type};
 use distribute_hlo::{Builder, ElementType, Literal, Program, TensorType, Value};
 use distribute_optim::backend::{ProgramStep, ProgramVariable};
@@ -155,18 +157,24 @@ pub(super) fn plan(
     outputs.extend(norm);
     outputs.extend(of_record);
     let has_norm = norm.is_some();
-    let checks = trace.checks.iter().map(|check| Check::new(*check, trace)).collect::<Result<_>>()?;
+    let mut checks = trace.checks.iter().map(|check| Check::new(*check, trace)).collect::<Result<Vec<_>>>()?;
+    for check in trace.operations.iter().filter_map(|operation| Check::of_embedding(operation, trace)) {
+        if !checks.contains(&check) {
+            checks.push(check);
+        }
+    }
     Ok(Planned { program: b.finish(&outputs)?, variables, trained, replaced, has_norm, checks })
 }
 
-/// Targets that must be below a number of classes.
+/// Indices that must be below a number: targets below that of classes, or words below that of an embedding's rows.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Check {
     /// The place of the input that has them.
     pub(super) input: usize,
-    /// The operations between the input and the loss.
+    /// The operations between the input and the loss, or the embedding.
     views: Vec<View>,
-    pub(super) classes: usize,
+    below: usize,
+    is_of_words: bool,
 }
 
 /// An operation that changes the shape of an input, or takes a part of it.
@@ -177,34 +185,39 @@ enum View {
 }
 
 impl Check {
-    /// Finds the input by the operations between it and the targets.
     fn new((targets, classes): (TensorId, usize), trace: &Trace) -> Result<Check> {
-        let (mut id, mut views) = (targets, Vec::new());
-        for operation in trace.operations.iter().rev() {
-            let source = match operation {
-                OperationIr::BaseInt(BaseOperationIr::Reshape(ShapeOpIr { input, out })) if out.id == id => {
-                    views.push(View::Reshape(out.shape.to_vec()));
-                    input
-                }
-                OperationIr::BaseInt(BaseOperationIr::Slice(SliceOpIr { tensor, ranges, out })) if out.id == id => {
-                    views.push(View::Slice(ranges.clone()));
-                    tensor
-                }
-                OperationIr::BaseInt(BaseOperationIr::Cast(CastOpIr { input, out })) if out.id == id => input,
-                _ => continue,
-            };
-            id = source.id;
-        }
-        views.reverse();
         let problem = "the loss got targets that the model computed; give the batch's own targets to it, or parts of \
             them";
-        let place = trace.inputs.iter().position(|(input, _)| *input == id);
-        let input = place.ok_or_else(|| Error::Trace { problem: problem.to_owned() })?;
-        Ok(Check { input, views, classes })
+        let found = source(targets, trace).ok_or_else(|| Error::Trace { problem: problem.to_owned() })?;
+        Ok(Check { input: found.0, views: found.1, below: classes, is_of_words: false })
     }
 
-    /// Returns the targets of an input.
-    pub(super) fn targets(&self, leaf: &Leaf) -> Result<Vec<i64>> {
+    /// Returns the check of the indices of an embedding; `None` if the model computes them, or it is no embedding.
+    fn of_embedding(operation: &OperationIr, trace: &Trace) -> Option<Check> {
+        let OperationIr::Module(ModuleOperationIr::Embedding(EmbeddingOpIr { weights, indices, .. })) = operation
+        else {
+            return None;
+        };
+        let (input, views) = source(indices.id, trace)?;
+        Some(Check { input, views, below: weights.shape.as_slice().first().copied()?, is_of_words: true })
+    }
+
+    /// Compares the indices of an input.
+    ///
+    /// # Errors
+    /// [`Error::Class`] and [`Error::Word`] for the first one that is outside.
+    pub(super) fn check(&self, leaf: &Leaf) -> Result<()> {
+        let (indices, below) = (self.indices(leaf)?, self.below);
+        let outside = |index: &i64| usize::try_from(*index).map_or(true, |index| index >= below);
+        match indices.iter().position(outside) {
+            None => Ok(()),
+            Some(at) if self.is_of_words => Err(Error::Word { at, index: indices[at], vocabulary: below }),
+            Some(at) => Err(Error::Class { at, class: indices[at], classes: below }),
+        }
+    }
+
+    /// Returns the indices of an input.
+    fn indices(&self, leaf: &Leaf) -> Result<Vec<i64>> {
         let bytes = leaf.memory.as_bytes().to_vec();
         let mut data = TensorData::from_bytes_vec(bytes, leaf.shape.clone(), leaf.dtype);
         // Reshaping leaves elements in their order.
@@ -217,6 +230,29 @@ impl Check {
         }
         crate::data::numbers(data)
     }
+}
+
+/// Finds the place of the input that a tensor is a view of, and the operations between them.
+fn source(tensor: TensorId, trace: &Trace) -> Option<(usize, Vec<View>)> {
+    let (mut id, mut views) = (tensor, Vec::new());
+    for operation in trace.operations.iter().rev() {
+        let source = match operation {
+            OperationIr::BaseInt(BaseOperationIr::Reshape(ShapeOpIr { input, out })) if out.id == id => {
+                views.push(View::Reshape(out.shape.to_vec()));
+                input
+            }
+            OperationIr::BaseInt(BaseOperationIr::Slice(SliceOpIr { tensor, ranges, out })) if out.id == id => {
+                views.push(View::Slice(ranges.clone()));
+                tensor
+            }
+            OperationIr::BaseInt(BaseOperationIr::Cast(CastOpIr { input, out })) if out.id == id => input,
+            _ => continue,
+        };
+        id = source.id;
+    }
+    views.reverse();
+    let place = trace.inputs.iter().position(|(input, _)| *input == id)?;
+    Some((place, views))
 }
 
 /// Returns the type of a tensor in programs.

@@ -162,6 +162,30 @@ impl Bag {
     }
 }
 
+#[test]
+fn a_word_that_is_not_in_the_vocabulary_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let strategy = simulated(&folder, Script::default());
+    let model = strategy.scope(|device| Bag { embedding: EmbeddingConfig::new(5, 3).init(device) }).unwrap();
+    let optimizer = Sgd::new(0.1).build(&model).unwrap();
+    let step = |words: Vec<i64>| {
+        let words = Array::new([2, 4], words).unwrap();
+        let losses = strategy.run_step((&model, &optimizer), |context, (model, optimizer)| {
+            // Of each row the words after the first.
+            let words = context.int_tensor::<2>(&words)?.slice([0..2, 1..4]);
+            let loss = context.average_loss(model.forward(words).square(), 4);
+            optimizer.minimize(context, &loss)?;
+            Ok::<Tensor<1>, Error>(loss)
+        });
+        losses.map(drop)
+    };
+    step(vec![9, 0, 1, 4, 9, 2, 4, 0]).unwrap();
+    for (words, outside) in [(vec![0, 0, 1, 4, 0, 2, 5, 0], 5), (vec![0, 0, 1, 4, 0, 2, -1, 0], -1)] {
+        let error = step(words).unwrap_err();
+        assert!(matches!(error, Error::Word { at: 4, index, vocabulary: 5 } if index == outside), "{error}");
+    }
+}
+
 /// Makes rows as long as the longest of the replica's own.
 struct Ragged;
 

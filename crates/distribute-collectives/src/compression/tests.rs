@@ -253,3 +253,18 @@ fn a_mean_of_large_values_does_not_overflow_16_bits() {
         }
     });
 }
+
+#[test]
+fn more_elements_than_top_k_can_number_are_refused_before_memory_is_allocated() {
+    let plan = |dtype, lens: [usize; 2]| {
+        let tensors = lens.map(|len| FusedTensor::new(dtype, [len]));
+        let plan = crate::BucketPlan::new(&tensors, &[0, 1], usize::MAX);
+        let options = FusionOptions::default().compression(Compression::TopK(0.5));
+        FusedAllReduce::with_plan(plan, &options).map(drop)
+    };
+    let error = plan(DType::F32, [u32::MAX as usize, 1]).unwrap_err();
+    let Error::Compression { problem, .. } = &error else { panic!("{error}") };
+    assert!(problem.contains("a bucket has 4294967296 elements"), "{problem}");
+    // Other types are sent uncompressed.
+    plan(DType::F64, [u32::MAX as usize, 1]).unwrap();
+}

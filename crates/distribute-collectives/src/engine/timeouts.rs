@@ -1,7 +1,7 @@
 //! Time limits of waiting and polling ranks: for missing ranks, and for operations that do not end.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::io_thread::MAX_IDLE;
@@ -22,23 +22,23 @@ impl Engine {
             self.fail(operation, OperationState::Gathering, "this rank", error);
             return;
         }
-        let missing = operation.missing();
-        if let Some(gone) = missing.iter().find(|other| self.has_left(**other)) {
+        let Missing { all: missing, left, idle } = Missing::new(&self.left, &self.idle, || operation.missing());
+        if let Some(gone) = left {
             let error = Error::PeerLeft {
                 name: here.clone(),
-                peer: context.local_name(*gone),
+                peer: context.local_name(gone),
                 group: context.name.clone(),
                 during: call.to_string(),
             };
             self.fail(operation, OperationState::Gathering, &here, error);
-        } else if let Some(idle) = missing.iter().find(|other| self.idle[**other].load(Ordering::SeqCst)) {
+        } else if let Some(idle) = idle {
             let error = Error::Absent {
                 name: here,
-                peer: context.local_name(*idle),
+                peer: context.local_name(idle),
                 group: context.name.clone(),
                 during: call.to_string(),
             };
-            self.fail(operation, OperationState::Gathering, &context.local_name(*idle), error);
+            self.fail(operation, OperationState::Gathering, &context.local_name(idle), error);
         } else if Instant::now() >= deadline && !missing.is_empty() {
             let names: Vec<String> = missing.iter().map(|other| context.local_name(*other)).collect();
             let error = Error::Deadline {
@@ -123,5 +123,53 @@ impl Engine {
             }
         }
         sleep
+    }
+}
+
+/// The local ranks that have not made a call.
+#[derive(Debug, PartialEq)]
+struct Missing {
+    all: Vec<usize>,
+    /// The first of them that has dropped its handle.
+    left: Option<usize>,
+    /// The first of them that makes no calls for now.
+    idle: Option<usize>,
+}
+
+impl Missing {
+    /// `look` lists the ranks that have not made the call.
+    ///
+    /// The flags are read before: a rank may make its call, leave or become idle meanwhile, and does so in this order.
+    fn new(left: &[AtomicBool], idle: &[AtomicBool], look: impl FnOnce() -> Vec<usize>) -> Missing {
+        let [left, idle] = [left, idle].map(|flags| {
+            let is_set = |rank: &usize| flags[*rank].load(Ordering::SeqCst);
+            (0..flags.len()).filter(is_set).collect::<Vec<usize>>()
+        });
+        let all = look();
+        let first = |flagged: &[usize]| all.iter().find(|rank| flagged.contains(rank)).copied();
+        let (left, idle) = (first(&left), first(&idle));
+        Missing { all, left, idle }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_that_call_and_then_leave_or_pause_are_not_reported() {
+        let flags = || [false, false, false].map(AtomicBool::new);
+        let (left, idle) = (flags(), flags());
+        left[2].store(true, Ordering::SeqCst);
+        idle[0].store(true, Ordering::SeqCst);
+        let missing = Missing::new(&left, &idle, || {
+            // Rank 1 makes its call after the look for it.
+            left[1].store(true, Ordering::SeqCst);
+            idle[1].store(true, Ordering::SeqCst);
+            vec![1]
+        });
+        assert_eq!(missing, Missing { all: vec![1], left: None, idle: None });
+        let missing = Missing::new(&left, &idle, || vec![0, 1, 2]);
+        assert_eq!(missing, Missing { all: vec![0, 1, 2], left: Some(1), idle: Some(0) });
     }
 }

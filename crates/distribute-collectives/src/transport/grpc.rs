@@ -19,7 +19,8 @@ use self::frames::Frame;
 use self::outbox::Outbox;
 use self::wire::{Abort, frame::Kind};
 use super::{
-    AbortReason, ConnectError, Incoming, Nonce, Outgoing, Proofs, Timeout, Transport, TransportError, TransportKind,
+    AbortReason, ConnectError, Incoming, Nonce, Outgoing, Progress, Proofs, Timeout, Transport, TransportError,
+    TransportKind,
 };
 use crate::schedule::Link;
 
@@ -42,6 +43,9 @@ const FRAME_BYTES: usize = 512 << 10;
 
 /// Frames that wait on either side of a stream.
 const QUEUED_FRAMES: usize = 8;
+
+/// Bytes taken from one peer before the others are served: a full queue of them.
+const TURN_BYTES: usize = QUEUED_FRAMES * FRAME_BYTES;
 
 /// How long to wait for the reason, if the stream to a peer takes no frames any more.
 const REASON_GRACE: Duration = Duration::from_millis(200);
@@ -238,6 +242,7 @@ fn exchange(
     timeout: &Timeout<'_>,
 ) -> Result<(), TransportError> {
     let mut idle_since: Option<Instant> = None;
+    let mut moving = Progress::default();
     let mut lost = None;
     loop {
         let seen = bell.count();
@@ -257,6 +262,13 @@ fn exchange(
         }
         if progress {
             idle_since = None;
+            if moving.turn(timeout)? {
+                match check_control(peers) {
+                    // Noticed where nothing moves any more: it may have sent what is missing.
+                    Err(TransportError::Lost { .. }) => {}
+                    checked => checked?,
+                }
+            }
             // One frame at a time: it is sent while it lies in the cache.
             event_loop.drive(EventLoop::pause());
             continue;
@@ -311,18 +323,18 @@ impl Peer {
         out.parts.is_empty() && self.outbox.unsent() == 0
     }
 
-    /// Hands over what has arrived.
+    /// Hands over what has arrived, until it is all or `TURN_BYTES`; returns whether anything was.
     fn receive(&mut self, from: &mut Incoming<'_>) -> Result<bool, TransportError> {
-        let mut progress = false;
-        loop {
+        let mut total = 0;
+        while total < TURN_BYTES {
             let space = from.sink.space();
             if space.is_empty() {
-                return Ok(progress);
+                break;
             }
             if self.rest.is_empty() {
                 match self.inbox.try_recv() {
                     Ok(data) => self.rest = data,
-                    Err(TryRecvError::Empty) => return Ok(progress),
+                    Err(TryRecvError::Empty) => break,
                     Err(TryRecvError::Disconnected) => return Err(self.ended(from.from)),
                 }
                 continue;
@@ -331,8 +343,9 @@ impl Peer {
             space[..len].copy_from_slice(&self.rest[..len]);
             self.rest.advance(len);
             from.sink.advance(len).map_err(|_| TransportError::Refused { peer: from.from })?;
-            progress = true;
+            total += len;
         }
+        Ok(total > 0)
     }
 
     /// Returns why the peer will not read what is left to send, if it has gone. `idle` is how long nothing has moved.

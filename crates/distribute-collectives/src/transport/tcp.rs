@@ -16,8 +16,8 @@ use smallvec::SmallVec;
 use super::poll::poll;
 use super::shm::{Lane, LaneError, Obstacle};
 use super::{
-    AbortReason, ConnectError, Incoming, Nonce, Outgoing, Proofs, Sharing, Timeout, Transport, TransportError,
-    TransportKind,
+    AbortReason, ConnectError, Incoming, Nonce, Outgoing, Progress, Proofs, Sharing, Timeout, Transport,
+    TransportError, TransportKind,
 };
 use crate::schedule::Link;
 
@@ -229,6 +229,7 @@ impl Transport for TcpTransport {
     ) -> Result<(), TransportError> {
         let mut idle_since: Option<Instant> = None;
         let mut announced = false;
+        let mut moving = Progress::default();
         let mut lost: Option<(TransportError, Instant)> = None;
         let (mut writers, mut readers) = (SmallVec::<[usize; 4]>::new(), SmallVec::<[usize; 4]>::new());
         loop {
@@ -267,6 +268,13 @@ impl Transport for TcpTransport {
             }
             if progress {
                 idle_since = None;
+                if moving.turn(timeout)? {
+                    match self.read_control() {
+                        // Noticed where nothing moves any more: it may have sent what is missing.
+                        Err(TransportError::Lost { .. }) => {}
+                        read => read?,
+                    }
+                }
                 continue;
             }
             let now = Instant::now();

@@ -1,7 +1,8 @@
 //! Members prove the job's secret over every transport.
 
-use std::io::{Read, Write};
+use std::io::{IoSlice, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -212,5 +213,70 @@ fn what_a_member_has_sent_makes_no_member_again() {
         });
         let error = outcome.err().expect("no member has proved the secret");
         assert!(error.to_string().contains("not all peers connected before the deadline"), "{kind:?} {error}");
+    }
+}
+
+/// Takes bytes without end, so slowly that more are always there, and refuses them at a time.
+struct Endless {
+    space: Vec<u8>,
+    until: Instant,
+}
+
+impl Sink for Endless {
+    fn space(&mut self) -> &mut [u8] {
+        &mut self.space
+    }
+
+    fn advance(&mut self, _: usize) -> Result<(), UnexpectedBytes> {
+        thread::sleep(Duration::from_millis(1));
+        if Instant::now() < self.until { Ok(()) } else { Err(UnexpectedBytes) }
+    }
+}
+
+#[test]
+fn bytes_that_keep_moving_hide_no_limit_and_no_abort() {
+    for kind in kinds().into_iter().filter(|kind| *kind != TransportKind::Auto) {
+        let members = connected(kind, &[(); 3].map(|()| Proofs::default()), SOON, |_| ());
+        let [mut reader, mut writer, mut third] =
+            <[Connected; 3]>::try_from(members).ok().expect("three members").map(|member| member.expect("it connects"));
+        let (interrupted, never, ended) = (AtomicBool::new(false), AtomicBool::new(false), AtomicBool::new(false));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let bytes = vec![0; 1 << 20];
+                while !ended.load(Ordering::SeqCst) {
+                    let mut outgoing = [Outgoing { to: 0, parts: vec![IoSlice::new(&bytes)] }];
+                    let timeout =
+                        Timeout { deadline: Instant::now() + SOON, spin: Duration::ZERO, interrupted: &ended };
+                    // The reader ends in the middle of a message.
+                    let _ = writer.exchange(&mut outgoing, &mut [], &timeout);
+                }
+            });
+            let mut read = |limit: Duration, interrupted: &AtomicBool| {
+                let began = Instant::now();
+                let mut sink = Endless { space: vec![0; 1 << 16], until: began + Duration::from_secs(8) };
+                let mut incoming = [Incoming { from: 1, sink: &mut sink }];
+                let timeout = Timeout { deadline: began + limit, spin: Duration::ZERO, interrupted };
+                (reader.exchange(&mut [], &mut incoming, &timeout), began.elapsed())
+            };
+            let soon = Duration::from_secs(4);
+            let (outcome, took) = read(Duration::from_millis(200), &never);
+            let by_deadline = outcome == Err(TransportError::Deadline) && took < soon;
+            let later = scope.spawn(|| {
+                thread::sleep(Duration::from_millis(100));
+                interrupted.store(true, Ordering::SeqCst);
+            });
+            let (outcome, took) = read(SOON, &interrupted);
+            let by_interruption = outcome == Err(TransportError::Interrupted) && took < soon;
+            later.join().expect("no panic");
+            scope.spawn(move || {
+                thread::sleep(Duration::from_millis(100));
+                let (origin, cause) = ("rank 2".to_owned(), "it has failed".to_owned());
+                third.abort(&AbortReason { origin, cause, kind: FailureKind::Permanent });
+            });
+            let (outcome, took) = read(SOON, &never);
+            let by_abort = matches!(outcome, Err(TransportError::Aborted { peer: 2, .. })) && took < soon;
+            ended.store(true, Ordering::SeqCst);
+            assert_eq!((by_deadline, by_interruption, by_abort), (true, true, true), "{kind:?} {outcome:?} {took:?}");
+        });
     }
 }

@@ -7,6 +7,10 @@ use std::time::Instant;
 
 use distribute_collectives::transport::{AbortReason, Incoming, Outgoing, Timeout, Transport, TransportError};
 use distribute_collectives::{Error, Options, ProcessGroup, Rank, ReduceOp, Result};
+use distribute_device::Element;
+use half::f16;
+
+use crate::harness::each;
 
 /// A queue to and from each other member.
 struct Queues {
@@ -76,12 +80,16 @@ fn connect(members: usize) -> Vec<Queues> {
     all
 }
 
-fn on_members<R: Send>(members: usize, local: usize, body: impl Fn(&ProcessGroup) -> R + Sync) -> Vec<R> {
+fn groups(members: usize, local: usize) -> Vec<ProcessGroup> {
     let names: Vec<String> = (0..members * local).map(|rank| format!("rank {rank}")).collect();
     let groups = connect(members).into_iter().enumerate().flat_map(|(process, queues)| {
         ProcessGroup::with_transport(Box::new(queues), process, local, names.clone(), &Options::default()).unwrap()
     });
-    let groups: Vec<ProcessGroup> = groups.collect();
+    groups.collect()
+}
+
+fn on_members<R: Send>(members: usize, local: usize, body: impl Fn(&ProcessGroup) -> R + Sync) -> Vec<R> {
+    let groups = groups(members, local);
     thread::scope(|scope| {
         let body = &body;
         let handles: Vec<_> = groups.into_iter().map(|group| scope.spawn(move || body(&group))).collect();
@@ -91,10 +99,10 @@ fn on_members<R: Send>(members: usize, local: usize, body: impl Fn(&ProcessGroup
 
 #[test]
 fn operations_run_over_it() {
-    for (members, local) in [(2, 1), (3, 1), (3, 2), (5, 1)] {
+    for (members, local) in [(1, 3), (2, 1), (3, 1), (3, 2), (5, 1)] {
         let world = members * local;
         on_members(members, local, |group| {
-            assert_eq!(group.transport_name(), "queues");
+            assert_eq!(group.transport_name(), if members == 1 { "local" } else { "queues" });
             let me = group.rank().0;
             for len in [0, 1, 1000, 300_000] {
                 let mut values = vec![me; len];
@@ -112,6 +120,45 @@ fn operations_run_over_it() {
             }
             group.barrier().unwrap();
         });
+    }
+}
+
+/// Returns the bits of one rank's result of every form of a mean.
+fn means<T: Element>(group: &ProcessGroup, make: impl Fn(usize) -> T) -> Vec<Vec<u8>> {
+    let (me, world, len) = (group.rank().index(), group.world_size(), 1000);
+    let values: Vec<T> = (0..world * len).map(|index| make(me * 31 + index % 97)).collect();
+    let bits = |values: &[T]| bytemuck::cast_slice(values).to_vec();
+    let mut results = Vec::new();
+    let mut all = values.clone();
+    group.all_reduce(&mut all, ReduceOp::Mean).unwrap();
+    results.push(bits(&all));
+    for root in [0, world - 1] {
+        let mut at_root = values.clone();
+        group.reduce(&mut at_root, ReduceOp::Mean, Rank(root as u32)).unwrap();
+        results.extend((me == root).then(|| bits(&at_root)));
+    }
+    let mut part = vec![T::default(); len];
+    group.reduce_scatter(&values, &mut part, ReduceOp::Mean).unwrap();
+    results.push(bits(&part));
+    let counts = vec![len; world];
+    let work = group.parts(&counts).start().reduce_scatter_in_place(values.clone(), ReduceOp::Mean).unwrap();
+    results.push(bits(&work.wait().unwrap()[me * len..(me + 1) * len]));
+    results.push(bits(&group.start().all_reduce(values, ReduceOp::Mean).unwrap().wait().unwrap()));
+    results
+}
+
+#[test]
+fn means_of_one_process_are_those_of_a_local_group() {
+    let all = |group: &ProcessGroup| {
+        [
+            means::<f32>(group, |value| value as f32 / 7.0),
+            means::<f16>(group, |value| f16::from_f32(value as f32 / 7.0)),
+            means::<i64>(group, |value| value as i64 - 50),
+        ]
+    };
+    for ranks in [1, 2, 3] {
+        let expected = each(&ProcessGroup::local(ranks).unwrap(), all);
+        assert!(each(&groups(1, ranks), all) == expected, "{ranks} ranks");
     }
 }
 

@@ -464,12 +464,25 @@ pub(crate) fn packs<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
 }
 
 pub(crate) fn model_of_another<L: Library>(strategy: &Strategy) -> Result<(), Stop> {
-    let devices: Vec<String> = (0..=strategy.num_local_replicas()).map(|index| format!("CPU:{index}")).collect();
-    let other = MirroredStrategy::builder().devices(devices).build()?;
-    let model = built::<L>(&other, Kind::Dense)?;
-    let optimizer = Sgd::new(0.1).build(&model)?;
-    let refused = L::run(strategy, &model, &optimizer, |_, _, mean| mean(&Batch::new(0, 4), 4));
-    check!(refused.is_err_and(|error| error.to_string().contains("components")), "a model of another strategy was run");
+    let local = strategy.num_local_replicas();
+    let mut others = vec![(local + 1, "components")];
+    if strategy.topology().workers() > 1 {
+        // As many replicas as this process has, without the other processes.
+        others.push((local, "and this strategy has"));
+    }
+    for (replicas, words) in others {
+        let devices: Vec<String> = (0..replicas).map(|index| format!("CPU:{index}")).collect();
+        let other = MirroredStrategy::builder().devices(devices).build()?;
+        let model = built::<L>(&other, Kind::Dense)?;
+        let optimizer = Sgd::new(0.1).build(&model)?;
+        let refused = L::run(strategy, &model, &optimizer, |context, optimizer, mean| {
+            let loss = mean(&Batch::new(0, 4), 4)?;
+            optimizer.minimize(context, &loss).map_err(Into::into)?;
+            Ok(loss)
+        });
+        let is_refused = refused.is_err_and(|error| error.to_string().contains(words));
+        check!(is_refused, "a model of {replicas} replicas of another strategy was trained");
+    }
     Ok(())
 }
 

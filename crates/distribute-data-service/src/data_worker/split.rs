@@ -1,8 +1,10 @@
 //! Reads splits of a dataset into chunks.
 
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 use distribute_input::Dataset;
+use parking_lot::Mutex;
 use prost::Message as _;
 use tokio::sync::mpsc;
 use tonic::Status;
@@ -118,19 +120,67 @@ fn components<T: Transfer<L>, L>(element: &T) -> Result<Components> {
 /// Puts elements into chunks: as many as there are while the connection is busy, up to a size.
 pub(super) struct Sink {
     sender: mpsc::Sender<Result<Chunk, Status>>,
-    waiting: Vec<ElementComponents>,
-    waiting_bytes: usize,
+    waiting: Waiting,
+}
+
+/// The elements of a [`Sink`] that are in no chunk yet. It is shared with the task that sends chunks.
+#[derive(Clone)]
+pub(super) struct Waiting(Arc<Mutex<Next>>);
+
+/// The next chunk.
+struct Next {
+    elements: Vec<ElementComponents>,
+    bytes: usize,
     /// The number of the first element that waits, or of the next one.
     first: u64,
     parts: u64,
 }
 
+impl Waiting {
+    /// Returns a chunk of the elements that wait; `None` if there are none.
+    pub(super) fn take(&self) -> Option<Chunk> {
+        self.chunk(false)
+    }
+
+    /// Adds an element; returns the number of bytes that wait.
+    fn add(&self, element: ElementComponents, bytes: usize) -> usize {
+        let mut next = self.0.lock();
+        next.elements.push(element);
+        next.bytes += bytes;
+        next.bytes
+    }
+
+    fn bytes(&self) -> usize {
+        self.0.lock().bytes
+    }
+
+    /// Returns a chunk of the elements that wait, if there are any or it is the last one.
+    fn chunk(&self, ended: bool) -> Option<Chunk> {
+        let (elements, first) = {
+            let mut next = self.0.lock();
+            if next.elements.is_empty() && !ended {
+                return None;
+            }
+            let (elements, first) = (std::mem::take(&mut next.elements), next.first);
+            next.bytes = 0;
+            next.first = first.saturating_add(next.parts.saturating_mul(elements.len() as u64));
+            (elements, first)
+        };
+        let count = elements.len() as u32;
+        let payload = encode(elements);
+        Some(Chunk { first, count, ended, crc: crc32c::crc32c(&payload), payload })
+    }
+}
+
 impl Sink {
-    pub(super) fn new(sender: mpsc::Sender<Result<Chunk, Status>>, request: &Request) -> Sink {
+    /// Creates a sink, and a handle on the elements that it has put into no chunk yet.
+    pub(super) fn new(sender: mpsc::Sender<Result<Chunk, Status>>, request: &Request) -> (Sink, Waiting) {
         let (first, parts, part) = (request.first, request.parts, request.part);
         // The first wanted number of this part.
         let first = first.saturating_add((part + parts - first % parts) % parts);
-        Sink { sender, waiting: Vec::new(), waiting_bytes: 0, first, parts }
+        let next = Next { elements: Vec::new(), bytes: 0, first, parts };
+        let waiting = Waiting(Arc::new(Mutex::new(next)));
+        (Sink { sender, waiting: waiting.clone() }, waiting)
     }
 
     /// Returns whether the consumer is gone.
@@ -140,13 +190,20 @@ impl Sink {
 
     /// Adds an element; returns whether the consumer still exists.
     fn push(&mut self, element: ElementComponents, bytes: usize) -> bool {
-        if self.waiting_bytes + bytes > CHUNK_BYTES && !self.flush(false) {
+        if self.waiting.bytes() + bytes > CHUNK_BYTES && !self.flush(false) {
             return false;
         }
-        self.waiting.push(element);
-        self.waiting_bytes += bytes;
+        let waiting = self.waiting.add(element, bytes);
+        // A task that takes the last chunk after this looks for what waits.
         let is_idle = self.sender.capacity() == self.sender.max_capacity();
-        (!is_idle && self.waiting_bytes < CHUNK_BYTES) || self.flush(false)
+        (!is_idle && waiting < CHUNK_BYTES) || self.flush(false)
+    }
+
+    #[cfg(test)]
+    pub(super) fn push_scalar(&mut self, number: i64) -> bool {
+        let message = components(&distribute_input::Array::scalar(number)).unwrap().into_message();
+        let bytes = message.encoded_len();
+        self.push(message, bytes)
     }
 
     /// Sends what waits, and the end.
@@ -162,16 +219,7 @@ impl Sink {
     }
 
     fn flush(&mut self, ended: bool) -> bool {
-        let count = self.waiting.len();
-        if count == 0 && !ended {
-            return true;
-        }
-        let payload = encode(std::mem::take(&mut self.waiting));
-        self.waiting_bytes = 0;
-        let first = self.first;
-        self.first = first.saturating_add(self.parts.saturating_mul(count as u64));
-        let chunk = Chunk { first, count: count as u32, ended, crc: crc32c::crc32c(&payload), payload };
-        self.sender.blocking_send(Ok(chunk)).is_ok()
+        self.waiting.chunk(ended).is_none_or(|chunk| self.sender.blocking_send(Ok(chunk)).is_ok())
     }
 }
 

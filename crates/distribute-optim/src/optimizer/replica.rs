@@ -162,8 +162,7 @@ impl<L: TensorLibrary> ReplicaOptimizer<'_, L> {
     }
 
     pub(super) fn check(&self, context: &ReplicaContext) -> Result<(), Error> {
-        let (built, given) = (self.optimizer.states.each.len(), context.strategy().num_local_replicas());
-        if built == given { Ok(()) } else { Err(Error::OtherStrategy { built, given }) }
+        self.optimizer.parameters.check_strategy(context.strategy())
     }
 
     /// Returns the learning rate of the next step.

@@ -241,7 +241,7 @@ fn transfer(
     let timeout = |deadline| Timeout { deadline, spin: exchange.spin, interrupted: exchange.interrupted };
     let mut outcome = transport.exchange(outgoing, &mut incoming, &timeout(halfway));
     if outcome == Err(TransportError::Deadline) {
-        tracing::warn!("{} is still waiting for other members, half of its time is over", exchange.call);
+        tracing::warn!("{} has not ended, and half of its time is over", exchange.call);
         transport.announce(exchange.call.sequence);
         outcome = transport.exchange(outgoing, &mut incoming, &timeout(exchange.deadline));
     }

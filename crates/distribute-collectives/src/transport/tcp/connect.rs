@@ -2,7 +2,7 @@
 //! secret, both sides of a connection show their certificates and prove the secret before anything else is read.
 
 use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use distribute_cluster::look_up;
@@ -196,6 +196,9 @@ fn random(error: distribute_cluster::Error) -> ConnectError {
 
 const HUNG_UP: &str = "it hung up: another job or group listens at this address";
 
+/// Limit for connecting to one address, after which the next one is tried, or the same one again.
+const MAX_ATTEMPT: Duration = Duration::from_secs(5);
+
 /// Bytes that are read of a proof at a time.
 const PIECE_BYTES: usize = 512;
 
@@ -314,16 +317,22 @@ pub(super) fn setup(source: io::Error) -> ConnectError {
     ConnectError { action: "set options of a socket to", address: "a peer".to_owned(), source }
 }
 
+/// Connects to the member at an address and sends its first message. It tries until the deadline: the member may not
+/// listen yet.
 fn dial(address: &str, first: &[u8], deadline: Instant) -> Result<TcpStream, ConnectError> {
+    dial_by(|time| look_up(address, time), address, first, deadline)
+}
+
+fn dial_by(
+    resolve: impl Fn(Duration) -> io::Result<Vec<SocketAddr>>,
+    address: &str,
+    first: &[u8],
+    deadline: Instant,
+) -> Result<TcpStream, ConnectError> {
     let mut pause = Duration::from_millis(5);
     loop {
-        let attempt = look_up(address, LOOK_UP.min(left(deadline))).and_then(|resolved| {
-            let resolved = resolved.first().ok_or(io::ErrorKind::NotFound)?;
-            let mut stream = TcpStream::connect_timeout(resolved, left(deadline))?;
-            stream.write_all(first)?;
-            Ok(stream)
-        });
-        match attempt {
+        let resolved = resolve(LOOK_UP.min(left(deadline)));
+        match resolved.and_then(|resolved| dial_any(&resolved, first, deadline)) {
             Ok(stream) => return Ok(stream),
             Err(source) if Instant::now() + pause >= deadline => {
                 return Err(ConnectError { action: "connect to", address: address.to_owned(), source });
@@ -334,8 +343,75 @@ fn dial(address: &str, first: &[u8], deadline: Instant) -> Result<TcpStream, Con
     }
 }
 
+/// Connects to the first of a name's addresses that answers, such as those of IPv6 and IPv4. Returns the error of the
+/// last one if none does.
+fn dial_any(addresses: &[SocketAddr], first: &[u8], deadline: Instant) -> io::Result<TcpStream> {
+    let mut last = io::ErrorKind::NotFound.into();
+    for (tried, address) in addresses.iter().enumerate() {
+        // An address that does not answer leaves the others their share of the time.
+        let share = left(deadline) / u32::try_from(addresses.len() - tried).unwrap_or(u32::MAX);
+        let connected = TcpStream::connect_timeout(address, share.min(MAX_ATTEMPT)).and_then(|mut stream| {
+            stream.write_all(first)?;
+            Ok(stream)
+        });
+        match connected {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
 /// The time until a deadline in whole milliseconds, at least one: sockets take no limit of zero.
 fn left(deadline: Instant) -> Duration {
     let left = deadline.saturating_duration_since(Instant::now());
     Duration::from_millis((left.as_millis() as u64).max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Calls a name with these addresses; the last one is a listener's, to which the first message must come.
+    fn call(addresses: Vec<SocketAddr>, listener: &TcpListener, wait: Duration) {
+        let resolve = |_| Ok(addresses.clone());
+        let dialled = dial_by(resolve, "a.example:1", b"hello", Instant::now() + wait).expect("the last one listens");
+        assert_eq!(dialled.peer_addr().expect("connected"), addresses[addresses.len() - 1]);
+        let (mut accepted, _) = listener.accept().expect("it has been called");
+        let mut first = [0; 5];
+        accepted.read_exact(&mut first).expect("a message");
+        assert_eq!(&first, b"hello");
+    }
+
+    fn listener() -> (TcpListener, SocketAddr) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = listener.local_addr().expect("bound");
+        (listener, address)
+    }
+
+    #[test]
+    fn every_address_of_a_name_is_tried() {
+        let (listener, address) = listener();
+        let (closed, refusing) = self::listener();
+        drop(closed);
+        call(vec![refusing, refusing, address], &listener, Duration::from_secs(20));
+        let began = Instant::now();
+        let error = dial_by(|_| Ok(vec![refusing]), "a.example:1", b"", began + Duration::from_millis(50)).unwrap_err();
+        assert_eq!(error.source.kind(), io::ErrorKind::ConnectionRefused);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn an_address_that_does_not_answer_leaves_time_for_the_next() {
+        let (listener, address) = listener();
+        let (silent, full) = self::listener();
+        // A listener whose queue is full ignores further calls.
+        rustix::net::listen(&silent, 0).expect("it listens already");
+        let fill = || TcpStream::connect_timeout(&full, Duration::from_millis(300));
+        let calls: Vec<TcpStream> = std::iter::from_fn(|| fill().ok()).take(16).collect();
+        if calls.len() == 16 {
+            return distribute_testkit::skipped(format_args!("this system's queues of calls are not bounded"));
+        }
+        call(vec![full, address], &listener, Duration::from_secs(4));
+    }
 }

@@ -8,11 +8,8 @@ use std::time::{Duration, Instant};
 use distribute_cluster::FailureKind;
 use distribute_collectives::{Options, ProcessGroup, transport};
 
-/// `processes * local_ranks` ranks; several processes communicate over loopback within this test process.
+/// `processes * local_ranks` ranks; processes communicate over loopback within this test process.
 pub(crate) fn groups(processes: usize, local_ranks: usize, options: &Options) -> Vec<ProcessGroup> {
-    if processes == 1 {
-        return ProcessGroup::local_with(local_ranks, options).unwrap();
-    }
     let listeners: Vec<TcpListener> = (0..processes).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
     let addresses: Vec<String> = listeners.iter().map(|l| l.local_addr().unwrap().to_string()).collect();
     let names: Vec<String> = (0..processes * local_ranks).map(|rank| format!("worker:{rank}")).collect();
