@@ -66,6 +66,17 @@ pub enum Error {
         /// The number of examples.
         examples: usize,
     },
+    /// A target is not a class that metrics and class weights take.
+    #[error(
+        "target {at} of a batch is {class}, and metrics and class weights take classes from 0 to {most}; give every \
+         position a class, or train without metrics and class weights", most = u32::MAX
+    )]
+    NotClass {
+        /// The position of the target among those of its replica's batch, in row-major order.
+        at: usize,
+        /// The target.
+        class: i64,
+    },
     /// A model requested a variable without a shape that does not exist.
     #[error(
         "variable {name:?} was asked for without a shape, but it has not been created; use get with a shape and an \

@@ -16,7 +16,8 @@ pub use probabilities::FromProbabilities;
 ///
 /// # Shapes
 /// Outputs and targets have one example per row; the result has one number per example, or one for each of its
-/// positions, as of sequences. Trainings minimise the mean over all of them, which they report.
+/// positions, as of sequences. Trainings minimise, and report, the mean over examples of the mean over an example's
+/// positions.
 pub trait Loss: Send + Sync {
     /// Computes the loss of each example.
     ///

@@ -1,11 +1,13 @@
 //! `distribute run --elastic`: workers that train together, each of which is started again alone when it is lost.
 
+use std::cell::RefCell;
 use std::fmt;
 use std::net::Ipv4Addr;
+use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
-use distribute_cluster::JobId;
+use distribute_cluster::{FileRegister, JobId, Register};
 use tempfile::TempDir;
 
 use crate::args::Run;
@@ -17,7 +19,7 @@ use crate::output;
 use crate::ports::Reserved;
 use crate::report;
 use crate::restart::Budget;
-use crate::revival::{Ended, Environment, Revival, Rules, Runner, Start};
+use crate::revival::{Ended, Environment, Newest, Revival, Rules, Runner, Start};
 use crate::run;
 use crate::status::Reports;
 
@@ -97,28 +99,32 @@ pub(crate) fn run(args: &Run, elastic: Elastic) -> Result<u8, Error> {
 fn train(args: &Run, elastic: Elastic, host: &Host, tasks: &[Task]) -> Result<(u8, String), Error> {
     let seconds = |seconds: u32| Duration::from_secs(seconds.into());
     let mut status = run::status(args, host, tasks, Reports::OfThisHost)?;
-    let name = || {
-        let job = JobId::random().map_err(std::io::Error::other).map_err(Error::system("name the job"))?;
-        Ok::<_, Error>(job.name().to_owned())
-    };
+    let name = || JobId::random().map_err(std::io::Error::other).map_err(Error::system("name the job"));
     let (mut jobs, mut job) = (0, name()?);
     let reserved = Reserved::new(tasks.len(), Ipv4Addr::LOCALHOST.into());
     let ports = reserved.map_err(|source| Error::Ports { tasks: tasks.len(), source })?.release();
+    let control = ports.tasks.clone();
     let addresses = Addresses { hosts: vec![LOOPBACK.to_owned()], ports: vec![ports] };
     let folder = Generations::new()?;
     let mut shared: Environment = Vec::new();
-    let of_host = host.shared_environment(&job, 0, tasks.len());
+    let of_host = host.shared_environment(job.name(), 0, tasks.len());
     shared.extend(of_host.into_iter().map(|(name, value)| (name, Some(value))));
     shared.extend(status.environment(LOOPBACK).map(|(name, address)| (name, Some(address))));
-    shared.extend(folder.value.clone().map(|value| (GENERATIONS, Some(value))));
+    shared.extend(folder.own.is_some().then(|| (GENERATIONS, Some(folder.value.clone()))));
+    let register = RefCell::new(folder.register(&job));
+    let newest = || Newest::of(&register.borrow().as_ref()?.read().ok()??, &control);
     let environment = |task: &Task, start: Start| {
         if start.job > jobs {
             (jobs, job) = (start.job, name()?);
+            *register.borrow_mut() = folder.register(&job);
         }
         let mut env = job::environment(tasks, task, &addresses).ok_or(Error::Addresses)?;
         env.extend(shared.iter().cloned());
-        let of_start =
-            [(JOB_ID, job.clone()), (RESTARTS, start.attempt.to_string()), (TASK_RESTARTS, start.in_job.to_string())];
+        let of_start = [
+            (JOB_ID, job.name().to_owned()),
+            (RESTARTS, start.attempt.to_string()),
+            (TASK_RESTARTS, start.in_job.to_string()),
+        ];
         for (name, value) in of_start {
             env.retain(|(known, _)| *known != name);
             env.push((name, Some(value)));
@@ -129,7 +135,8 @@ fn train(args: &Run, elastic: Elastic, host: &Host, tasks: &[Task]) -> Result<(u
     let budget = Budget::new(args.max_restarts(), Some(window), seconds(args.restart_backoff));
     let (rules, grace) = (Rules::Elastic { min: elastic.min as usize }, seconds(args.grace));
     let revival = Revival::new(tasks.len(), rules, &budget, grace);
-    let ended = Runner::new(host, tasks, revival, grace, environment)?.with_status(&mut status).run()?;
+    let runner = Runner::new(host, tasks, revival, grace, environment)?.with_status(&mut status);
+    let ended = runner.with_newest(&newest).run()?;
     Ok(report(&ended, tasks, elastic))
 }
 
@@ -153,17 +160,18 @@ fn report(ended: &Ended, tasks: &[Task], elastic: Elastic) -> (u8, String) {
     (verdict.exit_code(&outcomes), text)
 }
 
-/// The folder in which the workers decide who trains, as long as the job runs.
+/// The place where the workers decide who trains, as long as the job runs.
 struct Generations {
-    /// The value of the variable, unless the user has set it.
-    value: Option<String>,
-    _folder: Option<TempDir>,
+    /// The value of the variable.
+    value: String,
+    /// Unless the user has set the variable.
+    own: Option<TempDir>,
 }
 
 impl Generations {
     fn new() -> Result<Generations, Error> {
-        if environment::is_set(GENERATIONS) {
-            return Ok(Generations { value: None, _folder: None });
+        if let Some(value) = environment::trimmed(GENERATIONS) {
+            return Ok(Generations { value: value.to_string_lossy().into_owned(), own: None });
         }
         let system = Error::system("make a folder for the generations of the job");
         let made = tempfile::Builder::new().prefix("distribute-generations-").tempdir().and_then(|folder| {
@@ -171,7 +179,14 @@ impl Generations {
             Ok((format!("file:{path}"), folder))
         });
         let (value, folder) = made.map_err(system)?;
-        Ok(Generations { value: Some(value), _folder: Some(folder) })
+        Ok(Generations { value, own: Some(folder) })
+    }
+
+    /// Returns the register of a job, if it is a file.
+    fn register(&self, job: &JobId) -> Option<FileRegister> {
+        let folder = self.value.strip_prefix("file:").map(Path::new).filter(|folder| folder.is_absolute())?;
+        // The workers say what is wrong with the folder.
+        FileRegister::new(folder, job).ok()
     }
 }
 

@@ -10,9 +10,9 @@ use distribute_cluster::Membership;
 
 use crate::error::Error;
 
-/// Returns whether a variable is set, to any value.
+/// Returns whether a variable is set. An empty value, as from a template, counts as unset, as it does for the tasks.
 pub(crate) fn is_set(name: &str) -> bool {
-    std::env::var_os(name).is_some()
+    trimmed(name).is_some()
 }
 
 /// Returns whether a variable has this value, in any case.
@@ -100,7 +100,7 @@ pub(crate) fn paths() -> Vec<(&'static str, OsString)> {
 
 /// Returns a variable's value without white space around it; `None` if nothing is left. A value that is not UTF-8 is
 /// returned as it is: it was set on purpose.
-fn trimmed(name: &str) -> Option<OsString> {
+pub(crate) fn trimmed(name: &str) -> Option<OsString> {
     trimmed_value(std::env::var_os(name)?)
 }
 

@@ -3,6 +3,7 @@
 //! It takes ends of tasks, signals and the time since the launcher began, and returns actions. It does no input or
 //! output. The processes of each start have a [`Supervisor`] of their own.
 
+mod newest;
 mod note;
 mod runner;
 
@@ -11,6 +12,7 @@ use std::time::Duration;
 
 use signal_hook::consts::SIGTERM;
 
+pub(crate) use self::newest::Newest;
 pub(crate) use self::note::Note;
 pub(crate) use self::runner::{Ended, Environment, Runner};
 use crate::outcome::{Exit, Outcome, Verdict};
@@ -46,7 +48,7 @@ pub(crate) enum Action {
 pub(crate) struct Start {
     /// Counts all starts of the task from 0.
     pub(crate) attempt: u32,
-    /// Counts the jobs of the tasks from 0. If none of them runs any more, what they had in common is lost, and the
+    /// Counts the jobs of the tasks from 0. If none runs any more that has what they had in common, it is lost, and the
     /// next start begins another job.
     pub(crate) job: u32,
     /// Counts the starts of the task in this job from 0.
@@ -63,8 +65,10 @@ pub(crate) struct Revival {
     interrupted: Option<i32>,
     /// The task after whose end fewer were left than the rules ask for.
     too_few: Option<usize>,
-    /// How often all tasks of a job were lost.
+    /// How often the state of a job was lost with its tasks.
     jobs_lost: u32,
+    /// The newest generation of the job, as far as it is known.
+    newest: Option<Newest>,
     actions: VecDeque<Action>,
 }
 
@@ -77,6 +81,10 @@ struct Task {
     /// The processes of the newest start, as long as one of them is left.
     supervisor: Option<Supervisor>,
     plan: Plan,
+    /// The number of the newest generation when it was started: its process can only be in later ones.
+    begun_after: u64,
+    /// Whether it is being stopped, since its job is lost, and is started again in the next one.
+    is_stranded: bool,
     /// The newest end.
     outcome: Option<Outcome>,
 }
@@ -136,11 +144,13 @@ impl Revival {
             starts_in_job: 0,
             supervisor: None,
             plan: Plan::Start(Duration::ZERO),
+            begun_after: 0,
+            is_stranded: false,
             outcome: None,
         };
         let tasks = (0..tasks).map(task).collect();
-        let actions = VecDeque::new();
-        Self { rules, tasks, phase: Phase::Running, grace, interrupted: None, too_few: None, jobs_lost: 0, actions }
+        let (phase, interrupted, too_few, newest, actions) = (Phase::Running, None, None, None, VecDeque::new());
+        Self { rules, tasks, phase, grace, interrupted, too_few, jobs_lost: 0, newest, actions }
     }
 
     /// Handles the end of a task's first process; `leftover` tells whether others of its group live.
@@ -150,6 +160,11 @@ impl Revival {
         supervisor.handle_exit(0, exit, leftover, now);
         task.outcome = supervisor.outcomes().first().copied();
         task.plan = Plan::Rest;
+        if std::mem::take(&mut task.is_stranded) && self.phase == Phase::Running {
+            task.plan = Plan::Start(now);
+            self.forgive(rank, true);
+            return self.collect();
+        }
         match self.rules {
             Rules::Independent => self.follow_alone(rank, exit, now),
             Rules::Elastic { min } => self.follow_in_job(rank, exit, min, now),
@@ -283,6 +298,7 @@ impl Revival {
         let kind = Kind::of(exit);
         if self.phase != Phase::Stopping && matches!(kind, Kind::Told | Kind::Lost) {
             self.forgive(rank, true);
+            self.strand(rank, exit);
         }
         let lost = match (self.phase, kind) {
             (Phase::Stopping, _) | (Phase::Settling { .. }, Kind::Done | Kind::Told | Kind::Lost) => None,
@@ -298,10 +314,8 @@ impl Revival {
         };
         if let Some(lost) = lost.filter(|_| self.left() < min) {
             self.stop_too_few(lost, kind, min, now);
-        } else if self.phase == Phase::Running && self.living() == 0 {
-            self.jobs_lost += 1;
-            self.tasks.iter_mut().for_each(|task| task.starts_in_job = 0);
-            self.actions.push_back(Action::Note(Note::AllLost));
+        } else if self.phase == Phase::Running && self.training() == 0 {
+            self.begin_another(now);
         }
     }
 
@@ -466,7 +480,7 @@ impl Revival {
 
     /// Returns whether other tasks of the same job run.
     fn others(&self) -> bool {
-        self.rules != Rules::Independent && self.living() > 0
+        self.rules != Rules::Independent && self.training() > 0
     }
 
     /// Returns how many tasks run, are started again, or have ended well.

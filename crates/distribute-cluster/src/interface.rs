@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::{Error, Result};
+use crate::{Error, Result, environment};
 
 /// Variables that choose an interface; the first that is set is used.
 const VARIABLES: [&str; 3] = ["DISTRIBUTE_INTERFACE", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"];
@@ -27,7 +27,9 @@ impl InterfaceChoice {
         self.variable
     }
 
+    /// Reads the choice; an empty variable counts as unset.
     pub(crate) fn from_vars(variable: impl Fn(&str) -> Option<String>) -> Option<InterfaceChoice> {
+        let variable = environment::set(&variable);
         VARIABLES.into_iter().find_map(|name| Some(InterfaceChoice { variable: name, given: variable(name)? }))
     }
 
@@ -132,6 +134,10 @@ mod tests {
         };
         assert_eq!(InterfaceChoice::from_vars(both).unwrap().given, "eth0");
         assert_eq!(InterfaceChoice::from_vars(|_| None), None);
+        // As a template without a value sets it.
+        assert_eq!(InterfaceChoice::from_vars(|name| Some(" ".to_owned()).filter(|_| name.contains("DISTR"))), None);
+        let second = |name: &str| if name == VARIABLES[0] { Some(String::new()) } else { both(name) };
+        assert_eq!(InterfaceChoice::from_vars(second).unwrap().given, "ib");
     }
 
     #[test]

@@ -32,6 +32,8 @@ pub struct JobId {
     name: String,
     digest: [u8; 16],
     derived: bool,
+    /// Whether several starts of the job may have it.
+    repeats: bool,
     /// The digest of the elastic job and the generation's number, if this is the identity of a generation.
     generation: Option<([u8; 16], u64)>,
 }
@@ -115,7 +117,8 @@ impl JobId {
         digest.number(number);
         digest.text(&hex(members));
         let generation = Some((self.digest, number));
-        JobId { name: format!("{}.{number}", self.name), digest: digest.finish(), derived: false, generation }
+        let (name, digest) = (format!("{}.{number}", self.name), digest.finish());
+        JobId { name, digest, derived: false, repeats: false, generation }
     }
 
     /// Returns the elastic job and the number of the generation of which this is the identity.
@@ -126,7 +129,14 @@ impl JobId {
 
     /// Creates an identity from a scheduler's variable.
     pub(crate) fn of_scheduler(variable: &'static str, name: String) -> Result<JobId> {
-        JobId::named(variable, variable, name)
+        // torchrun's is an option of the user, and stays the same when torchrun starts the workers again.
+        Ok(JobId { repeats: variable == RUN_ID, ..JobId::named(variable, variable, name)? })
+    }
+
+    /// Returns whether each start of the job has another identity.
+    #[cfg(feature = "coordination")]
+    pub(crate) fn is_of_one_start(&self) -> bool {
+        !self.repeats
     }
 
     /// Returns the name, or a short form of the digest if the identity is derived.
@@ -164,12 +174,12 @@ impl JobId {
         }
         let mut digest = Digest::new(scheme);
         digest.text(&name);
-        Ok(JobId { name, digest: digest.finish(), derived: false, generation: None })
+        Ok(JobId { name, digest: digest.finish(), derived: false, repeats: false, generation: None })
     }
 
     fn derived(digest: Digest) -> JobId {
         let digest = digest.finish();
-        JobId { name: format!("derived-{}", hex(&digest[..4])), digest, derived: true, generation: None }
+        JobId { name: format!("derived-{}", hex(&digest[..4])), digest, derived: true, repeats: true, generation: None }
     }
 }
 
@@ -213,6 +223,9 @@ impl fmt::Display for Incarnation {
 
 /// The environment variable that names a job.
 pub(crate) const VARIABLE: &str = "DISTRIBUTE_JOB_ID";
+
+/// torchrun's variable of `--rdzv-id`.
+pub(crate) const RUN_ID: &str = "TORCHELASTIC_RUN_ID";
 
 /// Returns 16 bytes from the system's cryptographic random number generator.
 pub(crate) fn random() -> Result<[u8; 16]> {

@@ -203,7 +203,7 @@ fn provide_cryptography() {
 async fn find(options: &KubernetesOptions, variables: &Variables) -> Result<(Cluster, Option<Task>)> {
     provide_cryptography();
     let access = options.chosen_access();
-    let config = access::config(options, variables).await?;
+    let (config, _) = access::config(options, variables).await?;
     let (server, namespace) = (config.cluster_url.to_string(), config.default_namespace.clone());
     let refused = |trouble: &Trouble, selector: &str| {
         let (server, namespace, limit) = (server.as_str(), namespace.as_str(), options.request_timeout);

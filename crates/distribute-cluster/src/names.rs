@@ -5,6 +5,8 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
+use crate::host::split_bare;
+
 /// Resolves `host:port` to socket addresses; a literal address needs no lookup.
 ///
 /// The system's resolver has no deadline and can take minutes if a name server does not answer. The lookup therefore
@@ -23,7 +25,7 @@ use std::time::Duration;
 pub fn look_up(address: &str, timeout: Duration) -> Result<Vec<SocketAddr>> {
     match address.parse() {
         Ok(literal) => Ok(vec![literal]),
-        Err(_) => look_up_by(|name| Ok(name.to_socket_addrs()?.collect()), address, timeout),
+        Err(_) => look_up_by(|name| Ok(split_bare(name)?.to_socket_addrs()?.collect()), address, timeout),
     }
 }
 
@@ -79,6 +81,11 @@ mod tests {
         assert_eq!(look_up("127.0.0.1:7", SOON).unwrap(), [SocketAddr::from(([127, 0, 0, 1], 7))]);
         assert_eq!(look_up("[::1]:7", SOON).unwrap()[0].port(), 7);
         assert!(look_up("localhost:7", SOON).unwrap().iter().all(|address| address.ip().is_loopback()));
+        // The zone of a link-local address is an interface, here the loopback one of Linux.
+        if cfg!(target_os = "linux") {
+            let found = look_up("[fe80::1%lo]:80", SOON).unwrap();
+            assert!(found.iter().all(|found| matches!(found, SocketAddr::V6(v6) if v6.scope_id() > 0)), "{found:?}");
+        }
         for (answer, kind) in [
             (Ok(Vec::new()), ErrorKind::NotFound),
             (Err(ErrorKind::PermissionDenied.into()), ErrorKind::PermissionDenied),

@@ -160,7 +160,7 @@ impl<S: Store> StoreRendezvous<S> {
     /// The membership's address of the leader is not needed. The interface at which other members reach this process is
     /// that which DISTRIBUTE_INTERFACE, NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME chooses, else that of
     /// [`advertised_host`](Membership::advertised_host), else the one towards the leader, else the one of the default
-    /// route.
+    /// route, else any; the leader itself takes its own address in the description before the last one.
     ///
     /// The identity is that of the membership; if that one is [derived](crate::JobId::is_derived), DISTRIBUTE_JOB_ID
     /// comes first. Two jobs of several members that use a store at the same time, with the same derived identity,

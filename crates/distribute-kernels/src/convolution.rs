@@ -7,6 +7,7 @@ use distribute_rows::{Blocks, Float, compiled, relu, simd, sum};
 use self::direct::Direct;
 use self::filters::{Direction, Filters};
 use self::padded::Frame;
+use self::planes::planes;
 pub use self::pooled::{OfPooled, Pooled};
 use self::vectors::lanes;
 use self::weight::{OfWeight, WeightGradient};
@@ -19,6 +20,7 @@ use crate::product::{Matrix, Target, parallel_product, product};
 mod direct;
 mod filters;
 mod padded;
+mod planes;
 mod pooled;
 mod vectors;
 mod weight;
@@ -150,7 +152,7 @@ impl Convolution {
                 );
             }
         };
-        pooled::planes(blocks, end.pairs(self), Vec::new, write)
+        planes(blocks, end.pairs(self), Vec::new, write)
     }
 
     /// Computes the gradient of the input.
@@ -508,7 +510,7 @@ pub enum Way {
     Columns,
 }
 
-/// What follows a convolution in one operation: what tests choose.
+/// The operations that follow a convolution in one with it: what tests choose.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {

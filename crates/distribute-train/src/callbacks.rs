@@ -54,7 +54,8 @@ pub struct Training<'a> {
     pub steps_per_epoch: Option<u64>,
     /// Completed steps, over all epochs.
     pub step: u64,
-    /// Examples seen by all replicas since the program began.
+    /// Examples of all replicas since the program began: steps times the global batch, so a shorter last batch of a
+    /// pass counts as a whole one.
     pub examples: u64,
     /// Losses and metrics. After an epoch, those of all replicas, with the validation's under names that begin with
     /// `val_`; after a step, the mean loss of the epoch so far over this process's replicas only.

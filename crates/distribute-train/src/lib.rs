@@ -70,7 +70,7 @@ pub mod status;
 pub mod tensorboard;
 #[cfg(feature = "checkpoint")]
 pub mod trainer;
-#[cfg(feature = "checkpoint")]
+#[cfg(any(feature = "checkpoint", feature = "tensorboard"))]
 mod warning;
 
 #[cfg(feature = "checkpoint")]

@@ -32,7 +32,8 @@ pub use values::{Mean, MeanAbsoluteError, MeanSquaredError};
 
 use crate::{Error, Result};
 
-/// A model's outputs for some examples, with the targets.
+/// A model's outputs for some examples, with the targets. They are f32, also those of a model that computes in f64;
+/// metrics compute and add in f64.
 #[derive(Clone, Copy, Debug)]
 pub struct Predictions<'a> {
     outputs: &'a [f32],
@@ -93,10 +94,13 @@ impl<'a> Predictions<'a> {
         let predictions = *self;
         let outputs = self.outputs.chunks_exact(self.width.max(1)).enumerate();
         let examples = outputs.filter_map(move |(example, outputs)| {
-            let weight = predictions.weights.map_or(1.0, |weights| f64::from(weights[example]));
-            Some((outputs, predictions.class(example)?, weight))
+            Some((outputs, predictions.class(example)?, predictions.weight(example)))
         });
         examples.filter(|(.., weight)| *weight != 0.0)
+    }
+
+    fn weight(&self, example: usize) -> f64 {
+        self.weights.map_or(1.0, |weights| f64::from(weights[example]))
     }
 
     fn class(&self, example: usize) -> Option<usize> {
@@ -115,7 +119,7 @@ impl<'a> Predictions<'a> {
     ///
     /// # Errors
     /// [`Error::Metric`] for a metric that [needs classes](Metric::needs_classes), if there is one output for each
-    /// example, or if the targets of an example are values other than one 1 among zeros.
+    /// example, or if the targets of an example whose weight is not 0 are values other than one 1 among zeros.
     pub fn check(&self, metric: &dyn Metric) -> Result<()> {
         if !metric.needs_classes() {
             return Ok(());
@@ -123,7 +127,8 @@ impl<'a> Predictions<'a> {
         let problem = if self.width == 1 {
             Some("scores of classes, and there is one output for each example; use BinaryAccuracy".to_owned())
         } else {
-            let example = (0..self.examples()).find(|example| self.class(*example).is_none());
+            let counts = |example: &usize| self.weight(*example) != 0.0;
+            let example = (0..self.examples()).filter(counts).find(|example| self.class(*example).is_none());
             example.map(|example| {
                 format!(
                     "a class for each example, and the targets of example {example} are not one 1 among zeros; give \
@@ -140,7 +145,8 @@ impl<'a> Predictions<'a> {
     /// Returns each output, its target, and its example's weight, for a [`Metric`], unless that weight is 0. The target
     /// of a class is 1 for the example's class and 0 for others; with one output per example, it is the class itself.
     pub fn paired(&self) -> impl Iterator<Item = (f64, f64, f64)> + use<'a> {
-        let Predictions { outputs, width, targets, weights } = *self;
+        let predictions = *self;
+        let Predictions { outputs, width, targets, .. } = predictions;
         let pairs = outputs.iter().enumerate().map(move |(at, output)| {
             let (example, place) = (at / width.max(1), at % width.max(1));
             let target = match targets {
@@ -148,7 +154,7 @@ impl<'a> Predictions<'a> {
                 Targets::Classes(classes) if width == 1 => f64::from(classes[example]),
                 Targets::Classes(classes) => f64::from(u8::from(classes[example] as usize == place)),
             };
-            (f64::from(*output), target, weights.map_or(1.0, |weights| f64::from(weights[example])))
+            (f64::from(*output), target, predictions.weight(example))
         });
         pairs.filter(|(.., weight)| *weight != 0.0)
     }

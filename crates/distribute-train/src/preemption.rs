@@ -65,7 +65,8 @@ pub struct PreemptionHandler {
 /// The deadline of a process that was told to stop.
 #[derive(Debug, Default)]
 struct Grace {
-    ends: Option<Instant>,
+    /// When it was found to be told.
+    told: Option<Instant>,
     /// The time of the last check, and the longest time between two checks: a step with its saving.
     looked: Option<Instant>,
     longest: Duration,
@@ -84,9 +85,13 @@ impl Grace {
         }
         // The other workers learn of it a step later, the signal may have arrived a step ago, and everything is saved
         // once more.
-        let margin = self.longest * 4 + period / 20;
-        let ends = *self.ends.get_or_insert(now + period);
-        now + margin >= ends
+        let margin = self.longest.saturating_mul(4).saturating_add(period / 20);
+        self.since_told(now).saturating_add(margin) >= period
+    }
+
+    /// Returns the time for which the process is known to be told.
+    fn since_told(&mut self, now: Instant) -> Duration {
+        now - *self.told.get_or_insert(now)
     }
 }
 
@@ -231,7 +236,7 @@ impl PreemptionHandler {
     /// Returns whether this process was told to stop and its grace period, if it has one, is about to be over.
     pub(crate) fn has_to_end(&self) -> bool {
         let (period, now) = (self.config.grace_period, Instant::now());
-        self.has_event() && now + period / 20 >= *self.grace.lock().ends.get_or_insert(now + period)
+        self.has_event() && self.grace.lock().since_told(now).saturating_add(period / 20) >= period
     }
 }
 

@@ -35,6 +35,8 @@ pub(crate) mod fuzz;
 mod job;
 mod metrics;
 mod pages;
+#[cfg(feature = "checkpoint")]
+mod port;
 #[cfg(unix)]
 mod private;
 mod reports;
@@ -53,6 +55,6 @@ pub use view::{CollectiveView, JobView, RankView, State, Story, TaskView, Value,
 #[cfg(feature = "checkpoint")]
 pub(crate) use pages::routes;
 #[cfg(feature = "checkpoint")]
-pub(crate) use server::bind;
+pub(crate) use port::{Port, RELEASE};
 #[cfg(feature = "prometheus")]
 pub(crate) use server::{OPEN_METRICS, Routes, answer};

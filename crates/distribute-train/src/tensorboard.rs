@@ -55,6 +55,8 @@ pub struct EventWriter {
     /// The bytes of events in the file, and the size beyond which another one is begun.
     bytes: usize,
     most_bytes: Option<usize>,
+    /// Whether a histogram has left out values.
+    has_left_out: bool,
 }
 
 impl EventWriter {
@@ -72,7 +74,7 @@ impl EventWriter {
         }
         let (path, sink) = EventWriter::begin(&folder)?;
         let most_bytes = is_store.then_some(sink::MOST_BYTES);
-        Ok(EventWriter { path, folder, records: TfRecordWriter::new(sink), bytes: 0, most_bytes })
+        Ok(EventWriter { path, folder, records: TfRecordWriter::new(sink), bytes: 0, most_bytes, has_left_out: false })
     }
 
     /// Creates a file with its first event.
@@ -106,12 +108,20 @@ impl EventWriter {
     }
 
     /// Writes a histogram of the values of a step, such as those of a parameter. Each bucket is a tenth wider than the
-    /// one before, to both sides of 0.
+    /// one before, to both sides of 0. Values that are NaN or infinite are left out, with a warning the first time.
     ///
     /// # Errors
     /// [`Error::File`] if the file cannot be written.
     pub fn histogram(&mut self, tag: &str, step: u64, values: impl IntoIterator<Item = f64>) -> Result<()> {
-        self.value(tag, step, wire::Kind::Histo(histogram(values)), None)
+        let (histogram, left_out) = histogram(values);
+        if left_out > 0 && !std::mem::replace(&mut self.has_left_out, true) {
+            crate::warning::warn(&format!(
+                "the histogram {tag:?} of step {step} lacks {left_out} values that are NaN or infinite; later \
+                 histograms in {} lack them too, without a warning",
+                self.folder.display()
+            ));
+        }
+        self.value(tag, step, wire::Kind::Histo(histogram), None)
     }
 
     /// Writes a text of a step, such as a sample of what a model generates. TensorBoard renders Markdown.
@@ -185,11 +195,17 @@ fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
-fn histogram(values: impl IntoIterator<Item = f64>) -> wire::Histogram {
+/// Returns the histogram of finite values, and the number of others.
+fn histogram(values: impl IntoIterator<Item = f64>) -> (wire::Histogram, u64) {
     let limits = limits();
     let mut counts = vec![0.0; limits.len()];
     let mut all = wire::Histogram { min: f64::INFINITY, max: f64::NEG_INFINITY, ..wire::Histogram::default() };
-    for value in values.into_iter().filter(|value| value.is_finite()) {
+    let mut left_out = 0;
+    for value in values {
+        if !value.is_finite() {
+            left_out += 1;
+            continue;
+        }
         all.min = all.min.min(value);
         all.max = all.max.max(value);
         all.num += 1.0;
@@ -198,14 +214,14 @@ fn histogram(values: impl IntoIterator<Item = f64>) -> wire::Histogram {
         counts[limits.partition_point(|limit| *limit <= value).min(limits.len() - 1)] += 1.0;
     }
     if all.num == 0.0 {
-        return wire::Histogram::default();
+        return (wire::Histogram::default(), left_out);
     }
     // Empty buckets at both ends are left out.
     let first = counts.iter().position(|count| *count > 0.0).unwrap_or(0);
     let last = counts.iter().rposition(|count| *count > 0.0).unwrap_or(0);
     all.bucket_limit = limits[first..=last].to_vec();
     all.bucket = counts[first..=last].to_vec();
-    all
+    (all, left_out)
 }
 
 /// Returns the upper ends of the buckets, ascending.

@@ -192,7 +192,8 @@ impl Check {
         Ok(Check { input: found.0, views: found.1, below: classes, is_of_words: false })
     }
 
-    /// Returns the check of the indices of an embedding; `None` if the model computes them, or it is no embedding.
+    /// Returns the check of the indices of an embedding; `None` if the model computes them, and for other
+    /// operations.
     fn of_embedding(operation: &OperationIr, trace: &Trace) -> Option<Check> {
         let OperationIr::Module(ModuleOperationIr::Embedding(EmbeddingOpIr { weights, indices, .. })) = operation
         else {

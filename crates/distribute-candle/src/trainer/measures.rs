@@ -38,8 +38,9 @@ impl Measures {
         if count == 0 {
             return Ok(());
         }
-        sums[0] += losses.to_dtype(DType::F64)?.sum_all()?.to_scalar::<f64>()?;
-        sums[1] += count as f64;
+        let of_examples = of_examples(losses)?;
+        sums[0] += of_examples.to_dtype(DType::F64)?.sum_all()?.to_scalar::<f64>()?;
+        sums[1] += of_examples.elem_count() as f64;
         if sums.len() == LOSS_SUMS {
             return Ok(());
         }
@@ -70,17 +71,16 @@ pub(crate) fn weighted_by_class(losses: &Tensor, weights: &[f32], classes: &Tens
 
 /// Returns each example's weight, by its class.
 fn weights_of_classes(weights: &[f32], classes: &Tensor) -> Result<Tensor> {
-    if classes.dtype().is_float() {
-        let weight = |target: f32| Ok::<_, Error>(weights.get(class_of(target)?).copied().unwrap_or(1.0));
-        let of_examples = sums::floats(classes)?.into_iter().map(weight).collect::<Result<Vec<f32>>>()?;
-        let examples = of_examples.len();
-        return Ok(Tensor::from_vec(of_examples, examples, classes.device())?);
-    }
-    // The last entry is for classes that have no weight.
-    let table: Vec<f32> = weights.iter().copied().chain([1.0]).collect();
-    let table = Tensor::from_vec(table, weights.len() + 1, classes.device())?;
-    let classes = classes.to_dtype(DType::U32)?.flatten_all()?.clamp(0u32, weights.len() as u32)?;
-    Ok(table.index_select(&classes, 0)?)
+    let weight = |class: usize| weights.get(class).copied().unwrap_or(1.0);
+    let of_examples: Vec<f32> = match classes.dtype().is_float() {
+        true => {
+            let targets = sums::floats(classes)?.into_iter();
+            targets.map(|target| Ok(weight(class_of(target)?))).collect::<Result<_>>()?
+        }
+        false => sums::classes(classes)?.into_iter().map(|class| weight(class as usize)).collect(),
+    };
+    let examples = of_examples.len();
+    Ok(Tensor::from_vec(of_examples, examples, classes.device())?)
 }
 
 /// Multiplies losses by the weights of their examples.

@@ -16,8 +16,8 @@ pub(crate) enum Note {
     Again { rank: usize, exit: Exit, at: Duration, pause: Duration, count: u32, of: u32, others: bool },
     /// A task has ended, and is not started again, for this reason; it is empty where no restart was asked for.
     Left { rank: usize, exit: Exit, at: Duration, why: String, others: bool },
-    /// None is left of a job whose tasks are started again.
-    AllLost,
+    /// None that can continue the job is left. Its tasks are started again, after those that run have been stopped.
+    AllLost { running: usize },
     /// A task has ended well, so that these are not started again.
     Ending { rank: usize, ranks: Vec<usize> },
     /// Fewer are left than needed. Those that run are being stopped, or, if it `waits`, after the grace.
@@ -49,10 +49,19 @@ impl Note {
                     train_on(*others, "; "),
                 )
             }
-            Note::AllLost => {
-                "all workers were lost; those that are started again begin another job, from a checkpoint \
-                              if the program restores one"
-                    .to_owned()
+            Note::AllLost { running } => {
+                let (who, stopping) = match running {
+                    0 => ("all workers were lost", String::new()),
+                    _ => {
+                        let (workers, grace) = (count(*running, "worker"), grace.as_secs());
+                        let stopping = format!("; stopping {workers} without it first (killed after {grace} s)");
+                        ("all workers with the state of the job were lost", stopping)
+                    }
+                };
+                format!(
+                    "{who}; those that are started again begin another job, from a checkpoint if the program restores \
+                     one{stopping}"
+                )
             }
             Note::Ending { rank, ranks } => {
                 let names: Vec<_> = ranks.iter().map(|rank| tasks[*rank].to_string()).collect();

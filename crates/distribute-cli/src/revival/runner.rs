@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Action, Revival, Start};
+use super::{Action, Newest, Revival, Start};
 use crate::cores::Place;
 use crate::error::Error;
 use crate::host::{Host, TICK};
@@ -24,6 +24,8 @@ pub(crate) struct Runner<'a, E> {
     grace: Duration,
     places: Vec<Option<Place>>,
     environment: E,
+    /// Returns the newest generation of an elastic job.
+    newest: Option<&'a dyn Fn() -> Option<Newest>>,
     status: Option<&'a mut Status>,
     begun: Instant,
     /// The newest start of each task.
@@ -55,13 +57,18 @@ impl<'a, E: FnMut(&Task, Start) -> Result<Environment, Error>> Runner<'a, E> {
         environment: E,
     ) -> Result<Self, Error> {
         let (places, locals) = (host.places(tasks.len())?, tasks.iter().map(|_| None).collect());
-        let (status, begun, failure) = (None, Instant::now(), None);
-        Ok(Self { host, tasks, revival, grace, places, environment, status, begun, locals, failure })
+        let (newest, status, begun, failure) = (None, None, Instant::now(), None);
+        Ok(Self { host, tasks, revival, grace, places, environment, newest, status, begun, locals, failure })
     }
 
     /// Shows the tasks on the job's page.
     pub(crate) fn with_status(self, status: &'a mut Status) -> Self {
         Self { status: Some(status), ..self }
+    }
+
+    /// Asks for the newest generation of the elastic job that the tasks are.
+    pub(crate) fn with_newest(self, newest: &'a dyn Fn() -> Option<Newest>) -> Self {
+        Self { newest: Some(newest), ..self }
     }
 
     /// Runs the tasks until none is left and none is started again.
@@ -109,6 +116,7 @@ impl<'a, E: FnMut(&Task, Start) -> Result<Environment, Error>> Runner<'a, E> {
                 if let Some(status) = &mut self.status {
                     status.ended(rank, exit);
                 }
+                self.look();
                 self.revival.handle_exit(rank, exit, leftover, self.begun.elapsed());
             }
         }
@@ -116,6 +124,13 @@ impl<'a, E: FnMut(&Task, Start) -> Result<Environment, Error>> Runner<'a, E> {
             if let Event::Gone { rank } = event {
                 self.revival.handle_gone(rank);
             }
+        }
+    }
+
+    /// Looks at the generations, which members that live may have changed.
+    fn look(&mut self) {
+        if let Some(newest) = self.newest {
+            self.revival.handle_newest(newest());
         }
     }
 
@@ -144,6 +159,8 @@ impl<'a, E: FnMut(&Task, Start) -> Result<Environment, Error>> Runner<'a, E> {
     fn start(&mut self, rank: usize, start: Start) -> Result<(), Error> {
         let task = &self.tasks[rank];
         let env = (self.environment)(task, start)?;
+        self.look();
+        self.revival.handle_start(rank);
         // The lines of its last start come before those of the next one.
         if let Some(last) = &self.locals[rank] {
             last.wait_for_streams(|_| true);

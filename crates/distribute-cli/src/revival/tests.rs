@@ -242,6 +242,95 @@ fn tasks_that_were_all_lost_begin_another_job() {
     assert_eq!(actions(&mut job).pop(), Some(Action::Start { rank: 1, start }));
 }
 
+/// Returns a generation of workers, each with the generation in which it came in.
+fn generation(number: u64, trained: u64, members: &[(usize, u64)]) -> Option<Newest> {
+    let members = members.iter().map(|&(rank, joined_in)| newest::Member { rank, joined_in }).collect();
+    Some(Newest { number, trained, members })
+}
+
+/// Starts a worker again after the newest generation.
+fn start_again(job: &mut Revival, rank: usize, at: u64) {
+    job.handle_timeout(ms(at));
+    assert_eq!(starts(job).first().map(|(started, _)| *started), Some(rank));
+    job.handle_start(rank);
+}
+
+#[test]
+fn workers_that_wait_for_the_last_member_begin_another_job() {
+    let mut job = elastic(2, 1, 3);
+    job.handle_newest(generation(1, 0, &[(0, 1), (1, 1)]));
+    end(&mut job, 0, Exit::Signal(SIGKILL), 100);
+    job.handle_newest(generation(2, 1, &[(1, 1)]));
+    start_again(&mut job, 0, 1100);
+    end(&mut job, 1, Exit::Signal(SIGKILL), 5000);
+    let told = actions(&mut job);
+    assert!(matches!(told[0], Action::Note(Note::Again { rank: 1, others: false, .. })), "{told:?}");
+    assert_eq!(told[1..3], [Action::Note(Note::AllLost { running: 1 }), Action::Signal { rank: 0, signal: SIGTERM }]);
+    let text = "all workers with the state of the job were lost; those that are started again begin another job, from \
+                a checkpoint if the program restores one; stopping 1 worker without it first (killed after 10 s)";
+    assert_eq!(Note::AllLost { running: 1 }.text(&[], GRACE), text);
+    // It is started again without a pause, and without a restart of its budget.
+    job.handle_newest(generation(2, 1, &[(1, 1)]));
+    end(&mut job, 0, Exit::Code(143), 5200);
+    job.handle_timeout(ms(5200));
+    let start = Start { attempt: 2, job: 1, in_job: 0 };
+    assert_eq!(actions(&mut job), [Action::Start { rank: 0, start }]);
+    job.handle_newest(None);
+    job.handle_start(0);
+    job.handle_timeout(ms(6000));
+    let start = Start { attempt: 1, job: 1, in_job: 0 };
+    assert_eq!(actions(&mut job), [Action::Start { rank: 1, start }]);
+    job.handle_start(1);
+    // The numbers of generations begin anew.
+    job.handle_newest(generation(1, 0, &[(0, 1), (1, 1)]));
+    end(&mut job, 1, Exit::Signal(SIGKILL), 7000);
+    assert_eq!(signals(&mut job), []);
+    end(&mut job, 0, Exit::Code(0), 7100);
+    assert_eq!(verdict(&job), (Verdict::Success, 0));
+
+    // A job that is interrupted starts none.
+    let mut job = elastic(2, 1, 3);
+    job.handle_newest(generation(1, 0, &[(1, 1)]));
+    end(&mut job, 1, Exit::Signal(SIGKILL), 100);
+    assert_eq!(signals(&mut job), [(0, SIGTERM)]);
+    job.handle_signal(SIGINT, ms(200));
+    end(&mut job, 0, Exit::Code(143), 300);
+    assert_eq!(verdict(&job), (Verdict::Interrupted(SIGINT), 130));
+}
+
+#[test]
+fn members_without_the_state_of_the_job_begin_another_one() {
+    // Worker 1 is lost when worker 0 is a member and has not taken over its state. Later it is let in by worker 0.
+    let lost = |trained: u64, exit: Exit| {
+        let mut job = elastic(2, 1, 3);
+        job.handle_newest(generation(2, 1, &[(1, 1), (0, 2)]));
+        end(&mut job, 1, Exit::Signal(SIGKILL), 5000);
+        assert_eq!(signals(&mut job), []);
+        job.handle_newest(generation(3, 1, &[(0, 2)]));
+        start_again(&mut job, 1, 6000);
+        job.handle_newest(generation(4, trained, &[(0, 2), (1, 4)]));
+        end(&mut job, 0, exit, 16_000);
+        signals(&mut job)
+    };
+    assert_eq!(lost(1, Exit::Code(138)), [(1, SIGTERM)]);
+    // Worker 0 had the state, and worker 1 may have got it.
+    assert_eq!(lost(3, Exit::Code(138)), []);
+    assert_eq!(lost(1, Exit::Signal(SIGKILL)), []);
+
+    // Members of which the launcher knows nothing decide for themselves.
+    let generation = distribute_cluster::Generation { number: 1, members: Vec::new(), next_join: 0, trained: 0 };
+    let member = |port: u16| distribute_cluster::ElasticMember {
+        join_number: 0,
+        joined_in: 1,
+        identity: 1,
+        control: format!("127.0.0.1:{port}"),
+        service: String::new(),
+    };
+    let of = |port| distribute_cluster::Generation { members: vec![member(port)], ..generation.clone() };
+    assert_eq!(Newest::of(&of(7001), &[7000, 7001]).unwrap().members, [newest::Member { rank: 1, joined_in: 1 }]);
+    assert_eq!(Newest::of(&of(7002), &[7000, 7001]), None);
+}
+
 #[test]
 fn tasks_that_no_other_needs_are_started_again_after_any_failure() {
     let mut tasks = Revival::new(2, Rules::Independent, &Budget::new(1, None, ms(1000)), GRACE);

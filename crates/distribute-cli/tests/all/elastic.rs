@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
+use distribute_cluster::{ElasticMember, FileRegister, Generation, JobId, Register};
 use distribute_testkit::{Job, JobBuilder, Outcome, Signal};
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -72,6 +73,63 @@ fn workers_that_were_all_lost_begin_another_job() {
     assert!(starts.len() == 2 && starts[0].0 != starts[1].0, "{starts:?}");
     assert_eq!((starts[0].1, starts[1].1), ("0 0", "1 0"));
     assert!(outcome.stderr.contains("all workers were lost"), "{outcome:?}");
+}
+
+#[test]
+fn workers_that_wait_for_lost_members_begin_another_job() {
+    // The test decides the generations in their place. In the second job all end once they have met.
+    let script = r#"
+        echo "start $DISTRIBUTE_RESTART_COUNT $$ $DISTRIBUTE_JOB_ID $DISTRIBUTE_GENERATIONS $TF_CONFIG"
+        again=${DISTRIBUTE_GENERATIONS#file:}/again
+        if [ $DISTRIBUTE_RESTART_COUNT != 0 ] && [ $DISTRIBUTE_TASK_RESTARTS = 0 ]; then
+            touch "$again-$RANK"; until [ -e "$again-0" ] && [ -e "$again-1" ]; do sleep 0.02; done; exit 0
+        fi
+        trap 'exit 143' TERM; while :; do sleep 0.05; done"#;
+    let flags = ["--elastic", "1:2", "--restart-backoff", "1"];
+    let mut job = launcher(&flags, &["sh", "-c", script]).start().unwrap();
+    let started = |rank: usize, count: u32| -> Vec<String> {
+        let line = job.wait_for_line(0, &format!("worker-{rank} │ start {count} "), DEADLINE).unwrap();
+        line.split("start ").nth(1).unwrap().split(' ').map(str::to_owned).collect()
+    };
+    let kill = |worker: &[String]| {
+        assert!(std::process::Command::new("kill").args(["-9", &worker[1]]).status().unwrap().success());
+    };
+    let workers = [started(0, 0), started(1, 0)];
+    let config: serde_json::Value = serde_json::from_str(&workers[0][4..].join(" ")).unwrap();
+    let member = |rank: u64| ElasticMember {
+        join_number: rank,
+        joined_in: 1,
+        identity: u128::from(rank + 1) << 32,
+        control: config["cluster"]["worker"][rank as usize].as_str().unwrap().to_owned(),
+        service: "127.0.0.1:1".to_owned(),
+    };
+    let first = Generation { number: 1, members: vec![member(0), member(1)], next_join: 2, trained: 0 };
+    let second = Generation { number: 2, members: vec![member(1)], next_join: 2, trained: 1 };
+    let folder = workers[0][3].strip_prefix("file:").unwrap();
+    let register = FileRegister::new(folder, &JobId::new(workers[0][2].as_str()).unwrap()).unwrap();
+    register.decide(&first).unwrap();
+    kill(&workers[0]);
+    register.decide(&second).unwrap();
+    assert_eq!(started(0, 1)[2], workers[0][2]);
+    kill(&workers[1]);
+    let outcome = job.wait(0, DEADLINE).unwrap();
+    assert!(outcome.success(), "{outcome:?}");
+    assert!(outcome.stderr.contains("all workers with the state of the job were lost"), "{outcome:?}");
+    let ids = |task: &str| -> Vec<String> {
+        lines_of(&outcome, task).iter().map(|line| line.split(' ').nth(3).unwrap().to_owned()).collect()
+    };
+    let (ids_0, ids_1) = (ids("worker-0"), ids("worker-1"));
+    assert!(ids_0.len() == 3 && ids_1.len() == 2 && ids_0[2] == ids_1[1] && ids_0[2] != ids_0[1], "{ids_0:?}");
+}
+
+#[test]
+fn empty_variables_count_as_none() {
+    let script = "echo \"$DISTRIBUTE_GENERATIONS $RAYON_NUM_THREADS $DISTRIBUTE_PROGRESS_ADDR\"";
+    let job = launcher(&["--elastic", "1:1"], &["sh", "-c", script]).env("DISTRIBUTE_GENERATIONS", " ");
+    let job = job.env("RAYON_NUM_THREADS", "").env("DISTRIBUTE_PROGRESS", " ");
+    let outcome = job.start().unwrap().wait(0, DEADLINE).unwrap();
+    let words: Vec<&str> = lines_of(&outcome, "worker-0")[0].split_whitespace().collect();
+    assert!(words.len() == 3 && words[0].starts_with("file:/"), "{outcome:?}");
 }
 
 #[test]

@@ -15,6 +15,7 @@ use super::connection::claimed;
 use super::member::{Attendance, Event, Member};
 use super::roster::{VERSION, digest, micros};
 use super::{CoordinationOptions, Waiting, terms, wire};
+use crate::host::split_bare;
 use crate::net::TcpStream;
 use crate::secret::{self, JOB_REMEDY, Problem};
 use crate::text::{LONGEST, clean};
@@ -225,7 +226,8 @@ impl Joiner {
     async fn connect(&self) -> Result<TcpStream, AttemptError> {
         let retry = |problem: String| Err(AttemptError::Retry(problem));
         // A name lookup has no deadline of its own.
-        let found = match tokio::time::timeout(CONNECT, tokio::net::lookup_host(&self.address)).await {
+        let look_up = async { tokio::net::lookup_host(split_bare(&self.address)?).await };
+        let found = match tokio::time::timeout(CONNECT, look_up).await {
             Ok(found) => found,
             Err(_) => return retry(format!("its name was not found within {} s", CONNECT.as_secs())),
         };

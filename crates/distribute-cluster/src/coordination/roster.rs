@@ -15,6 +15,9 @@ use crate::{FailureKind, JobId, Membership, Task};
 /// The protocol version; incremented with every change that older members would misread.
 pub(super) const VERSION: u32 = 5;
 
+/// The number of heartbeat intervals after which a member that is silent may be gone.
+const OVERDUE: u32 = 2;
+
 /// The leader's view of the members.
 pub(super) struct Roster {
     membership: Membership,
@@ -100,7 +103,8 @@ impl Roster {
         let Some(task) = self.membership.task_of(join.rank) else {
             return refused(format!("rank {} is outside the job", join.rank), false);
         };
-        match self.seats.get(&join.rank) {
+        let overdue = self.heartbeat_interval.saturating_mul(OVERDUE);
+        match self.seats.get_mut(&join.rank) {
             Some(seat) if seat.left || (self.complete && seat.process == join.process) => {
                 return refused(format!("{task} has already left the leader's job"), true);
             }
@@ -110,7 +114,8 @@ impl Roster {
                      its own",
                     seat.address
                 );
-                return refused(reason, false);
+                // The one that sits there may be gone without a word, as with its machine.
+                return refused(reason, seat.pulse.silence(now) > overdue);
             }
             _ => {}
         }

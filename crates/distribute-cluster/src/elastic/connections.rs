@@ -18,6 +18,7 @@ use super::wire::{
     Common, Difference, Greeting, MAX_HELLO_BYTES, MAX_MESSAGE_BYTES, PREAMBLE, greeted, hello, read, refusal,
 };
 use crate::frames::{Receiver, send};
+use crate::host::split_bare;
 use crate::messages::ElasticMessage;
 use crate::net::TcpStream;
 use crate::secret::{self, JOB_REMEDY, Terms, warn_if_exposed};
@@ -236,7 +237,7 @@ fn claim(control: &str) -> &[u8] {
 }
 
 async fn connect(address: &str) -> IoResult<TcpStream> {
-    let looked_up = tokio::time::timeout(CONNECT, tokio::net::lookup_host(address)).await??;
+    let looked_up = tokio::time::timeout(CONNECT, tokio::net::lookup_host(split_bare(address)?)).await??;
     let addresses: Vec<SocketAddr> = looked_up.collect();
     let stream = tokio::time::timeout(CONNECT, TcpStream::connect(&*addresses)).await??;
     // Disables Nagle's algorithm for small messages; the connection works without this, so an error is ignored.

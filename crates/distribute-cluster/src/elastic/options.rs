@@ -118,14 +118,15 @@ impl ElasticOptions {
     ///
     /// The addresses of all workers are the seeds, if the description has them, as TF_CONFIG does. Without `authority`,
     /// DISTRIBUTE_GENERATIONS, if it is set, names the folder of a [`FileRegister`], `file:/shared/folder`, or a Lease
-    /// of Kubernetes, `lease:NAME` or `lease:NAME@NAMESPACE` (feature `kubernetes`); else a majority decides. A process
-    /// that a launcher has started again in the same job (DISTRIBUTE_TASK_RESTARTS) is not
+    /// of Kubernetes, `lease:NAME` or `lease:NAME@NAMESPACE` (feature `kubernetes`); else a majority decides. Where a
+    /// majority decides, a process that a launcher has started again in the same job (DISTRIBUTE_TASK_RESTARTS) is not
     /// [founding](ElasticOptions::founding). DISTRIBUTE_TIMEOUT is the [`join_timeout`](ElasticOptions::join_timeout)
     /// in seconds.
     ///
     /// The identity is that of the membership; if that one is [derived](JobId::is_derived), DISTRIBUTE_JOB_ID comes
-    /// first. A register that DISTRIBUTE_GENERATIONS names needs an identity that is not derived: other jobs, and later
-    /// starts of this one, may have the same description, and would continue the job that the register holds.
+    /// first. A register that DISTRIBUTE_GENERATIONS names needs an identity that no other start has: other jobs, and
+    /// later starts of this one, would continue the job that the register holds. A derived identity is refused
+    /// therefore, and so is that of TORCHELASTIC_RUN_ID, which torchrun keeps when it starts the workers again.
     ///
     /// If the addresses are not known, others reach this process at the interface that DISTRIBUTE_INTERFACE,
     /// NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME chooses, else at its address in the description, else at the one
@@ -134,9 +135,9 @@ impl ElasticOptions {
     ///
     /// # Errors
     /// [`Error::Config`] if DISTRIBUTE_GENERATIONS, DISTRIBUTE_JOB_ID, DISTRIBUTE_TASK_RESTARTS or DISTRIBUTE_TIMEOUT
-    /// is malformed, DISTRIBUTE_GENERATIONS is set and the identity is derived, the secret or the certificate cannot be
-    /// read, a variable matches no interface of this machine, or the processes cannot find each other: without a
-    /// register or with a smallest number above 1, their addresses must be known.
+    /// is malformed, DISTRIBUTE_GENERATIONS is set and other starts may have the identity, the secret or the
+    /// certificate cannot be read, a variable matches no interface of this machine, or the processes cannot find each
+    /// other: without a register or with a smallest number above 1, their addresses must be known.
     pub fn from_env(
         membership: &Membership,
         members: RangeInclusive<u32>,
@@ -165,10 +166,12 @@ impl ElasticOptions {
         };
         let seeds: Option<Vec<String>> = membership.addresses.iter().cloned().collect();
         let is_again = task_restarts(&variable)? > 0;
+        // A register decides the first generation once, whatever a process has forgotten.
+        let founding = !is_again || matches!(authority, Authority::Register(_));
         let mut options = ElasticOptions::new(members, seeds.unwrap_or_default(), job_id);
         options.join_timeout = environment::timeout(&variable)?.unwrap_or(options.join_timeout);
         let own = membership.addresses.get(membership.rank as usize).cloned().flatten();
-        (options.authority, options.founding, options.bind) = (authority, !is_again, own);
+        (options.authority, options.founding, options.bind) = (authority, founding, own);
         options.host.clone_from(&membership.advertised_host);
         options.secret = JobSecret::from_vars(&variable)?;
         options.tls = JobTls::from_vars(&variable)?;
@@ -269,8 +272,11 @@ fn register(given: &str, job: &JobId, variable: &dyn Fn(&str) -> Option<String>)
         let expected = "file:/shared/folder, lease:NAME or lease:NAME@NAMESPACE";
         Error::config("DISTRIBUTE_GENERATIONS", problem.to_owned(), given.to_owned(), expected, remedy)
     };
-    if job.is_derived() {
-        let problem = "it holds the generations of one start of one job, which has no identity of its own";
+    if !job.is_of_one_start() {
+        let problem = match job.is_derived() {
+            true => "it holds the generations of one start of one job, which has no identity of its own",
+            false => "it holds the generations of one start of a job, and TORCHELASTIC_RUN_ID is that of several",
+        };
         let expected = "an identity that no other start has";
         let remedy = "Set DISTRIBUTE_JOB_ID to a name of this start, the same on all of its processes.";
         return Err(Error::config("DISTRIBUTE_GENERATIONS", problem, format!("{given}, {job}"), expected, remedy));

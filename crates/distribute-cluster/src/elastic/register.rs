@@ -128,6 +128,7 @@ impl FileRegister {
 
     /// Reads the file, which is replaced as a whole.
     fn load(&self) -> IoResult<Option<Generation>> {
+        self.steps.before("open", &self.path)?;
         let file = match File::open(&self.path) {
             Ok(file) => file,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -184,6 +185,8 @@ impl FileRegister {
     fn decide_within(&self, next: &Generation, timeout: Duration) -> Result<Generation> {
         let what = format!("deciding generation {}", next.number);
         let lock = self.lock(timeout).map_err(|error| self.failed(&what, error))?;
+        // NFS keeps names for some time; opening their folder asks the server again.
+        self.sync_names().map_err(|error| self.failed(&what, error))?;
         let held = self.load().map_err(|error| self.failed(&what, error))?;
         let number = held.as_ref().map_or(0, |held| held.number);
         let decided = match held {
@@ -308,6 +311,18 @@ mod tests {
                 assert!(at > 5, "{steps:?}");
                 return;
             }
+        }
+    }
+
+    #[test]
+    fn the_file_is_looked_up_anew_under_the_lock() {
+        let folder = tempfile::tempdir().unwrap();
+        let [first, second, _] = generations();
+        for next in [first, second] {
+            let register = FileRegister::new(folder.path(), &JobId::new("j").unwrap()).unwrap();
+            register.decide(&next).unwrap();
+            let steps = register.steps.taken();
+            assert!(matches!(steps.as_slice(), [("sync folder", _), ("open", _), ..]), "{steps:?}");
         }
     }
 

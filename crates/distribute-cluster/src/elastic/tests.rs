@@ -358,6 +358,16 @@ fn only_a_process_in_the_place_of_a_lost_one_does_not_found_the_job() {
     // A job that was started again as a whole has an identity of its own.
     assert!(founds("DISTRIBUTE_RESTART_COUNT", "1") && founds("DISTRIBUTE_TASK_RESTARTS", "0"));
     assert!(!founds("DISTRIBUTE_TASK_RESTARTS", "1") && !founds("DISTRIBUTE_TASK_RESTARTS", " 12 "));
+    // A register decides the first generation once, also among processes that have all been started again before it.
+    let folder = tempfile::tempdir().unwrap();
+    let register = format!("file:{}", folder.path().display());
+    let variable = |asked: &str| match asked {
+        "DISTRIBUTE_GENERATIONS" => Some(register.clone()),
+        "DISTRIBUTE_JOB_ID" => Some("j".to_owned()),
+        "DISTRIBUTE_TASK_RESTARTS" => Some("1".to_owned()),
+        _ => None,
+    };
+    assert!(ElasticOptions::from_vars(&membership, 1..=2, None, variable).unwrap().founding);
     for given in ["abc", "-1", "1.5"] {
         let variable = |asked: &str| (asked == "DISTRIBUTE_TASK_RESTARTS").then(|| given.to_owned());
         let error = ElasticOptions::from_vars(&membership, 1..=2, None, variable).unwrap_err().to_string();
@@ -399,6 +409,10 @@ fn a_register_of_the_environment_is_that_of_a_named_job() {
     assert_eq!(options(&derived, Some("a-1")).unwrap().job_id, JobId::new("a-1").unwrap());
     let named = derived.clone().with_job_id(JobId::new("b-1").unwrap());
     assert_eq!(options(&named, Some("a-1")).unwrap().job_id, JobId::new("b-1").unwrap());
+    // torchrun's identity is that of each of its starts.
+    let by_torchrun = derived.clone().with_job_id(JobId::of_scheduler("TORCHELASTIC_RUN_ID", "a".to_owned()).unwrap());
+    let text = options(&by_torchrun, None).unwrap_err().to_string();
+    assert!(text.contains("TORCHELASTIC_RUN_ID") && text.contains("Set DISTRIBUTE_JOB_ID to a name"), "{text}");
     // A majority needs no more than the addresses.
     let known = Membership { addresses: (1..=4).map(|port| Some(format!("127.0.0.1:{port}"))).collect(), ..derived };
     assert!(ElasticOptions::from_vars(&known, 1..=4, None, |_| None).unwrap().job_id.is_derived());

@@ -11,16 +11,17 @@ use super::options::is_label;
 use super::{KubernetesAccess, KubernetesOptions, Variables};
 use crate::{Error, Result};
 
-/// Returns how to reach the API server. The default namespace is that of the pods.
+/// Returns how to reach the API server, and this process's own namespace. The default namespace is that of the pods.
 ///
 /// # Errors
 /// [`Error::Config`] if a variable or a file is missing or malformed.
-pub(super) async fn config(options: &KubernetesOptions, variables: &Variables) -> Result<Config> {
+pub(super) async fn config(options: &KubernetesOptions, variables: &Variables) -> Result<(Config, String)> {
     let mut config = match options.chosen_access() {
         KubernetesAccess::ServiceAccount { folder } => service_account(&folder, variables)?,
         KubernetesAccess::Kubeconfig { file, context } => kubeconfig(file, context, variables).await?,
         KubernetesAccess::Url(url) => at(&url, "access")?,
     };
+    let own = config.default_namespace.clone();
     if let Some(namespace) = &options.namespace {
         config.default_namespace.clone_from(namespace);
     }
@@ -32,7 +33,7 @@ pub(super) async fn config(options: &KubernetesOptions, variables: &Variables) -
     config.default_retry = false;
     config.connect_timeout = Some(options.request_timeout);
     config.write_timeout = Some(options.request_timeout);
-    Ok(config)
+    Ok((config, own))
 }
 
 fn service_account(folder: &std::path::Path, variables: &Variables) -> Result<Config> {

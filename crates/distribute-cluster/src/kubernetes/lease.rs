@@ -21,9 +21,9 @@ use crate::{Error, Generation, JobId, Register, Result, environment};
 /// newest generation. The API server compares the version of the object with each write, so that one process decides.
 ///
 /// The Lease belongs to one job, whose identity it names. It is created with the first generation; if this process's
-/// pod is known (POD_NAME, else HOSTNAME) and may be read, the Lease belongs to the pod's controller, such as its Job,
-/// and is deleted with it. Otherwise it stays after the job: delete it before a job with the same identity is started
-/// again as a whole.
+/// pod is known (POD_NAME, else HOSTNAME), is in the Lease's namespace and may be read, the Lease belongs to the pod's
+/// controller, such as its Job, and is deleted with it. Otherwise it stays after the job: delete it before a job with
+/// the same identity is started again as a whole.
 ///
 /// A generation of more than about 180 KB, which is one of some 2000 members, does not fit.
 ///
@@ -159,13 +159,15 @@ struct Session {
     leases: Objects,
     server: String,
     namespace: String,
+    /// That of this process's pod.
+    own_namespace: String,
     give_up: Instant,
 }
 
 impl Session {
     async fn open(register: LeaseRegister) -> Result<Session> {
         provide_cryptography();
-        let config = access::config(&register.options, &register.variables).await?;
+        let (config, own_namespace) = access::config(&register.options, &register.variables).await?;
         let (server, namespace) = (config.cluster_url.to_string(), config.default_namespace.clone());
         let client = Client::try_from(config).map_err(|error| Error::Kubernetes {
             server: server.clone(),
@@ -175,7 +177,7 @@ impl Session {
         })?;
         let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases");
         let give_up = Instant::now() + register.deadline();
-        Ok(Session { register, leases: Objects { client, path }, server, namespace, give_up })
+        Ok(Session { register, leases: Objects { client, path }, server, namespace, own_namespace, give_up })
     }
 
     /// Reads the Lease, again where that may help.
@@ -282,8 +284,12 @@ impl Session {
         json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": {}})
     }
 
-    /// Returns a reference to the controller of this process's pod, if it is known.
+    /// Returns a reference to the controller of this process's pod, if it is known and in the Lease's namespace: an
+    /// object does not own those of another one, in which another pod may have the same name.
     async fn owner(&self) -> Option<Value> {
+        if self.namespace != self.own_namespace {
+            return None;
+        }
         let variables = &self.register.variables;
         let pod = variables.pod_name.as_ref().or(variables.hostname.as_ref())?;
         let path = format!("/api/v1/namespaces/{}/pods", self.namespace);

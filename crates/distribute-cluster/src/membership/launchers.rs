@@ -2,6 +2,7 @@
 
 use super::variables::{ENVIRONMENT, Vars, wrong};
 use super::{Membership, from_tf_config};
+use crate::job::RUN_ID;
 use crate::process_manager::Meeting;
 use crate::{
     ClusterSpec, Error, JobId, Result, SageMakerResolver, Task, TaskType, environment, het_step, hostlist, json,
@@ -189,12 +190,15 @@ impl Job<'_> {
     fn scheduler_job(&self, source: Source) -> Option<JobId> {
         let from = |variable: &'static str| JobId::of_scheduler(variable, self.vars.get(variable)?).ok();
         match source {
-            Source::Ranks => from("TORCHELASTIC_RUN_ID").filter(|job| job.name() != TORCHRUN_DEFAULT),
+            Source::Ranks => from(RUN_ID).filter(|job| job.name() != TORCHRUN_DEFAULT),
             Source::OpenMpi => from("PMIX_NAMESPACE").or_else(|| from("OMPI_MCA_ess_base_jobid")),
             // The components of a heterogeneous job have different numbers.
-            Source::Slurm if self.vars.get("SLURM_HET_SIZE").is_none() => {
+            Source::Slurm if !het_step::is_heterogeneous(self.vars.0) => {
                 let step = self.step()?;
-                let name = format!("slurm-{}.{}", self.vars.get("SLURM_JOB_ID")?.trim(), step.trim());
+                // A job that is requeued keeps its number, and counts its steps from 0 again.
+                let restarts = self.vars.get("SLURM_RESTART_COUNT").filter(|count| count.trim() != "0");
+                let restarts = restarts.map_or_else(String::new, |count| format!("-{}", count.trim()));
+                let name = format!("slurm-{}.{}{restarts}", self.vars.get("SLURM_JOB_ID")?.trim(), step.trim());
                 JobId::of_scheduler("SLURM_STEP_ID", name).ok()
             }
             _ => None,

@@ -281,14 +281,21 @@ fn the_jobs_identity() {
     }
     assert_eq!(name(&[&RANKS[..], &[torchrun]].concat()), "run-7");
     assert_eq!(name(&slurm), "slurm-5.1");
+    // A job that is requeued has the same number, and numbers its steps anew.
+    for (restarts, expected) in [("0", "slurm-5.1"), (" 2 ", "slurm-5.1-2")] {
+        assert_eq!(name(&[&slurm[..], &[("SLURM_RESTART_COUNT", restarts)]].concat()), expected);
+    }
     assert_eq!(name(&mpi), "77");
     assert_eq!(name(&[&mpi[..], &[("PMIX_NAMESPACE", "prterun-h-3@1")]].concat()), "prterun-h-3@1");
     // Identities that may name only a part of the job.
     let lists = [("SLURM_JOB_NODELIST_HET_GROUP_0", "n[3-4]"), ("SLURM_JOB_NODELIST_HET_GROUP_1", "n[5-6]")];
     let het = [&slurm[..], &[("SLURM_HET_SIZE", "2")], &lists].concat();
+    let lists = [("SLURM_JOB_NODELIST_PACK_GROUP_0", "n[3-4]"), ("SLURM_JOB_NODELIST_PACK_GROUP_1", "n[5-6]")];
+    let pack = [&slurm[..], &[("SLURM_PACK_SIZE", "2")], &lists].concat();
     let none = [&RANKS[..], &[("TORCHELASTIC_RUN_ID", "none")]].concat();
     let beside = [&[("TF_CONFIG", TF), torchrun][..], &slurm].concat();
-    for vars in [&RANKS[..], &none, &het, &slurm[..3].iter().chain(&slurm[4..]).copied().collect::<Vec<_>>(), &beside] {
+    let unnamed = [&slurm[..3], &slurm[4..]].concat();
+    for vars in [&RANKS[..], &none, &het, &pack, &unnamed, &beside] {
         assert!(found(vars).job_id().is_derived(), "{vars:?}");
     }
     assert_eq!(found(&beside).job_id(), found(&[("TF_CONFIG", TF)]).job_id());

@@ -12,10 +12,15 @@ use super::pod;
 use super::server::{Fault, Server};
 
 fn register_of(server: &Server, name: &str, job: &str, variables: &[(&str, &str)]) -> LeaseRegister {
+    register_in("default", server, name, job, variables)
+}
+
+/// Returns the register in a Lease of a namespace, for a process in namespace `default`.
+fn register_in(namespace: &str, server: &Server, name: &str, job: &str, variables: &[(&str, &str)]) -> LeaseRegister {
     let access = Some(KubernetesAccess::Url(server.url()));
     let options = KubernetesOptions::default().access(access).namespace(Some("default".into()));
     let find = |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
-    LeaseRegister::from_vars(name, Some("default"), &JobId::new(job).unwrap(), options, find).unwrap()
+    LeaseRegister::from_vars(name, Some(namespace), &JobId::new(job).unwrap(), options, find).unwrap()
 }
 
 fn register(server: &Server) -> LeaseRegister {
@@ -118,6 +123,13 @@ fn the_lease_belongs_to_the_controller_of_the_pod() {
     register_of(&server, "mnist", "j", &[("POD_NAME", "mnist-0")]).decide(&generation(1, 1)).unwrap();
     let owner = json!([{"apiVersion": "batch/v1", "kind": "Job", "name": "mnist", "uid": "4f1"}]);
     assert_eq!(server.lease("mnist").unwrap()["metadata"]["ownerReferences"], owner);
+    // Another namespace may have a pod of the same name, and does not own objects of this one.
+    let mut stranger = pod("mnist-0", "mnist", 2);
+    stranger["metadata"]["ownerReferences"] =
+        json!([{"apiVersion": "batch/v1", "kind": "Job", "name": "mnist", "uid": "8a2", "controller": true}]);
+    server.put_in("research", stranger);
+    register_in("research", &server, "far", "j", &[("POD_NAME", "mnist-0")]).decide(&generation(1, 1)).unwrap();
+    assert_eq!(server.lease_in("research", "far").unwrap()["metadata"]["ownerReferences"], Value::Null);
     // A pod that is not found does not matter.
     register_of(&server, "other", "j", &[("HOSTNAME", "elsewhere")]).decide(&generation(1, 1)).unwrap();
     assert_eq!(server.lease("other").unwrap()["metadata"]["ownerReferences"], Value::Null);

@@ -166,7 +166,11 @@ impl Server {
 
     /// Returns a Lease of the namespace `default`.
     pub(crate) fn lease(&self, name: &str) -> Option<Value> {
-        self.shared.lock().leases.get(&("default".to_owned(), name.to_owned())).cloned()
+        self.lease_in("default", name)
+    }
+
+    pub(crate) fn lease_in(&self, namespace: &str, name: &str) -> Option<Value> {
+        self.shared.lock().leases.get(&(namespace.to_owned(), name.to_owned())).cloned()
     }
 
     /// Adds or replaces a Lease in the namespace `default`, as another program would.

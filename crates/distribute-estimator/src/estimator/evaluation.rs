@@ -209,7 +209,7 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
         for (name, value) in scores {
             events.scalar(name, step, *value)?;
         }
-        Ok(events.flush()?)
+        Ok(events.close()?)
     }
 }
 

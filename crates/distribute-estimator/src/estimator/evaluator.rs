@@ -19,7 +19,7 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
         let mut watch = CheckpointWatch::new(self.checkpoints().root()).limits(limits.0, limits.1);
         let mut present: Option<(FoundCheckpoint, Place)> = None;
         let mut newest: Option<(FoundCheckpoint, Scores)> = None;
-        let mut not_before = Instant::now() + eval.start_delay;
+        let mut pause = Pause::new(eval.start_delay);
         let mut is_first_look = true;
         loop {
             let was_there = std::mem::take(&mut is_first_look);
@@ -54,11 +54,11 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
                 watch.done();
                 continue;
             }
-            if !is_last && Instant::now() < not_before {
+            if !is_last && !pause.is_over() {
                 thread::sleep(BETWEEN_LOOKS);
                 continue;
             }
-            not_before = Instant::now() + eval.throttle;
+            pause = Pause::new(eval.throttle);
             match self.evaluated(eval, Some(&found.path)) {
                 Ok((_, scores)) if is_last => return Ok(scores),
                 Ok((_, scores)) => {
@@ -70,12 +70,28 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
                     if found.path.exists() {
                         tracing::warn!("{error}; waiting for the next checkpoint");
                     }
-                    not_before = Instant::now();
+                    pause = Pause::new(Duration::ZERO);
                 }
                 Err(error) => return Err(error),
             }
             watch.done();
         }
+    }
+}
+
+/// A time in which only the last checkpoint is evaluated.
+struct Pause {
+    began: Instant,
+    lasts: Duration,
+}
+
+impl Pause {
+    fn new(lasts: Duration) -> Pause {
+        Pause { began: Instant::now(), lasts }
+    }
+
+    fn is_over(&self) -> bool {
+        self.began.elapsed() >= self.lasts
     }
 }
 

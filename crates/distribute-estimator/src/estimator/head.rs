@@ -57,7 +57,7 @@ fn regression(logits: &Tensor, labels: Option<&Labels>, width: usize, mode: Mode
     let spec = EstimatorSpec::new();
     let spec = if mode == Mode::Predict { spec.prediction("predictions", logits) } else { spec };
     let Some(labels) = labels else { return Ok(spec) };
-    let right = values_of(labels, width, logits.device())?.to_dtype(logits.dtype())?;
+    let right = wide_as(&values_of(labels, width, logits.device())?, logits)?;
     let losses = MeanSquaredError.per_example(logits, &right)?;
     let spec = spec.loss(&losses);
     Ok(if mode == Mode::Eval { means(spec, &losses, &right, logits) } else { spec })
@@ -113,6 +113,11 @@ fn classes(
         spec = spec.metric("average_loss", Mean, &losses, &losses).metric("accuracy", Accuracy, logits, &right);
     }
     Ok(spec)
+}
+
+/// Converts values of f32 to f64 if the outputs are of this type. Those of 16 bits would round them.
+pub(super) fn wide_as(values: &Tensor, outputs: &Tensor) -> Result<Tensor> {
+    Ok(if outputs.dtype() == DType::F64 { values.to_dtype(DType::F64)? } else { values.clone() })
 }
 
 /// Adds the metrics that are means.
@@ -171,4 +176,16 @@ fn class_ids(labels: &Labels, count: usize, vocabulary: &[String]) -> Result<Vec
         }
     };
     Ok(ids)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_regression_of_16_bits_does_not_round_labels() {
+        let logits = Tensor::zeros((1, 1), DType::BF16, &Device::Cpu).unwrap();
+        let spec = regression(&logits, Some(&Column::from(vec![1001.0f32])), 1, Mode::Eval).unwrap();
+        assert_eq!(spec.sums().unwrap().sums[0], 1001.0 * 1001.0);
+    }
 }

@@ -8,6 +8,7 @@ use distribute_candle::{Loss, Model, Optimizer};
 use distribute_input::{Column, Features};
 use distribute_train::metrics::Metric;
 
+use super::head::wide_as;
 use super::spec::check_names;
 use super::{Estimator, EstimatorModel, EstimatorSpec, Labels, Mode, RunConfig};
 use crate::feature_columns::{FeatureColumns, InputLayer, Numeric};
@@ -23,7 +24,7 @@ type BuildFn<M> = dyn Fn(VarBuilder<'static>) -> candle_core::Result<M> + Send +
 /// `Trainer`, and the other way round; those of embeddings are `input_layer.COLUMN.embedding_weights`.
 ///
 /// - Labels that are integers are classes, of type `u32`; those that are numbers have the shape of the outputs if they
-///   are as many.
+///   are as many. They are `f32`, or `f64` for outputs of this type; outputs of 16 bits do not round them.
 /// - Predictions are the outputs, as `predictions`.
 ///
 /// # Examples
@@ -156,7 +157,7 @@ fn targets(labels: &Labels, outputs: &Tensor) -> Result<Tensor> {
         Column::Numbers(numbers) => {
             let values = numbers.as_slice();
             let shape = if values.len() == outputs.elem_count() { outputs.dims().to_vec() } else { shape };
-            Ok(Tensor::from_slice(values, shape, outputs.device())?.to_dtype(outputs.dtype())?)
+            wide_as(&Tensor::from_slice(values, shape, outputs.device())?, outputs)
         }
         Column::Integers(classes) => {
             let class = |class: &i64| {
@@ -169,6 +170,23 @@ fn targets(labels: &Labels, outputs: &Tensor) -> Result<Tensor> {
         }
         Column::Texts(_) => {
             Err(Error::Labels { problem: "they are texts; give numbers, or the number of each class".to_owned() })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Device};
+
+    use super::*;
+
+    #[test]
+    fn labels_that_are_numbers_are_not_rounded_to_outputs_of_16_bits() {
+        for (dtype, expected) in [(DType::BF16, DType::F32), (DType::F32, DType::F32), (DType::F64, DType::F64)] {
+            let outputs = Tensor::zeros((1, 1), dtype, &Device::Cpu).unwrap();
+            let targets = targets(&Column::from(vec![1001.0f32]), &outputs).unwrap();
+            assert_eq!((targets.dtype(), targets.dims()), (expected, &[1, 1][..]));
+            assert_eq!(targets.to_dtype(DType::F64).unwrap().to_vec2::<f64>().unwrap(), [[1001.0]]);
         }
     }
 }

@@ -189,7 +189,7 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
             last_losses = Some(losses);
         }
         run.checkpoints.finish_everywhere(strategy)?;
-        run.flush()?;
+        run.close()?;
         saved(strategy, &mut run.checkpoints, true)?;
         Ok(run.steps)
     }
@@ -344,6 +344,11 @@ impl<'a, M> Run<'a, M> {
 
     fn flush(&mut self) -> Result<()> {
         Ok(self.events.as_mut().map_or(Ok(()), EventWriter::flush)?)
+    }
+
+    /// Writes all events out.
+    fn close(&mut self) -> Result<()> {
+        Ok(self.events.take().map_or(Ok(()), EventWriter::close)?)
     }
 }
 

@@ -3,7 +3,7 @@
 use distribute_rows::{Blocks, Float};
 
 use super::padded::Frame;
-use super::pooled;
+use super::planes::planes;
 use crate::pooling::pairs::Pairs;
 
 /// The filters of a convolution, or of its gradient, divided into blocks of as many as a tile has.
@@ -107,7 +107,7 @@ impl<'a, T: Float> Filters<'a, T> {
             let first = part * self.part;
             f(state, &x[first / self.count * group..][..group], first % self.bias.len(), out);
         };
-        pooled::planes(blocks, self.pairs, state, write)
+        planes(blocks, self.pairs, state, write)
     }
 
     /// Copies the kernel of a filter for a channel of its group.

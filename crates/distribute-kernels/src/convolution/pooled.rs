@@ -1,11 +1,10 @@
 //! Convolution, rectified linear unit and max-pooling in one.
 
-use distribute_rows::{Blocks, Float, relu};
+use distribute_rows::{Float, relu};
 
 use super::{Compiled, Convolution, End};
 use crate::parallel::check;
 use crate::pooling::Pooling;
-use crate::pooling::pairs::{Lines, Pairs};
 
 /// A convolution, the rectified linear unit of it, and max-pooling of that by windows of 2 × 2 that do not overlap.
 ///
@@ -37,9 +36,10 @@ pub struct Pooled(Convolution);
 /// The gradients of a convolution that was pooled.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OfPooled<T> {
-    /// Of the convolution before the rectified linear unit: images × filters × height × width of its result.
+    /// The gradient of the convolution before the rectified linear unit: images × filters × height × width of its
+    /// result.
     pub convolved: Vec<T>,
-    /// Of the bias: filters.
+    /// The gradient of the bias: filters.
     pub bias: Vec<T>,
 }
 
@@ -92,25 +92,4 @@ pub(super) fn pooling(of: &Convolution) -> Pooling {
 /// Computes the gradient of a convolution from that of the pooling.
 pub(super) fn spread<T: Float>(of: &Convolution, places: &[u8], gradient: &[T]) -> Vec<T> {
     pooling(of).pairs().map_or_else(Vec::new, |pairs| pairs.gradient(places, gradient))
-}
-
-/// Computes planes of results in blocks, and pools them if they have windows: returns the largest elements then, and
-/// their places.
-pub(super) fn planes<T: Float, S>(
-    blocks: Blocks,
-    pairs: Option<Pairs>,
-    state: impl Fn() -> S + Sync,
-    write: impl Fn(&mut S, usize, &mut [T]) + Sync,
-) -> (Vec<T>, Vec<u8>) {
-    let Some(pairs) = pairs else { return (blocks.computed(state, write).0, Vec::new()) };
-    let [from, to] = pairs.counts();
-    let scaled = |count: usize| count / from * to;
-    let pooled = Blocks { count: scaled(blocks.count), size: scaled(blocks.size), ..blocks };
-    let state = || (state(), vec![T::default(); blocks.size.min(blocks.count)], Lines::default());
-    let (y, places) = pooled.computed(state, |(state, planes, lines), block, out| {
-        let planes = &mut planes[..out.len() / to * from];
-        write(state, block, planes);
-        pairs.largest(planes, out, lines)
-    });
-    (y, places.concat())
 }

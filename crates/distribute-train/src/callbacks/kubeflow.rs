@@ -25,7 +25,8 @@ mod tests;
 ///
 /// The chief alone posts, from a thread of its own: at most every 5 s ([`every`](Self::every)), the newest state, in at
 /// most 5 s per post. Training never waits for it but at its end, at most 10 s, until 100 % is accepted. A post that
-/// fails never fails the training: the first failure is a warning, further ones are logged at the level `debug`.
+/// fails never fails the training: the first failure is a warning, further ones are logged at the level `debug`. In an
+/// elastic job whose chief is lost, the next one posts.
 ///
 /// The token and the certificate are read anew for each post, so both may be replaced during the training. The server
 /// is asked directly, not through a proxy.
@@ -59,7 +60,7 @@ pub struct KubeflowStatus {
     target: Target,
     settings: Settings,
     gauge: Gauge,
-    /// Posts from the begin of the training on; none on workers other than the chief.
+    /// Posts while this process is the chief.
     poster: Option<Poster>,
     noted: Option<Instant>,
     epoch: Epoch,
@@ -181,6 +182,14 @@ impl Sink for KubeflowStatus {
 impl Callback for KubeflowStatus {
     fn train_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
         if training.is_chief() { self.start() } else { Ok(()) }
+    }
+
+    fn members_changed(&mut self, training: &mut Training<'_>) -> Result<()> {
+        if training.is_chief() {
+            return self.start();
+        }
+        self.poster = None;
+        Ok(())
     }
 
     fn epoch_begin(&mut self, training: &mut Training<'_>) -> Result<()> {

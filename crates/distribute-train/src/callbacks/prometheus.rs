@@ -1,6 +1,6 @@
 //! An endpoint from which Prometheus reads the metrics of a training run.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -12,12 +12,13 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 use super::{Callback, Training};
-use crate::status::{OPEN_METRICS, Routes, Server, answer, bind};
-use crate::{Error, Result};
+use crate::Result;
+use crate::status::{OPEN_METRICS, Port, RELEASE, Routes, Server, answer};
 
 type Number = Gauge<f64, AtomicU64>;
 
-/// Serves the metrics of a training run on the chief, at `/metrics`, until it is dropped:
+/// Serves the metrics of a training run on the chief, at `/metrics`, until it is dropped. In an elastic job whose chief
+/// is lost, the next one serves them at the same address of its own host.
 ///
 /// ```text
 /// distribute_training_epoch 3
@@ -39,10 +40,10 @@ type Number = Gauge<f64, AtomicU64>;
 /// The OpenMetrics text format.
 #[derive(Debug)]
 pub struct Prometheus {
-    address: SocketAddr,
     /// Held until the training begins, which determines whether this process is the chief.
-    listener: Option<TcpListener>,
+    port: Port,
     numbers: Numbers,
+    /// That of the chief.
     server: Option<Server>,
 }
 
@@ -56,20 +57,25 @@ struct Numbers {
 }
 
 impl Prometheus {
-    /// Serves at an address of this machine, such as `0.0.0.0:9464`.
+    /// Serves at an address of this machine, such as `0.0.0.0:9464`. All workers of a host may be given the same one;
+    /// the chief serves at it.
     ///
     /// # Errors
-    /// [`Error::Listen`] if the address cannot be listened on.
+    /// [`Error::Listen`](crate::Error::Listen) if the address cannot be listened on. That another process has the port
+    /// is an error of the chief's training, if it does not release it within 5 s.
     pub fn serve(address: &str) -> Result<Prometheus> {
-        let failed = |source| Error::Listen { address: address.to_owned(), source };
-        let listener = bind(address)?;
-        let address = listener.local_addr().map_err(failed)?;
-        Ok(Prometheus { address, listener: Some(listener), numbers: Numbers::default(), server: None })
+        Ok(Prometheus { port: Port::reserve(address)?, numbers: Numbers::default(), server: None })
     }
 
     /// Returns the address of the endpoint.
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.port.address()
+    }
+
+    fn begin(&mut self) -> Result<()> {
+        let routes = Routes::new().route("/metrics", get(metrics)).with_state(Arc::new(self.numbers.registry()));
+        self.server = Some(Server::start(self.port.listen(RELEASE)?, routes)?);
+        Ok(())
     }
 }
 
@@ -78,7 +84,7 @@ impl Numbers {
         let mut registry = Registry::with_prefix("distribute_training");
         registry.register("epoch", "The epoch under way", self.epoch.clone());
         registry.register("steps", "Steps done", self.steps.clone());
-        registry.register("examples", "Examples seen by all replicas", self.examples.clone());
+        registry.register("examples", "Steps done, times the global batch", self.examples.clone());
         registry.register("learning_rate", "The learning rate of the next step", self.learning_rate.clone());
         registry.register("value", "Losses and metrics, by their names", self.values.clone());
         registry
@@ -98,10 +104,21 @@ impl Numbers {
 
 impl Callback for Prometheus {
     fn train_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
-        // Workers other than the chief release their port.
-        let Some(listener) = self.listener.take().filter(|_| training.is_chief()) else { return Ok(()) };
-        let routes = Routes::new().route("/metrics", get(metrics)).with_state(Arc::new(self.numbers.registry()));
-        self.server = Some(Server::start(listener, routes)?);
+        if training.is_chief() {
+            return self.begin();
+        }
+        self.port.release();
+        Ok(())
+    }
+
+    fn members_changed(&mut self, training: &mut Training<'_>) -> Result<()> {
+        if !training.is_chief() {
+            self.server = None;
+        } else if self.server.is_none()
+            && let Err(error) = self.begin()
+        {
+            distribute_notice::warn!("this process is the job's chief now, and serves no metrics: {error}");
+        }
         Ok(())
     }
 

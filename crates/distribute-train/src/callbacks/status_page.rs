@@ -1,16 +1,17 @@
 //! A page that shows the state of a job, served by its chief.
 
 use std::collections::BTreeMap;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 
 use distribute_strategy::{Strategy, WeakStrategy};
 
 use super::{Callback, Training};
 use crate::progress::{self, Activity, Event, Link, Message, Pulse, Status, Vitals};
-use crate::status::{Board, Job, Server};
+use crate::status::{Board, Job, Port, RELEASE, Server};
 use crate::{Error, Result};
 
 /// Serves a status page on the chief until it is dropped, to which all workers report: see [`status`](crate::status).
+/// In an elastic job whose chief is lost, the next one serves it at the same address of its own host.
 ///
 /// For programs that `distribute run --status` does not start. Workers send their vital signs about once a second
 /// through the job's coordination service, from a thread of their own. Custom loops give it to
@@ -27,10 +28,12 @@ use crate::{Error, Result};
 /// ```
 #[derive(Debug)]
 pub struct StatusPage {
-    address: SocketAddr,
     /// Held until the training begins, which determines whether this process is the chief.
-    listener: Option<TcpListener>,
+    port: Port,
+    /// That of the chief.
     server: Option<Server>,
+    /// Whether this process was the chief when it began to report; none before.
+    was_chief: Option<bool>,
     /// Reports the steps of this task; none before training, and none in a custom loop, whose progress has it.
     pulse: Option<Pulse>,
     /// The state of the chief's training.
@@ -39,31 +42,31 @@ pub struct StatusPage {
 }
 
 impl StatusPage {
-    /// Serves at an address of this machine, such as `127.0.0.1:8080`.
+    /// Serves at an address of this machine, such as `127.0.0.1:8080`. All workers of a host may be given the same one;
+    /// the chief serves at it.
     ///
     /// # Errors
-    /// [`Error::Listen`] if the address cannot be listened on.
+    /// [`Error::Listen`] if the address cannot be listened on. That another process has the port is an error of the
+    /// chief's training, if it does not release it within 5 s.
     pub fn serve(address: &str) -> Result<StatusPage> {
-        let listener = crate::status::bind(address)?;
-        let failed = |source| Error::Listen { address: address.to_owned(), source };
-        let address = listener.local_addr().map_err(failed)?;
-        let (status, steps) = (Status::default(), 0);
-        Ok(StatusPage { address, listener: Some(listener), server: None, pulse: None, status, steps })
+        let (port, status) = (Port::reserve(address)?, Status::default());
+        Ok(StatusPage { port, server: None, was_chief: None, pulse: None, status, steps: 0 })
     }
 
     /// Returns the address of the page.
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.port.address()
     }
 
     /// Begins a run: serves on the chief, and returns what reports this task's steps.
     pub(crate) fn begin(&mut self, strategy: &Strategy, options: &progress::Options) -> Result<Pulse> {
-        let listener = self.listener.take().filter(|_| options.is_chief);
-        let Some(listener) = listener else {
-            // Workers other than the chief release their port.
+        self.was_chief = Some(options.is_chief);
+        if !options.is_chief {
+            self.port.release();
             let link: Box<dyn Link> = Box::new(ToChief { strategy: strategy.downgrade() });
             return Pulse::start(&options.task, None, options.sources(), vec![link]).map_err(Error::Thread);
-        };
+        }
+        let listener = self.port.listen(RELEASE)?;
         let program = std::env::current_exe().ok();
         let name = program.as_deref().and_then(|path| path.file_stem()).map(|name| name.to_string_lossy().into_owned());
         let mut job = Job::new(name.as_deref().unwrap_or("training"));
@@ -79,6 +82,13 @@ impl StatusPage {
             Box::new(OnChief { strategy: strategy.downgrade(), board, has_failed: false, known: BTreeMap::new() });
         let title = Some(options.title.clone());
         Pulse::start(&options.task, title, options.sources(), vec![link]).map_err(Error::Thread)
+    }
+
+    fn begin_in(&mut self, training: &Training<'_>) -> Result<()> {
+        let title = training.strategy.describe();
+        let options = progress::Options { title, ..progress::Options::of(training.strategy) };
+        self.pulse = Some(self.begin(training.strategy, &options)?);
+        Ok(())
     }
 
     fn note(&mut self, training: &Training<'_>, is_epoch: bool) {
@@ -98,11 +108,19 @@ impl StatusPage {
 impl Callback for StatusPage {
     fn train_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
         if self.pulse.is_none() {
-            let title = training.strategy.describe();
-            let options = progress::Options { title, ..progress::Options::of(training.strategy) };
-            self.pulse = Some(self.begin(training.strategy, &options)?);
+            self.begin_in(training)?;
         }
         self.steps = training.step;
+        Ok(())
+    }
+
+    fn members_changed(&mut self, training: &mut Training<'_>) -> Result<()> {
+        if self.was_chief.is_some_and(|was_chief| was_chief != training.is_chief()) {
+            (self.pulse, self.server) = (None, None);
+            if let Err(error) = self.begin_in(training) {
+                distribute_notice::warn!("this process does not report to a status page any more: {error}");
+            }
+        }
         Ok(())
     }
 

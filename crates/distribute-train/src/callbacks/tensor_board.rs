@@ -12,6 +12,9 @@ use crate::tensorboard::EventWriter;
 /// Writes every epoch's values to event files: those of the training to the run `train`, those of the validation to
 /// `validation`, under Keras's tags; optionally also histograms of variables and values of steps.
 ///
+/// Examples per second are steps times the global batch, over the time from the begin of the epoch to its last step;
+/// with [`every_steps`](TensorBoard::every_steps) those between two of these steps.
+///
 /// # Examples
 /// ```
 /// use distribute_train::callbacks::TensorBoard;
@@ -28,13 +31,15 @@ pub struct TensorBoard {
     writers: Option<[EventWriter; 2]>,
     /// The start of the epoch or the last time that values of a step were written, and the examples seen by then.
     since: Option<(Instant, u64)>,
+    /// The time of the last step, and the examples seen by then.
+    last: Option<(Instant, u64)>,
 }
 
 impl TensorBoard {
     /// Writes to this folder, which may be a URL of a store (feature `object-store`): see [`EventWriter`] for how often
     /// it is uploaded.
     pub fn new(folder: impl Into<PathBuf>) -> TensorBoard {
-        TensorBoard { folder: folder.into(), histograms: 0, steps: None, writers: None, since: None }
+        TensorBoard { folder: folder.into(), histograms: 0, steps: None, writers: None, since: None, last: None }
     }
 
     /// Writes histograms of all variables after every `every_epochs` epochs. Default: 0, none.
@@ -74,10 +79,11 @@ impl TensorBoard {
         Ok(())
     }
 
-    fn examples_per_second(&mut self, examples: u64) -> Option<f64> {
-        let now = Instant::now();
+    /// Returns the rate since it was last asked for, or since the epoch began, up to the last step.
+    fn examples_per_second(&mut self) -> Option<f64> {
+        let (now, examples) = self.last?;
         let (then, before) = self.since.replace((now, examples))?;
-        Some((examples - before) as f64 / (now - then).as_secs_f64().max(1e-9))
+        Some(examples.saturating_sub(before) as f64 / (now - then).as_secs_f64().max(1e-9))
     }
 }
 
@@ -96,7 +102,7 @@ impl Callback for TensorBoard {
     }
 
     fn epoch_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
-        self.since = Some((Instant::now(), training.examples));
+        (self.since, self.last) = (Some((Instant::now(), training.examples)), None);
         if let Some(steps) = &mut self.steps {
             steps.continue_after(training.step);
         }
@@ -104,11 +110,12 @@ impl Callback for TensorBoard {
     }
 
     fn step_end(&mut self, training: &mut Training<'_>) -> Result<()> {
+        self.last = Some((Instant::now(), training.examples));
         let is_due = self.steps.as_mut().is_some_and(|steps| steps.is_due(training.step));
         if !is_due || !training.is_chief() {
             return Ok(());
         }
-        let rate = self.examples_per_second(training.examples);
+        let rate = self.examples_per_second();
         let values = training.values.iter().map(|(name, value)| (format!("batch_{name}"), *value));
         let rate = rate.map(|rate| ("batch_examples_per_second".to_owned(), rate));
         self.write(values.chain(rate).map(|(tag, value)| Line::number(Run::Train, tag, training.step, value)).collect())
@@ -121,7 +128,7 @@ impl Callback for TensorBoard {
         if !training.is_chief() {
             return Ok(());
         }
-        let rate = if self.steps.is_none() { self.examples_per_second(training.examples) } else { None };
+        let rate = if self.steps.is_none() { self.examples_per_second() } else { None };
         let step = u64::from(training.epoch);
         let mut lines = Vec::new();
         for (name, value) in training.values {

@@ -21,6 +21,7 @@ fn messages() -> Vec<Message> {
         examples_per_s: 19_431.5,
         metrics: vec![("loss".into(), f64::NAN), ("accuracy".into(), 1.0)],
         elapsed_s: 3.1,
+        resumed: 0,
         total_steps: None,
     };
     let vitals = Vitals { host: "a".into(), own_s: Some(0.25), pid: 7, steps: 3, ..Vitals::default() };

@@ -210,3 +210,15 @@ proptest! {
         prop_assert!(close(area, expected), "{} and {}", area, expected);
     }
 }
+
+#[test]
+fn an_example_of_weight_0_needs_no_class() {
+    let metrics = Metrics::new().with(Accuracy);
+    // The second example is padding.
+    let predictions = Predictions::new(&[0.1, 0.9, 0.3, 0.7], 2, Targets::Values(&[0.0, 1.0, 0.0, 0.0])).unwrap();
+    let mut sums = metrics.zeros();
+    metrics.update(&mut sums, &predictions.weighted(&[1.0, 0.0]).unwrap()).unwrap();
+    assert_eq!(sums, [1.0, 1.0]);
+    let error = metrics.update(&mut sums, &predictions.weighted(&[0.0, 1.0]).unwrap()).unwrap_err();
+    assert!(error.to_string().contains("example 1"), "{error}");
+}

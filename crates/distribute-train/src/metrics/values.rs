@@ -6,11 +6,13 @@ use super::{Metric, Predictions};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Mean;
 
-/// Mean squared error: the mean of the squared differences between outputs and targets.
+/// Mean squared error: the mean of the squared differences between outputs and targets,
+/// both rounded to f32, also those of a model in f64.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MeanSquaredError;
 
-/// Mean absolute error: the mean of the absolute differences between outputs and targets.
+/// Mean absolute error: the mean of the absolute differences between outputs and targets,
+/// both rounded to f32, also those of a model in f64.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MeanAbsoluteError;
 

@@ -29,6 +29,18 @@ fn a_step_longer_than_the_grace_ends_it_at_once() {
     assert!(grace.is_over(true, Duration::from_secs(5), start + Duration::from_secs(9)));
 }
 
+#[test]
+fn a_grace_without_an_end_is_never_over() {
+    let (mut grace, start) = (Grace::default(), Instant::now());
+    for (seconds, is_told) in [(0, false), (5, true), (5_000_000, true)] {
+        assert!(!grace.is_over(is_told, Duration::MAX, start + Duration::from_secs(seconds)));
+    }
+    let config = TerminationConfig::default().watch(|| true).grace_period(Duration::MAX);
+    let handler = handler(config);
+    await_request(&handler, Request::Save);
+    assert!(!handler.should_stop() && !handler.has_to_end());
+}
+
 /// A handler of a strategy of one replica, without signals, so that tests do not share them.
 fn handler(config: TerminationConfig) -> PreemptionHandler {
     let strategy = Strategy::default_strategy().unwrap();

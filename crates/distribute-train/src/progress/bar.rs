@@ -266,9 +266,9 @@ fn bar(step: u64, steps: u64, done: bool, cells: usize) -> (String, String) {
 /// Time taken by a finished epoch, time left in a running one.
 fn clock_face(status: &Status, done: bool) -> String {
     match status.steps {
-        Some(steps) if !done && status.step > 0 => {
-            let left = steps.saturating_sub(status.step) as f64;
-            format!("ETA {}", text::seconds(status.elapsed_s / status.step as f64 * left))
+        Some(steps) if !done && status.step > status.resumed => {
+            let (made, left) = (status.step - status.resumed, steps.saturating_sub(status.step));
+            format!("ETA {}", text::seconds(status.elapsed_s / made as f64 * left as f64))
         }
         _ => text::seconds(status.elapsed_s),
     }

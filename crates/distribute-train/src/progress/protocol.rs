@@ -59,7 +59,8 @@ pub struct Status {
     pub step: u64,
     /// Steps per epoch, if known.
     pub steps: Option<u64>,
-    /// Examples of the global batch per second of training, excluding validation time.
+    /// Examples of the global batch per second of training, excluding validation time. A shorter last batch of a
+    /// pass counts as a whole one.
     pub examples_per_s: f64,
     /// Names and values, in the order in which they are shown. `val_…` marks a validation metric; `comm` and `skew` are
     /// fractions of a step (0 to 1). Values that are not JSON numbers are encoded as the strings `NaN`, `inf` and
@@ -68,9 +69,16 @@ pub struct Status {
     pub metrics: Vec<(String, f64)>,
     /// Seconds since the epoch began.
     pub elapsed_s: f64,
+    /// Steps of this epoch that an earlier run has made, and for which `elapsed_s` has no time.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub resumed: u64,
     /// Completed steps of all epochs, if the sender counts them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total_steps: Option<u64>,
+}
+
+fn is_zero(steps: &u64) -> bool {
+    *steps == 0
 }
 
 /// A number that JSON can encode even if it is not finite, so that a diverged loss does not make the line unreadable
@@ -135,6 +143,7 @@ mod tests {
             examples_per_s: 19_431.5,
             metrics: vec![("loss".into(), 0.25), ("accuracy".into(), 1.0)],
             elapsed_s: 3.1,
+            resumed: 0,
             total_steps: None,
         }
     }
@@ -144,7 +153,7 @@ mod tests {
         for event in [
             Event::Begin { title: "mnist · 2 workers".into() },
             Event::Step(status()),
-            Event::Step(Status { steps: None, total_steps: Some(7), ..status() }),
+            Event::Step(Status { steps: None, resumed: 3, total_steps: Some(7), ..status() }),
             Event::Epoch(status()),
             Event::Vitals(Vitals { host: "a".into(), own_s: Some(0.25), ..Vitals::default() }),
             Event::End { summary: "test accuracy  97.8 %\nreplicas  2\n".into() },

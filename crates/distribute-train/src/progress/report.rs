@@ -225,7 +225,7 @@ impl Progress {
 
     /// Continues an epoch of which an earlier run has made `steps` steps.
     pub fn continue_after(&mut self, steps: u64) {
-        self.epoch.status.step = steps;
+        (self.epoch.status.step, self.epoch.status.resumed) = (steps, steps);
     }
 
     /// Reports completed steps, one or several since the last call: the `step`th of the epoch, counted from 1, was the
@@ -367,7 +367,7 @@ impl Epoch {
         self.examples = 0;
         let status = &mut self.status;
         status.epoch = epoch;
-        status.step = 0;
+        (status.step, status.resumed) = (0, 0);
         status.elapsed_s = 0.0;
         status.examples_per_s = 0.0;
         status.metrics.clear();

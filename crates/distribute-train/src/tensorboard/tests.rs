@@ -21,12 +21,22 @@ fn written() -> (tempfile::TempDir, PathBuf) {
 
 #[test]
 fn buckets_count_every_finite_value_once() {
-    let all = histogram([-0.5, 0.0, 0.25, 0.25, 1.0, f64::NAN, 1e300, -1e300]);
-    assert_eq!((all.num, all.min, all.max), (7.0, -1e300, 1e300));
+    let (all, left_out) = histogram([-0.5, 0.0, 0.25, 0.25, 1.0, f64::NAN, 1e300, -1e300, f64::INFINITY]);
+    assert_eq!((all.num, all.min, all.max, left_out), (7.0, -1e300, 1e300, 2));
     assert_eq!(all.bucket.iter().sum::<f64>(), 7.0);
     assert_eq!(all.bucket.len(), all.bucket_limit.len());
     assert!(all.bucket_limit.is_sorted());
-    assert_eq!(histogram([f64::NAN]), wire::Histogram::default());
+    assert_eq!(histogram([f64::NAN]), (wire::Histogram::default(), 1));
+}
+
+#[test]
+fn values_that_a_histogram_leaves_out_are_told_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut writer = EventWriter::create(folder.path()).unwrap();
+    for (values, told) in [([0.5, 1.0], false), ([0.5, f64::NAN], true), ([f64::INFINITY, 1.0], true)] {
+        writer.histogram("fc1.weight", 1, values).unwrap();
+        assert_eq!(writer.has_left_out, told);
+    }
 }
 
 #[test]

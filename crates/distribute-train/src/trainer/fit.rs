@@ -327,9 +327,18 @@ impl<T: Trainee> Session<'_, T> {
         self.heed_at_end(preemption.as_ref(), callbacks, &last)?;
         self.tell(callbacks, &last, |callback, training| callback.train_end(training))?;
         if preemption.as_ref().is_some_and(PreemptionHandler::has_event) {
+            let later = match strategy.elastic() {
+                // Requests are void when its members meet anew.
+                Some(_) => "the program continues until it ends or is told again",
+                None => {
+                    // Also within a grace period, whose request to save may have been taken.
+                    strategy.request(Request::Leave);
+                    "a later fit with stop_on ends after its first step"
+                }
+            };
             distribute_notice::warn!(
-                "this process was told to stop at the end of its training, which is complete: fit returns as usual, \
-                 and the program continues until it ends or is told again"
+                "this process was told to stop at the end of its training, which is complete: fit returns as usual; \
+                 {later}"
             );
         }
         Ok(())

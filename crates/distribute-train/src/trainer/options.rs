@@ -136,7 +136,8 @@ impl<B, E> Fit<B, E> {
     /// [`BackupAndRestore`](crate::callbacks::BackupAndRestore) saves at the request, [`fit`](super::fit) returns
     /// [`Preempted`](crate::Error::Preempted) too, before [`train_end`](Callback::train_end): started again, it finds
     /// all epochs done. Without such a callback, or once [`train_end`](Callback::train_end) is called, it ends as
-    /// usual, with a warning.
+    /// usual, with a warning; a later call of [`fit`](super::fit) with `stop_on` under the same strategy then ends
+    /// after its first step.
     ///
     /// A process of an elastic job leaves the others instead, which have its state:
     /// [`Left`](crate::Error::Left). If fewer than the job's smallest number would remain, all save before.

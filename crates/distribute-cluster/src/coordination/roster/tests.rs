@@ -155,6 +155,25 @@ fn one_rank_is_one_process() {
 }
 
 #[test]
+fn a_process_in_the_place_of_a_silent_one_may_try_again() {
+    let now = Instant::now();
+    let (mut roster, visits) = complete(2, now);
+    let passing = |roster: &mut Roster, after: Duration| {
+        let (reason, passing) = refusal(roster.admit(&join(1, 2, 9), "10.0.0.9:6".to_owned(), now + after));
+        assert!(reason.contains("two processes say that they are worker:1"), "{reason}");
+        passing
+    };
+    assert!(!passing(&mut roster, INTERVAL * 2));
+    roster.heard(1, visits[1], now + INTERVAL * 2);
+    assert!(!passing(&mut roster, INTERVAL * 4));
+    assert!(passing(&mut roster, INTERVAL * 4 + INTERVAL / 2));
+    // The loss is noticed later, and ends the job that the process does not belong to.
+    assert!((5..15).any(|step| roster.look(now + INTERVAL * step)));
+    let later = roster.admit(&join(1, 2, 9), "10.0.0.9:6".to_owned(), now + INTERVAL * 15);
+    assert!(refusal(later).1);
+}
+
+#[test]
 fn a_connection_that_its_member_has_given_up_does_not_count() {
     let now = Instant::now();
     let mut roster = roster(2);

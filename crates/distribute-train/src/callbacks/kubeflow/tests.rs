@@ -9,6 +9,7 @@ use tempfile::TempDir;
 use super::stand_in::{Answer, PATH, Seen, StandIn};
 use super::*;
 use crate::callbacks::tests::Toy;
+use crate::callbacks::tests::roles::two_workers;
 
 /// A status that is posted to a stand-in, with the files of a pod.
 struct Mounted {
@@ -407,4 +408,31 @@ fn nothing_of_the_token_is_shown() {
     note_each(&mut status, &server, 1..=1);
     assert!(!format!("{status:?}").contains("secret"), "{status:?}");
     assert!(Path::new(&mounted.path("token")).exists());
+}
+
+#[test]
+fn the_chief_posts_while_it_is_the_chief() {
+    let server = StandIn::with_tls();
+    let (_mounted, mut status) = Mounted::new(&server);
+    let [chief, other] = two_workers();
+    let mut toy = Toy::new();
+    (toy.epochs, toy.epoch, toy.strategy) = (9, 1, other.clone());
+    toy.show(&[], |training| status.train_begin(training)).unwrap();
+    let mut shows = |strategy: &distribute_strategy::Strategy, status: &mut KubeflowStatus| {
+        toy.strategy = strategy.clone();
+        toy.show(&[], |training| {
+            status.members_changed(training)?;
+            status.epoch_begin(training)?;
+            status.epoch_end(training)
+        })
+        .unwrap();
+    };
+    shows(&other, &mut status);
+    assert!(status.poster.is_none());
+    shows(&chief, &mut status);
+    server.wait_for(1);
+    shows(&other, &mut status);
+    assert!(status.poster.is_none());
+    shows(&chief, &mut status);
+    server.wait_for(2);
 }

@@ -36,6 +36,7 @@ fn running() -> Status {
         examples_per_s: 19_600.0,
         metrics: vec![("loss".into(), 0.1178), ("accuracy".into(), 0.9652)],
         elapsed_s: 1.343,
+        resumed: 0,
         total_steps: None,
     }
 }
@@ -57,6 +58,7 @@ fn finished() -> Status {
         examples_per_s: 19_431.0,
         metrics: metrics.map(|(name, value)| (name.to_owned(), value)).to_vec(),
         elapsed_s: 3.1,
+        resumed: 0,
         total_steps: None,
     }
 }
@@ -96,6 +98,17 @@ fn a_running_epoch_at_three_widths() {
     );
     assert_eq!(drawn(80, &event), "\rEpoch 2/5 ━━━╸──── 214/469  ETA 1.6s  19.6k ex/s  loss 0.1178  accuracy 0.9652");
     assert_eq!(drawn(60, &event), "\rEpoch 2/5 ━━╸── 214/469  ETA 1.6s  19.6k ex/s  loss 0.1178");
+}
+
+#[test]
+fn the_time_that_is_left_is_that_of_the_steps_of_this_run() {
+    // 14 of 214 steps in 1.4 s: 0.1 s each.
+    let status = Status { resumed: 200, elapsed_s: 1.4, ..running() };
+    let text = drawn(80, &Event::Step(status.clone()));
+    assert!(text.contains("214/469  ETA 25.5s"), "{text:?}");
+    // Before the first of them nothing is known.
+    let text = drawn(80, &Event::Step(Status { step: 200, ..status }));
+    assert!(text.contains("200/469  1.4s"), "{text:?}");
 }
 
 #[test]
@@ -208,6 +221,7 @@ proptest! {
         width in 0_u16..250,
         epoch in any::<u32>(),
         step in any::<u64>(),
+        resumed in any::<u64>(),
         steps in any::<Option<u64>>(),
         rate in any::<f64>(),
         value in any::<f64>(),
@@ -216,7 +230,15 @@ proptest! {
     ) {
         let metrics = vec![(name, value), ("val_loss".into(), value), ("comm".into(), 0.5)];
         let status = Status {
-            epoch, epochs: epoch, step, steps, examples_per_s: rate, metrics, elapsed_s: rate, total_steps: None,
+            epoch,
+            epochs: epoch,
+            step,
+            steps,
+            examples_per_s: rate,
+            metrics,
+            elapsed_s: rate,
+            resumed,
+            total_steps: None,
         };
         let event = if done { Event::Epoch(status) } else { Event::Step(status) };
         let text = drawn(width, &event);

@@ -12,6 +12,7 @@ fn status() -> Status {
         examples_per_s: 19_431.4,
         metrics: metrics.map(|(name, value)| (name.to_owned(), value)).to_vec(),
         elapsed_s: 3.1,
+        resumed: 0,
         total_steps: None,
     }
 }

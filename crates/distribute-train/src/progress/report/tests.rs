@@ -221,7 +221,7 @@ fn every_task_reports_its_vital_signs_and_only_the_chief_the_run() {
         let told: Vec<_> = messages.into_iter().map(|message| message.event).filter(of_the_run).collect();
         if is_chief {
             assert!(told.contains(&Event::Begin { title: "mnist".into() }), "{told:?}");
-            let epoch = |event: &Event| matches!(event, Event::Epoch(status) if status.step == 8);
+            let epoch = |event: &Event| matches!(event, Event::Epoch(Status { step: 8, resumed: 5, .. }));
             assert!(told.iter().any(epoch), "{told:?}");
             assert!(told.contains(&Event::End { summary: summary().to_string() }), "{told:?}");
         } else {

@@ -21,6 +21,7 @@ use crate::trainer::{Part, evaluate, sums};
 
 mod settings;
 mod shared_folders;
+mod tables;
 mod told_at_the_end;
 
 /// A model without variables. The loss of an example is its number, or that of the call if there is a list.

@@ -5,14 +5,14 @@ use std::time::Instant;
 
 use super::*;
 
-/// Sets a flag at the end of an epoch, and waits until the process is asked to stop.
-struct Tells(u32, Arc<AtomicBool>);
+/// Sets a flag at the end of an epoch, and waits until the process makes this request.
+struct Tells(u32, Request, Arc<AtomicBool>);
 
 impl Callback for Tells {
     fn epoch_end(&mut self, training: &mut Training<'_>) -> Result<()> {
         if training.epoch == self.0 {
-            self.1.store(true, Ordering::Relaxed);
-            let (asked, deadline) = (training.strategy.request_flag(Request::Leave), Instant::now() + MINUTE);
+            self.2.store(true, Ordering::Relaxed);
+            let (asked, deadline) = (training.strategy.request_flag(self.1), Instant::now() + MINUTE);
             while !asked.load(Ordering::Relaxed) && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(2));
             }
@@ -32,7 +32,7 @@ fn told_in(
     on_two(|rank, address| {
         let told = Arc::new(AtomicBool::new(false));
         let mut config = TerminationConfig::default().signals(Vec::new()).watch_every(Duration::from_millis(10));
-        let tells = (rank == 1).then(|| Tells(epoch, Arc::clone(&told)));
+        let tells = (rank == 1).then(|| Tells(epoch, Request::Leave, Arc::clone(&told)));
         if rank == 1 {
             config = config.watch(move || told.load(Ordering::Relaxed));
         }
@@ -63,4 +63,33 @@ fn a_worker_that_is_told_to_stop_after_the_last_step_ends_the_training_if_no_cal
     let whole = [0, 1].map(|_| ("2 epochs".to_owned(), 8));
     assert_eq!(told_in(2, |fit| fit.callback(ModelCheckpoint::new(folder.path()))), whole);
     assert_eq!(told_in(2, |fit| fit), whole);
+}
+
+/// Makes the requests of the only process those of all, as the steps of an optimizer do.
+struct Agrees;
+
+impl Callback for Agrees {
+    fn step_end(&mut self, training: &mut Training<'_>) -> Result<()> {
+        training.strategy.agree_alone();
+        Ok(())
+    }
+}
+
+#[test]
+fn a_process_that_is_told_to_stop_at_the_end_of_one_training_stops_in_the_next() {
+    for grace_period in [Duration::ZERO, MINUTE] {
+        let (toy, told) = (Toy::of_losses(&[]), Arc::new(AtomicBool::new(false)));
+        let config = || {
+            let config = TerminationConfig::default().signals(Vec::new()).grace_period(grace_period);
+            config.watch_every(Duration::from_millis(10))
+        };
+        let asks = if grace_period.is_zero() { Request::Leave } else { Request::Save };
+        let tells = Tells(2, asks, Arc::clone(&told));
+        let watched = config().watch(move || told.load(Ordering::Relaxed));
+        let history = fit(&toy, &Numbers(8), Fit::epochs(2).callback(Agrees).callback(tells).stop_on(watched)).unwrap();
+        assert_eq!(history.epochs.len(), 2);
+        let error = fit(&toy, &Numbers(8), Fit::epochs(2).callback(Agrees).stop_on(config())).unwrap_err();
+        assert!(matches!(error, Error::Unsaved { step: 1, .. }), "{grace_period:?}: {error}");
+        fit(&toy, &Numbers(8), Fit::epochs(1).callback(Agrees).stop_on(config())).unwrap();
+    }
 }
