@@ -10,8 +10,8 @@ use distribute_values::PerReplica;
 
 use super::*;
 
-fn refused<M: Module + Sync + 'static>(strategy: &Strategy, build: impl FnMut(&Device) -> M) -> String {
-    strategy.scope(build).map(drop).unwrap_err().to_string()
+fn refused<M: Module + Sync + 'static>(strategy: &Strategy, mut build: impl FnMut(&Device) -> M) -> String {
+    strategy.scope(|device| seeded(device, &mut build)).map(drop).unwrap_err().to_string()
 }
 
 /// The weight of the first layer is the second's, too.
@@ -60,7 +60,7 @@ fn what_does_not_fit_is_refused_by_scope() {
     let told = refused(&strategy, tied);
     assert!(told.contains("plain.weight") && told.contains("split among tensor ranks in one layer"), "{told}");
     // Without tensor groups nothing is split.
-    assert_eq!(one().scope(tied).unwrap().variables().len(), 1);
+    assert_eq!(one().scope(|device| seeded(device, tied)).unwrap().variables().len(), 1);
 }
 
 #[derive(Module, Debug)]
@@ -80,8 +80,8 @@ fn layers_that_draw_other_numbers_on_each_rank_are_refused() {
     };
     let told = refused(&mesh(1, 2), build(false));
     assert!(told.contains("layer \"dropout\" draws random numbers") && told.contains("2 here"), "{told}");
-    assert!(mesh(1, 2).scope(build(true)).is_ok());
-    assert!(one().scope(build(false)).is_ok());
+    assert!(mesh(1, 2).scope(|device| seeded(device, build(true))).is_ok());
+    assert!(one().scope(|device| seeded(device, build(false))).is_ok());
 }
 
 #[test]

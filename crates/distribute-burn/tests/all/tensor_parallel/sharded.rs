@@ -93,7 +93,8 @@ fn a_weight_that_is_used_twice_trains_as_under_mirrored_replicas() {
 fn a_rank_has_its_part_of_a_slice() {
     let strategy = sharded_mesh(2, 2, 2);
     let column = ColumnParallelOptions::default().bias(false);
-    let model = strategy.scope(|device| column_parallel_linear(7, 10, column, device)).unwrap();
+    let build = |device: &Device| seeded(device, |device| column_parallel_linear(7, 10, column, device));
+    let model = strategy.scope(build).unwrap();
     let weight = &model.variables()[0];
     assert_eq!((weight.shape(), weight.layout().unwrap().shape()), (vec![7, 10], &[7, 5][..]));
     let whole: Vec<f32> = weight.whole(&strategy).unwrap().to_elements().unwrap();
