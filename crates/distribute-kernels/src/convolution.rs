@@ -8,13 +8,12 @@ use self::direct::Direct;
 use self::filters::{Direction, Filters};
 use self::padded::Frame;
 use self::planes::planes;
-pub use self::pooled::{OfPooled, Pooled};
+pub use self::pooled::{End, OfPooled, Pooled};
 use self::vectors::lanes;
 use self::weight::{OfWeight, WeightGradient};
 use self::winograd::Winograd;
 use self::winograd::gradient::WinogradGradient;
 use crate::parallel::{check, sum_of_parts};
-use crate::pooling::pairs::Pairs;
 use crate::product::{Matrix, Target, parallel_product, product};
 
 mod direct;
@@ -508,23 +507,6 @@ pub enum Way {
     Winograd,
     Direct,
     Columns,
-}
-
-/// The operations that follow a convolution in one with it: what tests choose.
-#[doc(hidden)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    Plain,
-    Rectified,
-    /// Rectified, and pooled by windows of 2 × 2.
-    Pooled,
-}
-
-impl End {
-    /// Returns the windows of a convolution's result.
-    fn pairs(self, of: &Convolution) -> Option<Pairs> {
-        if self == End::Pooled { pooled::pooling(of).pairs() } else { None }
-    }
 }
 
 /// The part of a block of rows that is inside the image.

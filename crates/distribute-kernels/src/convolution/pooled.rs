@@ -2,9 +2,10 @@
 
 use distribute_rows::{Float, relu};
 
-use super::{Compiled, Convolution, End};
+use super::{Compiled, Convolution};
 use crate::parallel::check;
 use crate::pooling::Pooling;
+use crate::pooling::pairs::Pairs;
 
 /// A convolution, the rectified linear unit of it, and max-pooling of that by windows of 2 × 2 that do not overlap.
 ///
@@ -81,6 +82,23 @@ impl Pooled {
         // Each place of the result is that of one place of the convolution, and has all of its gradient.
         let of_places = Convolution { size: self.output_size(), kernel: [1, 1], stride: 1, padding: 0, ..self.0 };
         OfPooled { bias: of_places.backward_bias(&gradient), convolved: T::spread(&self.0, places, &gradient) }
+    }
+}
+
+/// The operations that follow a convolution in one with it: what tests choose.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    Plain,
+    Rectified,
+    /// Rectified, and pooled by windows of 2 × 2.
+    Pooled,
+}
+
+impl End {
+    /// Returns the windows of a convolution's result.
+    pub(super) fn pairs(self, of: &Convolution) -> Option<Pairs> {
+        if self == End::Pooled { pooling(of).pairs() } else { None }
     }
 }
 
