@@ -313,14 +313,24 @@ impl Weighted for Convolve {
             with([x, weight, y, gradient], |[elements, factors, y, gradient]: [&[T]; 4]| {
                 let passed = rectified.then(|| ramp::backward(y, gradient));
                 let gradient = passed.as_deref().unwrap_or(gradient);
-                let of_x = || of.backward_input(factors, gradient);
-                let of_weight = || of.backward_weight(elements, gradient);
                 let of_bias = || of.backward_bias(gradient);
-                Ok([gradient_of(Some(x), of_x)?, gradient_of(Some(weight), of_weight)?, gradient_of(bias, of_bias)?])
+                gradients(of, ([x, weight], [elements, factors]), gradient, (bias, of_bias))
             })?
         }
         by_type!(x.dtype(), run(self, [x, weight, y, gradient], bias))
     }
+}
+
+/// Returns the gradients of the input, the weight and the bias that are needed, from that of the convolution.
+fn gradients<T: Element>(
+    of: &Convolution,
+    ([x, weight], [elements, factors]): ([&Tensor; 2], [&[T]; 2]),
+    gradient: &[T],
+    (bias, of_bias): (Option<&Tensor>, impl FnOnce() -> Vec<T>),
+) -> Result<[Option<Tensor>; 3]> {
+    let of_x = || of.backward_input(factors, gradient);
+    let of_weight = || of.backward_weight(elements, gradient);
+    Ok([gradient_of(Some(x), of_x)?, gradient_of(Some(weight), of_weight)?, gradient_of(bias, of_bias)?])
 }
 
 /// A convolution, the rectified linear unit of it, and max-pooling.
@@ -372,11 +382,8 @@ impl Weighted for ConvolvePool {
             let [x, weight, ..] = given;
             with(given, |[elements, factors, y, gradient]: [&[T]; 4]| {
                 let change = with([of.places.tensor()?], |[places]: [&[u8]; 1]| of.of.backward(places, y, gradient))?;
-                let of = of.of.convolution();
-                let of_x = || of.backward_input(factors, &change.convolved);
-                let of_weight = || of.backward_weight(elements, &change.convolved);
-                let of_bias = || change.bias.clone();
-                Ok([gradient_of(Some(x), of_x)?, gradient_of(Some(weight), of_weight)?, gradient_of(bias, of_bias)?])
+                let given = ([x, weight], [elements, factors]);
+                gradients(of.of.convolution(), given, &change.convolved, (bias, || change.bias))
             })?
         }
         by_type!(x.dtype(), run(self, [x, weight, y, gradient], bias))

@@ -9,7 +9,7 @@ use crate::pooling::pairs::Pairs;
 
 /// A convolution, the rectified linear unit of it, and max-pooling of that by windows of 2 × 2 that do not overlap.
 ///
-/// Of the convolution, which is in a cache, memory gets the largest element of each window alone, and its place.
+/// The convolution stays in a cache; the result is the largest element of each window, with its place.
 ///
 /// # Examples
 /// ```
