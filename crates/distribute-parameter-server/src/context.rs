@@ -264,7 +264,7 @@ impl WorkerContext {
             })?;
             if fits { Ok(()) } else { Err(misfit()) }
         };
-        parameters.block_on(parameters.pull(versions, &infos, &mut show))
+        parameters.pull(versions, &infos, &mut show)
     }
 
     /// Returns the bytes that this worker has transferred so far.

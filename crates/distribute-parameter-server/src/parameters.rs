@@ -242,8 +242,9 @@ impl Parameters {
         Ok(())
     }
 
-    /// Fetches the elements that have changed since `versions`, and passes them to `show`.
-    pub(crate) async fn pull(
+    /// Fetches the elements that have changed since `versions`, and passes them to `show`, outside of the event loop:
+    /// that may use variables itself.
+    pub(crate) fn pull(
         &self,
         versions: &mut Versions,
         variables: &[Arc<VariableInfo>],
@@ -265,7 +266,7 @@ impl Parameters {
         });
         let mut arrivals = self.fetch(requests.collect());
         let mut next = HashMap::new();
-        while let Some(arrival) = arrivals.next().await {
+        while let Some(arrival) = self.block_on(arrivals.next()) {
             let (server, elements) = arrival?;
             let dtype = self.dtype_of(server, &elements)?;
             let next = next.entry(elements.shard).or_insert(0);

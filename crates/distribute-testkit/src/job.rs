@@ -13,11 +13,13 @@ use crate::capture::{Capture, Stream};
 use crate::family::Family;
 use crate::{Error, hook};
 
-/// The running tasks of one program. Dropping a job kills the remaining ones, including descendants of tasks.
+/// The running tasks of one program. Dropping a job kills the remaining ones, including descendants of tasks. A test
+/// that fails meanwhile shows what they have printed.
 ///
 /// Every task has its own process group. Tasks die with the thread that started them.
 #[derive(Debug)]
 pub struct Job {
+    program: OsString,
     tasks: Vec<Task>,
     family: Family,
 }
@@ -120,7 +122,7 @@ impl JobBuilder {
     /// # Errors
     /// [`Error::Start`] if a task cannot be started; tasks started before it are killed.
     pub fn start(self) -> Result<Job, Error> {
-        let mut job = Job { tasks: Vec::new(), family: Family::new() };
+        let mut job = Job { program: self.program.clone(), tasks: Vec::new(), family: Family::new() };
         for rank in 0..self.tasks {
             let task = self.start_task(rank, &job.family);
             let program = self.program.to_string_lossy().into_owned();
@@ -275,7 +277,14 @@ impl Job {
 }
 
 impl Drop for Job {
+    #[allow(clippy::print_stderr, reason = "cargo test shows what a failed test has printed")]
     fn drop(&mut self) {
+        if thread::panicking() {
+            for (rank, task) in self.tasks.iter().enumerate() {
+                let printed = task.capture.printed();
+                eprintln!("task {rank} of {:?} had printed:\n{}", self.program, printed.trim());
+            }
+        }
         for task in &mut self.tasks {
             task.end();
         }

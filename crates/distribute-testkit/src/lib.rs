@@ -10,6 +10,7 @@
 //!   left.
 //! - [`skipped`] shows why a test was skipped, also where its output is captured; [`show_skips`] passes on such lines
 //!   of a program that a test has started.
+//! - [`show_log`] has a test that fails show what the workspace has logged.
 //! - [`short_or_long`] chooses between the form of a test that `cargo test` runs and that of `cargo xtask ci`.
 //! - [`apart`] measures how far results are from what is expected; NaN and missing results are infinitely far.
 //! - [`CountingAllocator`] counts the bytes that a process uses.
@@ -63,6 +64,7 @@ mod family;
 mod hook;
 mod job;
 mod length;
+mod log;
 mod object_server;
 mod ports;
 pub mod simulation;
@@ -78,6 +80,7 @@ pub use error::Error;
 pub use family::Family;
 pub use job::{Job, JobBuilder, Outcome};
 pub use length::short_or_long;
+pub use log::show_log;
 pub use object_server::{Relay, RelayFault, with_object_server};
 pub use ports::Ports;
 pub use rustix::process::Signal;

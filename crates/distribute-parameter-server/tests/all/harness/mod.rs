@@ -15,7 +15,7 @@ use distribute_parameter_server::{
     ClusterCoordinator, Error, EvaluationShard, Gradient, ParameterServerOptions, ParameterServerStrategy,
     PerWorkerIterator, Program, Server, ServerOptions, Versions, WorkerContext,
 };
-use distribute_testkit::{Job, Ports, Signal};
+use distribute_testkit::{Job, Ports, Signal, show_log};
 use distribute_values::{HostTensor, TensorStorage};
 
 /// Long enough for anything on a busy machine.
@@ -39,6 +39,7 @@ pub(crate) fn serve() {
     if std::env::var_os("TF_CONFIG").is_none() {
         return;
     }
+    show_log();
     let cluster = TfConfigResolver::from_env().unwrap();
     let seconds = std::env::var(COORDINATOR_TIMEOUT).map_or(SOON.as_secs(), |seconds| seconds.parse().unwrap());
     let coordinator_timeout = Duration::from_secs(seconds);
@@ -190,6 +191,7 @@ impl Cluster {
 
     /// Describes the cluster without starting tasks.
     pub(crate) fn prepare(servers: u32, workers: u32) -> Cluster {
+        show_log();
         let ports = Ports::reserve(servers as usize + workers as usize).unwrap();
         let addresses = ports.addresses();
         drop(ports);
