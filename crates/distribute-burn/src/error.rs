@@ -224,6 +224,18 @@ pub enum Error {
         /// The number of words.
         vocabulary: usize,
     },
+    /// An index of `select`, `gather`, `scatter` or `select_assign` is not in the dimension.
+    #[error("index {at} is {index}, but dimension {dim} has {len} elements; give indices from 0 to below that")]
+    Place {
+        /// The position of the index among all that were given.
+        at: usize,
+        /// The index.
+        index: i64,
+        /// The dimension.
+        dim: usize,
+        /// The number of elements in it.
+        len: usize,
+    },
     /// A tensor cannot be divided among the ranks of a tensor group.
     #[error(
         "scatter_to_tensor_group: the input has shape {shape:?}, whose last axis cannot be divided among {ranks} \

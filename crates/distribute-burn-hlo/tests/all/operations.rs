@@ -114,7 +114,9 @@ fn documentation_has_the_table() {
 const HEAD: &str = "# Operations of burn in programs
 
 The operations that burn's capture backend records, and the operations of StableHLO that each becomes. A refused one is
-an error before anything is compiled. The table is `distribute_burn_hlo::OPERATIONS`; a test compares both.
+an error before anything is compiled. Indices that are an input of a step, or views of one, are compared with their
+dimension before each step of `TpuStrategy`; indices that a program computes are not. The table is
+`distribute_burn_hlo::OPERATIONS`; a test compares both.
 
 | operation | in a program |
 |---|---|

@@ -7,7 +7,8 @@ use burn_backend::ops::IntTensorOps;
 use burn_backend::{DType as BurnType, Slice, TensorData};
 use burn_flex::{Flex, FlexTensor};
 use burn_ir::{
-    BaseOperationIr, CastOpIr, EmbeddingOpIr, ModuleOperationIr, OperationIr, ShapeOpIr, SliceOpIr, TensorId,
+    BaseOperationIr, CastOpIr, EmbeddingOpIr, GatherOpIr, ModuleOperationIr, OperationIr, ScatterOpIr,
+    SelectAssignOpIr, SelectOpIr, ShapeOpIr, SliceOpIr, TensorId,
 };
 use distribute_burn_hlo::{Lowering, element_type};
 use distribute_hlo::{Builder, ElementType, Literal, Program, TensorType, Value};
@@ -158,7 +159,7 @@ pub(super) fn plan(
     outputs.extend(of_record);
     let has_norm = norm.is_some();
     let mut checks = trace.checks.iter().map(|check| Check::new(*check, trace)).collect::<Result<Vec<_>>>()?;
-    for check in trace.operations.iter().filter_map(|operation| Check::of_embedding(operation, trace)) {
+    for check in trace.operations.iter().filter_map(|operation| Check::of_indices(operation, trace)) {
         if !checks.contains(&check) {
             checks.push(check);
         }
@@ -166,15 +167,26 @@ pub(super) fn plan(
     Ok(Planned { program: b.finish(&outputs)?, variables, trained, replaced, has_norm, checks })
 }
 
-/// Indices that must be below a number: targets below that of classes, or words below that of an embedding's rows.
+/// Indices that must be below a number: a program reads something else where one is not.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Check {
     /// The place of the input that has them.
     pub(super) input: usize,
-    /// The operations between the input and the loss, or the embedding.
+    /// The operations between the input and the loss, or the operation that uses them.
     views: Vec<View>,
     below: usize,
-    is_of_words: bool,
+    names: Names,
+}
+
+/// The things that indices name.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Names {
+    /// Classes, as the targets of a loss.
+    Classes,
+    /// Rows of an embedding.
+    Words,
+    /// Places in this dimension of a tensor.
+    Places(usize),
 }
 
 /// An operation that changes the shape of an input, or takes a part of it.
@@ -189,32 +201,44 @@ impl Check {
         let problem = "the loss got targets that the model computed; give the batch's own targets to it, or parts of \
             them";
         let found = source(targets, trace).ok_or_else(|| Error::Trace { problem: problem.to_owned() })?;
-        Ok(Check { input: found.0, views: found.1, below: classes, is_of_words: false })
+        Ok(Check { input: found.0, views: found.1, below: classes, names: Names::Classes })
     }
 
-    /// Returns the check of the indices of an embedding; `None` if the model computes them, and for other
-    /// operations.
-    fn of_embedding(operation: &OperationIr, trace: &Trace) -> Option<Check> {
-        let OperationIr::Module(ModuleOperationIr::Embedding(EmbeddingOpIr { weights, indices, .. })) = operation
-        else {
-            return None;
+    /// Returns the check of the indices of an operation; `None` if the model computes them, and for operations without
+    /// indices.
+    fn of_indices(operation: &OperationIr, trace: &Trace) -> Option<Check> {
+        use BaseOperationIr::{Gather, Scatter, Select, SelectAssign};
+        let (tensor, dim, indices, names) = match operation {
+            OperationIr::Module(ModuleOperationIr::Embedding(EmbeddingOpIr { weights, indices, .. })) => {
+                (weights, 0, indices, Names::Words)
+            }
+            OperationIr::BaseFloat(base) | OperationIr::BaseInt(base) | OperationIr::BaseBool(base) => match base {
+                Select(SelectOpIr { tensor, dim, indices, .. })
+                | SelectAssign(SelectAssignOpIr { tensor, dim, indices, .. })
+                | Gather(GatherOpIr { tensor, dim, indices, .. })
+                | Scatter(ScatterOpIr { tensor, dim, indices, .. }) => (tensor, *dim, indices, Names::Places(*dim)),
+                _ => return None,
+            },
+            _ => return None,
         };
         let (input, views) = source(indices.id, trace)?;
-        Some(Check { input, views, below: weights.shape.as_slice().first().copied()?, is_of_words: true })
+        Some(Check { input, views, below: tensor.shape.as_slice().get(dim).copied()?, names })
     }
 
     /// Compares the indices of an input.
     ///
     /// # Errors
-    /// [`Error::Class`] and [`Error::Word`] for the first one that is outside.
+    /// [`Error::Class`], [`Error::Word`] and [`Error::Place`] for the first one that is outside.
     pub(super) fn check(&self, leaf: &Leaf) -> Result<()> {
         let (indices, below) = (self.indices(leaf)?, self.below);
         let outside = |index: &i64| usize::try_from(*index).map_or(true, |index| index >= below);
-        match indices.iter().position(outside) {
-            None => Ok(()),
-            Some(at) if self.is_of_words => Err(Error::Word { at, index: indices[at], vocabulary: below }),
-            Some(at) => Err(Error::Class { at, class: indices[at], classes: below }),
-        }
+        let Some(at) = indices.iter().position(outside) else { return Ok(()) };
+        let index = indices[at];
+        Err(match self.names {
+            Names::Classes => Error::Class { at, class: index, classes: below },
+            Names::Words => Error::Word { at, index, vocabulary: below },
+            Names::Places(dim) => Error::Place { at, index, dim, len: below },
+        })
     }
 
     /// Returns the indices of an input.

@@ -7,7 +7,7 @@ use burn::data::dataset::InMemDataset;
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::activation::{sigmoid, softmax};
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor};
 use distribute_burn::{
     BinaryCrossentropy, BurnContext, BurnStrategy, Error, Fit, FromProbabilities, Items, Loss, Model, Optimizer, Sgd,
     SparseCategoricalCrossentropy, Trainer,
@@ -183,6 +183,46 @@ fn a_word_that_is_not_in_the_vocabulary_is_named() {
     for (words, outside) in [(vec![0, 0, 1, 4, 0, 2, 5, 0], 5), (vec![0, 0, 1, 4, 0, 2, -1, 0], -1)] {
         let error = step(words).unwrap_err();
         assert!(matches!(error, Error::Word { at: 4, index, vocabulary: 5 } if index == outside), "{error}");
+    }
+}
+
+#[test]
+fn an_index_that_is_not_in_the_dimension_is_named() {
+    type Picks = fn(Tensor<2>, Tensor<2, Int>) -> Tensor<2>;
+    let folder = tempfile::tempdir().unwrap();
+    let strategy = simulated(&folder, Script::default());
+    let picks: [(Picks, usize, usize); 4] = [
+        (|table, words| table.gather(1, words), 1, 3),
+        (|table, words| table.clone().scatter(0, words, table, IndexingUpdateOp::Add), 0, 5),
+        (|table, words| table.select(1, words.flatten(0, 1)), 1, 3),
+        (
+            |table, words| {
+                table.clone().select_assign(0, words.flatten(0, 1), table.repeat(&[3, 1]), IndexingUpdateOp::Add)
+            },
+            0,
+            5,
+        ),
+    ];
+    for (pick, dim, len) in picks {
+        let model = strategy.scope(|device| Bag { embedding: EmbeddingConfig::new(5, 3).init(device) }).unwrap();
+        let optimizer = Sgd::new(0.1).build(&model).unwrap();
+        let step = |words: Vec<i64>| {
+            let words = Array::new([5, 3], words).unwrap();
+            let losses = strategy.run_step((&model, &optimizer), |context, (model, optimizer)| {
+                let words = context.int_tensor::<2>(&words)?;
+                let loss = context.average_loss(pick(model.embedding.weight.val(), words).square(), 4);
+                optimizer.minimize(context, &loss)?;
+                Ok::<Tensor<1>, Error>(loss)
+            });
+            losses.map(drop)
+        };
+        let inside = [2, 0, 1, 2, 0].repeat(3);
+        step(inside.clone()).unwrap();
+        for outside in [len as i64, -1] {
+            let error = step([&inside[..2], &[outside], &inside[3..]].concat()).unwrap_err();
+            let Error::Place { at, index, dim: of, len: most } = error else { panic!("{error}") };
+            assert_eq!((at, index, of, most), (2, outside, dim, len));
+        }
     }
 }
 
