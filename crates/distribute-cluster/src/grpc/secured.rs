@@ -6,8 +6,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use http::Uri;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::connect::dns::GaiResolver;
 use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
 use tonic::transport::{Channel, Endpoint};
+use tower_service::Service;
 
 use crate::secret::{Problem, Terms, identify};
 use crate::tls::socket::Socket;
@@ -41,7 +45,9 @@ impl Credentials {
 /// shows and proves them first. The time for both is limited by the endpoint's `connect_timeout`.
 pub fn channel(endpoint: &Endpoint, credentials: Option<&Credentials>) -> Channel {
     match credentials {
-        Some(credentials) => endpoint.connect_with_connector_lazy(Secured(Arc::new(credentials.clone()))),
+        Some(credentials) => {
+            endpoint.connect_with_connector_lazy(Secured::new(HttpConnector::new(), endpoint, credentials))
+        }
         None => endpoint.connect_lazy(),
     }
 }
@@ -56,7 +62,9 @@ pub async fn connected(
     credentials: Option<&Credentials>,
 ) -> Result<Channel, tonic::transport::Error> {
     match credentials {
-        Some(credentials) => endpoint.connect_with_connector(Secured(Arc::new(credentials.clone()))).await,
+        Some(credentials) => {
+            endpoint.connect_with_connector(Secured::new(HttpConnector::new(), endpoint, credentials)).await
+        }
         None => endpoint.connect().await,
     }
 }
@@ -71,27 +79,41 @@ pub(super) struct Unproved {
 
 /// Opens connections that show a certificate and prove a secret.
 #[derive(Clone)]
-struct Secured(Arc<Credentials>);
+struct Secured<R = GaiResolver> {
+    tcp: HttpConnector<R>,
+    credentials: Arc<Credentials>,
+}
 
-type Opened = Result<TokioIo<Socket>, Box<dyn std::error::Error + Send + Sync>>;
+impl<R> Secured<R> {
+    fn new(mut tcp: HttpConnector<R>, endpoint: &Endpoint, credentials: &Credentials) -> Secured<R> {
+        tcp.enforce_http(false);
+        // The addresses of a name share the time: one that does not answer leaves the others theirs.
+        tcp.set_connect_timeout(endpoint.get_connect_timeout());
+        // Disables Nagle's algorithm for small messages.
+        tcp.set_nodelay(true);
+        Secured { tcp, credentials: Arc::new(credentials.clone()) }
+    }
+}
 
-impl tower_service::Service<Uri> for Secured {
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+impl<R> Service<Uri> for Secured<R>
+where
+    HttpConnector<R>: Service<Uri, Response = TokioIo<TcpStream>, Error: Into<BoxError> + Send, Future: Send + 'static>,
+{
     type Response = TokioIo<Socket>;
-    type Error = Box<dyn std::error::Error + Send + Sync>;
-    type Future = Pin<Box<dyn Future<Output = Opened> + Send>>;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<TokioIo<Socket>, BoxError>> + Send>>;
 
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        Poll::Ready(Ok(()))
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.tcp.poll_ready(context).map_err(Into::into)
     }
 
     fn call(&mut self, address: Uri) -> Self::Future {
-        let credentials = self.0.clone();
+        let (credentials, connecting) = (self.credentials.clone(), self.tcp.call(address));
         Box::pin(async move {
             let Credentials { secret, tls, terms, claim, remedy } = &*credentials;
-            let address = address.authority().map_or("", |authority| authority.as_str());
-            let stream = net::connected(tokio::net::TcpStream::connect(address).await?);
-            // Disables Nagle's algorithm for small messages; the connection works without this, so an error is ignored.
-            let _ = stream.set_nodelay(true);
+            let stream = net::connected(connecting.await.map_err(Into::into)?.into_inner());
             let proof = secret.as_ref().map(|secret| (secret, terms, &claim[..]));
             match identify(stream, tls.as_ref(), proof).await? {
                 Ok(socket) => Ok(TokioIo::new(socket)),
@@ -103,5 +125,57 @@ impl tower_service::Service<Uri> for Secured {
                 }
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{Ready, ready};
+    use std::io::Result as IoResult;
+    use std::net::{SocketAddr, TcpListener as StdListener, TcpStream as StdStream};
+    use std::time::Duration;
+
+    use hyper_util::client::legacy::connect::dns::Name;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// A name with these addresses.
+    #[derive(Clone)]
+    struct Addresses(Vec<SocketAddr>);
+
+    impl Service<Name> for Addresses {
+        type Response = std::vec::IntoIter<SocketAddr>;
+        type Error = std::io::Error;
+        type Future = Ready<IoResult<Self::Response>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<IoResult<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, _: Name) -> Self::Future {
+            ready(Ok(self.0.clone().into_iter()))
+        }
+    }
+
+    #[tokio::test]
+    async fn an_address_that_does_not_answer_leaves_the_next_one_its_share_of_the_time() {
+        // Linux answers no further caller of a listener whose queue is full.
+        let silent = StdListener::bind("127.0.0.1:0").unwrap();
+        rustix::net::listen(&silent, 0).unwrap();
+        let silent_address = silent.local_addr().unwrap();
+        let waiting = |_| StdStream::connect_timeout(&silent_address, Duration::from_millis(200));
+        let queued: Vec<StdStream> = (0..4).map_while(|at| waiting(at).ok()).collect();
+        assert!(queued.len() < 4, "the queue of the listener is never full");
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = Endpoint::from_static("http://a.example").connect_timeout(Duration::from_secs(2));
+        let secret = Some(JobSecret::new([7; 32]).unwrap());
+        let credentials = Credentials::new((secret, None), Terms::new("a protocol", "a job"), "a caller", "").unwrap();
+        let addresses = Addresses(vec![silent_address, listener.local_addr().unwrap()]);
+        let mut secured = Secured::new(HttpConnector::new_with_resolver(addresses), &endpoint, &credentials);
+        let connecting = tokio::spawn(secured.call(endpoint.uri().clone()));
+        let called = tokio::time::timeout(Duration::from_secs(20), listener.accept()).await;
+        called.expect("the second address is called").unwrap();
+        connecting.abort();
     }
 }
