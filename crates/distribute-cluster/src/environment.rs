@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::env::VarError;
+#[cfg(feature = "coordination")]
 use std::time::Duration;
 
 use crate::secret::is_secret;
@@ -39,6 +40,7 @@ pub(crate) fn read<T>(read: impl FnOnce(&dyn Fn(&str) -> Option<String>) -> Resu
 ///
 /// # Errors
 /// [`Error::Config`] if it is not a number of seconds above 0.
+#[cfg(feature = "coordination")]
 pub(crate) fn timeout(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Duration>> {
     let Some(given) = variable("DISTRIBUTE_TIMEOUT") else { return Ok(None) };
     let seconds = given.trim().parse::<f64>().ok().filter(|seconds| *seconds > 0.0 && *seconds < 1e9);

@@ -60,6 +60,7 @@ pub(crate) fn decided(membership: &Membership, interface: Option<&InterfaceChoic
 }
 
 /// Returns the host if neither the description nor an option determines it. The leader's name must exist by then.
+#[cfg(any(test, feature = "coordination"))]
 pub(crate) fn towards_leader(membership: &Membership) -> LocalHost {
     towards_leader_by(interface_towards, membership)
 }
