@@ -60,6 +60,7 @@ pub mod history;
 pub mod metrics;
 #[cfg(any(feature = "checkpoint", feature = "tensorboard"))]
 #[cfg_attr(not(feature = "object-store"), path = "no_objects.rs")]
+#[cfg_attr(not(feature = "checkpoint"), allow(dead_code, unused_imports, reason = "TensorBoard uses a part of it"))]
 mod objects;
 #[cfg(feature = "checkpoint")]
 pub mod preemption;
