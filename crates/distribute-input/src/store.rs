@@ -7,7 +7,7 @@ use std::sync::Arc;
 use distribute_storage::{Error as StoreError, Location, ObjectReader, Place};
 use distribute_types::{Class, ErrorClass};
 
-#[cfg(feature = "tfrecord")]
+#[cfg(any(feature = "images", feature = "tfrecord"))]
 pub(crate) use distribute_storage::is_url;
 pub(crate) use distribute_storage::{Cache, Cached};
 
