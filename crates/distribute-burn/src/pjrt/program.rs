@@ -160,7 +160,8 @@ pub(super) fn plan(
     let has_norm = norm.is_some();
     let mut checks = trace.checks.iter().map(|check| Check::new(*check, trace)).collect::<Result<Vec<_>>>()?;
     for check in trace.operations.iter().filter_map(|operation| Check::of_indices(operation, trace)) {
-        if !checks.contains(&check) {
+        // Such as the gather of a loss whose targets are compared already.
+        if !checks.iter().any(|known| known.is_as(&check)) {
             checks.push(check);
         }
     }
@@ -172,7 +173,8 @@ pub(super) fn plan(
 pub(super) struct Check {
     /// The place of the input that has them.
     pub(super) input: usize,
-    /// The operations between the input and the loss, or the operation that uses them.
+    /// The operations between the input and the loss, or the operation that uses them, up to the last slice: reshaping
+    /// leaves elements in their order.
     views: Vec<View>,
     below: usize,
     names: Names,
@@ -225,6 +227,11 @@ impl Check {
         Some(Check { input, views, below: tensor.shape.as_slice().get(dim).copied()?, names })
     }
 
+    /// Returns whether both compare the same indices with the same number.
+    fn is_as(&self, other: &Check) -> bool {
+        (self.input, &self.views, self.below) == (other.input, &other.views, other.below)
+    }
+
     /// Compares the indices of an input.
     ///
     /// # Errors
@@ -245,8 +252,7 @@ impl Check {
     fn indices(&self, leaf: &Leaf) -> Result<Vec<i64>> {
         let bytes = leaf.memory.as_bytes().to_vec();
         let mut data = TensorData::from_bytes_vec(bytes, leaf.shape.clone(), leaf.dtype);
-        // Reshaping leaves elements in their order.
-        if self.views.iter().any(|view| matches!(view, View::Slice(_))) {
+        if !self.views.is_empty() {
             let view = |tensor: FlexTensor, view: &View| match view {
                 View::Reshape(shape) => tensor.reshape(shape.clone().into()),
                 View::Slice(ranges) => Flex::int_slice(tensor, ranges),
@@ -257,7 +263,7 @@ impl Check {
     }
 }
 
-/// Finds the place of the input that a tensor is a view of, and the operations between them.
+/// Finds the place of the input that a tensor is a view of, and the operations between them, up to the last slice.
 fn source(tensor: TensorId, trace: &Trace) -> Option<(usize, Vec<View>)> {
     let (mut id, mut views) = (tensor, Vec::new());
     for operation in trace.operations.iter().rev() {
@@ -275,6 +281,8 @@ fn source(tensor: TensorId, trace: &Trace) -> Option<(usize, Vec<View>)> {
         };
         id = source.id;
     }
+    let after_slices = views.iter().position(|view| matches!(view, View::Slice(_))).unwrap_or(views.len());
+    views.drain(..after_slices);
     views.reverse();
     let place = trace.inputs.iter().position(|(input, _)| *input == id)?;
     Some((place, views))

@@ -34,6 +34,12 @@ fn task(spec: &ClusterSpec, kind: TaskType) -> SimpleResolver {
     SimpleResolver { spec: spec.clone(), task_type: Some(kind), task_id: Some(index), ..SimpleResolver::default() }
 }
 
+/// Starts a server and a worker in this process.
+fn serve(spec: &ClusterSpec, program: impl Fn() -> Program) -> [Server; 2] {
+    let options = ServerOptions::default().coordinator_timeout(SOON).silence(SILENCE);
+    [TaskType::Ps, TaskType::Worker].map(|kind| Server::start_with(&task(spec, kind), program(), options).unwrap())
+}
+
 fn double(worker: &WorkerContext, by: f64) -> Result<f64, Error> {
     let weights = worker.variable("w")?;
     worker.assign_add(&weights, &HostTensor::new(&[3], vec![by; 3])?)?;
@@ -46,9 +52,7 @@ fn servers_workers_and_the_coordinator_work_within_an_event_loop() {
     let spec = cluster(&[(TaskType::Ps, 1), (TaskType::Worker, 1), (TaskType::Chief, 1)]);
     let program = || Program::new().function("double", double);
     within_an_event_loop(|| {
-        let options = ServerOptions::default().coordinator_timeout(SOON).silence(SILENCE);
-        let start = |kind| Server::start_with(&task(&spec, kind), program(), options).unwrap();
-        let tasks = [TaskType::Ps, TaskType::Worker].map(start);
+        let tasks = serve(&spec, program);
         let builder = ParameterServerStrategy::builder(&task(&spec, TaskType::Chief)).options(Cluster::options());
         let strategy = builder.restore_servers_from(folder.path()).build().unwrap();
         let weights = strategy.variable("w", &HostTensor::new(&[3], vec![1.0f64; 3]).unwrap()).unwrap();
@@ -120,9 +124,7 @@ fn a_tensor_may_use_variables_while_they_are_pulled_into_it() {
     };
     let spec = cluster(&[(TaskType::Ps, 1), (TaskType::Worker, 1), (TaskType::Chief, 1)]);
     let program = || Program::new().function("pulls", pulls);
-    let options = ServerOptions::default().coordinator_timeout(SOON).silence(SILENCE);
-    let start = |kind| Server::start_with(&task(&spec, kind), program(), options).unwrap();
-    let tasks = [TaskType::Ps, TaskType::Worker].map(start);
+    let tasks = serve(&spec, program);
     let builder = ParameterServerStrategy::builder(&task(&spec, TaskType::Chief)).options(Cluster::options());
     let strategy = builder.build().unwrap();
     strategy.variable("w", &HostTensor::new(&[3], vec![1.0f64; 3]).unwrap()).unwrap();
